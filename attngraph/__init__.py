@@ -1,0 +1,3 @@
+"""attngraph: an optimizing compiler from PyTorch attention models to ONNX Runtime."""
+
+from __future__ import annotations

@@ -1,0 +1,60 @@
+"""One exception hierarchy. Every message is a sentence that names the culprit and what to do next.
+
+The command line prints the message on one line and exits with `exit_code`; `--debug` shows the traceback.
+"""
+
+from __future__ import annotations
+
+
+class AttngraphError(Exception):
+    """Base of everything attngraph raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(AttngraphError):
+    """An option, an input spec or an argument is wrong."""
+
+    exit_code = 2
+
+
+class LoadError(AttngraphError):
+    """A model file can't be read, is of the wrong kind, or is not safe to read."""
+
+    exit_code = 3
+
+
+class CaptureError(AttngraphError):
+    """torch.export can't trace the model, or a requested dynamic dim specialised."""
+
+    exit_code = 4
+
+
+class IRError(AttngraphError):
+    """A graph breaks an invariant, or its text doesn't parse."""
+
+    exit_code = 5
+
+
+class LoweringError(AttngraphError):
+    """An operator has no ONNX lowering."""
+
+    exit_code = 6
+
+
+class ProviderError(AttngraphError):
+    """The execution provider that was asked for can't be used, and why."""
+
+    exit_code = 7
+
+
+class ParityError(AttngraphError):
+    """The optimised model's output is out of its error budget; nothing was written."""
+
+    exit_code = 8
+
+
+class OutputError(AttngraphError):
+    """The output path can't be written."""
+
+    exit_code = 9

@@ -1,0 +1,1 @@
+"""From a model file or module to a Graph."""

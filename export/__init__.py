@@ -1,0 +1,1 @@
+"""Lowering to ONNX, sessions and parity."""

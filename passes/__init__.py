@@ -1,0 +1,1 @@
+"""Graph passes: analyses and rewrites, one per file."""
