@@ -1,0 +1,117 @@
+"""The suite's models are fit to test with: masks matter, dims stay dynamic, sites are countable."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models import CASES, HEADS, TRACED, Args, Case
+
+MASKED = [case for case in CASES if not case.name.startswith("vit")]
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    """As capture does: no gradients, and torch.nn's fused fast path off."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    with torch.no_grad():
+        yield
+    torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
+def test_dropping_a_mask_exceeds_the_error_budget_by_far(case: Case) -> None:
+    built = case.build()
+    outputs = _run(built.module, built.args)
+    budget = 4 * _rounding(built.module, built.args, outputs)
+    assert built.unmasked
+    for name, (module, args) in built.unmasked.items():
+        change = _distance(_run(module, args), outputs)
+        assert change > 10_000 * budget, f"without its {name} mask the output moves by {change:.1e}"
+
+
+@each_case
+def test_export_keeps_every_named_dim_and_site(case: Case) -> None:
+    built = case.build()
+    program = torch.export.export(
+        built.module, built.args, dynamic_shapes=built.dynamic_shapes, strict=False
+    )
+
+    symbols: dict[str, set[str]] = {}
+    user_inputs = set(program.graph_signature.user_inputs)
+    placeholders = [node for node in program.graph.nodes if node.name in user_inputs]
+    for node, axes in zip(placeholders, built.dynamic_shapes, strict=True):
+        for axis, dim in axes.items():
+            symbols.setdefault(dim.__name__, set()).add(str(node.meta["val"].shape[axis]))
+    assert all(len(names) == 1 for names in symbols.values()), symbols
+    assert len(set.union(*symbols.values())) == len(symbols), symbols
+    assert not any(name.isdigit() for names in symbols.values() for name in names), symbols
+
+    normalisers = [
+        node
+        for node in program.graph.nodes
+        if node.target
+        in (torch.ops.aten.softmax.int, torch.ops.aten.scaled_dot_product_attention.default)
+    ]
+    assert len(normalisers) == built.sites
+
+    traced = program.module()
+    for sizes in (*built.sizes, {"batch": 1, "seq": 1, "target": 1}):
+        args = built.inputs({**TRACED, **sizes})
+        for actual, expected in zip(_run(traced, args), _run(built.module, args), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@each_case
+def test_sizes_tell_the_dims_apart(case: Case) -> None:
+    built = case.build()
+    names = {dim.__name__ for axes in built.dynamic_shapes for dim in axes.values()}
+    traced = [TRACED[name] for name in names]
+    assert min(traced) >= 2
+    assert len({*traced, HEADS, HEADS // 2}) == len(traced) + 2
+    assert len(built.sizes) == 2
+    assert all(set(sizes) == names for sizes in built.sizes)
+    assert tuple(inspect.signature(built.module.forward).parameters)[: len(built.args)] == (
+        built.input_names
+    )
+
+
+@each_case
+def test_building_twice_gives_the_same_model(case: Case) -> None:
+    first, second = case.build(), case.build()
+    for a, b in zip(_run(first.module, first.args), _run(second.module, second.args), strict=True):
+        assert torch.equal(a, b)
+
+
+def _run(module: nn.Module, args: Args) -> Args:
+    outputs = module(*args)
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def _distance(actual: Args, expected: Args) -> float:
+    """Largest relative distance over the outputs, in the norm of what is expected."""
+    return max(
+        float((a.double() - b.double()).norm() / b.double().norm())
+        for a, b in zip(actual, expected, strict=True)
+    )
+
+
+def _rounding(module: nn.Module, args: Args, outputs: Args) -> float:
+    """Relative distance of the float32 `outputs` from float64.
+
+    Where float64 is not finite, float32's own tolerance: eager Llama takes its softmax in float32,
+    where float64's lowest fill is minus infinity and a fully masked row NaN.
+    """
+    double = tuple(arg.double() if arg.is_floating_point() else arg for arg in args)
+    reference = _run(copy.deepcopy(module).double(), double)
+    if not all(output.isfinite().all() for output in reference):
+        return 8 * torch.finfo(torch.float32).eps
+    return _distance(outputs, reference)
