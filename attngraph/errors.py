@@ -1,6 +1,7 @@
 """One exception hierarchy. Every message is a sentence that names the culprit and what to do next.
 
-The command line prints the message on one line and exits with `exit_code`; `--debug` shows the traceback.
+The command line prints the message on one line and exits with `exit_code`; `--debug` shows the
+traceback.
 """
 
 from __future__ import annotations

@@ -1,0 +1,65 @@
+"""`attn.attention`: scaled dot-product attention over packed heads."""
+
+from __future__ import annotations
+
+import torch
+
+from attngraph.ir.ops import op
+
+MASKED_ROWS = ("zero", "mean", "nan")
+
+
+@op("attn.attention", outputs=None)
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    causal: bool = False,
+    softcap: float = 0.0,
+    masked_rows: str = "zero",
+    weights: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """softmax(softcap(scale · Q Kᵀ) + bias, where masked −∞) V, per head (Vaswani et al. 2017).
+
+    query (B, S, H·D), key (B, T, G·D), value (B, T, G·E), with H = `heads` a multiple of
+    G = `kv_heads` (query head h reads key head h // (H / G)). bias and mask broadcast to
+    (B, H, S, T); mask is bool, True where a query may attend. `causal` allows key j for query i
+    iff j ≤ i. `softcap` c > 0 replaces logits x by c·tanh(x / c).
+
+    `masked_rows` is the result of a query that may attend to nothing: "zero" (as torch's SDPA gives
+    for a bool mask), "mean" (of all T values, as a large finite fill) or "nan" (as −inf).
+
+    Returns the context (B, S, H·E) and, if `weights`, the probabilities (B, H, S, T).
+    """
+    batch, length, keys = query.shape[0], query.shape[1], key.shape[1]
+    q = query.reshape(batch, length, heads, -1).transpose(1, 2)
+    k = key.reshape(batch, keys, kv_heads, -1).transpose(1, 2)
+    v = value.reshape(batch, keys, kv_heads, -1).transpose(1, 2)
+    if heads != kv_heads:
+        k = k.repeat_interleave(heads // kv_heads, 1)
+        v = v.repeat_interleave(heads // kv_heads, 1)
+    logits = torch.matmul(q, k.transpose(-1, -2)) * scale
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    if bias is not None:
+        logits = logits + bias
+    allowed = mask
+    if causal:
+        rows = torch.arange(length, device=query.device)[:, None]
+        lower = torch.arange(keys, device=query.device)[None, :] <= rows
+        allowed = lower if allowed is None else allowed & lower
+    if allowed is not None:
+        fill = torch.finfo(logits.dtype).min if masked_rows == "mean" else -torch.inf
+        logits = logits.masked_fill(~allowed, fill)
+    probabilities = torch.softmax(logits, -1)
+    if masked_rows == "zero":
+        dead = (logits == -torch.inf).all(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(dead, 0.0)
+    context = torch.matmul(probabilities, v).transpose(1, 2).reshape(batch, length, -1)
+    return (context, probabilities) if weights else (context,)

@@ -1,0 +1,56 @@
+"""Inserts nodes whose types are inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from attngraph.ir.graph import UNKNOWN, Graph, Loc, Node, Value
+from attngraph.ir.infer import TypeInference
+from attngraph.ir.ops import op_def
+
+
+class Builder:
+    """Adds nodes before `before` (None: at the end), all with the location `loc`."""
+
+    def __init__(self, graph: Graph, before: Node | None = None, loc: Loc = UNKNOWN) -> None:
+        self.graph = graph
+        self.before = before
+        self.loc = loc
+        self._inference = TypeInference(graph.dims)
+
+    def at(self, before: Node | None, loc: Loc | None = None) -> Builder:
+        """The same builder, moved. Keeps the inference's cache."""
+        self.before = before
+        self.loc = self.loc if loc is None else loc
+        return self
+
+    def node(
+        self, op: str, *inputs: Value | None, names: Sequence[str] | None = None, **attrs: Any
+    ) -> Node:
+        """Inserts an op, dropping attributes that equal their defaults.
+
+        Raises IRError where the op's evaluation rejects the inputs.
+        """
+        definition = op_def(op)
+        kept = {}
+        for name, value in attrs.items():
+            default = definition.arg(name).default
+            if not (type(value) is type(default) and value == default):
+                kept[name] = value
+        flat = list(inputs)
+        while flat and flat[-1] is None:
+            flat.pop()
+        types = self._inference.infer(definition, flat, kept)
+        return self.graph.create(
+            op, flat, kept, types=types, names=names, loc=self.loc, before=self.before
+        )
+
+    def __call__(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
+        """As `node`, returning the only output."""
+        return self.node(op, *inputs, **attrs).output
+
+    def constant(self, data: torch.Tensor, name: str = "constant") -> Value:
+        return self.graph.add_constant(name, data)

@@ -1,0 +1,168 @@
+"""Dimensions: integers, or sympy expressions over named symbols such as `batch` and `seq`.
+
+torch.export speaks sympy already, so its expressions are kept; only their symbols are renamed to
+the user's. The text form is Python arithmetic and parses back.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.printers import PythonPrinter
+
+from attngraph.errors import IRError
+
+Dim: TypeAlias = int | sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class DimInfo:
+    """The range of a named dimension and a typical size (`hint`); `high` None means unbounded."""
+
+    low: int = 2
+    high: int | None = None
+    hint: int = 8
+
+
+@functools.cache
+def symbol(name: str) -> sympy.Symbol:
+    """The one symbol of that name; dims are integers ≥ 1."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def as_dim(expr: Any) -> Dim:
+    """A plain int where the expression is a number, else the expression."""
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, sympy.Expr):
+        return int(expr) if expr.is_Integer else expr
+    raise IRError(f"{expr!r} is not a dimension: expected an int or a sympy expression.")
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The number of elements of a shape."""
+    return as_dim(sympy.Mul(*[sympy.sympify(dim) for dim in dims]))
+
+
+@functools.lru_cache(maxsize=16384)
+def _equal(a: sympy.Expr, b: sympy.Expr) -> bool:
+    return bool(sympy.expand(a - b) == 0)
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Provably equal for every size."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return a is b or _equal(sympy.sympify(a), sympy.sympify(b))
+
+
+def same_shape(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
+    """Provably equal shapes."""
+    a, b = tuple(a), tuple(b)
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def divide(a: Dim, b: Dim) -> Dim | None:
+    """a / b where that is provably a whole number, else None."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    quotient = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
+    numerator, denominator = quotient.as_numer_denom()
+    return as_dim(numerator) if denominator == 1 else None
+
+
+def symbols_of(value: object) -> frozenset[str]:
+    """Names of the dims that an attribute value (possibly a nested list) depends on."""
+    if isinstance(value, sympy.Basic):
+        return frozenset(s.name for s in value.free_symbols)
+    if isinstance(value, (list, tuple)):
+        return frozenset().union(*map(symbols_of, value))
+    return frozenset()
+
+
+def substitute(value: Any, sizes: Mapping[str, int]) -> Any:
+    """Replaces every expression in an attribute value by its number for the given sizes."""
+    if isinstance(value, sympy.Basic):
+        number = value.xreplace({symbol(name): sympy.Integer(n) for name, n in sizes.items()})
+        if number.free_symbols:
+            missing = ", ".join(sorted(s.name for s in number.free_symbols))
+            raise IRError(f"The size of {missing} is not known where {value} is needed.")
+        if number.is_Boolean:
+            return bool(number)
+        return int(number) if number.is_integer else float(number)
+    if isinstance(value, (list, tuple)):
+        return type(value)(substitute(item, sizes) for item in value)
+    return value
+
+
+def format_dim(dim: Any) -> str:
+    """Python arithmetic; `parse_dim` reads it back."""
+    return str(dim) if isinstance(dim, int) else str(PythonPrinter().doprint(dim))
+
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Pow: lambda a, b: a**b,
+    ast.Div: torch_sympy.FloatTrueDiv,
+    ast.FloorDiv: torch_sympy.FloorDiv,
+    ast.Mod: torch_sympy.Mod,
+}
+_CALLS: dict[str, Callable[..., Any]] = {
+    "max": torch_sympy.Max,
+    "min": torch_sympy.Min,
+    "float": torch_sympy.ToFloat,
+    "math.sqrt": torch_sympy.OpaqueUnaryFn_sqrt,
+    "math.trunc": torch_sympy.TruncToInt,
+    "math.floor": torch_sympy.FloorToInt,
+    "math.ceil": torch_sympy.CeilToInt,
+    "abs": sympy.Abs,
+}
+
+
+def parse_dim(text: str) -> Dim:
+    """Reads `batch * (seq + 1) // 2` and the like. Raises IRError naming the text."""
+
+    def read(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=bool()):
+                raise ValueError
+            case ast.Constant(value=int(number)):
+                return sympy.Integer(number)
+            case ast.Constant(value=float(number)):
+                return sympy.Float(number)
+            case ast.Name(id=name):
+                return symbol(name)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -read(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+                return _BINARY[type(op)](read(left), read(right))
+            case ast.Call(func=func, args=args) if ast.unparse(func) in _CALLS:
+                return _CALLS[ast.unparse(func)](*map(read, args))
+        raise ValueError
+
+    try:
+        return as_dim(read(ast.parse(text.strip(), mode="eval").body))
+    except (ValueError, SyntaxError) as error:
+        raise IRError(f"{text!r} is not a dimension expression.") from error
+
+
+def upper_bound(dim: Dim, infos: Mapping[str, DimInfo]) -> float:
+    """The largest value of a monotone expression over the dims' ranges; inf where unbounded."""
+    if isinstance(dim, int):
+        return dim
+    sizes = {}
+    for name in symbols_of(dim):
+        info = infos.get(name, DimInfo())
+        if info.high is None:
+            return math.inf
+        sizes[name] = info.high
+    return float(substitute(dim, sizes))

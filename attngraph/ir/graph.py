@@ -1,0 +1,313 @@
+"""The SSA graph. `Graph` owns every mutation, so uses, names and the epoch are always right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attngraph.errors import IRError
+from attngraph.ir.dims import DimInfo
+from attngraph.ir.types import TensorType, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """Where a node comes from: the user's source line and the module path that ran it."""
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    fused: tuple[Loc, ...] = ()
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file else "unknown source"
+        return f"{place} ({self.module})" if self.module else place
+
+
+UNKNOWN = Loc()
+
+
+class Value:
+    """A typed value: a graph input, a constant (with or without `data`), or a node's output."""
+
+    __slots__ = ("_uses", "data", "index", "is_constant", "name", "producer", "type")
+
+    def __init__(
+        self,
+        name: str,
+        type: Type,
+        *,
+        producer: Node | None = None,
+        index: int = 0,
+        data: torch.Tensor | None = None,
+        is_constant: bool = False,
+    ) -> None:
+        self.name = name
+        self.type = type
+        self.producer = producer
+        self.index = index
+        self.data = data
+        self.is_constant = is_constant
+        self._uses: dict[tuple[Node, int], None] = {}
+
+    @property
+    def uses(self) -> tuple[tuple[Node, int], ...]:
+        """(node, input position) pairs, in the order they were made."""
+        return tuple(self._uses)
+
+    @property
+    def users(self) -> tuple[Node, ...]:
+        """The distinct nodes that read this value."""
+        return tuple(dict.fromkeys(node for node, _ in self._uses))
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """The type, where the value is a tensor. Raises IRError otherwise."""
+        if not isinstance(self.type, TensorType):
+            raise IRError(f"%{self.name} is a scalar where a tensor is expected.")
+        return self.type
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.tensor_type.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor_type.dtype
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+
+class Node:
+    """One operation. `inputs` is a tuple: only the graph's methods change it."""
+
+    __slots__ = ("_next", "_previous", "attrs", "graph", "inputs", "loc", "op", "outputs")
+
+    def __init__(
+        self, op: str, inputs: tuple[Value | None, ...], attrs: Mapping[str, Any], loc: Loc
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.attrs = dict(attrs)
+        self.outputs: tuple[Value, ...] = ()
+        self.loc = loc
+        self.graph: Graph | None = None
+        self._previous: Node | None = None
+        self._next: Node | None = None
+
+    @property
+    def output(self) -> Value:
+        """The only output. Raises IRError where there are several."""
+        if len(self.outputs) != 1:
+            raise IRError(f"{self.op} has {len(self.outputs)} outputs where one is expected.")
+        return self.outputs[0]
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"%{value.name}" if value else "none" for value in self.inputs)
+        return f"{', '.join(map(repr, self.outputs))} = {self.op}({names})"
+
+
+class Graph:
+    """Inputs, constants, nodes in execution order, outputs, and the named dims of their shapes."""
+
+    def __init__(self, name: str = "main") -> None:
+        self.name = name
+        self.inputs: list[Value] = []
+        self.outputs: tuple[Value, ...] = ()
+        self.output_names: tuple[str, ...] = ()
+        self.constants: dict[str, Value] = {}
+        self.dims: dict[str, DimInfo] = {}
+        self.epoch = 0
+        self._names: dict[str, int] = {}
+        self._first: Node | None = None
+        self._last: Node | None = None
+        self._count = 0
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Node]:
+        """The nodes of this moment in order; those erased meanwhile are skipped."""
+        for node in self._snapshot():
+            if node.graph is self:
+                yield node
+
+    def __reversed__(self) -> Iterator[Node]:
+        for node in reversed(self._snapshot()):
+            if node.graph is self:
+                yield node
+
+    def _snapshot(self) -> list[Node]:
+        nodes, node = [], self._first
+        while node is not None:
+            nodes.append(node)
+            node = node._next
+        return nodes
+
+    def __len__(self) -> int:
+        return self._count
+
+    def values(self) -> Iterator[Value]:
+        """Inputs, constants, then every node's outputs."""
+        yield from self.inputs
+        yield from self.constants.values()
+        for node in self:
+            yield from node.outputs
+
+    # -- building and mutating -------------------------------------------------------------
+
+    def unique_name(self, name: str) -> str:
+        """`name`, or `name_1`, `name_2`, … if taken."""
+        if name not in self._names:
+            self._names[name] = 0
+            return name
+        while True:
+            self._names[name] += 1
+            candidate = f"{name}_{self._names[name]}"
+            if candidate not in self._names:
+                self._names[candidate] = 0
+                return candidate
+
+    def add_input(self, name: str, type: Type) -> Value:
+        value = Value(self.unique_name(name), type)
+        self.inputs.append(value)
+        self.epoch += 1
+        return value
+
+    def add_constant(self, name: str, data: torch.Tensor | None, type: Type | None = None) -> Value:
+        """A weight or a folded tensor. The data is shared, never copied; None: known by name."""
+        if type is None:
+            if data is None:
+                raise IRError(f"Constant {name} needs data or a type.")
+            type = TensorType(data.dtype, tuple(data.shape))
+        value = Value(self.unique_name(name), type, data=data, is_constant=True)
+        self.constants[value.name] = value
+        self.epoch += 1
+        return value
+
+    def create(
+        self,
+        op: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        types: Sequence[Type],
+        names: Sequence[str] | None = None,
+        loc: Loc = UNKNOWN,
+        before: Node | None = None,
+    ) -> Node:
+        """Inserts a node before another (default: at the end). `Builder` infers the types."""
+        node = Node(op, tuple(inputs), attrs or {}, loc)
+        if names is None:
+            stem = op.split(".")[1] if "." in op else op
+            names = [stem] * len(types)
+        node.outputs = tuple(
+            Value(self.unique_name(name), type, producer=node, index=index)
+            for index, (name, type) in enumerate(zip(names, types, strict=True))
+        )
+        self._link(node, before)
+        self._add_uses(node)
+        return node
+
+    def set_inputs(self, node: Node, inputs: Sequence[Value | None]) -> None:
+        """Rewires a node."""
+        if tuple(inputs) == node.inputs:
+            return
+        self._drop_uses(node)
+        node.inputs = tuple(inputs)
+        self._add_uses(node)
+        self.epoch += 1
+
+    def set_outputs(self, outputs: Sequence[Value], names: Sequence[str] | None = None) -> None:
+        """What the graph returns. The output names stay when values are replaced."""
+        self.outputs = tuple(outputs)
+        if names is not None:
+            self.output_names = tuple(names)
+        elif len(self.output_names) != len(self.outputs):
+            self.output_names = tuple(value.name for value in outputs)
+        self.epoch += 1
+
+    def replace_uses(self, old: Value, new: Value) -> None:
+        """Every reader of `old`, the graph's outputs included, reads `new` instead."""
+        if old is new:
+            return
+        for node in old.users:
+            self._drop_uses(node)
+            node.inputs = tuple(new if value is old else value for value in node.inputs)
+            self._add_uses(node)
+        if any(value is old for value in self.outputs):
+            self.outputs = tuple(new if value is old else value for value in self.outputs)
+        self.epoch += 1
+
+    def erase(self, node: Node) -> None:
+        """Removes a node whose outputs nobody reads. Raises IRError if one is still read."""
+        for value in node.outputs:
+            if value._uses or any(output is value for output in self.outputs):
+                raise IRError(f"%{value.name} is still read and can't be erased.")
+            del self._names[value.name]
+        self._drop_uses(node)
+        self._unlink(node)
+
+    def erase_constant(self, value: Value) -> None:
+        """Removes an unread constant."""
+        if value._uses or any(output is value for output in self.outputs):
+            raise IRError(f"%{value.name} is still read and can't be erased.")
+        del self.constants[value.name]
+        del self._names[value.name]
+        self.epoch += 1
+
+    def move_before(self, node: Node, anchor: Node) -> None:
+        """Moves a node; the caller answers for the order staying topological."""
+        self._unlink(node)
+        self._link(node, anchor)
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _link(self, node: Node, before: Node | None) -> None:
+        if before is not None and before.graph is not self:
+            raise IRError(f"{before!r} is not in graph {self.name}.")
+        node.graph = self
+        node._next = before
+        node._previous = self._last if before is None else before._previous
+        if node._previous is None:
+            self._first = node
+        else:
+            node._previous._next = node
+        if before is None:
+            self._last = node
+        else:
+            before._previous = node
+        self._count += 1
+        self.epoch += 1
+
+    def _unlink(self, node: Node) -> None:
+        if node._previous is None:
+            self._first = node._next
+        else:
+            node._previous._next = node._next
+        if node._next is None:
+            self._last = node._previous
+        else:
+            node._next._previous = node._previous
+        node.graph = node._previous = node._next = None
+        self._count -= 1
+        self.epoch += 1
+
+    def _add_uses(self, node: Node) -> None:
+        for position, value in enumerate(node.inputs):
+            if value is not None:
+                value._uses[(node, position)] = None
+
+    def _drop_uses(self, node: Node) -> None:
+        for position, value in enumerate(node.inputs):
+            if value is not None:
+                value._uses.pop((node, position), None)
+
+
+def fuse_locs(nodes: Iterable[Node], anchor: Node) -> Loc:
+    """The anchor's location, remembering every distinct location it was fused from."""
+    locs = dict.fromkeys(node.loc for node in nodes if node.loc != UNKNOWN)
+    return Loc(anchor.loc.file, anchor.loc.line, anchor.loc.module, tuple(locs))

@@ -1,0 +1,113 @@
+"""Types by evaluation: an op is run on fake tensors whose sizes are symbolic.
+
+`evaluate` is the only source of truth: an op needs no second description of its shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from attngraph.errors import IRError
+from attngraph.ir.dims import Dim, DimInfo, as_dim, symbol
+from attngraph.ir.graph import Value
+from attngraph.ir.ops import OpDef, call
+from attngraph.ir.types import ScalarType, TensorType, Type
+
+
+class TypeInference:
+    """Infers output types over one set of named dims. Costs one fake evaluation per call."""
+
+    def __init__(self, dims: dict[str, DimInfo]) -> None:
+        self._dims = dims
+        self._env = ShapeEnv(duck_shape=False, specialize_zero_one=True)
+        self._mode = FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
+        self._sizes: dict[str, torch.SymInt] = {}
+        self._names: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._cache: dict[TensorType, torch.Tensor] = {}
+
+    def infer(
+        self, definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
+    ) -> tuple[Type, ...]:
+        """The output types of an op. Raises IRError where its evaluation rejects the inputs."""
+        try:
+            with self._mode, torch.no_grad():
+                concrete = {name: self._materialize(value) for name, value in attrs.items()}
+                fakes = [None if value is None else self._fake(value.type) for value in inputs]
+                results = call(definition, fakes, concrete)
+        except IRError:
+            raise
+        except Exception as error:
+            shown = ", ".join("none" if value is None else repr(value) for value in inputs)
+            raise IRError(
+                f"{definition.name}({shown}) is rejected by its evaluation: {error}"
+            ) from error
+        return tuple(self._type(result) for result in results)
+
+    def _size(self, name: str) -> torch.SymInt:
+        if name not in self._sizes:
+            info = self._dims.setdefault(name, DimInfo())
+            hint = max(info.hint, 2)
+            source = ConstantSource(f"__{name}")
+            created = self._env.create_symbol(
+                hint, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=False
+            )
+            if not isinstance(created, sympy.Symbol):
+                raise IRError(f"torch would not make a symbol for dim {name}.")
+            high = sympy.oo if info.high is None else info.high
+            self._env.var_to_range[created] = ValueRanges(min(max(info.low, 2), hint), high)
+            size = self._env.create_symintnode(created, hint=hint, source=source)
+            if not isinstance(size, torch.SymInt):
+                raise IRError(f"torch would not make a symbol for dim {name}.")
+            self._sizes[name] = size
+            self._names[created] = symbol(name)
+        return self._sizes[name]
+
+    def _materialize(self, value: Any) -> Any:
+        if isinstance(value, sympy.Basic):
+            replaced = value.xreplace({s: self._size(s.name).node.expr for s in value.free_symbols})
+            if value.is_integer:
+                return self._env.create_symintnode(replaced, hint=None)
+            return self._env.create_symfloatnode(replaced, hint=None)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._materialize(item) for item in value)
+        return value
+
+    def _fake(self, type: Type) -> Any:
+        if isinstance(type, ScalarType):
+            if type.name is None:
+                raise IRError(f"An op can't read a runtime {type.kind} as a tensor.")
+            return self._size(type.name)
+        if type not in self._cache:
+            shape = [self._materialize(dim) for dim in type.shape]
+            self._cache[type] = torch.empty(shape, dtype=type.dtype)
+        return self._cache[type]
+
+    def _type(self, result: Any) -> Type:
+        if isinstance(result, torch.Tensor):
+            return TensorType(result.dtype, tuple(self._dim(size) for size in result.shape))
+        if isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            kind = type(result).__name__.removeprefix("Sym").lower()
+            dim = self._dim(result)
+            return ScalarType(kind, dim.name if isinstance(dim, sympy.Symbol) else None)
+        return ScalarType(type(result).__name__)
+
+    def _dim(self, size: Any) -> Dim:
+        if isinstance(size, int):
+            return size
+        expr = size.node.expr
+        for unknown in expr.free_symbols - self._names.keys():
+            name = unknown.name
+            while name in self._dims:
+                name += "_"
+            self._dims[name] = DimInfo(low=0)
+            self._names[unknown] = symbol(name)
+            self._sizes[name] = size
+        return as_dim(expr.xreplace(self._names))

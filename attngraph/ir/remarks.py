@@ -1,0 +1,26 @@
+"""What the compiler tells the user about each attention site and each mask, with stable codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from attngraph.ir.graph import UNKNOWN, Loc
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """`status` is "fused", "declined" or "note"; docs/remarks.md explains each `code`."""
+
+    status: str
+    code: str
+    reason: str
+    loc: Loc = UNKNOWN
+    op: str = ""
+    hint: str = ""
+    node: str = ""
+    blamed: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.loc}: {self.status} [{self.code}] {self.reason}"

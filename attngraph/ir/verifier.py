@@ -1,0 +1,86 @@
+"""Checks a graph: structure first, then every type against a fresh inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attngraph.errors import IRError
+from attngraph.ir.dims import same_shape, symbols_of
+from attngraph.ir.graph import Graph, Node, Value
+from attngraph.ir.infer import TypeInference
+from attngraph.ir.ops import op_def
+from attngraph.ir.printer import excerpt
+from attngraph.ir.types import ScalarType, TensorType
+
+
+def verify(graph: Graph, *, types_of: Iterable[Node] | None = None) -> None:
+    """Raises IRError at the first violation, showing the node and a few lines around it.
+
+    `types_of` limits the re-inference (default: every node); structure is always checked whole.
+    """
+    _structure(graph)
+    inference = TypeInference(dict(graph.dims))
+    for node in graph if types_of is None else types_of:
+        if node.graph is graph:
+            _types(graph, node, inference)
+
+
+def _fail(graph: Graph, node: Node, sentence: str) -> None:
+    raise IRError(f"{sentence} At {node.loc}:\n{excerpt(graph, node)}")
+
+
+def _structure(graph: Graph) -> None:
+    defined: set[Value] = {*graph.inputs, *graph.constants.values()}
+    names: dict[str, Value] = {value.name: value for value in defined}
+    known = {name for value in graph.inputs for name in _symbols(value)}
+    for node in graph:
+        for position, value in enumerate(node.inputs):
+            if value is None:
+                continue
+            if value not in defined:
+                _fail(graph, node, f"%{value.name} is read before it is defined.")
+            if (node, position) not in value._uses:
+                _fail(graph, node, f"%{value.name} doesn't know this use.")
+        for value in node.outputs:
+            if names.setdefault(value.name, value) is not value:
+                _fail(graph, node, f"%{value.name} is defined twice.")
+            if value.producer is not node:
+                _fail(graph, node, f"%{value.name} names another producer.")
+            defined.add(value)
+        missing = symbols_of(list(node.attrs.values())) - known
+        if missing:
+            _fail(graph, node, f"Dim {', '.join(sorted(missing))} is used before it is known.")
+        for value in node.outputs:
+            known |= _symbols(value)
+    for value in defined:
+        for node, position in value.uses:
+            if node.graph is not graph or node.inputs[position] is not value:
+                raise IRError(f"%{value.name} lists a use that isn't there: {node!r}.")
+    for value in graph.outputs:
+        if value not in defined:
+            raise IRError(f"The graph returns %{value.name}, which it doesn't define.")
+
+
+def _symbols(value: Value) -> frozenset[str]:
+    if isinstance(value.type, ScalarType):
+        return frozenset([value.type.name] if value.type.name else [])
+    return symbols_of(value.type.shape)
+
+
+def _types(graph: Graph, node: Node, inference: TypeInference) -> None:
+    if any(_unbacked(value, graph) for value in node.outputs):
+        return  # a size that only a run can tell: a second inference would invent a new name
+    inferred = inference.infer(op_def(node.op), node.inputs, node.attrs)
+    if len(inferred) != len(node.outputs):
+        _fail(graph, node, f"{node.op} has {len(inferred)} outputs, not {len(node.outputs)}.")
+    for value, type in zip(node.outputs, inferred, strict=True):
+        if isinstance(type, TensorType) and isinstance(value.type, TensorType):
+            if type.dtype != value.type.dtype or not same_shape(type.shape, value.type.shape):
+                _fail(graph, node, f"%{value.name} is declared {value.type} but is {type}.")
+        elif type != value.type:
+            _fail(graph, node, f"%{value.name} is declared {value.type} but is {type}.")
+
+
+def _unbacked(value: Value, graph: Graph) -> bool:
+    known = frozenset().union(*[_symbols(v) for v in graph.inputs])
+    return bool(_symbols(value) - known)

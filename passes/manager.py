@@ -1,0 +1,75 @@
+"""Runs passes over a graph. A pass is a frozen dataclass whose fields are its options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from attngraph.errors import UsageError
+from attngraph.ir import Graph, Remark
+
+
+class Pass(Protocol):
+    """`run` changes the graph in place and returns what there is to say about it."""
+
+    name: ClassVar[str]
+
+    def run(self, graph: Graph) -> list[Remark]: ...
+
+
+@dataclass
+class PassResult:
+    """What one pass did: seconds, nodes before and after, whether it changed anything, remarks."""
+
+    name: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    changed: bool
+    remarks: list[Remark] = field(default_factory=list)
+
+
+Hook = Callable[[Graph, PassResult], None]
+
+_PASSES: dict[str, Callable[[], Pass]] = {}
+
+
+def register(pass_type: type[Pass]) -> type[Pass]:
+    """Class decorator: makes a pass known under its `name`."""
+    _PASSES[pass_type.name] = pass_type
+    return pass_type
+
+
+def registered() -> dict[str, Callable[[], Pass]]:
+    """Every known pass by name, in the order of their files."""
+    return dict(_PASSES)
+
+
+def make(pipeline: str | Iterable[str]) -> list[Pass]:
+    """Passes from `"canonicalize,fuse-attention"`. Raises UsageError listing the known names."""
+    names = pipeline.split(",") if isinstance(pipeline, str) else list(pipeline)
+    passes = []
+    for name in (name.strip() for name in names if name.strip()):
+        if name not in _PASSES:
+            raise UsageError(f"There is no pass {name!r}; there are {', '.join(sorted(_PASSES))}.")
+        passes.append(_PASSES[name]())
+    return passes
+
+
+def run(
+    graph: Graph, pipeline: str | Sequence[Pass], *, after_each: Hook | None = None
+) -> list[PassResult]:
+    """Runs the passes in order; `after_each` sees the graph between passes."""
+    passes = make(pipeline) if isinstance(pipeline, str) else pipeline
+    results = []
+    for item in passes:
+        epoch, before, start = graph.epoch, len(graph), time.perf_counter()
+        remarks = item.run(graph)
+        seconds = time.perf_counter() - start
+        result = PassResult(item.name, seconds, before, len(graph), graph.epoch != epoch, remarks)
+        results.append(result)
+        if after_each is not None:
+            after_each(graph, result)
+    return results
