@@ -1,0 +1,305 @@
+"""An onnxruntime session: torch in, torch out, on the provider that was asked for or not at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import onnxruntime
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from attngraph.errors import AttngraphError, LoadError, ProviderError, UsageError
+from attngraph.export.providers import cuda_install_command, onnxruntime_messages, preload_cuda
+from attngraph.export.target import Target
+
+_DTYPES: dict[str, torch.dtype] = {
+    "tensor(float)": torch.float32,
+    "tensor(double)": torch.float64,
+    "tensor(float16)": torch.float16,
+    "tensor(bfloat16)": torch.bfloat16,
+    "tensor(bool)": torch.bool,
+    "tensor(int8)": torch.int8,
+    "tensor(int16)": torch.int16,
+    "tensor(int32)": torch.int32,
+    "tensor(int64)": torch.int64,
+    "tensor(uint8)": torch.uint8,
+    "tensor(uint16)": torch.uint16,
+    "tensor(uint32)": torch.uint32,
+    "tensor(uint64)": torch.uint64,
+}
+
+GraphOptimization = Literal["all", "basic", "off"]
+
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+_ERROR_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+
+
+@dataclass(frozen=True)
+class _Input:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int | str | None, ...] | None
+
+
+class _BoolStorage:
+    """A bool tensor's bytes in DLPack, labelled as bool.
+
+    onnxruntime 1.31 rejects DLPack's own bool code and takes uint8 whose owner says it is bool.
+    """
+
+    dtype = "bool"
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._bytes = tensor.view(torch.uint8)
+
+    def __dlpack__(self) -> Any:
+        return self._bytes.__dlpack__()
+
+
+class Session:
+    """A loaded ONNX model on one execution provider.
+
+    `run` may be called from several threads at once. The session is a context manager; closing
+    it frees the weights, while tensors it returned stay valid.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, provider: str) -> None:
+        self._session: onnxruntime.InferenceSession | None = session
+        self.provider = provider
+        self._inputs = tuple(_describe(argument) for argument in session.get_inputs())
+        outputs = session.get_outputs()
+        self.output_names: tuple[str, ...] = tuple(argument.name for argument in outputs)
+        self._output_dtypes = tuple(_describe(argument).dtype for argument in outputs)
+
+    @classmethod
+    def open(
+        cls,
+        model: bytes | Path,
+        target: Target,
+        *,
+        threads: int | None = None,
+        graph_optimization: GraphOptimization = "all",
+        tf32: bool = False,
+    ) -> Session:
+        """Load a model. A model with external data must be given as a path.
+
+        `threads` is the number of intra-op threads, by default as many as torch uses. `tf32` lets
+        CUDA round fp32 matrix products to 10 mantissa bits, which is outside the fp32 error budget.
+
+        Raises LoadError for a file that is missing or not a model onnxruntime accepts, and
+        ProviderError when the provider can't be used, which onnxruntime itself only logs.
+        """
+        if isinstance(model, Path) and not model.is_file():
+            raise LoadError(f"There is no ONNX file {str(model)!r}.")
+        options = _session_options(threads, graph_optimization)
+        if target.provider == "cpu":
+            return cls(_create(model, options, target, {}), target.execution_provider)
+        if target.execution_provider not in onnxruntime.get_available_providers():
+            raise ProviderError(
+                f"The target {target} needs {target.execution_provider}, which the installed "
+                f"onnxruntime {onnxruntime.__version__} was built without: "
+                f"{cuda_install_command()}, or use --target cpu."
+            )
+        failed = preload_cuda()
+        provider_options = {"device_id": "0", "use_tf32": "1" if tf32 else "0"}
+        with onnxruntime_messages() as logged:
+            session = _create(model, options, target, provider_options)
+        used = session.get_providers()[0]
+        if used != target.execution_provider:
+            raise ProviderError(
+                f"The target {target} was asked for and onnxruntime fell back to {used}: "
+                f"{'; '.join([*logged, *failed]) or 'it gave no reason'}. "
+                f"Try {cuda_install_command()}, or use --target cpu."
+            )
+        return cls(session, used)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(wanted.name for wanted in self._inputs)
+
+    def run(
+        self, feeds: Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the model on tensors in input order, or by name; returns its outputs in order.
+
+        Outputs are new tensors, on the CPU, or on the GPU when a CUDA session was given a tensor
+        that is there. Contiguous tensors are not copied on the way in, nor are outputs.
+
+        Raises UsageError when the number, names, dtypes or shapes of the tensors don't fit the
+        model, and ProviderError when onnxruntime fails while running it.
+        """
+        session = self._session
+        if session is None:
+            raise UsageError("This session is closed: open it again to run the model.")
+        tensors = self._ordered(feeds)
+        self._check(tensors)
+        tensors = [tensor.detach().contiguous() for tensor in tensors]
+        try:
+            if self.provider == "CPUExecutionProvider":
+                values = {n: _to_ort(t) for n, t in zip(self.input_names, tensors, strict=True)}
+                results = session.run_with_ort_values(list(self.output_names), values)
+            else:
+                results = self._run_bound(session, tensors)
+        except Exception as error:
+            raise ProviderError(
+                f"onnxruntime failed while running the model on {self.provider}: {_reason(error)}."
+            ) from error
+        outputs = []
+        for name, value, dtype in zip(self.output_names, results, self._output_dtypes, strict=True):
+            output: torch.Tensor = from_dlpack(value)
+            output = output.view(torch.bool) if dtype is torch.bool else output
+            # onnxruntime hands an input that is also an output back as the same memory.
+            outputs.append(output.clone() if name in self.input_names else output)
+        return tuple(outputs)
+
+    def _run_bound(
+        self, session: onnxruntime.InferenceSession, tensors: Sequence[torch.Tensor]
+    ) -> list[onnxruntime.OrtValue]:
+        """One run through a binding of its own, so that threads don't share one."""
+        on_gpu = [tensor for tensor in tensors if tensor.is_cuda]
+        binding = session.io_binding()
+        for name, tensor in zip(self.input_names, tensors, strict=True):
+            binding.bind_ortvalue_input(name, _to_ort(tensor))
+        for name in self.output_names:
+            if on_gpu:
+                binding.bind_output(name, "cuda", on_gpu[0].get_device())
+            else:
+                binding.bind_output(name, "cpu")
+        if on_gpu:  # onnxruntime runs on a stream of its own
+            torch.cuda.current_stream(on_gpu[0].device).synchronize()
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return list(binding.get_outputs())
+
+    def _ordered(
+        self, feeds: Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        names = self.input_names
+        if isinstance(feeds, Mapping):
+            if set(feeds) != set(names):
+                raise UsageError(
+                    f"The model takes the inputs {', '.join(names)}; got {', '.join(feeds)}."
+                )
+            return [feeds[name] for name in names]
+        if len(feeds) != len(names):
+            raise UsageError(
+                f"The model takes {len(names)} inputs ({', '.join(names)}); got {len(feeds)}."
+            )
+        return list(feeds)
+
+    def _check(self, tensors: Sequence[torch.Tensor]) -> None:
+        sizes: dict[str, tuple[int, str]] = {}
+        for wanted, tensor in zip(self._inputs, tensors, strict=True):
+            if not isinstance(tensor, torch.Tensor):
+                raise UsageError(
+                    f"Input {wanted.name!r} must be a torch.Tensor, not {type(tensor).__name__}."
+                )
+            if tensor.dtype is not wanted.dtype:
+                raise UsageError(
+                    f"Input {wanted.name!r} is {_short(tensor.dtype)}; "
+                    f"the model takes {_short(wanted.dtype)}."
+                )
+            if tensor.is_cuda and self.provider == "CPUExecutionProvider":
+                raise UsageError(
+                    f"Input {wanted.name!r} is on {tensor.device} and the session on the CPU: "
+                    "pass it as .cpu(), or open the session for cuda."
+                )
+            if wanted.shape is not None:
+                _check_shape(wanted.name, wanted.shape, tuple(tensor.shape), sizes)
+
+    def close(self) -> None:
+        """Free the weights. Runs in progress in other threads finish first."""
+        self._session = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _session_options(threads: int | None, level: GraphOptimization) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = _LEVELS[level]
+    options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
+    # Threads that spin after a run slow eager torch, which runs next to it in parity checks.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+def _create(
+    model: bytes | Path,
+    options: onnxruntime.SessionOptions,
+    target: Target,
+    provider_options: dict[str, str],
+) -> onnxruntime.InferenceSession:
+    what = f"the ONNX file {str(model)!r}" if isinstance(model, Path) else "the ONNX model"
+    try:
+        return onnxruntime.InferenceSession(
+            model,
+            options,
+            providers=[(target.execution_provider, provider_options)],
+            enable_fallback=0,
+        )
+    except Exception as error:
+        kind: type[AttngraphError] = LoadError
+        if type(error).__name__ in ("NotImplemented", "EPFail", "RuntimeError"):
+            kind = ProviderError
+        raise kind(f"onnxruntime can't open {what} on {target}: {_reason(error)}.") from error
+
+
+def _to_ort(tensor: torch.Tensor) -> onnxruntime.OrtValue:
+    labelled = _BoolStorage(tensor) if tensor.dtype is torch.bool else tensor
+    return onnxruntime.OrtValue.from_dlpack(labelled)
+
+
+def _describe(argument: onnxruntime.NodeArg) -> _Input:
+    dtype = _DTYPES.get(argument.type)
+    if dtype is None:
+        raise LoadError(f"{argument.name!r} of the model is a {argument.type}, which torch lacks.")
+    return _Input(argument.name, dtype, None if argument.shape is None else tuple(argument.shape))
+
+
+def _check_shape(
+    name: str,
+    wanted: tuple[int | str | None, ...],
+    found: tuple[int, ...],
+    sizes: dict[str, tuple[int, str]],
+) -> None:
+    """Compare with the declared shape; `sizes` carries each named dim's size between inputs."""
+    declared = f"({', '.join('?' if dim is None else str(dim) for dim in wanted)})"
+    if len(found) != len(wanted):
+        raise UsageError(f"Input {name!r} has shape {found}; the model takes {declared}.")
+    for dim, size in zip(wanted, found, strict=True):
+        if isinstance(dim, int) and size != dim:
+            raise UsageError(f"Input {name!r} has shape {found}; the model takes {declared}.")
+        if isinstance(dim, str):
+            first, owner = sizes.setdefault(dim, (size, name))
+            if first != size:
+                raise UsageError(
+                    f"Input {name!r} has {dim} = {size} where input {owner!r} has {first}."
+                )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(_ERROR_PREFIX.sub("", str(error)).split()).rstrip(".")
