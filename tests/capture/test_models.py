@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models import CASES, HEADS, TRACED, Args, Case
+from tests.models import CASES, HEADS, KEPT, TRACED, Args, Case
 
-MASKED = [case for case in CASES if not case.name.startswith("vit")]
+MODELS = (*CASES, *KEPT)
+MASKED = [case for case in MODELS if not case.name.startswith("vit")]
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+each_case = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def test_export_keeps_every_named_dim_and_site(case: Case) -> None:
     assert len(normalisers) == built.sites
 
     traced = program.module()
-    for sizes in (*built.sizes, {"batch": 1, "seq": 1, "target": 1}):
+    for sizes in (*built.sizes, dict.fromkeys(TRACED, 1)):
         args = built.inputs({**TRACED, **sizes})
         for actual, expected in zip(_run(traced, args), _run(built.module, args), strict=True):
             torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,33 @@
+# make demo and make test need only Python 3.11 or later: they make .venv and install into it once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+WORKERS ?= 2
+
+# Models are built from configs with random weights; nothing is fetched while anything runs.
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test lint clean
+
+demo: $(INSTALLED)
+	$(BIN)/python -m examples.make_model out/model.pt2
+	$(BIN)/attngraph optimize out/model.pt2 -o out/model.onnx
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q -n $(WORKERS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'attngraph needs Python 3.11 or later: make PYTHON=python3.11 …' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
