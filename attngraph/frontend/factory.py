@@ -1,0 +1,122 @@
+"""`--factory pkg.mod:fn`: import the user's function and read what it returns."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from attngraph.errors import AttngraphError, LoadError, UsageError
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a factory returned: a module, perhaps sample arguments, perhaps dynamic shapes."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...] | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    dynamic_shapes: object | None = None
+
+
+def build(spec: str) -> Built:
+    """Import and call the factory `spec` (`pkg.mod:fn`), with the working directory importable.
+
+    Raises UsageError if there is no such function, LoadError if it fails or returns something else
+    than a module.
+    """
+    with importable_cwd():
+        function = _resolve(spec)
+        try:
+            result = function()
+        except AttngraphError:
+            raise
+        except Exception as error:
+            raise LoadError(
+                f"The factory {spec} failed: {type(error).__name__}: {error}."
+            ) from error
+    return _read(spec, result)
+
+
+@contextmanager
+def importable_cwd() -> Iterator[None]:
+    """Put the working directory first on the import path, as `python -m` does."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+
+
+def _resolve(spec: str) -> Callable[[], object]:
+    module_name, colon, name = spec.partition(":")
+    if not (module_name and colon and name):
+        raise UsageError(
+            f"--factory {spec!r} is not of the form pkg.mod:fn, e.g. examples.gpt:build."
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"--factory {spec}: there is no module {error.name!r} on the import path or in "
+                f"{os.getcwd()}; check the name or the folder you run from."
+            ) from error
+        raise LoadError(f"--factory {spec}: importing {module_name} failed: {error}.") from error
+    except Exception as error:
+        raise LoadError(
+            f"--factory {spec}: importing {module_name} failed: {type(error).__name__}: {error}."
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [
+            n for n, _ in inspect.getmembers(module, inspect.isfunction) if not n.startswith("_")
+        ]
+        raise UsageError(
+            f"--factory {spec}: {module_name} has no function {name!r}; it has "
+            f"{', '.join(own) or 'none'}."
+        )
+    found: Callable[[], object] = function
+    return found
+
+
+def _read(spec: str, result: object) -> Built:
+    parts = result if isinstance(result, tuple) else (result,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
+        raise LoadError(
+            f"The factory {spec} returned {_kind(result)}; return a module, (module, args) or "
+            "(module, args, dynamic_shapes)."
+        )
+    module = parts[0]
+    args, kwargs = _arguments(spec, parts[1]) if len(parts) > 1 else (None, {})
+    return Built(module, args, kwargs, parts[2] if len(parts) > 2 else None)
+
+
+def _arguments(spec: str, value: object) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
+    if value is None:
+        return None, {}
+    if isinstance(value, torch.Tensor):
+        return (value,), {}
+    if isinstance(value, tuple | list):
+        return tuple(value), {}
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return (), dict(value)
+    raise LoadError(
+        f"The factory {spec} returned args of type {type(value).__name__}; return a tuple of "
+        "tensors, or a dict from parameter name to tensor."
+    )
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(type(part).__name__ for part in value)})"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,128 @@
+"""From a model file, a factory, or both, to a module or an exported program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from attngraph.errors import LoadError, UsageError
+from attngraph.frontend.factory import build
+from attngraph.frontend.pickles import load_pickle, unwrap_state_dict
+from attngraph.frontend.pt2 import load_program
+from attngraph.frontend.script import load_script
+from attngraph.frontend.sniff import ModelKind, sniff
+from attngraph.frontend.weights import check_materialised, fit_weights
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be captured: exactly one of `module` (in eval mode) and `program` is set.
+
+    `args` and `kwargs` are sample inputs and `dynamic_shapes` torch.export's, where the file or the
+    factory gave them. `source` says in messages where the model came from. `module` may be a
+    ScriptModule: capture it through `script_to_program`.
+    """
+
+    module: torch.nn.Module | None
+    program: torch.export.ExportedProgram | None
+    args: tuple[Any, ...] | None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    dynamic_shapes: object | None = None
+    source: str = ""
+
+
+def load(path: Path | None, *, factory: str | None = None, trust_pickle: bool = False) -> Loaded:
+    """Load `path`, or what `factory` (`pkg.mod:fn`) builds, or the weights of one into the other.
+
+    State dicts, safetensors and clean `.pt2` files load freely. Whatever could run code of the
+    file's author (pickled modules, TorchScript, other `.pt2` files) is a LoadError unless
+    `trust_pickle`. The factory is the user's own code and is simply called. Raises UsageError where
+    file and factory don't go together.
+    """
+    if path is None:
+        if factory is None:
+            raise UsageError("There is no model: give a model file, or --factory pkg.mod:fn.")
+        return _load_factory(factory, None, None)
+    match sniff(path):
+        case ModelKind.EXPORTED_PROGRAM as kind:
+            _refuse_factory(path, kind.value, factory)
+            return _from_program(load_program(path, trust_pickle=trust_pickle), path)
+        case ModelKind.TORCHSCRIPT as kind:
+            _refuse_factory(path, kind.value, factory)
+            script = load_script(path, trust_pickle=trust_pickle)
+            return Loaded(script, None, None, source=str(path))
+        case ModelKind.SAFETENSORS:
+            return _load_factory(_needed(factory, path), _load_safetensors(path), path)
+        case ModelKind.TORCH_SAVE:
+            saved = load_pickle(path, legacy=False, trust_pickle=trust_pickle)
+        case ModelKind.LEGACY_PICKLE:
+            saved = load_pickle(path, legacy=True, trust_pickle=trust_pickle)
+        case ModelKind.UNKNOWN:
+            raise LoadError(
+                f"{path} is not a model file attngraph reads; give a torch.export program (.pt2), "
+                "TorchScript, or what torch.save or safetensors wrote."
+            )
+    return _from_saved(saved, path, factory)
+
+
+def _from_saved(saved: object, path: Path, factory: str | None) -> Loaded:
+    if isinstance(saved, torch.nn.Module):
+        _refuse_factory(path, "a pickled module", factory)
+        return Loaded(saved.eval(), None, None, source=str(path))
+    weights = unwrap_state_dict(saved)
+    if weights is None:
+        raise LoadError(
+            f"{path} holds a {type(saved).__name__} that is neither a module nor a state dict; "
+            "save model.state_dict(), or the program with torch.export.save."
+        )
+    return _load_factory(_needed(factory, path), weights, path)
+
+
+def _from_program(program: torch.export.ExportedProgram, path: Path) -> Loaded:
+    sample = program.example_inputs
+    args, kwargs = (tuple(sample[0]), dict(sample[1])) if sample is not None else (None, {})
+    return Loaded(None, program, args, kwargs, source=str(path))
+
+
+def _load_factory(
+    factory: str, weights: dict[str, torch.Tensor] | None, path: Path | None
+) -> Loaded:
+    built = build(factory)
+    source = factory
+    if weights is not None:
+        fit_weights(built.module, weights, file=str(path), factory=factory)
+        source = f"{path} with {factory}"
+    check_materialised(built.module, factory)
+    module = built.module.eval()
+    return Loaded(module, None, built.args, built.kwargs, built.dynamic_shapes, source)
+
+
+def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise LoadError(
+            f"{path} is a damaged safetensors file ({error}); save or fetch it again."
+        ) from error
+
+
+def _needed(factory: str | None, path: Path) -> str:
+    if factory is None:
+        raise LoadError(
+            f"{path} holds weights but no model; pass --factory pkg.mod:fn, a function that builds "
+            "the module they belong to."
+        )
+    return factory
+
+
+def _refuse_factory(path: Path, what: str, factory: str | None) -> None:
+    if factory is not None:
+        raise UsageError(
+            f"{path} is {what} and brings its own model; leave out --factory {factory}, or give a "
+            "state dict or safetensors file to go with it."
+        )
