@@ -1,0 +1,1 @@
+"""Benchmarks: measured on a quiet machine, never run as tests."""
