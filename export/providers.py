@@ -19,16 +19,16 @@ _console = threading.Lock()
 
 _ORT_LINE = re.compile(r"\[[WEF]:onnxruntime:")
 _NOISE = re.compile(r"\x1b\[[0-9;]*m")
+_NOT_LOADED = re.compile(r"^Failed to load [^:\n]+: (?P<what>.+)$", re.MULTILINE)
 _LOADER_ERROR = re.compile(r"with error: (?P<why>.+)")
 
 
 def preload_cuda() -> list[str]:
-    """Load the CUDA and cuDNN libraries of pip's nvidia packages; returns what failed, in words."""
+    """Load CUDA and cuDNN from pip's nvidia packages; returns what the loader said of failures."""
     printed = io.StringIO()
     with _console, contextlib.redirect_stdout(printed):
         onnxruntime.preload_dlls()
-    lines = (_NOISE.sub("", line).strip() for line in printed.getvalue().splitlines())
-    return [line for line in lines if line.startswith(("Failed", "WARNING"))]
+    return [found["what"].strip() for found in _NOT_LOADED.finditer(printed.getvalue())]
 
 
 @contextlib.contextmanager

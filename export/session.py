@@ -118,7 +118,7 @@ class Session:
         if used != target.execution_provider:
             raise ProviderError(
                 f"The target {target} was asked for and onnxruntime fell back to {used}: "
-                f"{'; '.join([*logged, *failed]) or 'it gave no reason'}. "
+                f"{'; '.join(failed or logged) or 'it gave no reason'}. "
                 f"Try {cuda_install_command()}, or use --target cpu."
             )
         return cls(session, used)

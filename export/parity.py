@@ -1,0 +1,368 @@
+"""The error budget: is an output as close to the exact result as the eager module itself is?
+
+With y the eager module in float64, e_ref = ‖eager − y‖ and e = ‖candidate − y‖, an output passes if
+e ≤ k · max(e_ref, floor): k = 4 in fp32, 2 in fp16 and bf16, where the rounding of the stored
+output, equal for both, is most of the error.
+
+**Norm.** Both the largest element and the root mean square, each against its own e_ref. The largest
+element finds one wrong value among a million, which the mean hides. The mean finds a drift of all
+values, which hides under the largest element: rounding's largest is 4 to 5 times its mean. The
+figures published are those of the norm that is nearer to its budget, divided by that norm of y,
+so that they are relative errors on the output's scale and compare across outputs.
+
+**Floor.** e_ref is a sample of the rounding noise and can be small by accident. It is never taken
+below one unit in the last place on the output's scale, eps · ‖y‖, which any reordering of the last
+operation may cost. With n elements, e / e_ref of two equally good engines stays within k at 99.9 %
+(the quantile of √F(n, n)) from n = 8 for k = 4 and n = 24 for k = 2, if the elements were
+independent; below FEW = 32 elements the sample can't be trusted and the floor is the relative noise
+of the run's larger outputs. Where there is none it is 16 eps in fp32 and 4 eps in halves: measured
+e_ref of 2 to 12 layers of BERT, GPT-2 and Llama is 3 to 24 eps and 0.7 to 7 eps.
+
+**Where float64 is another function.** A finite fill such as −1e9 absorbs a score in float32 and
+not in float64, so a fully masked row is uniform in one and not in the other; e_ref would be huge
+there and admit anything. Rows (last axis) where eager is off by more than 2¹³ eps, at most a
+quarter, of the output's scale are past what rounding explains. They, and outputs without a finite
+float64 form, are compared with eager: ‖candidate − eager‖ ≤ (k + 1) · max(e_ref, floor), by the
+triangle inequality, with e_ref of the sound rows.
+
+**Outliers.** One −1e9 among logits would set a scale, and by its rounding an e_ref, under which all
+others could be wrong. Elements over 256 times the median magnitude are held apart, on their own
+scale. NaN, infinities and finfo.min must stand where eager (or float64) has them. Integers and
+bools are compared exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from attngraph.errors import ParityError
+from attngraph.export.reference import Precision, ReferenceOutputs
+
+FACTOR: dict[Precision, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
+DTYPE: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+FEW = 32
+_WANDER: dict[Precision, float] = {"fp32": 16.0, "fp16": 4.0, "bf16": 4.0}
+
+
+@dataclass(frozen=True)
+class OutputParity:
+    """One output's figures. Errors are relative to the output's scale in `norm`; for integers and
+    bools (`reference` "exact") `error` is the share of elements that differ.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    error: float
+    reference_error: float
+    budget: float
+    passed: bool
+    reference: Literal["float64", "eager", "exact"] = "float64"
+    norm: Literal["max", "rms", "mismatch"] = "max"
+    note: str = ""
+    case: str = ""
+    top1: float | None = None
+    kl: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Error over budget: 1 is the limit. A failure for another reason is infinitely over."""
+        if self.budget > 0 and math.isfinite(self.error):
+            ratio = self.error / self.budget
+        else:
+            ratio = math.inf if self.error > 0 else 0.0
+        return ratio if self.passed else max(ratio, math.nextafter(1.0, 2.0))
+
+
+@dataclass(frozen=True)
+class Parity:
+    """All outputs of one input, or after `merge` of several. The figures are the worst output's."""
+
+    outputs: tuple[OutputParity, ...]
+    precision: Precision
+
+    @property
+    def worst(self) -> OutputParity:
+        return max(self.outputs, key=lambda output: output.ratio)
+
+    @property
+    def passed(self) -> bool:
+        return all(output.passed for output in self.outputs)
+
+    @property
+    def error(self) -> float:
+        return self.worst.error
+
+    @property
+    def reference_error(self) -> float:
+        return self.worst.reference_error
+
+    @property
+    def budget(self) -> float:
+        return self.worst.budget
+
+    @property
+    def reference(self) -> Literal["float64", "eager"]:
+        """What the candidate was held against; "eager" if any output had no float64 form."""
+        fallen_back = any(output.reference == "eager" for output in self.outputs)
+        return "eager" if fallen_back else "float64"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(output.note for output in self.outputs if output.note))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; an infinite error, which JSON has no number for, is None."""
+        head = {
+            "passed": self.passed,
+            "error": self.error,
+            "reference_error": self.reference_error,
+            "budget": self.budget,
+            "precision": self.precision,
+            "reference": self.reference,
+        }
+        outputs = [_finite(dataclasses.asdict(output)) for output in self.outputs]
+        return {**_finite(head), "outputs": outputs}
+
+    def __str__(self) -> str:
+        worst = self.worst
+        name = f"{worst.name} at {worst.case}" if worst.case else worst.name
+        text = (
+            f"parity {'passed' if self.passed else 'FAILED'} ({self.precision}): worst output "
+            f"{name}: error {worst.error:.2e}, eager's own {worst.reference_error:.2e}, "
+            f"budget {worst.budget:.2e} ({worst.norm}, against {worst.reference})"
+        )
+        return f"{text}; {worst.note}" if worst.note else text
+
+
+def compare(
+    reference: ReferenceOutputs,
+    candidate: Sequence[torch.Tensor],
+    precision: Precision,
+    *,
+    logits: Collection[str] = (),
+) -> Parity:
+    """Hold a candidate's outputs, in the reference's order, against the error budget.
+
+    Outputs named in `logits` also get the share of rows with the same top-1 and the mean KL
+    divergence of their softmax. Neither needs a budget of its own: an error of at most b moves no
+    top-1 that leads by more than 2b, and KL ≤ b² / 2 (Hoeffding's lemma).
+
+    Raises ParityError if the number of outputs differs.
+    """
+    if len(candidate) != len(reference.names):
+        raise ParityError(
+            f"The candidate returns {len(candidate)} outputs and the module "
+            f"{len(reference.names)} ({', '.join(reference.names)})."
+        )
+    samples = [
+        _Sample.of(eager, exact, precision)
+        for eager, exact in zip(reference.eager, reference.exact, strict=True)
+    ]
+    noise = {norm: _noise(samples, norm, precision) for norm in _NORMS}
+    results = []
+    for name, sample, tensor in zip(reference.names, samples, candidate, strict=True):
+        result = _compare(name, sample, tensor.detach().cpu(), precision, noise)
+        if name in logits and math.isfinite(result.error) and sample.eager.dim():
+            wide = tensor.detach().cpu().double()
+            result = dataclasses.replace(result, top1=_top1(sample, wide), kl=_kl(sample, wide))
+        if result.reference == "eager" and reference.note:
+            result = dataclasses.replace(result, note=_join(result.note, reference.note))
+        results.append(result)
+    return Parity(tuple(results), precision)
+
+
+def merge(cases: Mapping[str, Parity]) -> Parity:
+    """One parity of several, by label such as "batch=1, seq=5"; each output keeps its label."""
+    outputs = [
+        dataclasses.replace(output, case=label)
+        for label, parity in cases.items()
+        for output in parity.outputs
+    ]
+    if not outputs:
+        raise ParityError("There is no case to merge: nothing was compared.")
+    return Parity(tuple(outputs), next(iter(cases.values())).precision)
+
+
+Norm = Literal["max", "rms"]
+_NORMS: tuple[Norm, ...] = ("max", "rms")
+
+
+def _norm(values: torch.Tensor, norm: Norm) -> float:
+    if values.numel() == 0:
+        return 0.0
+    return float(values.abs().max() if norm == "max" else values.square().mean().sqrt())
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One output's reference. All tensors but `eager` are float64 or masks, of its shape.
+
+    `target` is the float64 value where `sound`, and eager's elsewhere. `error` is eager's rounding
+    error where `measured`. `large` marks the outliers.
+    """
+
+    eager: torch.Tensor
+    exact: torch.Tensor | None
+    target: torch.Tensor
+    sound: torch.Tensor
+    error: torch.Tensor
+    measured: torch.Tensor
+    large: torch.Tensor
+
+    @classmethod
+    def of(cls, eager: torch.Tensor, exact: torch.Tensor | None, precision: Precision) -> _Sample:
+        eager = eager.detach().cpu()
+        wide = eager.double()
+        if exact is None or not eager.is_floating_point():
+            none = torch.zeros_like(wide, dtype=torch.bool)
+            usual = ~_extreme(wide, eager.dtype) if eager.is_floating_point() else none
+            return cls(eager, None, wide, none, wide, none, _large(wide, usual))
+        exact = exact.cpu().double()
+        defined = ~_extreme(exact, eager.dtype)
+        measured = defined & ~_extreme(wide, eager.dtype)
+        large = _large(exact, defined)
+        error = torch.where(measured, wide - exact, 0.0)
+        bulk = torch.where(large, 0.0, error)
+        limit = min(0.25, 2.0**13 * _eps(precision)) * _norm(exact[measured & ~large], "rms")
+        rows = bulk.square().mean(-1, keepdim=True).sqrt() if bulk.dim() else bulk.abs()
+        sound = (rows <= limit) & defined
+        target = torch.where(sound, exact, wide)
+        return cls(eager, exact, target, sound, error, measured & sound, large)
+
+    def group(self, large: bool) -> torch.Tensor:
+        """The ordinary elements, or the outliers."""
+        return (self.large == large) & ~_extreme(self.target, self.eager.dtype)
+
+
+def _large(values: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    size = values.abs()
+    nonzero = size[among & (size > 0)]
+    if nonzero.numel() == 0:
+        return torch.zeros_like(among)
+    return among & (size > 256 * nonzero.median())
+
+
+def _noise(samples: Sequence[_Sample], norm: Norm, precision: Precision) -> float:
+    """Relative rounding noise of the run's larger outputs: the floor for its small ones."""
+    found = []
+    for sample in samples:
+        if not sample.eager.is_floating_point():
+            continue
+        ordinary = sample.measured & sample.group(False)
+        scale = _norm(sample.target[ordinary], norm)
+        if int(ordinary.sum()) >= FEW and scale > 0:
+            found.append(_norm(sample.error[ordinary], norm) / scale)
+    return max(found, default=_WANDER[precision] * _eps(precision))
+
+
+def _compare(
+    name: str,
+    sample: _Sample,
+    candidate: torch.Tensor,
+    precision: Precision,
+    noise: Mapping[Norm, float],
+) -> OutputParity:
+    eager = sample.eager
+    shape = tuple(eager.shape)
+    if tuple(candidate.shape) != shape or candidate.dtype is not eager.dtype:
+        note = (
+            f"is {candidate.dtype} {tuple(candidate.shape)} where the module returns "
+            f"{eager.dtype} {shape}"
+        )
+        return OutputParity(name, shape, math.inf, 0.0, 0.0, passed=False, note=note)
+    if not eager.is_floating_point():
+        different = float((candidate != eager).double().mean()) if eager.numel() else 0.0
+        return OutputParity(name, shape, different, 0.0, 0.0, different == 0.0, "exact", "mismatch")
+    reference: Literal["float64", "eager"] = "float64"
+    note = ""
+    if not bool(sample.sound.any()) and eager.numel():
+        reference = "eager"
+    elif not bool(sample.sound.all()):
+        count = int((~sample.sound).sum())
+        note = f"{count} of {eager.numel()} elements compared with eager: no sound float64 there"
+    wide = candidate.double()
+    misplaced = int(_misplaced(wide, sample).sum())
+    if misplaced:
+        note = _join(f"{misplaced} elements break the pattern of NaN, infinity and fills", note)
+        return OutputParity(name, shape, math.inf, 0.0, 0.0, False, reference, "max", note)
+    difference = torch.where(_extreme(wide, eager.dtype), 0.0, wide - sample.target)
+    results = []
+    for large, norm in itertools.product((False, True), _NORMS):
+        group = sample.group(large)
+        measured = group & sample.measured
+        own, scale = _norm(sample.error[measured], norm), _norm(sample.target[group], norm)
+        floor = max(_eps(precision) * scale, torch.finfo(eager.dtype).tiny)
+        if int(measured.sum()) < FEW:
+            floor = max(floor, noise[norm] * scale)
+        for where, factor in (
+            (group & sample.sound, FACTOR[precision]),
+            (group & ~sample.sound, FACTOR[precision] + 1.0),
+        ):
+            error, budget = _norm(difference[where], norm), factor * max(own, floor)
+            unit = scale or 1.0
+            figures = (error / unit, own / unit, budget / unit)
+            results.append(
+                OutputParity(name, shape, *figures, error <= budget, reference, norm, note)
+            )
+    return max(results, key=lambda result: result.ratio)
+
+
+def _extreme(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """NaN, infinite, or finfo.min and its like: within 1 % of the end of `dtype`'s range."""
+    return ~(values.abs() < 0.99 * torch.finfo(dtype).max)
+
+
+def _misplaced(candidate: torch.Tensor, sample: _Sample) -> torch.Tensor:
+    """Where an extreme value stands that neither reference has, or is missing where both have it.
+
+    Where eager overflows and float64 doesn't, the candidate may do either.
+    """
+    dtype = sample.eager.dtype
+    eager = sample.eager.double()
+    agree = _same_extreme(candidate, eager, dtype)
+    wanted = _extreme(eager, dtype)
+    if sample.exact is not None:
+        agree |= _same_extreme(candidate, sample.exact, dtype)
+        wanted &= _extreme(sample.exact, dtype)
+    return torch.where(_extreme(candidate, dtype), ~agree, wanted)
+
+
+def _same_extreme(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    near = (left - right).abs() <= 4 * torch.finfo(dtype).eps * right.abs()
+    return (left == right) | (left.isnan() & right.isnan()) | (near & right.isfinite())
+
+
+def _top1(sample: _Sample, candidate: torch.Tensor) -> float:
+    return float((candidate.argmax(-1) == sample.target.argmax(-1)).double().mean())
+
+
+def _kl(sample: _Sample, candidate: torch.Tensor) -> float:
+    target, candidate = sample.target.log_softmax(-1), candidate.log_softmax(-1)
+    terms = torch.where(target > -math.inf, target.exp() * (target - candidate), 0.0)
+    return max(float(terms.sum(-1).mean()), 0.0)
+
+
+def _eps(precision: Precision) -> float:
+    return float(torch.finfo(DTYPE[precision]).eps)
+
+
+def _join(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }

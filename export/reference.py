@@ -1,0 +1,179 @@
+"""The eager module's own outputs, and what they would be without rounding.
+
+The float64 run is the same module on the same weights. Models pin float32 inside (norms, rotary
+tables, `softmax(dtype=torch.float32)`), which would round the exact run too, so every floating
+dtype that is asked for during that run becomes float64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attngraph.errors import UsageError
+
+Precision = Literal["fp32", "fp16", "bf16"]
+
+_TO_DOUBLE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+
+@dataclass(frozen=True)
+class ReferenceOutputs:
+    """What one input gives; `exact[i]` is None where float64 can't be had, and `note` says why.
+
+    Integer and bool outputs have no float64 form: theirs is the eager tensor.
+    """
+
+    names: tuple[str, ...]
+    eager: tuple[torch.Tensor, ...]
+    exact: tuple[torch.Tensor | None, ...]
+    note: str = ""
+
+
+class Reference:
+    """Runs a module eagerly as it is and again in float64, leaving the module as it was found.
+
+    `module` must already be in `precision`: its weights are taken as exact, so that converting them
+    is no part of the error budget. Both runs are in eval mode, without gradients and without the
+    fused path of nn.MultiheadAttention. Buffers and inputs are copied, so a module that writes
+    into them doesn't change what the next run sees. The float64 copy of the weights lives for
+    one call.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, precision: Precision) -> None:
+        self.module = module
+        self.precision = precision
+
+    def __call__(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> ReferenceOutputs:
+        """Outputs for one input, flattened; see `flatten_outputs` for what raises UsageError."""
+        with _quiet(self.module):
+            eager = flatten_outputs(self._run(args, kwargs or {}, double=False))
+            names = tuple(name for name, _ in eager)
+            tensors = tuple(tensor for _, tensor in eager)
+            try:
+                with _Float64():
+                    exact = flatten_outputs(self._run(args, kwargs or {}, double=True))
+            except Exception as error:  # whatever a model does that only works in its own dtype
+                reason = " ".join(str(error).split()) or type(error).__name__
+                note = f"the module doesn't run in float64: {reason[:200]}"
+                return ReferenceOutputs(names, tensors, _only_exact(tensors), note)
+        if [(n, t.shape) for n, t in exact] != [(n, t.shape) for n, t in eager]:
+            note = "the module returns other outputs in float64"
+            return ReferenceOutputs(names, tensors, _only_exact(tensors), note)
+        pairs = zip(tensors, exact, strict=True)
+        return ReferenceOutputs(
+            names, tensors, tuple(e if t.is_floating_point() else t for t, (_, e) in pairs)
+        )
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, double: bool) -> Any:
+        def convert(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return _double(value) if double else value.detach().clone()
+
+        inputs, keywords = pytree.tree_map(convert, (tuple(args), dict(kwargs)))
+        if isinstance(self.module, torch.jit.ScriptModule):  # which functional_call refuses
+            module = copy.deepcopy(self.module).double() if double else self.module
+            return module(*inputs, **keywords)
+        state: dict[str, torch.Tensor] = {}
+        for name, parameter in self.module.named_parameters():
+            state[name] = _double(parameter) if double else parameter
+        for name, buffer in self.module.named_buffers():
+            state[name] = convert(buffer)
+        return functional_call(self.module, state, inputs, keywords)
+
+
+def flatten_outputs(output: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a module's output with their path, such as "logits" or "hidden_states.3".
+
+    None and plain numbers, which no ONNX output stands for, are dropped. Raises UsageError for an
+    object that pytree can't open (a cache, say) and for an output without any tensor.
+    """
+    leaves, _ = pytree.tree_flatten_with_path(output)
+    found = []
+    for path, leaf in leaves:
+        name = ".".join(_key(entry) for entry in path) or "output"
+        if isinstance(leaf, torch.Tensor):
+            found.append((name, leaf))
+        elif leaf is not None and not isinstance(leaf, bool | int | float | str):
+            raise UsageError(
+                f"Output {name!r} of the module is a {type(leaf).__name__}, which can't be "
+                "compared: return tensors, or for a cache pass use_cache=False."
+            )
+    if not found:
+        raise UsageError("The module returns no tensor, so there is nothing to compare.")
+    return found
+
+
+def _dispatch_in_float64(
+    mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    """Run one operator in float64: the dtypes it is asked for, its operands and its results."""
+    if func is torch.ops.aten._assert_tensor_metadata.default:  # an exported module's guard
+        return None
+    # An operand that is written to must stay the tensor it is.
+    promote = _promote_dtype if func._schema.is_mutable else _promote
+    args, kwargs = pytree.tree_map(promote, (args, kwargs or {}))
+    return pytree.tree_map(_promote, func(*args, **kwargs))
+
+
+# Built by type(): TorchDispatchMode has no annotations, and strict mypy takes no such base class.
+_Float64 = type("_Float64", (TorchDispatchMode,), {"__torch_dispatch__": _dispatch_in_float64})
+
+
+def _promote_dtype(value: Any) -> Any:
+    return _TO_DOUBLE.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _promote(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype in _TO_DOUBLE:
+        return value.to(_TO_DOUBLE[value.dtype])
+    return _promote_dtype(value)
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(_TO_DOUBLE.get(tensor.dtype, tensor.dtype), copy=True)
+
+
+def _only_exact(eager: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if tensor.is_floating_point() else tensor for tensor in eager)
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)
+
+
+@contextlib.contextmanager
+def _quiet(module: torch.nn.Module) -> Iterator[None]:
+    """Eval mode, no gradients, no fast path. Set by attribute: an exported module has no eval()."""
+    modes = [(part, part.training) for part in module.modules()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        for part, _ in modes:
+            part.training = False
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for part, mode in modes:
+            part.training = mode

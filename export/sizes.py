@@ -1,0 +1,166 @@
+"""Inputs of other sizes, from the sample's own values: parity is checked not only as traced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from attngraph.errors import UsageError
+
+_BATCH = ("b", "bs", "n")
+
+
+def choose_sizes(
+    sample: Mapping[str, int], ranges: Mapping[str, tuple[int, int | None]]
+) -> tuple[dict[str, int], ...]:
+    """A smaller and a larger assignment of every dim in `sample`, each within its (min, max).
+
+    Sizes are odd where the range allows, and differ from each other, are coprime and no dim's
+    sample size, so that two dims taken for one another, or one the multiple of the other, show.
+    The smaller one has batch 1 (a dim named b, bs, n or batch…) where the range allows; other dims
+    are 1 only where nothing else is left. An assignment equal to the sample is left out, so fixed
+    ranges give fewer than two.
+    """
+    found: list[dict[str, int]] = []
+    for larger in (False, True):
+        chosen: dict[str, int] = {}
+        for name, size in sample.items():
+            low, high = ranges.get(name, (1, None))
+            low = max(low, 1)
+            if not larger and low == 1 and size > 1 and _is_batch(name):
+                chosen[name] = 1
+                continue
+            chosen[name] = _pick(name, size, low, high, larger, sample, chosen)
+        if chosen != dict(sample) and chosen not in found:
+            found.append(chosen)
+    return tuple(found)
+
+
+def _is_batch(name: str) -> bool:
+    return name.lower() in _BATCH or name.lower().startswith("batch")
+
+
+def _pick(
+    name: str,
+    size: int,
+    low: int,
+    high: int | None,
+    larger: bool,
+    sample: Mapping[str, int],
+    chosen: Mapping[str, int],
+) -> int:
+    candidates = list(_candidates(size, low, high, larger))
+    taken = {other for key, other in chosen.items() if key != name}
+
+    def badness(value: int) -> tuple[bool, bool, bool, bool, bool]:
+        return (
+            value in taken,
+            value == 1,
+            value in sample.values(),
+            any(math.gcd(value, other) > 1 for other in taken),
+            value % 2 == 0,
+        )
+
+    return min(candidates, key=badness, default=size)
+
+
+def _candidates(size: int, low: int, high: int | None, larger: bool) -> Iterator[int]:
+    """Sizes on one side of the sample, the preferred first: about 0.6 and 1.7 times the sample."""
+    if larger:
+        top = 3 * size + 16 if high is None else min(high, 3 * size + 16)
+        middle = min(size + max(1, (7 * size) // 10), top)
+        yield from range(middle, top + 1)
+        yield from range(middle - 1, size, -1)
+    else:
+        middle = max(low, (6 * size) // 10)
+        yield from range(middle, low - 1, -1)
+        yield from range(middle + 1, size)
+
+
+def resized_inputs(
+    args: Sequence[torch.Tensor],
+    dynamic: Mapping[tuple[int, int], str],
+    sizes: Mapping[str, int],
+) -> tuple[torch.Tensor, ...]:
+    """The same inputs with other sizes along their dynamic axes; values are the sample's own.
+
+    `dynamic` names the dim of (input index, axis). Data is cut, or repeated; a repeat is rotated
+    along another axis so that no two batch rows are the same. Masks (bool, 0 and 1, or additive:
+    0 and at most −1e4) are stretched instead, which keeps left padding on the left and leaves the
+    first and last key as they were; a row of the sample that sees a key still sees one. Integers
+    that stand for a length of another input are not recognised.
+
+    Raises UsageError for an axis that isn't there, a dim without a size, and a dim of two sizes in
+    the sample.
+    """
+    found: dict[str, int] = {}
+    for (index, axis), name in dynamic.items():
+        if not (0 <= index < len(args) and 0 <= axis < args[index].dim()):
+            raise UsageError(f"Dim {name!r} names axis {axis} of input {index}, which isn't there.")
+        if name not in sizes:
+            raise UsageError(f"Dim {name!r} was given no size.")
+        size = args[index].shape[axis]
+        if found.setdefault(name, size) != size:
+            raise UsageError(f"Dim {name!r} is {found[name]} in one input and {size} in another.")
+    resized = list(args)
+    for (index, axis), name in sorted(dynamic.items()):
+        others = {n for (i, a), n in dynamic.items() if i == index and a != axis}
+        rows = axis == 0 and args[index].dim() > 1 and name not in others
+        resized[index] = _resize(resized[index], axis, sizes[name], is_mask(args[index]), rows)
+    return tuple(resized)
+
+
+def is_mask(tensor: torch.Tensor) -> bool:
+    """Whether the values say mask: bool, or 0 and 1, or 0 and large negative."""
+    if tensor.dtype is torch.bool:
+        return True
+    if tensor.numel() == 0 or tensor.is_complex():
+        return False
+    if bool(((tensor == 0) | (tensor == 1)).all()):
+        return True
+    return tensor.is_floating_point() and bool(((tensor == 0) | (tensor <= -1e4)).all())
+
+
+def _resize(tensor: torch.Tensor, axis: int, size: int, mask: bool, rows: bool) -> torch.Tensor:
+    old = tensor.shape[axis]
+    if old == size:
+        return tensor
+    if old == 0:
+        raise UsageError(f"An input of shape {tuple(tensor.shape)} has no values to repeat.")
+    if mask and not rows:
+        return _stretch(tensor, axis, size)
+    around = tensor.dim() - 1 if axis != tensor.dim() - 1 else 0
+    # Four integers in a row are a box, whose corners must keep their order.
+    rotate = not mask and around != axis
+    rotate = rotate and (tensor.is_floating_point() or tensor.shape[around] != 4)
+    turns = range(-(-size // old))
+    copies = [tensor.roll(turn, around) if rotate else tensor for turn in turns]
+    return torch.cat(copies, axis).narrow(axis, 0, size).contiguous()
+
+
+def _stretch(mask: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """Nearest neighbours with both ends kept; for one element, the last, which padding spares."""
+    old = mask.shape[axis]
+    if size == 1:
+        index = torch.tensor([old - 1])
+    else:
+        index = (torch.arange(size) * (old - 1) / (size - 1)).round().long()
+    stretched = mask.index_select(axis, index.to(mask.device))
+    seen, kept = _visible(mask).any(axis), _visible(stretched).any(axis)
+    lost = (seen & ~kept).unsqueeze(axis)
+    if not bool(lost.any()):
+        return stretched
+    last = stretched.narrow(axis, size - 1, 1)
+    value = torch.zeros_like(last) if _is_additive(mask) else torch.ones_like(last)
+    head = stretched.narrow(axis, 0, size - 1)
+    return torch.cat([head, torch.where(lost, value, last)], axis).contiguous()
+
+
+def _visible(mask: torch.Tensor) -> torch.Tensor:
+    return mask == 0 if _is_additive(mask) else mask.bool()
+
+
+def _is_additive(mask: torch.Tensor) -> bool:
+    return mask.is_floating_point() and bool((mask < 0).any())

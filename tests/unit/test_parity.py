@@ -1,0 +1,402 @@
+"""The error budget: what must pass, and the mistakes it must not let through."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attngraph.errors import ParityError, UsageError
+from attngraph.export.parity import Parity, compare, merge
+from attngraph.export.reference import Precision, Reference, ReferenceOutputs, flatten_outputs
+
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
+PRECISIONS = pytest.mark.parametrize("precision", DTYPES)
+
+
+class Attention(torch.nn.Module):
+    """Two residual attention layers with a padding mask, peaked; `fill` is what hides a key.
+
+    `order` permutes every contraction: the same function with other rounding.
+    """
+
+    def __init__(self, fill: float = -math.inf) -> None:
+        super().__init__()
+        self.fill = fill
+        self.order: torch.Tensor | None = None
+        self.weights = torch.nn.ParameterList(
+            [torch.nn.Parameter(torch.randn(32, 32) / 4) for _ in range(8)]
+        )
+
+    def product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if self.order is None or left.shape[-1] != 32:
+            return left @ right
+        return left[..., self.order] @ right[..., self.order, :]
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for query, key, value, out in zip(*[iter(self.weights)] * 4, strict=True):
+            q, k, v = (self.product(x, w) for w in (query, key, value))
+            scores = self.product(q, k.transpose(-1, -2)) / 32**0.5
+            scores = scores.masked_fill(~mask[:, None], 0) + torch.where(mask, 0, self.fill).to(
+                x.dtype
+            ).unsqueeze(1)
+            x = F.layer_norm(x + self.product(torch.softmax(scores, -1) @ v, out), (32,))
+        return x
+
+
+def sample() -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs (4, 10, 32) and a mask (4, 10) with left padding and a hole."""
+    mask = torch.ones(4, 10, dtype=torch.bool)
+    mask[0, :4] = False
+    mask[1, 6] = False
+    return torch.randn(4, 10, 32), mask
+
+
+def run(module: Attention, *args: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        output = module(*args)
+    assert isinstance(output, torch.Tensor)
+    return output
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def setting(
+    precision: Precision, fill: float = -math.inf
+) -> tuple[Attention, tuple[torch.Tensor, torch.Tensor], ReferenceOutputs]:
+    module = Attention(fill).to(DTYPES[precision])
+    x, mask = sample()
+    args = (x.to(DTYPES[precision]), mask)
+    return module, args, Reference(module, precision=precision)(args)
+
+
+@PRECISIONS
+def test_eager_passes_against_its_own_error(precision: Precision) -> None:
+    module, args, reference = setting(precision)
+    parity = compare(reference, [run(module, *args)], precision)
+    assert parity.passed
+    assert parity.error == parity.reference_error > 0
+    assert parity.reference == "float64"
+
+
+@PRECISIONS
+def test_reordered_sums_pass(precision: Precision) -> None:
+    module, args, reference = setting(precision)
+    different = 0
+    for _ in range(10):
+        module.order = torch.randperm(32)
+        output = run(module, *args)
+        different += not torch.equal(output, reference.eager[0])
+        assert compare(reference, [output], precision).passed
+    assert different, "no order changed a rounding, so nothing was shown"
+
+
+@PRECISIONS
+def test_a_dropped_mask_fails(precision: Precision) -> None:
+    module, (x, mask), reference = setting(precision)
+    output = run(module, x, torch.ones_like(mask))
+    assert not compare(reference, [output], precision).passed
+
+
+@PRECISIONS
+def test_a_single_wrong_element_fails_by_the_max_norm(precision: Precision) -> None:
+    module, args, reference = setting(precision)
+    output = run(module, *args)
+    output[2, 3, 5] += 0.5
+    worst = compare(reference, [output], precision).worst
+    assert not worst.passed
+    assert worst.norm == "max"
+
+
+def test_one_wrong_element_in_a_million_fails() -> None:
+    exact = torch.randn(1000, 1000, dtype=torch.float64)
+    eager = exact.float()
+    reference = ReferenceOutputs(("y",), (eager,), (exact,))
+    output = eager.clone()
+    output[500, 500] += 1e-4
+    assert compare(reference, [eager], "fp32").passed
+    assert not compare(reference, [output], "fp32").passed
+
+
+def test_a_drift_under_the_largest_rounding_error_fails_by_the_rms_norm() -> None:
+    exact = torch.randn(400, 100, dtype=torch.float64)
+    noise = 1e-5 * torch.randn_like(exact)
+    noise[0, 0] = 1e-4
+    reference = ReferenceOutputs(("y",), ((exact + noise).float(),), (exact,))
+    worst = compare(reference, [(exact + 8e-5).float()], "fp32").worst
+    assert not worst.passed
+    assert worst.norm == "rms"
+
+
+def test_a_drift_of_a_thousandth_fails_in_fp32() -> None:
+    module, args, reference = setting("fp32")
+    assert not compare(reference, [run(module, *args) * 1.001], "fp32").passed
+    assert not compare(reference, [run(module, *args) + 1e-3], "fp32").passed
+
+
+@pytest.mark.parametrize("fill", [-1e9, -1e30])
+def test_rows_that_float64_computes_otherwise_are_held_against_eager(fill: float) -> None:
+    """A fill absorbs the scores of a fully masked row in float32 and −1e9 doesn't in float64."""
+
+    class SelfAttention(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            scores = x @ x.transpose(-1, -2)
+            return torch.softmax(scores + torch.where(mask, 0, fill)[:, None].to(x.dtype), -1) @ x
+
+    module = SelfAttention()
+    x, mask = sample()
+    mask[3] = False
+    reference = Reference(module, precision="fp32")((x, mask))
+    eager = module(x, mask)
+    assert torch.allclose(eager[3], x[3].mean(0).expand(10, 32), atol=1e-5)
+    parity = compare(reference, [eager], "fp32")
+    assert parity.passed
+    assert parity.reference == "float64"
+    assert bool(parity.notes) == (fill == -1e9)
+    for wrong in (torch.zeros(32), x[3, 0]):
+        output = eager.clone()
+        output[3] = wrong
+        assert not compare(reference, [output], "fp32").passed
+
+
+def test_finite_fills_in_an_output_dont_hide_the_rest() -> None:
+    exact = torch.randn(8, 64, dtype=torch.float64)
+    exact[:, 50:] -= 1e9
+    eager = exact.float()
+    reference = ReferenceOutputs(("y",), (eager,), (exact,))
+    assert compare(reference, [eager], "fp32").passed
+    output = eager.clone()
+    output[:, :50] += 1e-3
+    assert not compare(reference, [output], "fp32").passed
+    output = eager.clone()
+    output[0, 60] *= 1.01
+    assert not compare(reference, [output], "fp32").passed
+
+
+def test_nan_infinity_and_the_dtypes_minimum_stand_where_eager_has_them() -> None:
+    exact = torch.randn(4, 40, dtype=torch.float64)
+    eager = exact.float()
+    for column, value in enumerate((math.nan, math.inf, -math.inf)):
+        exact[0, column] = eager[0, column] = value
+    exact[0, 3] = torch.finfo(torch.float64).min
+    eager[0, 3] = torch.finfo(torch.float32).min
+    reference = ReferenceOutputs(("y",), (eager,), (exact,))
+    assert compare(reference, [eager], "fp32").passed
+    for column in range(4):
+        output = eager.clone()
+        output[0, column] = 0.0
+        assert not compare(reference, [output], "fp32").passed
+    for value in (math.nan, math.inf):
+        output = eager.clone()
+        output[2, 7] = value
+        assert not compare(reference, [output], "fp32").passed
+    output = eager.clone()
+    output[0, 2] = math.inf
+    assert not compare(reference, [output], "fp32").passed
+
+
+def test_where_eager_overflows_and_float64_doesnt_either_value_is_right() -> None:
+    exact = torch.full((2, 40), 70000.0, dtype=torch.float64)
+    exact[1] = 1000.0
+    eager = exact.half()
+    reference = ReferenceOutputs(("y",), (eager,), (exact,))
+    assert compare(reference, [eager], "fp16").passed
+    finite = eager.clone()
+    finite[0] = 65504.0
+    assert not compare(reference, [finite], "fp16").passed
+
+
+def test_a_module_that_only_runs_in_its_own_dtype_is_held_against_eager() -> None:
+    class Picky(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.dtype is torch.float64:
+                raise TypeError("float32 only")
+            return x.softmax(-1)
+
+    x = torch.randn(8, 16)
+    reference = Reference(Picky(), precision="fp32")((x,))
+    parity = compare(reference, [x.softmax(-1)], "fp32")
+    assert parity.passed
+    assert parity.reference == "eager"
+    assert "float32 only" in str(parity)
+    assert not compare(reference, [x.softmax(-1) * 1.0001], "fp32").passed
+
+
+def test_float32_pinned_inside_a_module_doesnt_round_the_exact_run() -> None:
+    class Pinned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = torch.ones(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.to(torch.float32) * self.plain + torch.zeros(16)
+            return x.float().softmax(-1, dtype=torch.float32).type_as(x)
+
+    x = torch.randn(4, 16)
+    reference = Reference(Pinned(), precision="fp32")((x,))
+    assert reference.exact[0] is not None
+    assert torch.equal(reference.exact[0], x.double().softmax(-1))
+    assert reference.eager[0].dtype is torch.float32
+
+
+def test_a_small_outputs_lucky_reference_doesnt_fail_it() -> None:
+    """A scalar whose eager value is exact by accident is granted the noise of its neighbours."""
+    exact = torch.randn(64, 64, dtype=torch.float64)
+    eager = (exact * (1 + 1e-6 * torch.randn_like(exact))).float()
+    scalar = torch.tensor(1.0, dtype=torch.float64)
+    reference = ReferenceOutputs(("y", "loss"), (eager, scalar.float()), (exact, scalar))
+    assert compare(reference, [eager, torch.tensor(1.000001)], "fp32").passed
+    assert not compare(reference, [eager, torch.tensor(1.0001)], "fp32").passed
+
+
+def test_an_exact_module_may_be_off_by_the_last_place_only() -> None:
+    exact = torch.randn(64, 64).double()
+    reference = ReferenceOutputs(("y",), (exact.float(),), (exact,))
+    last_place = exact.float() * (1 + 2**-23)
+    assert compare(reference, [last_place], "fp32").passed
+    assert not compare(reference, [exact.float() * (1 + 1e-5)], "fp32").passed
+
+
+def test_integers_and_bools_are_exact() -> None:
+    top = torch.arange(100)
+    flags = top > 50
+    reference = ReferenceOutputs(("top", "flags"), (top, flags), (top, flags))
+    assert compare(reference, [top, flags], "bf16").passed
+    wrong = top.clone()
+    wrong[7] += 1
+    worst = compare(reference, [wrong, flags], "bf16").worst
+    assert (worst.name, worst.error, worst.norm, worst.passed) == ("top", 0.01, "mismatch", False)
+    assert not compare(reference, [top, ~flags], "bf16").passed
+
+
+def test_shape_dtype_and_number_of_outputs_count() -> None:
+    y = torch.randn(4, 5)
+    reference = ReferenceOutputs(("y",), (y,), (y.double(),))
+    for wrong in (y[:3], y.double(), y[None]):
+        worst = compare(reference, [wrong], "fp32").worst
+        assert not worst.passed
+        assert "where the module returns" in worst.note
+    with pytest.raises(ParityError, match=r"2 outputs and the module 1 \(y\)"):
+        compare(reference, [y, y], "fp32")
+
+
+def test_empty_and_zero_outputs_pass() -> None:
+    for y in (torch.empty(0, 4), torch.zeros(3, 40), torch.tensor(0.0)):
+        reference = ReferenceOutputs(("y",), (y,), (y.double(),))
+        assert compare(reference, [y], "fp32").passed
+    assert not compare(reference, [torch.tensor(1e-3)], "fp32").passed
+
+
+def test_logits_report_top1_and_kl_within_hoeffdings_bound() -> None:
+    exact = 3 * torch.randn(20, 50, dtype=torch.float64)
+    exact[:, 0] = -math.inf
+    eager = exact.float()
+    reference = ReferenceOutputs(("logits",), (eager,), (exact,))
+    bound = 0.01
+    moved = (exact + bound * torch.randn_like(exact).sign()).float()
+    worst = compare(reference, [moved], "fp32", logits=["logits"]).worst
+    assert worst.kl is not None
+    assert 0 < worst.kl <= bound**2 / 2
+    rolled = compare(reference, [eager.roll(1, 0)], "fp32", logits=["logits"]).worst
+    assert rolled.top1 is not None
+    assert rolled.top1 < 0.5
+    assert compare(reference, [eager], "fp32").worst.top1 is None
+
+
+def test_the_reference_leaves_the_module_as_it_was() -> None:
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = torch.nn.Dropout(0.5)
+            self.linear = torch.nn.Linear(8, 8)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            x += 1
+            return self.dropout(self.linear(x))
+
+    module = Counts()
+    module.linear.eval()
+    weight, x = module.linear.weight, torch.zeros(2, 8)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    reference = Reference(module, precision="fp32")((x,))
+    assert module.training
+    assert module.dropout.training
+    assert not module.linear.training
+    assert module.linear.weight is weight
+    assert weight.dtype is torch.float32
+    assert float(module.calls) == 0
+    assert not x.any()
+    assert torch.backends.mha.get_fastpath_enabled() is fast
+    assert torch.allclose(reference.eager[0], module.linear(torch.ones(2, 8)))
+    assert not reference.eager[0].requires_grad
+
+
+def test_tied_weights_and_exported_modules_have_a_float64_form() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(10, 8)
+            self.head = torch.nn.Linear(8, 10, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(ids)).float().softmax(-1)
+
+    module, ids = Tied().eval(), torch.arange(6)[None]
+    exported = torch.export.export(module, (ids,)).module()
+    ours, theirs = (Reference(m, precision="fp32")((ids,)) for m in (module, exported))
+    assert ours.exact[0] is not None
+    assert theirs.exact[0] is not None
+    assert ours.exact[0].dtype is torch.float64
+    assert torch.equal(ours.exact[0], theirs.exact[0])
+
+
+def test_outputs_are_flattened_with_their_path() -> None:
+    a, b = torch.ones(1), torch.zeros(2)
+    named = flatten_outputs({"logits": a, "hidden": (a, b), "loss": None, "count": 3})
+    assert [name for name, _ in named] == ["logits", "hidden.0", "hidden.1"]
+    assert flatten_outputs(a)[0][0] == "output"
+    with pytest.raises(UsageError, match="'1' of the module is a Cache"):
+        flatten_outputs((a, type("Cache", (), {})()))
+    with pytest.raises(UsageError, match="no tensor"):
+        flatten_outputs((None, 3))
+
+
+def good_and_bad() -> tuple[Parity, Parity]:
+    module, args, reference = setting("fp32")
+    output = run(module, *args)
+    broken = output.clone()
+    broken[0, 0, 0] = math.nan
+    return compare(reference, [output], "fp32"), compare(reference, [broken], "fp32")
+
+
+def test_merged_cases_show_the_worst_with_its_label() -> None:
+    good, bad = good_and_bad()
+    merged = merge({"seq=5": good, "seq=9": bad})
+    assert not merged.passed
+    assert merged.worst.case == "seq=9"
+    assert "FAILED" in str(merged)
+    assert "at seq=9" in str(merged)
+    assert "\n" not in str(merged)
+    assert merge({"seq=5": good}).passed
+    with pytest.raises(ParityError):
+        merge({})
+
+
+def test_to_dict_is_strict_json() -> None:
+    for parity in good_and_bad():
+        data = json.loads(json.dumps(parity.to_dict(), allow_nan=False))
+        assert data["passed"] is parity.passed
+        assert data["outputs"][0]["shape"] == [4, 10, 32]
