@@ -1,1 +1,17 @@
 """Graph passes: analyses and rewrites, one per file."""
+
+from attngraph.passes import canonicalize, constant_fold, cse, dce
+from attngraph.passes.manager import Pass, PassResult, make, register, registered, run
+
+__all__ = [
+    "Pass",
+    "PassResult",
+    "canonicalize",
+    "constant_fold",
+    "cse",
+    "dce",
+    "make",
+    "register",
+    "registered",
+    "run",
+]

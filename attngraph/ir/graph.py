@@ -309,5 +309,9 @@ class Graph:
 
 def fuse_locs(nodes: Iterable[Node], anchor: Node) -> Loc:
     """The anchor's location, remembering every distinct location it was fused from."""
-    locs = dict.fromkeys(node.loc for node in nodes if node.loc != UNKNOWN)
-    return Loc(anchor.loc.file, anchor.loc.line, anchor.loc.module, tuple(locs))
+    leaves = (leaf for node in nodes for leaf in node.loc.fused or (node.loc,))
+    locs = tuple(dict.fromkeys(leaf for leaf in leaves if leaf != UNKNOWN))
+    if not locs:
+        return UNKNOWN
+    place = locs[0] if anchor.loc == UNKNOWN else anchor.loc
+    return Loc(place.file, place.line, place.module, locs if len(locs) > 1 else ())

@@ -22,6 +22,8 @@ from attngraph.ir.graph import Node
 
 REQUIRED = object()
 _IGNORED = frozenset({"device", "layout", "pin_memory", "non_blocking", "generator"})
+# A value has no strides, so ops that ask for packed ones are given them.
+_PACKED = frozenset({"aten.view", "aten.view.dtype", "aten.view_as_complex"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ def evaluate(node: Node, inputs: Sequence[Any], sizes: Mapping[str, Any]) -> tup
 
 def call(definition: OpDef, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Calls an op's function with flat tensor inputs and attributes."""
+    if definition.name in _PACKED and isinstance(inputs[0], torch.Tensor):
+        inputs = [inputs[0].contiguous(), *inputs[1:]]
     tensors = split_inputs(definition, inputs, attrs)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}

@@ -1,0 +1,38 @@
+"""canonicalize: one way to write each thing, so that analyses meet one form of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngraph.ir import Graph, Remark
+from attngraph.passes.canonicalize_layout import LAYOUT_RULES
+from attngraph.passes.canonicalize_slices import SLICE_RULES
+from attngraph.passes.canonicalize_values import VALUE_RULES
+from attngraph.passes.manager import register
+from attngraph.passes.rewriter import Rewriter
+
+
+@register
+@dataclass(frozen=True)
+class Canonicalize:
+    """Applies the local rules until none fires. Every rule is exact, to the sign of a zero.
+
+    - `aten.reshape` with its whole shape written out, for every change of shape only;
+    - `aten.permute` for every change of the order of axes;
+    - `aten.expand` for every broadcast, `aten.full` for every tensor of one number;
+    - `aten._to_copy` for every change of dtype;
+    - `aten.split_with_sizes` for every cut along an axis;
+    - and nothing for what changes nothing: copies, dropout that is off, x · 1, −(−x), …
+
+    Where a graph reads strides (`as_strided`), its layout stays as it is.
+    """
+
+    name: ClassVar[str] = "canonicalize"
+    exact: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        reads_strides = any(node.op.startswith("aten.as_strided") for node in graph)
+        rules = VALUE_RULES + SLICE_RULES + ([] if reads_strides else LAYOUT_RULES)
+        Rewriter(graph, rules).run()
+        return []

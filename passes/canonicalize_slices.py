@@ -1,0 +1,73 @@
+"""Rules for ops that cut a tensor along an axis or put it together: slice, split, cat."""
+
+from __future__ import annotations
+
+import torch
+
+from attngraph.ir import Node
+from attngraph.ir.dims import as_dim, same_shape
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.canonicalize_values import source_of
+from attngraph.passes.rewriter import Replacement, Rewriter, rule
+
+
+@rule("aten.slice.Tensor")
+def slice_of_all(rewriter: Rewriter, node: Node) -> Replacement:
+    """A slice as long as its source is its source: a longer step would have made it shorter."""
+    source = source_of(node)
+    return source if same_shape(source.shape, node.output.shape) else None
+
+
+@rule("aten.slice.Tensor")
+def slice_of_arange(rewriter: Rewriter, node: Node) -> Replacement:
+    """arange(a, b)[s:e] is arange(a + s, a + s + length), for integers."""
+    inner = source_of(node).producer
+    if inner is None or inner.op not in ("aten.arange", "aten.arange.start"):
+        return None
+    start, step = attribute(node, "start") or 0, attribute(node, "step")
+    if inner.output.dtype != torch.int64 or step != 1 or not isinstance(start, int) or start < 0:
+        return None
+    first = inner.attrs.get("start", 0)
+    if isinstance(first, float) or isinstance(inner.attrs["end"], float):
+        return None
+    first = as_dim(first + start)
+    attrs = {"start": first, "end": as_dim(first + node.output.shape[0]), "dtype": torch.int64}
+    return rewriter.emit("aten.arange.start", [], attrs, at=node, fused=[inner])
+
+
+@rule(
+    "aten.chunk",
+    "aten.unsafe_chunk",
+    "aten.split.Tensor",
+    "aten.split.sizes",
+    "aten.split_with_sizes",
+    "aten.unsafe_split.Tensor",
+    "aten.unsafe_split_with_sizes",
+    "aten.tensor_split.sections",
+    "aten.tensor_split.indices",
+)
+def split(rewriter: Rewriter, node: Node) -> Replacement:
+    """Every cut along an axis names the sizes of its parts."""
+    source = source_of(node)
+    if len(node.outputs) == 1:
+        return source if same_shape(source.shape, node.output.shape) else None
+    axis = attribute(node, "dim") % source.tensor_type.rank
+    sizes = [part.shape[axis] for part in node.outputs]
+    if (
+        node.op == "aten.split_with_sizes"
+        and list(node.attrs["split_sizes"]) == sizes
+        and attribute(node, "dim") == axis
+    ):
+        return None
+    attrs = {"split_sizes": sizes, "dim": axis}
+    return rewriter.emit("aten.split_with_sizes", [source], attrs, at=node)
+
+
+@rule("aten.cat")
+def cat_of_one(rewriter: Rewriter, node: Node) -> Replacement:
+    """cat([x]) is x."""
+    parts = input_of(node, "tensors")
+    return parts[0] if len(parts) == 1 else None
+
+
+SLICE_RULES = [slice_of_all, slice_of_arange, split, cat_of_one]
