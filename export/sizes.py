@@ -108,7 +108,12 @@ def resized_inputs(
     for (index, axis), name in sorted(dynamic.items()):
         others = {n for (i, a), n in dynamic.items() if i == index and a != axis}
         rows = axis == 0 and args[index].dim() > 1 and name not in others
-        resized[index] = _resize(resized[index], axis, sizes[name], is_mask(args[index]), rows)
+        if is_mask(args[index]) and not rows:
+            alone = all(i != index or a in (0, axis) for i, a in dynamic) and axis > 0
+            resized[index] = _stretch(resized[index], axis, sizes[name], keep_holes=alone)
+        else:
+            rotate = not is_mask(args[index])
+            resized[index] = _repeat(resized[index], axis, sizes[name], rotate=rotate)
     return tuple(resized)
 
 
@@ -123,31 +128,43 @@ def is_mask(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and bool(((tensor == 0) | (tensor <= -1e4)).all())
 
 
-def _resize(tensor: torch.Tensor, axis: int, size: int, mask: bool, rows: bool) -> torch.Tensor:
+def _repeat(tensor: torch.Tensor, axis: int, size: int, *, rotate: bool) -> torch.Tensor:
     old = tensor.shape[axis]
     if old == size:
         return tensor
-    if old == 0:
-        raise UsageError(f"An input of shape {tuple(tensor.shape)} has no values to repeat.")
-    if mask and not rows:
-        return _stretch(tensor, axis, size)
+    _require_values(tensor)
     around = tensor.dim() - 1 if axis != tensor.dim() - 1 else 0
     # Four integers in a row are a box, whose corners must keep their order.
-    rotate = not mask and around != axis
-    rotate = rotate and (tensor.is_floating_point() or tensor.shape[around] != 4)
+    box = tensor.shape[around] == 4 and not tensor.is_floating_point()
+    rotate = rotate and around != axis and not box
     turns = range(-(-size // old))
     copies = [tensor.roll(turn, around) if rotate else tensor for turn in turns]
     return torch.cat(copies, axis).narrow(axis, 0, size).contiguous()
 
 
-def _stretch(mask: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-    """Nearest neighbours with both ends kept; for one element, the last, which padding spares."""
+def _stretch(mask: torch.Tensor, axis: int, size: int, *, keep_holes: bool) -> torch.Tensor:
+    """Nearest neighbours with both ends kept; for one element, the last, which padding spares.
+
+    `keep_holes` lets an inner key be hidden if any of those it stands for is. A mask over queries
+    and keys can't have that: it would hide the diagonal.
+    """
     old = mask.shape[axis]
+    if old == size:
+        return mask
+    _require_values(mask)
     if size == 1:
         index = torch.tensor([old - 1])
     else:
         index = (torch.arange(size) * (old - 1) / (size - 1)).round().long()
     stretched = mask.index_select(axis, index.to(mask.device))
+    if keep_holes and 2 < size < old:
+        cell = (torch.arange(old, device=mask.device) * (size - 1) / (old - 1)).round()
+        inner = [
+            mask.index_select(axis, (cell == at).nonzero().flatten()).amin(axis, keepdim=True)
+            for at in range(1, size - 1)
+        ]
+        ends = stretched.narrow(axis, 0, 1), stretched.narrow(axis, size - 1, 1)
+        stretched = torch.cat([ends[0], *inner, ends[1]], axis)
     seen, kept = _visible(mask).any(axis), _visible(stretched).any(axis)
     lost = (seen & ~kept).unsqueeze(axis)
     if not bool(lost.any()):
@@ -156,6 +173,11 @@ def _stretch(mask: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     value = torch.zeros_like(last) if _is_additive(mask) else torch.ones_like(last)
     head = stretched.narrow(axis, 0, size - 1)
     return torch.cat([head, torch.where(lost, value, last)], axis).contiguous()
+
+
+def _require_values(tensor: torch.Tensor) -> None:
+    if tensor.numel() == 0:
+        raise UsageError(f"An input of shape {tuple(tensor.shape)} has no values to repeat.")
 
 
 def _visible(mask: torch.Tensor) -> torch.Tensor:

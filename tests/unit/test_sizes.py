@@ -63,8 +63,9 @@ def test_values_are_the_samples_own(batch: int, seq: int) -> None:
     assert new_mask.any(1).all(), "every row still sees a key"
 
 
-def test_left_padding_stays_left_and_the_hole_stays_inside() -> None:
-    _, mask = resized_inputs(sample(), BOTH, {"batch": 4, "seq": 21})
+@pytest.mark.parametrize("seq", [5, 7, 21])
+def test_left_padding_stays_left_and_the_hole_stays_inside(seq: int) -> None:
+    _, mask = resized_inputs(sample(), BOTH, {"batch": 4, "seq": seq})
     for row in (0, 2):
         changes = mask[row].diff().nonzero()
         assert len(changes) == 1, "padding, then tokens"
