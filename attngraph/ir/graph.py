@@ -264,6 +264,31 @@ class Graph:
         self._unlink(node)
         self._link(node, anchor)
 
+    def sort(self) -> None:
+        """Restores execution order, moving as few nodes as a stable depth-first walk allows."""
+        order: list[Node] = []
+        done: set[Node] = set()
+        for root in self._snapshot():
+            stack = [(root, iter(root.inputs))] if root not in done else []
+            while stack:
+                node, pending = stack[-1]
+                for value in pending:
+                    above = value.producer if value is not None else None
+                    if above is not None and above not in done:
+                        stack.append((above, iter(above.inputs)))
+                        break
+                else:
+                    stack.pop()
+                    if node not in done:
+                        done.add(node)
+                        order.append(node)
+        self._first = order[0] if order else None
+        self._last = order[-1] if order else None
+        for index, node in enumerate(order):
+            node._previous = order[index - 1] if index else None
+            node._next = order[index + 1] if index + 1 < len(order) else None
+        self.epoch += 1
+
     # -- internals -------------------------------------------------------------------------
 
     def _link(self, node: Node, before: Node | None) -> None:

@@ -1,0 +1,258 @@
+"""Named axes: reads a tensor's elements through layout ops, so that layouts need no patterns.
+
+An `Atom` is one index variable. Each dim of a tensor is indexed by a tuple of atoms, major to minor
+(einops' decomposition); an empty tuple is the index 0. Going up through a reshape regroups atoms,
+splitting one where a boundary falls inside it; a permute reorders dims; an expand forgets atoms; a
+select fixes one to a constant. Nothing is matched: whatever the chain, the result is where each
+element comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from attngraph.ir import Dim, Node, Value
+from attngraph.ir.dims import divide, product, same, same_shape
+from attngraph.ir.ops import attribute, input_of
+
+
+class Atom:
+    """An index variable of some size; `const` fixes it. `split` replaces it by two, everywhere."""
+
+    __slots__ = ("const", "parts", "size")
+
+    def __init__(self, size: Dim, const: int | None = None) -> None:
+        self.size = size
+        self.const = const
+        self.parts: tuple[Atom, Atom] | None = None
+
+    def split(self, minor: Dim) -> bool:
+        """Into (size / minor, minor), major first. False where that is not a whole number."""
+        major = divide(self.size, minor)
+        if major is None or (self.const is not None and not isinstance(minor, int)):
+            return False
+        if self.const is None:
+            self.parts = (Atom(major), Atom(minor))
+        else:
+            high, low = divmod(self.const, int(minor))
+            self.parts = (Atom(major, high), Atom(minor, low))
+        return True
+
+    def leaves(self) -> Iterator[Atom]:
+        """What the atom stands for after all splits."""
+        if self.parts is None:
+            yield self
+        else:
+            for part in self.parts:
+                yield from part.leaves()
+
+
+Axes = tuple[tuple[Atom, ...], ...]
+
+
+def resolve(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
+    """Atoms after all splits."""
+    return tuple(leaf for atom in atoms for leaf in atom.leaves())
+
+
+def fresh_axes(shape: Sequence[Dim]) -> Axes:
+    """One new atom per dim; none where the size is 1."""
+    return tuple(() if dim == 1 else (Atom(dim),) for dim in shape)
+
+
+def size_of(atoms: Iterable[Atom]) -> Dim:
+    """The number of index combinations."""
+    return product(atom.size for atom in atoms)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A value and how its dims are indexed."""
+
+    value: Value
+    axes: Axes
+
+    @property
+    def dims(self) -> Axes:
+        """The axes after all splits."""
+        return tuple(resolve(dim) for dim in self.axes)
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        """All variable atoms, in storage order."""
+        return tuple(a for dim in self.dims for a in dim if a.const is None)
+
+
+def regroup(atoms: Sequence[Atom], shape: Sequence[Dim]) -> Axes | None:
+    """Distributes row-major atoms over dims of the given sizes; None where one doesn't divide."""
+    queue = list(resolve(atoms))
+    dims: list[tuple[Atom, ...]] = []
+    for size in shape:
+        taken: list[Atom] = []
+        need = size
+        while not same(need, 1):
+            if not queue:
+                return None
+            atom = queue.pop(0)
+            rest = divide(need, atom.size)
+            if rest is not None:
+                taken.append(atom)
+                need = rest
+                continue
+            minor = divide(atom.size, need)
+            if minor is None or not atom.split(minor) or atom.parts is None:
+                return None
+            taken.append(atom.parts[0])
+            queue.insert(0, atom.parts[1])
+            need = 1
+        dims.append(tuple(taken))
+    return None if queue else tuple(dims)
+
+
+def broadcast_axes(axes: Axes, shape: Sequence[Dim], out_shape: Sequence[Dim]) -> Axes:
+    """The axes of an operand of `shape` that was broadcast (aligned right) to `out_shape`."""
+    aligned = axes[len(axes) - len(shape) :]
+    outer = out_shape[len(out_shape) - len(shape) :]
+    return tuple(
+        () if dim == 1 and out != 1 else index
+        for index, dim, out in zip(aligned, shape, outer, strict=True)
+    )
+
+
+_RESHAPE_NAMES = """reshape view _unsafe_view unsqueeze squeeze squeeze.dim squeeze.dims
+    flatten.using_ints unflatten.int view_as reshape_as"""
+_COPY_NAMES = "clone contiguous alias detach lift_fresh_copy dropout"
+RESHAPES = frozenset("aten." + name for name in _RESHAPE_NAMES.split())
+COPIES = frozenset("aten." + name for name in _COPY_NAMES.split())
+
+
+def _permuted(node: Node, axes: Axes) -> Axes | None:
+    rank = len(axes)
+    match node.op:
+        case "aten.permute":
+            order = [dim % rank for dim in attribute(node, "dims")]
+        case "aten.transpose.int":
+            order = list(range(rank))
+            first, second = attribute(node, "dim0") % rank, attribute(node, "dim1") % rank
+            order[first], order[second] = order[second], order[first]
+        case "aten.t" | "aten.mT" | "aten.numpy_T":
+            order = list(range(rank))
+            order[-2:] = order[-2:][::-1]
+        case _:
+            return None
+    inner: list[tuple[Atom, ...]] = [()] * rank
+    for position, source in enumerate(order):
+        inner[source] = axes[position]
+    return tuple(inner)
+
+
+def _selected(node: Node, value: Value, axes: Axes) -> Axes | None:
+    """select, unbind, and slices or splits that are one of n equal parts."""
+    source = input_of(node, "self")
+    shape = source.shape
+    dim = attribute(node, "dim") % len(shape)
+    size = shape[dim]
+    if node.op in ("aten.select.int", "aten.unbind.int"):
+        index = attribute(node, "index") if node.op == "aten.select.int" else value.index
+        if not isinstance(index, int) or (index < 0 and not isinstance(size, int)):
+            return None
+        picked = Atom(size, index % size if isinstance(size, int) else index)
+        return (*axes[:dim], (picked,) if size != 1 else (), *axes[dim:])
+    part = value.shape[dim]
+    if node.op == "aten.slice.Tensor":
+        start = attribute(node, "start") or 0
+        if attribute(node, "step") != 1 or not isinstance(start, int) or start < 0:
+            return None
+    else:
+        sizes = [output.shape[dim] for output in node.outputs]
+        if not all(isinstance(s, int) for s in sizes):
+            return None
+        start = sum(int(s) for s in sizes[: value.index])
+    if not (isinstance(size, int) and isinstance(part, int)) or size % part or start % part:
+        return None
+    picked = Atom(size // part, start // part)
+    return tuple((picked, *index) if i == dim else index for i, index in enumerate(axes))
+
+
+_PARTS = frozenset(
+    [
+        "aten.select.int",
+        "aten.unbind.int",
+        "aten.slice.Tensor",
+        "aten.split.Tensor",
+        "aten.split_with_sizes",
+        "aten.chunk",
+    ]
+)
+
+
+def _repeated(node: Node, source: Value, axes: Axes) -> Axes | None:
+    if node.op == "aten.repeat_interleave.self_int":
+        dim, times = attribute(node, "dim"), attribute(node, "repeats")
+        if dim is None:
+            return None
+        dim %= len(axes)
+        grouped = regroup(axes[dim], [source.shape[dim], times])
+        if grouped is None:
+            return None
+        return tuple(grouped[0] if i == dim else index for i, index in enumerate(axes))
+    lead = len(axes) - len(source.shape)  # aten.repeat tiles: the repetition is the major part
+    inner = []
+    for index, size, times in zip(
+        axes[lead:], source.shape, attribute(node, "repeats")[lead:], strict=True
+    ):
+        grouped = regroup(index, [times, size])
+        if grouped is None:
+            return None
+        inner.append(grouped[1])
+    return tuple(inner)
+
+
+def climb(operand: Operand) -> Operand | None:
+    """Past one layout op: the same elements, named in the op's input. None at anything else."""
+    value, axes = operand.value, operand.axes
+    node = value.producer
+    if node is None:
+        return None
+    if node.op in COPIES:
+        source = node.inputs[0]
+        return Operand(source, axes) if source is not None else None
+    if not node.op.startswith("aten."):
+        return None
+    inner: Axes | None = None
+    source = node.inputs[0] if node.inputs else None
+    if source is None:
+        return None
+    if node.op in RESHAPES:
+        if same_shape(source.shape, value.shape):
+            return Operand(source, axes)
+        if any(not dim and size != 1 for dim, size in zip(axes, value.shape, strict=True)):
+            return None  # index 0 of a longer dim: not a plain regrouping
+        inner = regroup([atom for dim in axes for atom in dim], source.shape)
+    elif node.op in _PARTS:
+        inner = _selected(node, value, axes)
+    elif node.op == "aten.expand":
+        inner = broadcast_axes(axes, source.shape, value.shape)
+    elif node.op in ("aten.repeat_interleave.self_int", "aten.repeat"):
+        inner = _repeated(node, source, axes)
+    else:
+        inner = _permuted(node, axes)
+    return None if inner is None else Operand(source, inner)
+
+
+def top(operand: Operand, stop: Callable[[Value], bool] = lambda value: False) -> Operand:
+    """Past every layout op, or to the first value that `stop` accepts."""
+    while not stop(operand.value):
+        above = climb(operand)
+        if above is None:
+            break
+        operand = above
+    return operand
+
+
+def is_symbolic(dim: Dim) -> bool:
+    """Whether a size is only known at run time."""
+    return isinstance(dim, sympy.Basic)

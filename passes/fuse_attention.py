@@ -1,0 +1,226 @@
+"""fuse-attention: every softmax over keys and every SDPA node becomes one `attn.attention`.
+
+The reading is in site.py, logits.py, contraction.py and axes.py; here the result is written down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir.graph import fuse_locs
+from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve
+from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Mask
+from attngraph.passes.manager import register
+from attngraph.passes.materialize import cost, materialize
+from attngraph.passes.roles import cheapest, stages
+from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
+
+
+@register
+@dataclass(frozen=True)
+class FuseAttention:
+    """Fuses each attention it can read exactly; every other one gets a reason."""
+
+    name: ClassVar[str] = "fuse-attention"
+
+    def run(self, graph: Graph) -> list[Remark]:
+        build = Builder(graph)
+        remarks = []
+        for anchor in list(graph):
+            if anchor.graph is None or (anchor.op not in SOFTMAXES and anchor.op != SDPA):
+                continue
+            found = understand(anchor)
+            result = _emit(graph, build, found) if isinstance(found, Site) else found
+            if isinstance(result, Declined):
+                remarks.append(_declined(anchor, result))
+            elif result is not None:
+                remarks.append(result)
+        return remarks
+
+
+def _declined(anchor: Node, declined: Declined) -> Remark:
+    blamed = declined.node or anchor
+    return Remark(
+        "declined",
+        declined.code,
+        declined.reason,
+        anchor.loc,
+        op=anchor.op,
+        hint=declined.hint,
+        node=anchor.outputs[0].name,
+        blamed=f"{blamed.op} at {blamed.loc}",
+    )
+
+
+def _static_size(atoms: Sequence[Atom]) -> int | None:
+    sizes = [atom.size for atom in resolve(atoms)]
+    if any(is_symbolic(size) for size in sizes):
+        return None
+    return math.prod(int(size) for size in sizes)
+
+
+def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
+    roles = site.roles
+    kv_heads, groups = _static_size(roles.kv_heads), _static_size(roles.groups)
+    if kv_heads is None or groups is None:
+        return Declined("heads-dynamic", "The number of heads is only known at run time.")
+    query = cheapest(site.query, roles.query)
+    key = cheapest(site.key, roles.key)
+    value = cheapest([stage for stage in site.value if stage.factor == 1.0], roles.value)
+    if query is None or key is None or value is None:
+        return Declined("axes-not-attention", "The operands can't be laid out as heads.")
+    dtypes = {stage.operand.value.dtype for stage in (query, key, value)}
+    if len(dtypes) != 1:
+        return Declined(
+            "mixed-dtypes",
+            f"Queries, keys and values are of different types: {sorted(map(str, dtypes))}.",
+            hint="Cast all three to one type.",
+        )
+    scale = site.scale * query.factor * key.factor
+    if not math.isfinite(scale) or scale == 0:
+        return Declined("scale-unknown", f"The scores are scaled by {scale:g}.")
+    keys = set(resolve(roles.keys))
+    if any(keys & set(factor.atoms) for factor in site.factors):
+        return Declined(
+            "scores-times-tensor",
+            "The scores are multiplied by a tensor that differs from key to key.",
+            hint="Multiply the keys by it instead.",
+        )
+    finite = [step for step in site.steps if isinstance(step, Mask) and math.isfinite(step.fill)]
+    weak = [step for step in finite if step.fill > ABSORBING_FILL]
+    if weak and (len({step.fill for step in finite}) > 1 or _bias_after(site.steps, weak[0])):
+        return Declined(
+            "weak-fill",
+            f"Scores are filled with {weak[0].fill:g} and then changed again, so a row in which "
+            "everything is masked depends on both.",
+            hint="Fill with -inf or torch.finfo(dtype).min, or mask last.",
+        )
+    loc = fuse_locs(site.nodes, site.anchor)
+    build.at(site.root, loc)
+    q = materialize(build, query.operand, roles.query)
+    for factor in site.factors:
+        q = build("aten.mul.Tensor", q, _spread(build, factor, roles.query, q.dtype))
+    if scale < 0:
+        q, scale = build("aten.neg", q), -scale
+    k = materialize(build, key.operand, roles.key)
+    v = materialize(build, value.operand, roles.value)
+    bias = _bias(build, site, q.dtype)
+    mask = _mask(build, site)
+    node = build.node(
+        "attn.attention",
+        q,
+        k,
+        v,
+        bias,
+        mask,
+        heads=kv_heads * groups,
+        kv_heads=kv_heads,
+        scale=scale,
+        causal=site.causal,
+        softcap=site.softcap,
+        masked_rows=site.masked_rows,
+        weights=site.weights is not None,
+    )
+    context = materialize(build, Operand(node.outputs[0], roles.context), site.output)
+    graph.replace_uses(site.root.output, _as(build, context, site.root.output.dtype))
+    if site.weights is not None:
+        scores = Operand(node.outputs[1], roles.scores)
+        weights = materialize(build, scores, site.weights.axes)
+        graph.replace_uses(site.anchor.output, _as(build, weights, site.anchor.output.dtype))
+        graph.sort()
+    return Remark(
+        "fused",
+        "attention",
+        _describe(site, kv_heads * groups, kv_heads),
+        loc,
+        op="attn.attention",
+        node=node.outputs[0].name,
+        details={"heads": kv_heads * groups, "kv_heads": kv_heads, "scale": scale},
+    )
+
+
+def _describe(site: Site, heads: int, kv_heads: int) -> str:
+    parts = [f"{heads} heads"]
+    if kv_heads != heads:
+        parts.append(f"{kv_heads} key-value heads")
+    if site.causal:
+        parts.append("causal")
+    biases = sum(isinstance(step, Bias) for step in site.steps)
+    masks = len(site.steps) - biases
+    parts += [f"{biases} bias"] * bool(biases) + [f"{masks} mask"] * bool(masks)
+    parts += ["softcap"] * bool(site.softcap) + ["weights returned"] * bool(site.weights)
+    return ", ".join(parts)
+
+
+def _bias_after(steps: Sequence[Bias | Mask], mask: Mask) -> bool:
+    return any(isinstance(step, Bias) for step in steps[steps.index(mask) + 1 :])
+
+
+def _as(build: Builder, value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else build("aten._to_copy", value, dtype=dtype)
+
+
+def _broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes]:
+    """The cheapest stage of a bias or mask, and its axes: size 1 where it has none."""
+    best: tuple[int, int] | None = None
+    chosen: tuple[Operand, Axes] | None = None
+    for index, stage in enumerate(stages(operand)):
+        if stage.factor != 1.0:
+            break
+        have = set(stage.operand.atoms)
+        target = tuple(dim if have & set(resolve(dim)) else () for dim in scores)
+        needed = cost(stage.operand, target)
+        if needed is not None and (best is None or (needed, index) < best):
+            best, chosen = (needed, index), (stage.operand, target)
+    if chosen is None:
+        raise ValueError(f"{operand.value!r} has axes that the scores lack.")
+    return chosen
+
+
+def _spread(build: Builder, operand: Operand, target: Axes, dtype: torch.dtype) -> Value:
+    """A factor of the scores, broadcastable to the queries."""
+    return _as(build, materialize(build, operand, target, broadcast=False), dtype)
+
+
+def _placed(build: Builder, site: Site, operand: Operand) -> Value:
+    chosen, target = _broadcastable(operand, site.roles.scores)
+    return materialize(build, chosen, target)
+
+
+def _bias(build: Builder, site: Site, dtype: torch.dtype) -> Value | None:
+    """The sum of the biases, in their order; finite fills become one, absorbing all else."""
+    total: Value | None = None
+    for step in site.steps:
+        if isinstance(step, Bias):
+            term = _as(build, _placed(build, site, step.operand), dtype)
+            if step.factor != 1.0:
+                term = build("aten.mul.Scalar", term, other=step.factor)
+        elif math.isfinite(step.fill):
+            kept = _placed(build, site, step.operand)
+            zero = build.constant(torch.zeros((), dtype=dtype), "zero")
+            fill = build.constant(torch.tensor(min(step.fill, ABSORBING_FILL), dtype=dtype), "fill")
+            choices = (zero, fill) if step.keep else (fill, zero)
+            term = build("aten.where.self", kept, *choices)
+        else:
+            continue
+        total = term if total is None else build("aten.add.Tensor", total, term)
+    return total
+
+
+def _mask(build: Builder, site: Site) -> Value | None:
+    """True where every -inf mask lets a query attend."""
+    total: Value | None = None
+    for step in site.steps:
+        if isinstance(step, Bias) or math.isfinite(step.fill):
+            continue
+        term = _placed(build, site, step.operand)
+        if not step.keep:
+            term = build("aten.logical_not", term)
+        total = term if total is None else build("aten.logical_and", total, term)
+    return total

@@ -1,0 +1,290 @@
+"""Reads attention logits upwards: φ(s · ⟨Q, K⟩) and the ordered biases and masks applied to it.
+
+The reading is exact algebra. A term that isn't understood stays a bias; an operation that can't be
+carried through ends the reading with a `Declined`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from attngraph.ir import Node
+from attngraph.ir.ops import attribute
+from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve
+from attngraph.passes.contraction import Contraction, read_contraction
+from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, uniform
+
+WEAKEST_FILL = -9e3  # below it a finite fill is a mask; KERNELS.md and docs/remarks.md say why
+ABSORBING_FILL = -1e20  # float32 adds any logit or bias to it without changing it
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """Why a site stays as it is: a code of docs/remarks.md, a sentence, the blamed node, a hint."""
+
+    code: str
+    reason: str
+    node: Node | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """`factor` times a tensor that is added to the logits."""
+
+    operand: Operand
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The logits become `fill` wherever the predicate is not `keep`."""
+
+    operand: Operand
+    keep: bool
+    fill: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """outer · tanh(scale · ⟨Q, K⟩) if `outer`, else scale · ⟨Q, K⟩; then `steps` in order.
+
+    `factors` multiply ⟨Q, K⟩ elementwise (a learned temperature). `nodes` were read on the way.
+    """
+
+    contraction: Contraction
+    node: Node
+    scale: float
+    outer: float | None = None
+    factors: tuple[Operand, ...] = ()
+    steps: tuple[Bias | Mask, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+    def scaled(self, factor: float) -> Logits | None:
+        """factor · these logits; None where a mask would turn into the opposite."""
+        steps: list[Bias | Mask] = []
+        for step in self.steps:
+            if isinstance(step, Bias):
+                steps.append(replace(step, factor=step.factor * factor))
+            elif factor <= 0:
+                return None
+            else:
+                steps.append(replace(step, fill=step.fill * factor))
+        if self.outer is not None:
+            return replace(self, outer=self.outer * factor, steps=tuple(steps))
+        return replace(self, scale=self.scale * factor, steps=tuple(steps))
+
+
+Preference = Callable[[Contraction], int | None]
+
+
+def read_logits(operand: Operand, keys: tuple[Atom, ...], prefer: Preference) -> Logits | Declined:
+    """Reads the logits that `operand` holds, whose key axis is `keys`.
+
+    `prefer` ranks contractions (lower is better, None is impossible) where a sum holds several.
+    """
+    return _Reader(keys, prefer).read(operand)
+
+
+class _Reader:
+    def __init__(self, keys: tuple[Atom, ...], prefer: Preference) -> None:
+        self.keys = keys
+        self.prefer = prefer
+
+    def read(self, operand: Operand) -> Logits | Declined:
+        node = operand.value.producer
+        if node is None:
+            return Declined(
+                "logits-not-a-product", "The logits are an input or a constant, not a product."
+            )
+        found = self._at(node, operand)
+        return replace(found, nodes=(*found.nodes, node)) if isinstance(found, Logits) else found
+
+    def _at(self, node: Node, operand: Operand) -> Logits | Declined:
+        if is_cast(node) and node.inputs[0] is not None:
+            return self.read(Operand(node.inputs[0], operand.axes))
+        if (above := climb(operand)) is not None:
+            return self.read(above)
+        if (scaling := scale_of(node)) is not None:
+            inner = self.read(Operand(scaling[0], operand.axes))
+            if isinstance(inner, Declined):
+                return inner
+            return inner.scaled(scaling[1]) or Declined(
+                "mask-negated", "A masked score is multiplied by a negative number.", node
+            )
+        if (filling := fill_of(node)) is not None:
+            return self._fill(node, operand, filling)
+        if node.op in ("aten.add.Tensor", "aten.sub.Tensor"):
+            return self._sum(node, operand)
+        if node.op in ("aten.add.Scalar", "aten.sub.Scalar"):
+            # The same number on every logit: softmax doesn't see it.
+            return self._same(node, operand)
+        if node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
+            return self._factor(node, operand)
+        if node.op == "aten.tanh":
+            return self._tanh(node, operand)
+        if node.op in ("aten.clamp", "aten.clamp_min", "aten.maximum"):
+            return self._floor(node, operand)
+        return self._product(node, operand.axes)
+
+    def _same(self, node: Node, operand: Operand) -> Logits | Declined:
+        source = node.inputs[0]
+        if source is None or number(attribute(node, "other")) is None:
+            return Declined("logits-not-a-product", f"{node.op} is not understood here.", node)
+        inner = self.read(Operand(source, operand.axes))
+        if isinstance(inner, Logits) and any(isinstance(step, Mask) for step in inner.steps):
+            return Declined("mask-shifted", "A number is added to masked scores.", node)
+        return inner
+
+    def _product(self, node: Node, axes: Axes) -> Logits | Declined:
+        product = read_contraction(node, axes)
+        if product is None:
+            return Declined(
+                "logits-not-a-product",
+                f"The logits come from {node.op}, which is not read as a product of Q and K.",
+                node,
+                "Write the scores as a matrix product of queries and keys.",
+            )
+        if self.prefer(product) is None:
+            return Declined(
+                "logits-not-a-product",
+                "The product behind the logits doesn't pair queries with keys.",
+                node,
+            )
+        steps = tuple(Bias(operand, factor) for operand, factor in product.addends)
+        return Logits(product, node, product.factor, steps=steps)
+
+    def _fill(self, node: Node, operand: Operand, filling: tuple) -> Logits | Declined:  # type: ignore[type-arg]
+        source, predicate, keep, fill = filling
+        shape = node.output.shape
+        inner = self.read(Operand(source, broadcast_axes(operand.axes, source.shape, shape)))
+        if isinstance(inner, Declined):
+            return inner
+        if math.isnan(fill) or fill > WEAKEST_FILL:
+            return Declined(
+                "fill-not-a-mask",
+                f"Scores are replaced by {fill:g}, which is not low enough to mask them.",
+                node,
+                "Fill masked scores with -inf or torch.finfo(dtype).min.",
+            )
+        axes = broadcast_axes(operand.axes, predicate.shape, shape)
+        step = Mask(Operand(predicate, axes), keep, fill)
+        return replace(inner, steps=(*inner.steps, step))
+
+    def _sum(self, node: Node, operand: Operand) -> Logits | Declined:
+        left, right = node.inputs[:2]
+        if left is None or right is None:
+            return Declined("logits-not-a-product", "A sum lacks an operand.", node)
+        shape = node.output.shape
+        sides = [
+            Operand(value, broadcast_axes(operand.axes, value.shape, shape))
+            for value in (left, right)
+        ]
+        sign = -1.0 if node.op.startswith("aten.sub") else 1.0
+        alpha = number(attribute(node, "alpha"))
+        if alpha is None:
+            return Declined("logits-not-a-product", "The alpha of a sum is symbolic.", node)
+        factors = [1.0, sign * alpha]
+        best: Logits | Declined | None = None
+        for index, side in enumerate(sides):
+            found = self.read(side)
+            if isinstance(found, Logits) and factors[index] != 1.0:
+                found = found.scaled(factors[index]) or Declined(
+                    "mask-negated", "A masked score is multiplied by a negative number.", node
+                )
+            if isinstance(found, Logits):
+                other = 1 - index
+                if not self._is_row_maximum(sides[other]):
+                    bias = Bias(sides[other], factors[other])
+                    found = replace(found, steps=(*found.steps, bias))
+                if isinstance(best, Logits) and self._rank(best) <= self._rank(found):
+                    continue
+            elif best is not None:
+                continue
+            best = found
+        assert best is not None
+        return best
+
+    def _rank(self, logits: Logits) -> int:
+        rank = self.prefer(logits.contraction)
+        return 1 << 30 if rank is None else rank
+
+    def _is_row_maximum(self, operand: Operand) -> bool:
+        """max over the keys, subtracted to keep exp in range: softmax doesn't see it."""
+        node = operand.value.producer
+        keys = set(resolve(self.keys))
+        return (
+            node is not None
+            and node.op in ("aten.amax", "aten.max.dim", "aten.logsumexp")
+            and not keys & set(operand.atoms)
+        )
+
+    def _factor(self, node: Node, operand: Operand) -> Logits | Declined:
+        left, right = node.inputs
+        if left is None or right is None:
+            return Declined("logits-not-a-product", "A product lacks an operand.", node)
+        shape = node.output.shape
+        sides = [
+            Operand(value, broadcast_axes(operand.axes, value.shape, shape))
+            for value in (left, right)
+        ]
+        order = (0, 1) if node.op == "aten.mul.Tensor" else (0,)
+        declined: Declined | None = None
+        for index in order:
+            inner = self.read(sides[index])
+            if isinstance(inner, Declined):
+                declined = declined or inner
+                continue
+            if inner.steps or inner.outer is not None or node.op == "aten.div.Tensor":
+                return Declined(
+                    "scores-times-tensor",
+                    "Scores that already hold a bias or mask are multiplied by a tensor.",
+                    node,
+                    "Multiply the queries by it instead, before the scores are computed.",
+                )
+            return replace(inner, factors=(*inner.factors, sides[1 - index]))
+        assert declined is not None
+        return declined
+
+    def _tanh(self, node: Node, operand: Operand) -> Logits | Declined:
+        source = node.inputs[0]
+        assert source is not None
+        inner = self.read(Operand(source, operand.axes))
+        if isinstance(inner, Declined):
+            return inner
+        if inner.steps or inner.outer is not None:
+            return Declined(
+                "softcap-after-mask",
+                "The scores are capped by tanh after a bias or mask was applied.",
+                node,
+                "Cap the scores first, then add the bias and the mask.",
+            )
+        return replace(inner, outer=1.0)
+
+    def _floor(self, node: Node, operand: Operand) -> Logits | Declined:
+        source = node.inputs[0]
+        if node.op == "aten.maximum":
+            low, high = uniform(node.inputs[1]), None
+        else:
+            low = number(attribute(node, "min"))
+            high = attribute(node, "max") if node.op == "aten.clamp" else None
+        if source is None or low is None or high is not None or low > ABSORBING_FILL:
+            return Declined(
+                "logits-clamped", "The scores are clamped, which no attention op does.", node
+            )
+        inner = self.read(Operand(source, operand.axes))
+        if isinstance(inner, Declined):
+            return inner
+        steps = tuple(
+            replace(step, fill=max(step.fill, low)) if isinstance(step, Mask) else step
+            for step in inner.steps
+        )
+        return replace(inner, steps=steps)
+
+
+def unread(logits: Logits) -> bool:
+    """Whether scale or cap are unusable numbers."""
+    numbers = [logits.scale, logits.outer or 1.0]
+    return any(not math.isfinite(x) or x == 0 for x in numbers)

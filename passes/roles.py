@@ -1,0 +1,153 @@
+"""Which axis plays which part in an attention: batch, heads, groups, queries, keys, features.
+
+Given the atoms of Q, K, V and of the probabilities, everything follows from which operand has which
+atom. Storage only decides ties: an atom that shares a dim with the features is a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attngraph.passes.axes import Atom, Axes, Operand, climb, is_symbolic
+from attngraph.passes.materialize import cost
+from attngraph.passes.scalars import scale_of
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An operand somewhere on its way up through layout ops and constant factors."""
+
+    operand: Operand
+    factor: float
+
+
+def stages(operand: Operand) -> list[Stage]:
+    """From the operand itself up to the first op that computes."""
+    found = [Stage(operand, 1.0)]
+    while True:
+        stage = found[-1]
+        above = climb(stage.operand)
+        if above is not None:
+            found.append(Stage(above, stage.factor))
+            continue
+        node = stage.operand.value.producer
+        scaling = None if node is None else scale_of(node)
+        if scaling is None:
+            return found
+        source = Operand(scaling[0], stage.operand.axes)
+        found.append(Stage(source, stage.factor * scaling[1]))
+
+
+def cheapest(candidates: Sequence[Stage], target: Axes) -> Stage | None:
+    """The stage that needs least copying to reach `target`; the nearest one if several."""
+    costs = [cost(stage.operand, target) for stage in candidates]
+    possible = [(c, i) for i, c in enumerate(costs) if c is not None]
+    return candidates[min(possible)[1]] if possible else None
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Atoms by part; each tuple is in the order in which it is packed."""
+
+    batch: tuple[Atom, ...]
+    kv_heads: tuple[Atom, ...]
+    groups: tuple[Atom, ...]
+    queries: tuple[Atom, ...]
+    keys: tuple[Atom, ...]
+    features: tuple[Atom, ...]
+    value_features: tuple[Atom, ...]
+
+    @property
+    def query(self) -> Axes:
+        """(B, S, H·D)"""
+        return (self.batch, self.queries, (*self.kv_heads, *self.groups, *self.features))
+
+    @property
+    def key(self) -> Axes:
+        """(B, T, G·D)"""
+        return (self.batch, self.keys, (*self.kv_heads, *self.features))
+
+    @property
+    def value(self) -> Axes:
+        """(B, T, G·E)"""
+        return (self.batch, self.keys, (*self.kv_heads, *self.value_features))
+
+    @property
+    def context(self) -> Axes:
+        """(B, S, H·E)"""
+        return (self.batch, self.queries, (*self.kv_heads, *self.groups, *self.value_features))
+
+    @property
+    def scores(self) -> Axes:
+        """(B, H, S, T)"""
+        return (self.batch, (*self.kv_heads, *self.groups), self.queries, self.keys)
+
+
+def _beside(candidates: Sequence[Stage], atoms: set[Atom]) -> list[Atom]:
+    """Atoms that share a storage dim with one of `atoms`, outermost first."""
+    found: dict[Atom, None] = {}
+    for stage in reversed(candidates):
+        for dim in stage.operand.dims:
+            if atoms & set(dim):
+                found.update(dict.fromkeys(a for a in dim if a.const is None and a not in atoms))
+    return list(found)
+
+
+def assign(
+    query: Sequence[Stage],
+    key: Sequence[Stage],
+    value: Sequence[Stage],
+    scores: Sequence[Atom],
+    keys: tuple[Atom, ...],
+    features: tuple[Atom, ...],
+    output: Sequence[Atom],
+) -> Roles | str:
+    """The parts, or a sentence that says why there are none.
+
+    `scores` are the probabilities' atoms in storage order (keys included), `output` the context's.
+    """
+    in_query, in_key, in_value = (set(side[-1].operand.atoms) for side in (query, key, value))
+    key_set, feature_set = set(keys), set(features)
+    row = [atom for atom in scores if atom not in key_set]
+    value_features = tuple(a for a in value[-1].operand.atoms if a not in key_set and a not in row)
+    if set(value_features) | set(row) != set(output):
+        return "the output has axes that neither the scores nor the values have"
+    if not feature_set <= in_query or not feature_set <= in_key:
+        return "queries and keys don't share the summed axis"
+    if key_set & in_query or not key_set <= in_key or not key_set <= in_value:
+        return "the queries depend on the key axis"
+    beside = _beside(query, feature_set)
+    alone = [a for a in row if a not in in_key and a not in in_value]
+    queries, groups = _split_rows(alone, beside)
+    shared = [atom for atom in row if atom not in alone]
+    static = [atom for atom in shared if not is_symbolic(atom.size)]
+    near = [a for a in (*beside, *_beside(value, set(value_features))) if a in static]
+    heads = list(dict.fromkeys(near))
+    if not heads and len(shared) > 1 and static and static[-1] is shared[-1]:
+        heads = [static[-1]]
+    for atom in shared:
+        if (atom not in in_key or atom not in in_value) and atom not in heads:
+            side = "keys" if atom in in_key else "values"
+            if atom in in_query or atom not in in_key:
+                return f"the {side} differ from query to query"
+    batch = [atom for atom in shared if atom not in heads]
+    return Roles(
+        tuple(batch),
+        tuple(heads),
+        tuple(groups),
+        tuple(queries),
+        keys,
+        features,
+        value_features,
+    )
+
+
+def _split_rows(alone: list[Atom], beside: list[Atom]) -> tuple[list[Atom], list[Atom]]:
+    """(queries, groups): a static axis next to the features, or before the last, groups heads."""
+    if len(alone) < 2:
+        return alone, []
+    groups = [a for a in alone if a in beside and not is_symbolic(a.size)]
+    if not groups or len(groups) == len(alone):
+        groups = [atom for atom in alone[:-1] if not is_symbolic(atom.size)]
+    return [atom for atom in alone if atom not in groups], groups

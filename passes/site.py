@@ -1,0 +1,388 @@
+"""Finds what surrounds a softmax: the product with the values below it, the logits above it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.axes import (
+    COPIES,
+    RESHAPES,
+    Atom,
+    Axes,
+    Operand,
+    broadcast_axes,
+    climb,
+    fresh_axes,
+    resolve,
+)
+from attngraph.passes.contraction import Contraction, read_contraction
+from attngraph.passes.logits import Bias, Declined, Logits, Mask, read_logits
+from attngraph.passes.roles import Roles, Stage, assign, stages
+from attngraph.passes.scalars import is_cast, uniform
+
+SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "aten._safe_softmax"])
+SDPA = "aten.scaled_dot_product_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One attention, understood: operands by their stages, roles of the axes, and the terms."""
+
+    anchor: Node
+    root: Node
+    query: list[Stage]
+    key: list[Stage]
+    value: list[Stage]
+    output: Axes
+    roles: Roles
+    scale: float
+    softcap: float
+    factors: tuple[Operand, ...]
+    steps: tuple[Bias | Mask, ...]
+    causal: bool
+    masked_rows: str
+    weights: Operand | None
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Below:
+    """From the context up to the probabilities."""
+
+    root: Node
+    output: Axes
+    probabilities: Operand
+    value: Operand
+    summed: tuple[Atom, ...]
+    guarded: bool
+    nodes: tuple[Node, ...]
+
+
+_GUARDS = frozenset(["aten.nan_to_num"])
+_SUM = "aten.sum.dim_IntList"
+_FAR = 64  # nodes between scores and softmax; a reader further off is outside the attention
+
+
+def _passes_through(node: Node, value: Value) -> bool:
+    """Whether a node hands a softmax's result on, unchanged but for layout, dtype or NaN guards."""
+    if node.op in RESHAPES or node.op in COPIES or is_cast(node) or node.op in _GUARDS:
+        return True
+    if node.op in ("aten.where.self", "aten.where.ScalarSelf", "aten.masked_fill.Scalar"):
+        return _guard(node) is not None
+    layout = (
+        "permute transpose.int t mT expand select.int slice.Tensor unbind.int split.Tensor"
+        " split_with_sizes chunk repeat_interleave.self_int"
+    )
+    return node.op.removeprefix("aten.") in layout.split() and node.inputs[0] is value
+
+
+def _guard(node: Node) -> Value | None:
+    """x where the node is `where(isnan(x), 0, x)`, which turns masked rows from NaN to zero."""
+    match node.op:
+        case "aten.nan_to_num":
+            return node.inputs[0] if not attribute(node, "nan") else None
+        case "aten.where.self":
+            predicate, filler, source = node.inputs
+            if uniform(filler) != 0.0:
+                return None
+        case "aten.where.ScalarSelf":
+            predicate, source = node.inputs
+            if attribute(node, "self") != 0:
+                return None
+        case "aten.masked_fill.Scalar":
+            source, predicate = node.inputs
+            if attribute(node, "value") != 0:
+                return None
+        case _:
+            return None
+    test = predicate.producer if predicate is not None else None
+    if test is None or test.op != "aten.isnan" or test.inputs[0] is not source:
+        return None
+    return source
+
+
+def _reach(operand: Operand, goal: Value) -> tuple[Operand, bool, tuple[Node, ...]] | None:
+    """Climbs from an operand to `goal`: (goal's axes, whether NaN was guarded, nodes passed)."""
+    passed: list[Node] = []
+    guarded = False
+    while operand.value is not goal:
+        node = operand.value.producer
+        if node is None:
+            return None
+        passed.append(node)
+        if is_cast(node) and node.inputs[0] is not None:
+            operand = Operand(node.inputs[0], operand.axes)
+        elif (source := _guard(node)) is not None:
+            operand, guarded = Operand(source, operand.axes), True
+        elif (above := climb(operand)) is not None:
+            operand = above
+        else:
+            return None
+    return operand, guarded, tuple(passed)
+
+
+def _consumers(probabilities: Value) -> Iterator[Node]:
+    """Nodes that may multiply the probabilities with values, nearest first."""
+    queue, seen = [probabilities], {probabilities}
+    while queue:
+        value = queue.pop(0)
+        for node in value.users:
+            if node.op in ("aten.mul.Tensor", "aten.isnan") or _passes_through(node, value):
+                queue.extend(v for v in node.outputs if v not in seen)
+                seen.update(node.outputs)
+            else:
+                yield node
+
+
+def _below(probabilities: Value, dim: int) -> _Below | None:
+    """The product with the values, where there is one that sums over exactly the key axis."""
+    for node in _consumers(probabilities):
+        if len(node.outputs) != 1:
+            continue
+        output = fresh_axes(node.output.shape)
+        product = read_contraction(node, output)
+        if product is None or product.addends or product.factor != 1.0:
+            continue
+        for mine, other in (
+            (product.left, product.right),
+            (product.right, product.left),
+        ):
+            reached = _reach(mine, probabilities)
+            if reached is None:
+                continue
+            operand, guarded, passed = reached
+            if resolve(operand.axes[dim]) != resolve(product.summed):
+                continue
+            product_nodes = (node.inputs[0].producer,) if node.op == _SUM and node.inputs[0] else ()
+            between = (*passed, *(n for n in product_nodes if n is not None))
+            return _Below(node, output, operand, other, product.summed, guarded, between)
+    return None
+
+
+def understand(anchor: Node) -> Site | Declined | None:
+    """The attention at a softmax or SDPA node; None where the softmax is over something else."""
+    return _from_sdpa(anchor) if anchor.op == SDPA else _from_softmax(anchor)
+
+
+def _from_softmax(anchor: Node) -> Site | Declined | None:
+    source = anchor.inputs[0]
+    if source is None or not source.shape:
+        return None
+    dim = attribute(anchor, "dim") % len(source.shape)
+    below = _below(anchor.output, dim)
+    axes = below.probabilities.axes if below else fresh_axes(source.shape)
+    keys = below.summed if below else axes[dim]
+    values = set(below.value.atoms) if below else set()
+
+    def prefer(product: Contraction) -> int | None:
+        pair = _pair(product, keys)
+        if pair is None:
+            return None
+        return len(set(pair[1].atoms) - values - set(resolve(product.summed)))
+
+    logits = read_logits(Operand(source, axes), keys, prefer)
+    if below is None:
+        return _without_values(anchor, logits)
+    if isinstance(logits, Declined):
+        return _name_declined(anchor, logits)
+    pair = _pair(logits.contraction, keys)
+    assert pair is not None
+    chain = (*below.nodes, below.root)
+    inside = {*chain, *(test for node in below.nodes for test in _tests(node))}
+    leaks = _leaks([anchor], inside)
+    if leaks and below.guarded:
+        return Declined(
+            "weights-unguarded",
+            "The attention weights are returned before their NaN rows are replaced.",
+            anchor,
+            "Return the weights after the guard.",
+        )
+    if _escapes(logits.node, {anchor, below.root}):
+        return Declined(
+            "scores-reused",
+            "The scores are read elsewhere too, so the product can't go away.",
+            logits.node,
+            "Return the attention weights instead of the scores.",
+        )
+    guarded = below.guarded or anchor.op == "aten._safe_softmax"
+    return _assemble(
+        anchor,
+        below.root,
+        (pair[0], pair[1], below.value),
+        logits,
+        Operand(anchor.output, axes),
+        keys,
+        below.output,
+        masked_rows="zero" if guarded else "nan",
+        weights=leaks or _leaks(below.nodes, inside),
+        nodes=(*logits.nodes, anchor, *chain),
+    )
+
+
+def _tests(node: Node) -> list[Node]:
+    """The isnan that a guard reads."""
+    producers = [value.producer for value in node.inputs if value is not None]
+    return [node for node in producers if node is not None and node.op == "aten.isnan"]
+
+
+def _leaks(nodes: Iterable[Node], inside: set[Node]) -> bool:
+    """Whether a node outside, or the graph's caller, reads a result of these nodes."""
+    return any(
+        value in (node.graph.outputs if node.graph else ()) or set(value.users) - inside
+        for node in nodes
+        for value in node.outputs
+    )
+
+
+def _escapes(node: Node, until: set[Node]) -> bool:
+    """Whether a node's result reaches the graph's outputs other than through `until`."""
+    outputs = set(node.graph.outputs) if node.graph else set()
+    queue, seen = [node], {node}
+    while queue:
+        current = queue.pop()
+        if outputs & set(current.outputs) or len(seen) > _FAR:
+            return True
+        users = {user for value in current.outputs for user in value.users} - seen - until
+        seen |= users
+        queue.extend(users)
+    return False
+
+
+def _pair(product: Contraction, keys: tuple[Atom, ...]) -> tuple[Operand, Operand] | None:
+    """(Q, K): the side that has the key axis is K; None where both or neither have it."""
+    wanted = set(resolve(keys))
+    left, right = (wanted & set(side.atoms) for side in (product.left, product.right))
+    if right == wanted and not left:
+        return product.left, product.right
+    if left == wanted and not right:
+        return product.right, product.left
+    return None
+
+
+def _without_values(anchor: Node, logits: Logits | Declined) -> Declined | None:
+    """Scores of two activations without values are worth a remark; a classifier is not."""
+    if isinstance(logits, Declined):
+        return None
+    sides = (logits.contraction.left, logits.contraction.right)
+    if any(stages(side)[-1].operand.value.is_constant for side in sides):
+        return None
+    return Declined(
+        "no-values",
+        "The attention weights are not multiplied with values over the key axis.",
+        anchor,
+        "Only the weights are used: there is no attention to fuse.",
+    )
+
+
+def _name_declined(anchor: Node, declined: Declined) -> Declined:
+    return (
+        declined
+        if declined.node is not None
+        else Declined(declined.code, declined.reason, anchor, declined.hint)
+    )
+
+
+def _assemble(
+    anchor: Node,
+    root: Node,
+    operands: tuple[Operand, Operand, Operand],
+    logits: Logits,
+    scores: Operand,
+    keys: tuple[Atom, ...],
+    output: Axes,
+    *,
+    masked_rows: str,
+    weights: bool,
+    nodes: tuple[Node, ...],
+    causal: bool = False,
+) -> Site | Declined:
+    query, key, value = map(stages, operands)
+    roles = assign(
+        query,
+        key,
+        value,
+        scores.atoms,
+        resolve(keys),
+        resolve(logits.contraction.summed),
+        [atom for dim in output for atom in resolve(dim)],
+    )
+    if isinstance(roles, str):
+        return Declined("axes-not-attention", f"This is no attention op: {roles}.", anchor)
+    scale, cap, steps = logits.scale, logits.outer, logits.steps
+    if cap is not None:
+        scale, cap = (scale * abs(cap), abs(cap)) if cap > 0 else (-scale * abs(cap), abs(cap))
+    return Site(
+        anchor,
+        root,
+        query,
+        key,
+        value,
+        output,
+        roles,
+        scale,
+        cap or 0.0,
+        logits.factors,
+        steps,
+        causal,
+        masked_rows,
+        scores if weights else None,
+        nodes,
+    )
+
+
+def _from_sdpa(anchor: Node) -> Site | Declined:
+    query, key, value = (input_of(anchor, name) for name in ("query", "key", "value"))
+    mask = input_of(anchor, "attn_mask")
+    output = fresh_axes(anchor.output.shape)
+    *batch, rows, features = output
+    keys = fresh_axes([key.shape[-2]])[0]
+    summed = fresh_axes([query.shape[-1]])[0]
+    batch_shape = anchor.output.shape[:-2]
+    shared = list(batch)
+    if attribute(anchor, "enable_gqa") and batch:
+        groups = batch_shape[-1] // key.shape[-3] if key.shape[-3] else 1
+        for atom in batch[-1]:
+            if groups != 1 and not atom.split(groups):
+                return Declined("axes-not-attention", "The head counts don't divide.", anchor)
+        parts = resolve(batch[-1])
+        shared[-1] = parts[:-1] if groups != 1 else parts
+    lead = len(batch)
+
+    def operand(value: Value, axes: list[tuple[Atom, ...]], *matrix: tuple[Atom, ...]) -> Operand:
+        shape = value.shape[:-2]
+        index = broadcast_axes(tuple(axes), shape, [0] * lead)
+        index = tuple(() if s == 1 else i for i, s in zip(index, shape, strict=True))
+        return Operand(value, (*index, *matrix))
+
+    q = operand(query, list(batch), rows, summed)
+    k = operand(key, shared, keys, summed)
+    v = operand(value, shared, keys, features)
+    scale = attribute(anchor, "scale")
+    if scale is None:
+        width = query.shape[-1]
+        if not isinstance(width, int):
+            return Declined("scale-unknown", "The head size is only known at run time.", anchor)
+        scale = width**-0.5
+    scores = (*batch, rows, keys)
+    steps: tuple[Bias | Mask, ...] = ()
+    if mask is not None:
+        shape = (*batch_shape, query.shape[-2], key.shape[-2])
+        where = Operand(mask, broadcast_axes(scores, mask.shape, shape))
+        is_bool = mask.dtype.is_floating_point is False
+        steps = (Mask(where, True, float("-inf")) if is_bool else Bias(where, 1.0),)
+    return _assemble(
+        anchor,
+        anchor,
+        (q, k, v),
+        Logits(Contraction(q, k, summed), anchor, float(scale), steps=steps),
+        Operand(anchor.output, scores),
+        keys,
+        output,
+        masked_rows="zero",
+        weights=False,
+        nodes=(anchor,),
+        causal=bool(attribute(anchor, "is_causal")),
+    )
