@@ -1,6 +1,6 @@
 """Graph passes: analyses and rewrites, one per file."""
 
-from attngraph.passes import canonicalize, constant_fold, cse, dce
+from attngraph.passes import canonicalize, constant_fold, cse, dce, fuse_attention
 from attngraph.passes.manager import Pass, PassResult, make, register, registered, run
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "constant_fold",
     "cse",
     "dce",
+    "fuse_attention",
     "make",
     "register",
     "registered",

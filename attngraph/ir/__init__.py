@@ -1,6 +1,7 @@
 """The typed SSA graph: values, nodes, the op table, text form, verifier and interpreter."""
 
 from attngraph.ir.builder import Builder
+from attngraph.ir.clone import clone
 from attngraph.ir.dims import Dim, DimInfo
 from attngraph.ir.graph import Graph, Loc, Node, Value
 from attngraph.ir.interpreter import interpret
@@ -22,6 +23,7 @@ __all__ = [
     "TensorType",
     "Type",
     "Value",
+    "clone",
     "format_graph",
     "interpret",
     "parse",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
+from sympy.printing.precedence import PRECEDENCE
 from torch.utils._sympy import functions as torch_sympy
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -102,16 +103,36 @@ def substitute(value: Any, sizes: Mapping[str, int]) -> Any:
     return value
 
 
+class _Printer(PythonPrinter):
+    """Names that `parse_dim` reads; torch's own printer calls private functions of torch."""
+
+    def _print_ToFloat(self, expr: sympy.Expr) -> str:
+        return f"float({self._print(expr.args[0])})"
+
+    def _print_IntTrueDiv(self, expr: sympy.Expr) -> str:
+        return str(self._print_FloatTrueDiv(expr))
+
+    def _print_FloatPow(self, expr: sympy.Expr) -> str:
+        base, exponent = (self.parenthesize(arg, PRECEDENCE["Pow"]) for arg in expr.args)
+        return f"({base} ** {exponent})"
+
+    def _print_Function(self, expr: sympy.Expr) -> str:
+        name = type(expr).__name__.removeprefix("OpaqueUnaryFn_")
+        return f"math.{name}({', '.join(map(self._print, expr.args))})"
+
+    _print_OpaqueUnaryFn_sqrt = _print_Function
+
+
 def format_dim(dim: Any) -> str:
     """Python arithmetic; `parse_dim` reads it back."""
-    return str(dim) if isinstance(dim, int) else str(PythonPrinter().doprint(dim))
+    return str(dim) if isinstance(dim, int) else str(_Printer().doprint(dim))
 
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
-    ast.Pow: lambda a, b: a**b,
+    ast.Pow: lambda a, b: a**b if a.is_integer and b.is_Integer else torch_sympy.FloatPow(a, b),
     ast.Div: torch_sympy.FloatTrueDiv,
     ast.FloorDiv: torch_sympy.FloorDiv,
     ast.Mod: torch_sympy.Mod,
@@ -120,7 +141,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "max": torch_sympy.Max,
     "min": torch_sympy.Min,
     "float": torch_sympy.ToFloat,
-    "math.sqrt": torch_sympy.OpaqueUnaryFn_sqrt,
+    "round": torch_sympy.RoundToInt,
     "math.trunc": torch_sympy.TruncToInt,
     "math.floor": torch_sympy.FloorToInt,
     "math.ceil": torch_sympy.CeilToInt,
@@ -145,8 +166,13 @@ def parse_dim(text: str) -> Dim:
                 return -read(operand)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
                 return _BINARY[type(op)](read(left), read(right))
-            case ast.Call(func=func, args=args) if ast.unparse(func) in _CALLS:
-                return _CALLS[ast.unparse(func)](*map(read, args))
+            case ast.Call(func=func, args=args):
+                name = ast.unparse(func)
+                function = _CALLS.get(name) or getattr(
+                    torch_sympy, name.replace("math.", "OpaqueUnaryFn_", 1), None
+                )
+                if function is not None and (name in _CALLS or name.startswith("math.")):
+                    return function(*map(read, args))
         raise ValueError
 
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -38,7 +39,7 @@ class TypeInference:
     ) -> tuple[Type, ...]:
         """The output types of an op. Raises IRError where its evaluation rejects the inputs."""
         try:
-            with self._mode, torch.no_grad():
+            with enable_python_dispatcher(), self._mode, torch.no_grad():
                 concrete = {name: self._materialize(value) for name, value in attrs.items()}
                 fakes = [None if value is None else self._fake(value.type) for value in inputs]
                 results = call(definition, fakes, concrete)
@@ -49,7 +50,14 @@ class TypeInference:
             raise IRError(
                 f"{definition.name}({shown}) is rejected by its evaluation: {error}"
             ) from error
-        return tuple(self._type(result) for result in results)
+        known = len(self._names)
+        types = tuple(self._type(result) for result in results)
+        if len(self._names) > known:
+            # A fake tensor remembers its own nonzero() and item(): another value needs another one.
+            for value in inputs:
+                if value is not None and isinstance(value.type, TensorType):
+                    self._cache.pop(value.type, None)
+        return types
 
     def _size(self, name: str) -> torch.SymInt:
         if name not in self._sizes:

@@ -192,7 +192,7 @@ def parse(text: str, weights: Mapping[str, torch.Tensor] | None = None) -> Graph
     Raises IRError with the line's number and text.
     """
     parser = _Parser(weights or {})
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#") or stripped == "}":
             continue

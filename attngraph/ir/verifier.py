@@ -31,7 +31,14 @@ def _fail(graph: Graph, node: Node, sentence: str) -> None:
 
 def _structure(graph: Graph) -> None:
     defined: set[Value] = {*graph.inputs, *graph.constants.values()}
-    names: dict[str, Value] = {value.name: value for value in defined}
+    names: dict[str, Value] = {}
+    for given in (*graph.inputs, *graph.constants.values()):
+        if names.setdefault(given.name, given) is not given:
+            raise IRError(f"%{given.name} is defined twice.")
+        if given.data is not None:
+            held = TensorType(given.data.dtype, tuple(given.data.shape))
+            if held != given.type:
+                raise IRError(f"%{given.name} is declared {given.type} but holds {held}.")
     known = {name for value in graph.inputs for name in _symbols(value)}
     for node in graph:
         for position, value in enumerate(node.inputs):

@@ -1,0 +1,102 @@
+"""Names the first node that diverges, once a result is out of its error budget.
+
+Passes first: the pipeline is run again on the captured graph, pass by pass, and each graph is
+evaluated. If none is to blame, the ONNX model is run with every value as an output and onnxruntime's
+own optimisations off, against the interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir
+import torch
+
+from attngraph.errors import AttngraphError
+from attngraph.export.save import to_session
+from attngraph.ir import Graph, Node, Value, clone, interpret
+from attngraph.optimized import Optimized
+from attngraph.passes import run
+from attngraph.pipeline import pipeline
+
+
+def diverges(actual: Any, expected: Any) -> bool:
+    """Whether half of the dtype's digits are lost, at the scale of the whole tensor."""
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return bool(actual != expected)
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return True
+    if not expected.is_floating_point():
+        return not torch.equal(actual, expected)
+    if expected.numel() == 0:
+        return False
+    finite = torch.isfinite(expected)
+    if not torch.equal(finite, torch.isfinite(actual)):
+        return True
+    scale = float(expected[finite].abs().max()) if bool(finite.any()) else 0.0
+    error = torch.where(finite, actual.double() - expected.double(), 0.0).abs().max()
+    return float(error) > math.sqrt(torch.finfo(expected.dtype).eps) * scale
+
+
+def _evaluate(graph: Graph, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    values: dict[str, Any] = {}
+
+    def observe(value: Value, result: Any) -> None:
+        values[value.name] = result
+
+    return interpret(graph, inputs, observe=observe), values
+
+
+def _first(graph: Graph, values: dict[str, Any], expected: dict[str, Any]) -> Node | None:
+    for node in graph:
+        for value in node.outputs:
+            if value.name not in values or value.name not in expected:
+                continue
+            if diverges(values[value.name], expected[value.name]):
+                return node
+    return None
+
+
+def _place(node: Node) -> str:
+    return f"%{node.outputs[0].name} = {node.op}, from {node.loc}"
+
+
+def blame(
+    captured: Graph, optimised: Graph, result: Optimized, inputs: Sequence[torch.Tensor]
+) -> str:
+    """A sentence that names the first pass or node to diverge from the captured graph."""
+    expected, reference = _evaluate(captured, inputs)
+    graph = clone(captured)
+    for item in pipeline():
+        run(graph, [item])
+        outputs, values = _evaluate(graph, inputs)
+        if any(diverges(a, b) for a, b in zip(outputs, expected, strict=True)):
+            node = _first(graph, values, reference)
+            where = f" at {_place(node)}" if node is not None else ""
+            return f"The pass {item.name} is the first to diverge{where}."
+    _, values = _evaluate(optimised, inputs)
+    try:
+        lowered = _all_values(result, inputs)
+    except AttngraphError as error:
+        return f"The passes agree with eager; the ONNX model can't be taken apart: {error}"
+    node = _first(optimised, lowered, values)
+    if node is None:
+        return "No single node diverges: rounding errors add up."
+    return f"The first ONNX value to diverge is {_place(node)}."
+
+
+def _all_values(result: Optimized, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every ONNX value that carries the name of an IR value."""
+    wanted = {value.name for node in result.graph for value in node.outputs}
+    model = onnx_ir.from_proto(onnx_ir.to_proto(result.model))
+    graph = model.graph
+    present = {value.name for value in graph.outputs}
+    for node in graph:
+        for value in node.outputs:
+            if value.name in wanted and value.name not in present and value.type is not None:
+                graph.outputs.append(value)
+    with to_session(model, result.target, graph_optimization="off") as session:
+        outputs = session.run(inputs)
+        return dict(zip(session.output_names, outputs, strict=True))

@@ -1,0 +1,233 @@
+"""The driver: capture, passes, lowering and parity, in that order, timed and reported."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+
+from attngraph.bisect import blame
+from attngraph.errors import ParityError, UsageError
+from attngraph.export.lower import lower
+from attngraph.export.parity import Parity, compare, merge
+from attngraph.export.reference import Precision, Reference
+from attngraph.export.sizes import choose_sizes, resized_inputs
+from attngraph.export.target import Target, parse_target
+from attngraph.frontend.capture import Captured, capture, from_program
+from attngraph.frontend.load import Loaded
+from attngraph.frontend.script import script_to_program
+from attngraph.ir import Graph, clone, interpret, verify
+from attngraph.optimized import Optimized
+from attngraph.passes import PassResult, run
+from attngraph.pipeline import pipeline
+from attngraph.report import Report, sites_of
+
+VERIFY = ("final", "each", "off")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is compiled: a module or an exported program, its sample inputs and dynamic dims.
+
+    `args` and `kwargs` are what `module(*args, **kwargs)` takes; `dynamic_shapes` is
+    torch.export's. `source` names the model in messages.
+    """
+
+    module: torch.nn.Module | None
+    program: torch.export.ExportedProgram | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Any = None
+    source: str = "model"
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> Model:
+        """From a loaded file. Raises UsageError where it brings no sample inputs."""
+        args = loaded.args
+        if args is None and loaded.program is not None:
+            example = loaded.program.example_inputs
+            args = None if example is None else tuple(example[0])
+            if example is not None:
+                return cls(None, loaded.program, tuple(example[0]), example[1], None, loaded.source)
+        if args is None:
+            raise UsageError(
+                f"{loaded.source} brings no sample inputs: describe each input, for example "
+                "--input input_ids=int64[batch=2,seq=8]."
+            )
+        return cls(
+            loaded.module, loaded.program, args, loaded.kwargs, loaded.dynamic_shapes, loaded.source
+        )
+
+
+@contextlib.contextmanager
+def _stage(name: str, timings: dict[str, float], progress: Progress | None) -> Iterator[None]:
+    if progress is not None:
+        progress(name)
+    start = time.perf_counter()
+    yield
+    timings[name] = timings.get(name, 0.0) + time.perf_counter() - start
+
+
+def optimize(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    target: str = "cpu",
+    precision: Precision = "fp32",
+    verify: str = "final",
+    progress: Progress | None = None,
+) -> Optimized:
+    """Compiles `module` for an execution provider and checks the result against it.
+
+    `args` and `kwargs` are sample inputs and `dynamic_shapes` is `torch.export.export`'s. `target`
+    is "cpu", "cuda" or "cuda:sm80". `verify` is "final" (the result, at the sample's sizes and at
+    two more where dims are dynamic), "each" (after every pass as well) or "off".
+
+    Raises CaptureError, LoweringError, ProviderError, and ParityError where the result is out of
+    its error budget; the message names the first node that diverges.
+    """
+    model = Model(module, None, tuple(args), dict(kwargs or {}), dynamic_shapes, _name(module))
+    return compile_model(
+        model, target=target, precision=precision, verify=verify, progress=progress
+    )
+
+
+def _name(module: torch.nn.Module) -> str:
+    return type(module).__name__
+
+
+def trace(model: Model) -> Captured:
+    """The model as a graph, whatever form it came in."""
+    if model.program is not None:
+        return from_program(model.program)
+    if model.module is None:
+        raise UsageError(f"{model.source} holds neither a module nor a program.")
+    kwargs = dict(model.kwargs)
+    if isinstance(model.module, torch.jit.ScriptModule):
+        program = script_to_program(model.module, model.args, kwargs, model.dynamic_shapes)
+        return from_program(program)
+    return capture(model.module, model.args, kwargs=kwargs, dynamic_shapes=model.dynamic_shapes)
+
+
+def _check_options(precision: str, verification: str) -> None:
+    if verification not in VERIFY:
+        raise UsageError(f"verify is {verification!r}; it can be {', '.join(VERIFY)}.")
+    if precision not in get_args(Precision):
+        raise UsageError(f"precision is {precision!r}; it can be {', '.join(get_args(Precision))}.")
+    if precision != "fp32":
+        raise UsageError(f"precision {precision} is not built yet: only fp32 is.")
+
+
+def analyse(
+    model: Model, *, target: str = "cpu", progress: Progress | None = None
+) -> tuple[Graph, Report]:
+    """Capture and passes only: the optimised graph and a report of its attention sites."""
+    report = Report(model.source, str(parse_target(target)), "fp32")
+    with _stage("capture", report.timings, progress):
+        captured = trace(model)
+    _run_passes(captured.graph, report, progress)
+    return captured.graph, report
+
+
+def compile_model(
+    model: Model,
+    *,
+    target: str = "cpu",
+    precision: Precision = "fp32",
+    verify: str = "final",
+    progress: Progress | None = None,
+) -> Optimized:
+    """As `optimize`, for any form of model."""
+    _check_options(precision, verify)
+    device = parse_target(target)
+    report = Report(model.source, str(device), precision)
+    with _stage("capture", report.timings, progress):
+        captured = trace(model)
+    report.notes.extend(captured.notes)
+    report.nodes_before = len(captured.graph)
+    check = _Check(model, captured, precision)
+    pristine = clone(captured.graph) if verify != "off" else None
+    _run_passes(captured.graph, report, progress, check if verify == "each" else None)
+    with _stage("lower", report.timings, progress):
+        onnx = lower(captured.graph, target=str(device))
+    optimized = Optimized(captured.graph, onnx, report, device)
+    if pristine is not None:
+        with _stage("parity", report.timings, progress):
+            report.parity = check.final(optimized)
+        if not report.parity.passed:
+            culprit = blame(pristine, captured.graph, optimized, captured.args)
+            raise ParityError(
+                f"The optimised {model.source} is out of its error budget: {report.parity}. "
+                f"{culprit} Nothing was written."
+            )
+    return optimized
+
+
+def _run_passes(
+    graph: Graph, report: Report, progress: Progress | None, check: _Check | None = None
+) -> None:
+    def after(graph: Graph, result: PassResult) -> None:
+        if check is not None:
+            verify(graph)
+            check.after_pass(graph, result)
+
+    with _stage("passes", report.timings, progress):
+        report.passes = run(graph, pipeline(), after_each=after)
+    report.sites = sites_of(report.passes)
+
+
+class _Check:
+    """Parity of one model: references are computed once per size."""
+
+    def __init__(self, model: Model, captured: Captured, precision: Precision) -> None:
+        self.model = model
+        self.captured = captured
+        self.precision = precision
+        module = model.module
+        if module is None and model.program is not None:
+            module = model.program.module()
+        assert module is not None
+        self.reference = Reference(module, precision=precision)
+
+    def _references(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        args, kwargs = self.captured.call(tensors)
+        return self.reference(args, kwargs)
+
+    def after_pass(self, graph: Graph, result: PassResult) -> None:
+        """Raises ParityError naming the pass, if the graph now computes something else."""
+        outputs = interpret(graph, self.captured.args)
+        parity = compare(self._references(self.captured.args), outputs, self.precision)
+        if not parity.passed:
+            raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
+
+    def sizes(self) -> list[dict[str, int]]:
+        """The sample's sizes, and up to two more."""
+        captured = self.captured
+        sample = {
+            name: int(captured.args[index].shape[axis])
+            for (index, axis), name in captured.dynamic.items()
+        }
+        ranges = {
+            name: (captured.graph.dims[name].low, captured.graph.dims[name].high) for name in sample
+        }
+        return [sample, *choose_sizes(sample, ranges)] if sample else [{}]
+
+    def final(self, optimized: Optimized) -> Parity:
+        """Parity over all sizes."""
+        cases = {}
+        for sizes in self.sizes():
+            tensors = resized_inputs(self.captured.args, self.captured.dynamic, sizes)
+            reference = self._references(tensors)
+            label = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
+            cases[label] = compare(reference, optimized.run(tensors), self.precision)
+        return merge(cases)
+
+
+__all__ = ["Model", "Target", "analyse", "compile_model", "optimize", "trace"]

@@ -1,0 +1,74 @@
+"""The result: an ONNX model that is callable from torch and can be saved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir
+import torch
+
+from attngraph.errors import UsageError
+from attngraph.export.save import save, to_session
+from attngraph.export.session import Session
+from attngraph.export.target import Target
+from attngraph.ir import Graph
+from attngraph.report import Report
+
+
+class Optimized:
+    """An optimised model. Calling it runs onnxruntime on the provider it was compiled for.
+
+    `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured.
+    """
+
+    def __init__(self, graph: Graph, model: onnx_ir.Model, report: Report, target: Target) -> None:
+        self.graph = graph
+        self.model = model
+        self.report = report
+        self.target = target
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+        weights = model.graph.initializers.values()
+        tensors = [value.const_value for value in weights if value.const_value is not None]
+        report.nodes_after = sum(1 for _ in model.graph)
+        report.weights = len(tensors)
+        report.weight_bytes = sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def session(self) -> Session:
+        """The session on the target's provider, opened on first use.
+
+        Raises ProviderError where the provider can't be used, and why.
+        """
+        with self._lock:
+            if self._session is None:
+                self._session = to_session(self.model, self.target)
+            return self._session
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Every output, for inputs in the order of `session.input_names`."""
+        return self.session.run(tensors)
+
+    def __call__(
+        self, *tensors: torch.Tensor, **named: torch.Tensor
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The output, or a tuple where there are several. Inputs by position, then by name."""
+        names = self.session.input_names
+        if len(tensors) > len(names):
+            raise UsageError(f"{len(tensors)} inputs were given; there are {', '.join(names)}.")
+        feeds = dict(zip(names, tensors, strict=False))
+        for name, tensor in named.items():
+            if name in feeds:
+                raise UsageError(f"The input {name} was given twice.")
+            feeds[name] = tensor
+        outputs = self.session.run(feeds)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def save(self, path: str | Path) -> None:
+        """Writes the ONNX file, and its weights beside it where they exceed 1 GiB.
+
+        Raises OutputError; nothing is left half written.
+        """
+        save(self.model, Path(path))

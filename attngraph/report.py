@@ -1,0 +1,105 @@
+"""What an optimisation did: sites, sizes, parity, timings. `to_dict` is the JSON of `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from attngraph.export.parity import Parity
+from attngraph.ir import Remark
+from attngraph.passes.manager import PassResult
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention: `status` is "fused" or "declined"; docs/remarks.md explains `code`.
+
+    `op` is what it became, or the op that stayed; `location` is "file:line", `module` the path of
+    the module that ran it; `mask` says what its masks became.
+    """
+
+    status: str
+    op: str
+    code: str
+    reason: str
+    location: str
+    module: str
+    hint: str = ""
+    blamed: str = ""
+    mask: str = ""
+
+
+@dataclass
+class Report:
+    """Figures of one run. `parity` is None where verification was off."""
+
+    source: str
+    target: str
+    precision: str
+    sites: list[Site] = field(default_factory=list)
+    parity: Parity | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+    passes: list[PassResult] = field(default_factory=list)
+    nodes_before: int = 0
+    nodes_after: int = 0
+    weights: int = 0
+    weight_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fused(self) -> int:
+        """The number of fused sites."""
+        return sum(site.status == "fused" for site in self.sites)
+
+    @property
+    def declined(self) -> int:
+        """The number of sites left as they were, each with a reason."""
+        return sum(site.status == "declined" for site in self.sites)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "precision": self.precision,
+            "nodes": {"before": self.nodes_before, "after": self.nodes_after},
+            "weights": {"tensors": self.weights, "bytes": self.weight_bytes},
+            "attention": {"fused": self.fused, "declined": self.declined},
+            "sites": [asdict(site) for site in self.sites],
+            "parity": None if self.parity is None else self.parity.to_dict(),
+            "timings": self.timings,
+            "passes": [
+                {
+                    "name": result.name,
+                    "seconds": result.seconds,
+                    "nodes_before": result.nodes_before,
+                    "nodes_after": result.nodes_after,
+                    "changed": result.changed,
+                }
+                for result in self.passes
+            ],
+            "notes": self.notes,
+        }
+
+
+def sites_of(results: Iterable[PassResult]) -> list[Site]:
+    """One entry per attention, in the order of the graph, with what its mask became."""
+    remarks = [remark for result in results for remark in result.remarks]
+    masks = {remark.node: remark.reason for remark in remarks if remark.code == "mask"}
+    return [_site(r, masks.get(r.node, "")) for r in remarks if r.status in ("fused", "declined")]
+
+
+def _site(remark: Remark, mask: str) -> Site:
+    loc = remark.loc
+    return Site(
+        remark.status,
+        remark.op,
+        remark.code,
+        remark.reason,
+        f"{loc.file}:{loc.line}" if loc.file else "",
+        loc.module,
+        remark.hint,
+        remark.blamed,
+        mask,
+    )
