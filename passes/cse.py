@@ -68,7 +68,7 @@ def _constant_keys(constant: Value) -> list[tuple[Hashable, ...]]:
     ]
     if data.numel() <= COMPARED_ELEMENTS and data.device.type == "cpu":
         flat = data.detach().contiguous().reshape(-1)
-        keys.append(("content", bytes(flat.view(torch.uint8).tolist())))
+        keys.append(("content", flat.view(torch.uint8).numpy().tobytes()))
     return keys
 
 

@@ -1,0 +1,38 @@
+"""Each fixture: the pass prints what it says, verifies, settles, and keeps the graph's meaning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attngraph.ir import format_graph, parse, verify
+from tests.passes import fixtures
+
+PATHS = sorted(Path(__file__).parent.glob("*/*.ir"))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_fixture(path: Path, request: pytest.FixtureRequest) -> None:
+    fixture = fixtures.read(path)
+    original, graph = fixtures.load(fixture.before), fixtures.load(fixture.before)
+    verify(graph)
+    epoch = graph.epoch
+    result = fixtures.result_text(graph, fixture.item.run(graph), loc=fixture.with_loc)
+    if request.config.getoption("--update-fixtures"):
+        fixtures.write(fixture, result)
+        fixture = fixtures.read(path)
+
+    verify(graph)
+    assert result == fixture.expected, fixture.claim
+    source = format_graph(original, loc=fixture.with_loc)
+    if result.startswith(source):
+        assert graph.epoch == epoch, f"{path.parent.name} says it changed what it left alone"
+    settled = format_graph(graph)
+    fixture.item.run(graph)
+    assert format_graph(graph) == settled, f"a second {path.parent.name} finds more to do"
+    assert format_graph(parse(settled)) == settled
+    if getattr(fixture.item, "exact", False):
+        fixtures.assert_identical(fixture, original, graph)
+    else:
+        fixtures.assert_close_in_float64(fixture, original, graph)

@@ -1,0 +1,104 @@
+"""Types come from evaluation on fake tensors: symbolic where the sizes are."""
+
+from __future__ import annotations
+
+import pytest
+
+from attngraph.errors import IRError
+from attngraph.ir import Graph, parse, verify
+from attngraph.ir.dims import DimInfo, symbols_of
+from attngraph.ir.infer import TypeInference
+from attngraph.ir.ops import op_def
+from attngraph.ir.parser import parse_type
+from attngraph.ir.types import ScalarType
+
+HEADER = """graph @main {
+  dim batch = 3 in 1..
+  dim seq = 5 in 1..
+  input %x : f32[batch, seq, 12]
+  input %half : f16[batch, seq, 12]
+  input %past : f32[batch, seq + 7, 12]
+  input %n : i64[seq]
+  input %one : f32[1, seq, 1]
+  input %w : f32[12, 3]
+  input %m : i64[seq]
+"""
+
+
+def _infer(call: str) -> Graph:
+    return parse(f"{HEADER}  {call}\n  return %x\n}}")
+
+
+@pytest.mark.parametrize(
+    ("call", "types"),
+    [
+        ("%a = aten.reshape(%x) {shape = [batch, -1, 4]}", ["f32[batch, 3*seq, 4]"]),
+        ("%a = aten.reshape(%x) {shape = [batch * seq, 12]}", ["f32[batch*seq, 12]"]),
+        ("%a = aten.cat(%x, %past) {dim = 1}", ["f32[batch, 2*seq + 7, 12]"]),
+        ("%a = aten.add.Tensor(%x, %one)", ["f32[batch, seq, 12]"]),
+        ("%a = aten.add.Tensor(%half, %x)", ["f32[batch, seq, 12]"]),
+        ("%a = aten.mul.Scalar(%half) {other = 2.0}", ["f16[batch, seq, 12]"]),
+        ("%a = aten.matmul(%x, %w)", ["f32[batch, seq, 3]"]),
+        ("%a = aten.arange() {end = seq + 1}", ["i64[seq + 1]"]),
+        ("%a = aten.slice.Tensor(%past) {dim = 1, start = -1}", ["f32[batch, 1, 12]"]),
+        ("%a = aten.slice.Tensor(%past) {dim = 1, end = seq}", ["f32[batch, seq, 12]"]),
+        ("%a, %b = aten.topk(%x) {k = 2}", ["f32[batch, seq, 2]", "i64[batch, seq, 2]"]),
+        ("%a = aten.sum.dim_IntList(%x) {dim = [1]}", ["f32[batch, 12]"]),
+        (
+            "%a = attn.attention(%x, %past, %past) {heads = 3, kv_heads = 3, scale = 0.5}",
+            ["f32[batch, seq, 12]"],
+        ),
+        (
+            "%a, %b = attn.attention(%x, %past, %past) "
+            "{heads = 3, kv_heads = 1, scale = 0.5, weights = true}",
+            ["f32[batch, seq, 36]", "f32[batch, 3, seq, seq + 7]"],
+        ),
+    ],
+)
+def test_a_result_is_as_symbolic_as_its_inputs(call: str, types: list[str]) -> None:
+    if "kv_heads = 1" in call:
+        call = call.replace("%x,", "%wide,")
+        call = f"%wide = aten.repeat(%x) {{repeats = [1, 1, 3]}}\n  {call}"
+    graph = _infer(call)
+    outputs = list(graph)[-1].outputs
+    assert [value.type for value in outputs] == [parse_type(type) for type in types]
+    verify(graph)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "%a = aten.matmul(%x, %x)",
+        "%a = aten.reshape(%x) {shape = [batch, seq, 13]}",
+        "%a = aten.cat(%x, %half, %n) {dim = 1}",
+    ],
+)
+def test_what_evaluation_rejects_is_an_error_that_shows_the_types(call: str) -> None:
+    with pytest.raises(IRError, match=r"is rejected by its evaluation: "):
+        _infer(call)
+
+
+def test_a_size_that_only_a_run_can_tell_becomes_a_new_dim() -> None:
+    graph = _infer("%a = aten.nonzero(%n)\n  %b = aten.nonzero(%m)")
+    first, second = (symbols_of(node.output.shape) for node in graph)
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert (first | second) <= graph.dims.keys()
+    verify(graph)
+
+
+def test_a_number_that_only_a_run_can_tell_is_a_scalar() -> None:
+    graph = _infer("%a = aten.sum(%n)\n  %b = aten.item(%a)")
+    type = list(graph)[-1].output.type
+    assert isinstance(type, ScalarType)
+    assert type.kind == "int"
+    assert type.name in graph.dims
+
+
+def test_no_dim_is_fixed_by_inferring() -> None:
+    dims = {"seq": DimInfo(low=1, high=16, hint=1)}
+    inference = TypeInference(dims)
+    graph = parse("graph @main {\n dim seq = 1 in 1..16\n input %x : f32[seq, 1]\n return %x\n}")
+    (type,) = inference.infer(op_def("aten.squeeze"), graph.inputs, {})
+    assert type == parse_type("f32[seq]")
+    assert dims == {"seq": DimInfo(low=1, high=16, hint=1)}
