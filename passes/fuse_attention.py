@@ -18,7 +18,7 @@ from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve
 from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Mask
 from attngraph.passes.manager import register
 from attngraph.passes.materialize import cost, materialize
-from attngraph.passes.roles import cheapest, stages
+from attngraph.passes.roles import Stage, cheapest, stages
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
 
 
@@ -70,23 +70,15 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
     kv_heads, groups = _static_size(roles.kv_heads), _static_size(roles.groups)
     if kv_heads is None or groups is None:
         return Declined("heads-dynamic", "The number of heads is only known at run time.")
-    query = cheapest(site.query, roles.query)
-    key = cheapest(site.key, roles.key)
-    value = cheapest([stage for stage in site.value if stage.factor == 1.0], roles.value)
-    if query is None or key is None or value is None:
+    chosen = _operands(site)
+    if chosen is None:
         return Declined("axes-not-attention", "The operands can't be laid out as heads.")
-    dtypes = {stage.operand.value.dtype for stage in (query, key, value)}
-    if len(dtypes) != 1:
-        return Declined(
-            "mixed-dtypes",
-            f"Queries, keys and values are of different types: {sorted(map(str, dtypes))}.",
-            hint="Cast all three to one type.",
-        )
+    query, key, value = chosen
     scale = site.scale * query.factor * key.factor
     if not math.isfinite(scale) or scale == 0:
         return Declined("scale-unknown", f"The scores are scaled by {scale:g}.")
     keys = set(resolve(roles.keys))
-    if any(keys & set(factor.atoms) for factor in site.factors):
+    if any(keys & set(factor.operand.atoms) for factor in site.factors):
         return Declined(
             "scores-times-tensor",
             "The scores are multiplied by a tensor that differs from key to key.",
@@ -103,13 +95,16 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
         )
     loc = fuse_locs(site.nodes, site.anchor)
     build.at(site.root, loc)
-    q = materialize(build, query.operand, roles.query)
+    dtype = max((s.operand.value.dtype for s in chosen), key=lambda d: torch.finfo(d).bits)
+    q = _as(build, materialize(build, query.operand, roles.query), dtype)
     for factor in site.factors:
-        q = build("aten.mul.Tensor", q, _spread(build, factor, roles.query, q.dtype))
+        spread = materialize(build, factor.operand, roles.query, broadcast=False)
+        apply = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
+        q = build(apply, q, _as(build, spread, dtype))
     if scale < 0:
         q, scale = build("aten.neg", q), -scale
-    k = materialize(build, key.operand, roles.key)
-    v = materialize(build, value.operand, roles.value)
+    k = _as(build, materialize(build, key.operand, roles.key), dtype)
+    v = _as(build, materialize(build, value.operand, roles.value), dtype)
     bias = _bias(build, site, q.dtype)
     mask = _mask(build, site)
     node = build.node(
@@ -143,6 +138,25 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
         node=node.outputs[0].name,
         details={"heads": kv_heads * groups, "kv_heads": kv_heads, "scale": scale},
     )
+
+
+def _operands(site: Site) -> tuple[Stage, Stage, Stage] | None:
+    """The cheapest stages of Q, K and V, all of one type where casts can be left out."""
+    value = [stage for stage in site.value if stage.factor == 1.0]
+    sides = list(zip((site.query, site.key, value), _targets(site), strict=True))
+    wanted = dict.fromkeys(stage.operand.value.dtype for stage in value)
+    for dtype in [*wanted, None]:
+        found = [
+            cheapest([s for s in side if dtype in (None, s.operand.value.dtype)], target)
+            for side, target in sides
+        ]
+        if found[0] is not None and found[1] is not None and found[2] is not None:
+            return found[0], found[1], found[2]
+    return None
+
+
+def _targets(site: Site) -> tuple[Axes, Axes, Axes]:
+    return site.roles.query, site.roles.key, site.roles.value
 
 
 def _describe(site: Site, heads: int, kv_heads: int) -> str:
@@ -181,11 +195,6 @@ def _broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes]:
     if chosen is None:
         raise ValueError(f"{operand.value!r} has axes that the scores lack.")
     return chosen
-
-
-def _spread(build: Builder, operand: Operand, target: Axes, dtype: torch.dtype) -> Value:
-    """A factor of the scores, broadcastable to the queries."""
-    return _as(build, materialize(build, operand, target, broadcast=False), dtype)
 
 
 def _placed(build: Builder, site: Site, operand: Operand) -> Value:

@@ -48,17 +48,26 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
+class Factor:
+    """A tensor that multiplies, or divides, the product of queries and keys."""
+
+    operand: Operand
+    divides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Logits:
     """outer · tanh(scale · ⟨Q, K⟩) if `outer`, else scale · ⟨Q, K⟩; then `steps` in order.
 
-    `factors` multiply ⟨Q, K⟩ elementwise (a learned temperature). `nodes` were read on the way.
+    `factors` multiply or divide ⟨Q, K⟩ elementwise (a learned temperature). `nodes` were read on
+    the way.
     """
 
     contraction: Contraction
     node: Node
     scale: float
     outer: float | None = None
-    factors: tuple[Operand, ...] = ()
+    factors: tuple[Factor, ...] = ()
     steps: tuple[Bias | Mask, ...] = ()
     nodes: tuple[Node, ...] = ()
 
@@ -237,14 +246,15 @@ class _Reader:
             if isinstance(inner, Declined):
                 declined = declined or inner
                 continue
-            if inner.steps or inner.outer is not None or node.op == "aten.div.Tensor":
+            if inner.steps or inner.outer is not None:
                 return Declined(
                     "scores-times-tensor",
                     "Scores that already hold a bias or mask are multiplied by a tensor.",
                     node,
                     "Multiply the queries by it instead, before the scores are computed.",
                 )
-            return replace(inner, factors=(*inner.factors, sides[1 - index]))
+            factor = Factor(sides[1 - index], divides=node.op == "aten.div.Tensor")
+            return replace(inner, factors=(*inner.factors, factor))
         assert declined is not None
         return declined
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from attngraph.ir import Node, Value
 from attngraph.passes.axes import Atom, Axes, Operand, climb, is_symbolic
 from attngraph.passes.materialize import cost
-from attngraph.passes.scalars import scale_of
+from attngraph.passes.scalars import is_cast, scale_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,22 @@ def stages(operand: Operand) -> list[Stage]:
             found.append(Stage(above, stage.factor))
             continue
         node = stage.operand.value.producer
+        if node is not None and (narrow := _widened(node)) is not None:
+            found.append(Stage(Operand(narrow, stage.operand.axes), stage.factor))
+            continue
         scaling = None if node is None else scale_of(node)
         if scaling is None:
             return found
         source = Operand(scaling[0], stage.operand.axes)
         found.append(Stage(source, stage.factor * scaling[1]))
+
+
+def _widened(node: Node) -> Value | None:
+    """x where the node casts x from half to single precision: attention kernels do that inside."""
+    source = node.inputs[0] if node.inputs else None
+    if source is None or not is_cast(node) or node.output.dtype != torch.float32:
+        return None
+    return source if source.dtype in (torch.float16, torch.bfloat16) else None
 
 
 def cheapest(candidates: Sequence[Stage], target: Axes) -> Stage | None:

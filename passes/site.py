@@ -19,7 +19,7 @@ from attngraph.passes.axes import (
     resolve,
 )
 from attngraph.passes.contraction import Contraction, read_contraction
-from attngraph.passes.logits import Bias, Declined, Logits, Mask, read_logits
+from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
 from attngraph.passes.roles import Roles, Stage, assign, stages
 from attngraph.passes.scalars import is_cast, uniform
 
@@ -40,7 +40,7 @@ class Site:
     roles: Roles
     scale: float
     softcap: float
-    factors: tuple[Operand, ...]
+    factors: tuple[Factor, ...]
     steps: tuple[Bias | Mask, ...]
     causal: bool
     masked_rows: str
