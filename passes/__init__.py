@@ -1,6 +1,16 @@
 """Graph passes: analyses and rewrites, one per file."""
 
-from attngraph.passes import canonicalize, constant_fold, cse, dce, fuse_attention
+import attngraph.dialect  # noqa: F401  (the passes emit its ops)
+from attngraph.passes import (
+    canonicalize,
+    constant_fold,
+    cse,
+    dce,
+    fuse_activations,
+    fuse_attention,
+    fuse_norms,
+    merge_projections,
+)
 from attngraph.passes.manager import Pass, PassResult, make, register, registered, run
 
 __all__ = [
@@ -10,8 +20,11 @@ __all__ = [
     "constant_fold",
     "cse",
     "dce",
+    "fuse_activations",
     "fuse_attention",
+    "fuse_norms",
     "make",
+    "merge_projections",
     "register",
     "registered",
     "run",

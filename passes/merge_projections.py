@@ -1,0 +1,258 @@
+"""merge-projections: linears that read one input become one product and a split."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import ClassVar
+
+import torch
+
+from attngraph.ir import Graph, Node, Remark, TensorType, Value
+from attngraph.ir.graph import UNKNOWN, fuse_locs
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.manager import register
+
+_ATTENTIONS = frozenset(
+    ["attn.attention", "aten.scaled_dot_product_attention", "aten.softmax.int", "aten._softmax"]
+)
+_BEFORE_ATTENTION = """aten.reshape aten.permute aten.expand aten.split_with_sizes aten.slice.Tensor
+    aten.select.int aten.unbind.int aten.repeat_interleave.self_int aten.cat aten.neg aten._to_copy
+    aten.mul.Tensor aten.mul.Scalar aten.div.Scalar aten.add.Tensor aten.sub.Tensor aten.layer_norm
+    aten.rms_norm attn.rms_norm attn.rotary"""
+_BEFORE_PRODUCT = """aten.silu aten.gelu aten.relu aten.sigmoid aten.tanh attn.quick_gelu
+    attn.bias_gelu aten._to_copy aten.mul.Scalar"""
+_ONTO_ATTENTION = frozenset(_BEFORE_ATTENTION.split())
+_ONTO_PRODUCT = frozenset(_BEFORE_PRODUCT.split())
+_PRODUCTS = frozenset(["aten.mul.Tensor"])
+_REACH = 64
+
+
+@register
+@dataclass(frozen=True)
+class MergeProjections:
+    """Concatenates the weights of sibling projections: Q, K and V, gate and up, any widths.
+
+    Siblings read one value, and feed one attention, or are multiplied with each other, or are
+    children of one module with no attention between them, so that no result waits long for its
+    reader. Those without a bias get zeros where another has one. A weight that is also read
+    elsewhere stays, since merging it would store it twice.
+
+    Each element is the same sum of products as before; how a GEMM blocks the sum may depend on its
+    width, so the last bit may differ.
+    """
+
+    name: ClassVar[str] = "merge-projections"
+    exact: ClassVar[bool] = False
+
+    def run(self, graph: Graph) -> list[Remark]:
+        found: dict[tuple[Value, str], list[_Projection]] = {}
+        addresses = _addresses(graph)
+        order: dict[Node, tuple[int, int]] = {}
+        attentions = 0
+        for position, node in enumerate(graph):
+            attentions += node.op in _ATTENTIONS
+            order[node] = (position, attentions)
+            projection = _read(graph, node, addresses)
+            if projection is not None:
+                key = (projection.source, projection.family)
+                found.setdefault(key, []).append(projection)
+        for candidates in found.values():
+            if len(candidates) > 1:
+                for group in _groups(candidates, order):
+                    _merge(graph, group)
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """source · weight + bias. The weight is (N, K) in the family "linear", else (K, N)."""
+
+    node: Node
+    source: Value
+    weight: Value
+    bias: Value | None
+    family: str
+
+    @property
+    def axis(self) -> int:
+        """The weight's axis of outputs."""
+        return 0 if self.family == "linear" else 1
+
+
+def _addresses(graph: Graph) -> dict[int, int]:
+    """How many constants that are read start at each address: tied weights may have two names."""
+    counts: dict[int, int] = {}
+    for value in graph.constants.values():
+        if value.data is not None and (value.uses or value in graph.outputs):
+            address = _address(value.data)
+            counts[address] = counts.get(address, 0) + 1
+    return counts
+
+
+def _address(data: torch.Tensor) -> int:
+    return id(data) if data.is_meta else data.data_ptr()
+
+
+def _read(graph: Graph, node: Node, addresses: Mapping[int, int]) -> _Projection | None:
+    match node.op:
+        case "aten.linear":
+            source, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+            family = "linear"
+        case "aten.addmm" if attribute(node, "alpha") == 1 and attribute(node, "beta") == 1:
+            bias, source, weight = node.inputs
+            family = "matrix"
+        case "aten.mm" | "aten.matmul":
+            (source, weight), bias = node.inputs, None
+            family = "matrix" if source is not None and len(source.shape) == 2 else "batched"
+        case _:
+            return None
+    if source is None or weight is None or source.is_constant or not weight.is_constant:
+        return None
+    if len(weight.shape) != 2 or len(weight.uses) != 1 or weight in graph.outputs:
+        return None
+    if weight.data is not None and addresses[_address(weight.data)] > 1:
+        return None
+    projection = _Projection(node, source, weight, bias, family)
+    if bias is not None and (not bias.is_constant or bias.shape != (_width(projection),)):
+        return None
+    return projection
+
+
+def _width(projection: _Projection) -> int:
+    return int(projection.weight.shape[projection.axis])
+
+
+def _groups(
+    candidates: Sequence[_Projection], order: Mapping[Node, tuple[int, int]]
+) -> list[list[_Projection]]:
+    """The candidates that belong together, each group in execution order."""
+    attentions = [_reachable(item.node, _ATTENTIONS, _ONTO_ATTENTION) for item in candidates]
+    products = [_reachable(item.node, _PRODUCTS, _ONTO_PRODUCT) for item in candidates]
+    leader = list(range(len(candidates)))
+    for first, second in combinations(range(len(candidates)), 2):
+        a, b = candidates[first].node, candidates[second].node
+        if candidates[first].weight.dtype != candidates[second].weight.dtype:
+            continue
+        together = (
+            attentions[first] & attentions[second]
+            or products[first] & products[second]
+            or (order[a][1] == order[b][1] and _same_parent(a, b))
+        )
+        if together:
+            old, new = leader[second], leader[first]
+            leader = [new if item == old else item for item in leader]
+    groups: dict[int, list[_Projection]] = {}
+    for index, item in enumerate(candidates):
+        groups.setdefault(leader[index], []).append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _same_parent(a: Node, b: Node) -> bool:
+    """Children of one module, or calls in one module. Nothing is known without a location."""
+    if UNKNOWN in (a.loc, b.loc):
+        return False
+    one, other = a.loc.module, b.loc.module
+    return one == other or one.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def _reachable(start: Node, targets: frozenset[str], through: frozenset[str]) -> set[Node]:
+    """The targets that read the node's result, directly or through ops of `through`."""
+    found: set[Node] = set()
+    seen = {start}
+    queue = deque([start])
+    while queue and len(seen) < _REACH:
+        for value in queue.popleft().outputs:
+            for user in value.users:
+                if user.op in targets:
+                    found.add(user)
+                elif user.op in through and user not in seen:
+                    seen.add(user)
+                    queue.append(user)
+    return found
+
+
+def _merge(graph: Graph, group: Sequence[_Projection]) -> None:
+    first = group[0]
+    nodes = [item.node for item in group]
+    loc = fuse_locs(nodes, first.node)
+    weight = _concatenated(graph, [item.weight for item in group], first.axis)
+    bias = _biases(graph, group)
+    inputs = [first.source, weight]
+    if bias is not None:
+        inputs = [bias, *inputs] if first.family == "matrix" else [*inputs, bias]
+    kind = first.node.output.tensor_type
+    sizes = [_width(item) for item in group]
+    merged = graph.create(
+        _op(first, bias),
+        inputs,
+        types=[TensorType(kind.dtype, (*kind.shape[:-1], sum(sizes)))],
+        loc=loc,
+        before=first.node,
+    )
+    axis = kind.rank - 1
+    parts = graph.create(
+        "aten.split_with_sizes",
+        [merged.output],
+        {"split_sizes": sizes} | ({"dim": axis} if axis else {}),
+        types=[node.output.type for node in nodes],
+        loc=loc,
+        before=first.node,
+    )
+    for node, part in zip(nodes, parts.outputs, strict=True):
+        graph.replace_uses(node.output, part)
+        graph.erase(node)
+    constants = dict.fromkeys([c for item in group for c in (item.weight, item.bias) if c])
+    for constant in constants:
+        if not constant.uses and constant not in graph.outputs:
+            graph.erase_constant(constant)
+
+
+def _op(projection: _Projection, bias: Value | None) -> str:
+    if projection.family == "matrix":
+        return "aten.addmm" if bias is not None else "aten.mm"
+    return "aten.linear" if projection.family == "linear" else "aten.matmul"
+
+
+def _concatenated(graph: Graph, weights: Sequence[Value], axis: int) -> Value:
+    """One constant of all weights; without data where one has none."""
+    shape = list(weights[0].shape)
+    shape[axis] = sum(int(weight.shape[axis]) for weight in weights)
+    tensors = [weight.data for weight in weights if weight.data is not None]
+    data = None
+    if len(tensors) == len(weights):
+        with torch.no_grad():
+            data = torch.cat([tensor.detach() for tensor in tensors], axis)
+    kind = TensorType(weights[0].dtype, tuple(shape))
+    return graph.add_constant(_joined([weight.name for weight in weights]), data, kind)
+
+
+def _biases(graph: Graph, group: Sequence[_Projection]) -> Value | None:
+    """All biases as one constant, zeros for those that have none; None where none has."""
+    given = [item.bias for item in group if item.bias is not None]
+    if not given:
+        return None
+    width = sum(map(_width, group))
+    kind = TensorType(given[0].dtype, (width,))
+    tensors = [
+        torch.zeros(_width(item), dtype=given[0].dtype) if item.bias is None else item.bias.data
+        for item in group
+    ]
+    known = [tensor.detach() for tensor in tensors if tensor is not None]
+    data = torch.cat(known) if len(known) == len(tensors) else None
+    return graph.add_constant(_joined([bias.name for bias in given]), data, kind)
+
+
+def _joined(names: Iterable[str]) -> str:
+    """`attn.q.weight`, `attn.k.weight` → `attn.q-k.weight`."""
+    parts = [name.split(".") for name in dict.fromkeys(names)]
+    if len(parts) == 1:
+        return ".".join(parts[0])
+    shortest = min(map(len, parts))
+    head = next((i for i in range(shortest) if len({p[i] for p in parts}) > 1), shortest)
+    room = shortest - head
+    tail = next((i for i in range(room) if len({p[-1 - i] for p in parts}) > 1), room)
+    middle = "-".join(".".join(p[head : len(p) - tail]) for p in parts)
+    return ".".join([*parts[0][:head], middle, *parts[0][len(parts[0]) - tail :]])
