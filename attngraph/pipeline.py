@@ -7,6 +7,7 @@ from attngraph.passes import Pass, make, registered
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
     *CLEAN,
+    "raise-softmax",
     "fuse-attention",
     "fold-masks",
     *CLEAN,

@@ -6,10 +6,12 @@ from attngraph.passes import (
     constant_fold,
     cse,
     dce,
+    fold_masks,
     fuse_activations,
     fuse_attention,
     fuse_norms,
     merge_projections,
+    raise_softmax,
 )
 from attngraph.passes.manager import Pass, PassResult, make, register, registered, run
 
@@ -20,11 +22,13 @@ __all__ = [
     "constant_fold",
     "cse",
     "dce",
+    "fold_masks",
     "fuse_activations",
     "fuse_attention",
     "fuse_norms",
     "make",
     "merge_projections",
+    "raise_softmax",
     "register",
     "registered",
     "run",
