@@ -125,6 +125,25 @@ def _is_neutral(number: Any, dtype: torch.dtype, *, negative: bool) -> bool:
     return not dtype.is_floating_point or (math.copysign(1.0, number) < 0) == negative
 
 
+@rule("aten.__and__.Tensor", "aten.bitwise_and.Tensor", "aten.logical_and")
+def and_true(rewriter: Rewriter, node: Node) -> Replacement:
+    """x & true, for bools."""
+    return _beside(node, True)
+
+
+@rule("aten.__or__.Tensor", "aten.bitwise_or.Tensor", "aten.logical_or")
+def or_false(rewriter: Rewriter, node: Node) -> Replacement:
+    """x | false, for bools."""
+    return _beside(node, False)
+
+
+def _beside(node: Node, neutral: bool) -> Value | None:
+    left, right = source_of(node), node.inputs[1]
+    if right is not None and _element(right) is neutral:
+        return _only(node, left)
+    return _only(node, right) if _element(left) is neutral else None
+
+
 @rule("aten.neg", "aten.bitwise_not", "aten.logical_not")
 def double_negation(rewriter: Rewriter, node: Node) -> Replacement:
     """−(−x), ~~x, and not not x of a bool."""
@@ -208,6 +227,8 @@ VALUE_RULES = [
     over_one,
     power_of_one,
     plus_zero,
+    and_true,
+    or_false,
     double_negation,
     where_of_equals,
     cast,
