@@ -122,6 +122,10 @@ class _Printer(PythonPrinter):
 
     _print_OpaqueUnaryFn_sqrt = _print_Function
 
+    def _print_ModularIndexing(self, expr: sympy.Expr) -> str:
+        base, divisor, modulus = expr.args
+        return str(self._print(torch_sympy.Mod(torch_sympy.FloorDiv(base, divisor), modulus)))
+
 
 def format_dim(dim: Any) -> str:
     """Python arithmetic; `parse_dim` reads it back."""

@@ -1,0 +1,265 @@
+"""From a module or an exported program to a Graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.export.dynamic_shapes import ShapesCollection
+from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.functional import functionalize
+from attngraph.frontend.outputs import output_names
+from attngraph.frontend.script import script_to_program
+from attngraph.frontend.shapes import Request, combine, requested_dims
+from attngraph.frontend.symbols import Symbols
+from attngraph.frontend.tracing import trace, user_placeholders
+from attngraph.frontend.translate import Translator
+from attngraph.ir.dims import DimInfo
+from attngraph.ir.graph import Graph, Value
+
+_UNBOUNDED = 2**31
+"""An upper bound from here on is torch's way of writing none."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as a graph, and how its caller's inputs and outputs map to the graph's.
+
+    `args` are the sample tensors in the order of the graph's inputs; numbers and None among the
+    model's inputs are constants of the trace. `dynamic` maps (input, axis) to the dim's name.
+    `out_spec` is the structure of the eager output; `fixed_outputs` are its leaves that are no
+    tensors. `sample` is the (args, kwargs) that was traced. `notes` are sentences for the user.
+    """
+
+    graph: Graph
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    dynamic: dict[tuple[int, int], str]
+    args: tuple[torch.Tensor, ...]
+    out_spec: pytree.TreeSpec
+    fixed_outputs: Mapping[int, Any]
+    sample: tuple[tuple[Any, ...], dict[str, Any]]
+    notes: tuple[str, ...] = ()
+
+    def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The eager model's (args, kwargs) with these tensors in place of the sample's."""
+        rest = iter(tensors)
+        filled: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
+            lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, self.sample
+        )
+        return filled
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        """The graph's outputs in the structure that the eager model returns."""
+        rest = iter(outputs)
+        fixed = self.fixed_outputs
+        count = self.out_spec.num_leaves
+        leaves = [fixed[leaf] if leaf in fixed else next(rest) for leaf in range(count)]
+        return pytree.tree_unflatten(leaves, self.out_spec)
+
+
+def capture(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> Captured:
+    """Traces a module with torch.export, as it is at inference, undecomposed and functional.
+
+    `dynamic_shapes` is torch.export's. A Dim keeps its name; the same name is the same dim. The
+    module's training flags are as before afterwards. Raises CaptureError where torch.export can't
+    trace it or a dim that was asked for becomes a constant, UsageError where the inputs don't fit.
+    """
+    args, named = tuple(args), dict(kwargs or {})
+    if isinstance(dynamic_shapes, ShapesCollection):
+        by_input: Callable[..., Any] = dynamic_shapes.dynamic_shapes
+        dynamic_shapes = by_input(module, args, named)
+    if isinstance(module, torch.jit.ScriptModule):
+        program = script_to_program(module, args, named, dynamic_shapes)
+        return from_program(program, args, kwargs=named, dynamic_shapes=dynamic_shapes)
+    combined = combine(module, args, named)
+    named = _in_signature_order(module, named)
+    args, named = _distinct(args, named)
+    traced = trace(module, args, named, combined, dynamic_shapes)
+    return _captured(traced.program, (args, named), traced.requests, traced.notes)
+
+
+def from_program(
+    program: ExportedProgram,
+    args: tuple[Any, ...] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> Captured:
+    """A program of torch.export as a graph.
+
+    `args` and `kwargs` are samples; without them, those the program carries. A program doesn't keep
+    the names of its dims: `dynamic_shapes` gives them, else they are named after the first input
+    that has them (`input_ids_1`). Raises CaptureError for control flow.
+    """
+    named = dict(kwargs or {})
+    if args is None and program.example_inputs is not None:
+        args, named = program.example_inputs
+    requests: tuple[Request, ...] = ()
+    ordered = (tuple(args or ()), _in_program_order(program, named))
+    if args is not None and dynamic_shapes:
+        requests = requested_dims(combine(program.module(), tuple(args), named), dynamic_shapes)
+    return _captured(program, ordered, requests, ())
+
+
+def _captured(
+    program: ExportedProgram,
+    sample: tuple[tuple[Any, ...], dict[str, Any]],
+    requests: Sequence[Request],
+    notes: tuple[str, ...],
+) -> Captured:
+    leaves = pytree.tree_leaves(sample)
+    symbols = Symbols()
+    _name_dims(program, leaves, requests, symbols)
+    functional = functionalize(program)
+    translator = Translator(functional, symbols)
+    results = translator.run()
+    graph = translator.graph
+    graph.dims.update(symbols.infos)
+    out_spec = program.call_spec.out_spec
+    if out_spec is None:
+        raise CaptureError("The exported program doesn't say what structure it returns.")
+    names, values, fixed = output_names(out_spec), [], {}
+    specs = functional.program.graph_signature.output_specs
+    own = [r for r, spec in zip(results, specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
+    for leaf, result in enumerate(own):
+        if isinstance(result, Value):
+            values.append(result)
+        else:
+            fixed[leaf] = result
+    if not values:
+        raise CaptureError("The model returns no tensor, so there is nothing to compute.")
+    kept = _distinct_names([name for leaf, name in enumerate(names) if leaf not in fixed])
+    graph.set_outputs(values, kept)
+    return Captured(
+        graph,
+        tuple(value.name for value in graph.inputs),
+        tuple(kept),
+        {
+            (position, axis): str(dim)
+            for position, value in enumerate(graph.inputs)
+            for axis, dim in enumerate(value.shape)
+            if isinstance(dim, sympy.Symbol)
+        },
+        tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)),
+        out_spec,
+        fixed,
+        sample,
+        (*notes, *_mutation_notes(functional.program)),
+    )
+
+
+def _name_dims(
+    program: ExportedProgram,
+    leaves: Sequence[Any],
+    requests: Sequence[Request],
+    symbols: Symbols,
+) -> None:
+    """Names every symbol of the inputs' shapes, the user's names first."""
+    nodes = user_placeholders(program)
+    samples = [*leaves, *[None] * (len(nodes) - len(leaves))]
+    shapes = [
+        tuple(value.shape) if isinstance(value := node.meta.get("val"), torch.Tensor) else ()
+        for node in nodes
+    ]
+    given: dict[sympy.Symbol, str] = {}
+    for request in requests:
+        size = shapes[request.leaf][request.axis]
+        expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+        if not isinstance(expr, sympy.Symbol) or request.name is None:
+            continue
+        if given.setdefault(expr, request.name) != request.name:
+            raise CaptureError(
+                f"The model needs {request} to equal dim {given[expr]!r}; give both the same Dim."
+            )
+        if symbols.is_new(expr):
+            info = DimInfo(max(request.low or 1, 1), request.high, request.size)
+            symbols.name(expr, request.name, info)
+    for request in requests:
+        size = shapes[request.leaf][request.axis]
+        if request.root and isinstance(size, torch.SymInt):
+            for original in symbols.unnamed([size.node.expr]):
+                symbols.name(original, request.root, _info(program, original, None, size))
+    for node, shape, sample in zip(nodes, shapes, samples, strict=True):
+        for axis, size in enumerate(shape):
+            if not isinstance(size, torch.SymInt):
+                continue
+            actual = sample.shape[axis] if isinstance(sample, torch.Tensor) else None
+            is_plain = isinstance(size.node.expr, sympy.Symbol)
+            for original in symbols.unnamed([size.node.expr]):
+                info = _info(program, original, actual if is_plain else None, size)
+                symbols.name(original, f"{node.name}_{axis}", info)
+
+
+def _info(
+    program: ExportedProgram, original: sympy.Symbol, actual: int | None, size: torch.SymInt
+) -> DimInfo:
+    bounds = program.range_constraints.get(original)
+    low = 2 if bounds is None else max(int(bounds.lower), 1)
+    high = None if bounds is None or bounds.upper > _UNBOUNDED else int(bounds.upper)
+    if actual is None:
+        values = size.node.shape_env.backed_var_to_val if size.node.shape_env else {}
+        actual = int(values.get(original, max(low, 8)))
+    return DimInfo(low, high, actual)
+
+
+def _in_signature_order(module: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    order = {name: i for i, name in enumerate(inspect.signature(module.forward).parameters)}
+    return dict(sorted(kwargs.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def _in_program_order(program: ExportedProgram, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    spec = program.call_spec.in_spec
+    keys = spec.children()[1].context if spec is not None else None
+    known = keys if isinstance(keys, list) and set(keys) == set(kwargs) else list(kwargs)
+    return {name: kwargs[name] for name in known}
+
+
+def _distinct(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """One tensor given for several inputs, once each: torch.export would take them for one."""
+    seen: set[int] = set()
+
+    def separate(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        return leaf.clone()
+
+    separated: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(separate, (args, kwargs))
+    return separated
+
+
+def _distinct_names(names: Sequence[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for name in names:
+        candidate, count = name, 0
+        while candidate in found:
+            count += 1
+            candidate = f"{name}_{count}"
+        found[candidate] = None
+    return list(found)
+
+
+def _mutation_notes(program: ExportedProgram) -> list[str]:
+    signature = program.graph_signature
+    names = (*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values())
+    return [
+        f"The model updates {name} as it runs; the graph reads its present value and doesn't."
+        for name in names
+    ]

@@ -1,0 +1,198 @@
+"""In-place operators as values.
+
+torch's own functionalization traces the program once more, which costs as much as the export. Most
+models mutate at most a fresh temporary (`mask.masked_fill_(…)`, `scores += bias`): there, the
+in-place operator is its functional twin, and what was mutated is read as the twin's result.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.inline import enables_autocast, inline
+from attngraph.frontend.locations import Locator
+from attngraph.ir.ops import op_name
+
+IDENTITY_IN_PLACE = frozenset(["aten.detach_", "aten.dropout_", "aten.lift_fresh"])
+_OUT_OF_PLACE = {
+    "__iadd__": "add",
+    "__isub__": "sub",
+    "__imul__": "mul",
+    "__iand__": "bitwise_and",
+    "__ior__": "bitwise_or",
+    "__ixor__": "bitwise_xor",
+}
+
+
+@dataclass(frozen=True)
+class Functional:
+    """A program's flat graph, with what to run instead of each in-place operator.
+
+    `twins` maps an in-place node to the operator that computes its result; `handles` maps it to the
+    earlier nodes that are the same tensor, and so have the new value from there on.
+    """
+
+    program: ExportedProgram
+    graph: fx.Graph
+    twins: dict[fx.Node, torch._ops.OpOverload] = field(default_factory=dict)
+    handles: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+
+
+def functionalize(program: ExportedProgram) -> Functional:
+    """The program without mutation; retraced only where a view, input or buffer is mutated.
+
+    Raises CaptureError where torch leaves a mutating operator in the graph.
+    """
+    module = program.graph_module
+    if not enables_autocast(module):
+        found = _with_twins(program, inline(module))
+        if found is not None:
+            return found
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # torch copies deprecated classes of its own here
+        program = program.run_decompositions({})
+    graph = inline(program.graph_module)
+    found = _with_twins(program, graph)
+    if found is None:
+        node = next(node for node in graph.nodes if _mutates(node))
+        raise CaptureError(
+            f"torch can't express the in-place operator {node.target} at {Locator().of(node)} as a "
+            "value; write it out of place."
+        )
+    return found
+
+
+def _mutates(node: fx.Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.is_mutable
+        and op_name(node.target) not in IDENTITY_IN_PLACE
+    )
+
+
+def _with_twins(program: ExportedProgram, graph: fx.Graph) -> Functional | None:
+    nodes: list[fx.Node] = list(graph.nodes)
+    if not any(map(_mutates, nodes)):
+        return Functional(program, graph)
+    order = {node: position for position, node in enumerate(nodes)}
+    aliases = _Aliases(nodes)
+    found = Functional(program, graph)
+    same: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if op_name(node.target) in IDENTITY_IN_PLACE:
+            _join(same, node)
+        if not _mutates(node):
+            continue
+        twin = _twin(node)
+        if twin is None or not aliases.known(node):
+            return None
+        handles = _join(same, node)
+        for member in aliases.of(node):
+            if member.op != "call_function":
+                return None
+            is_read_later = any(order[user] > order[node] for user in member.users)
+            if member not in handles and order[member] < order[node] and is_read_later:
+                return None
+        found.twins[node] = twin
+        found.handles[node] = tuple(handles)
+    return found
+
+
+def _join(same: dict[fx.Node, list[fx.Node]], node: fx.Node) -> list[fx.Node]:
+    """Records that an in-place node is the same tensor as its first argument."""
+    source = node.args[0]
+    if not isinstance(source, fx.Node):
+        return [node]
+    handles = same.setdefault(source, [source])
+    handles.append(node)
+    same[node] = handles
+    return handles
+
+
+def _twin(node: fx.Node) -> torch._ops.OpOverload | None:
+    """The functional operator of an in-place one, if it gives the same dtype and shape."""
+    overload = node.target
+    assert isinstance(overload, torch._ops.OpOverload)
+    written = [a.name for a in overload._schema.arguments if a.alias_info and a.alias_info.is_write]
+    name = overload._schema.name.split("::")[1]
+    if len(written) != 1 or not node.args or overload._schema.arguments[0].name != written[0]:
+        return None
+    packet = getattr(torch.ops.aten, _OUT_OF_PLACE.get(name, name.removesuffix("_")), None)
+    twin = getattr(packet, overload._overloadname, None)
+    if not isinstance(twin, torch._ops.OpOverload) or twin._schema.is_mutable:
+        return None
+    source = node.args[0]
+    target = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(target, FakeTensor):
+        return None
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    try:
+        with target.fake_mode, torch.no_grad():
+            result: Any = twin(*args, **kwargs)
+    except Exception:
+        return None  # torch's functionalization decides then
+    same = isinstance(result, torch.Tensor) and result.dtype == target.dtype
+    return twin if same and len(result.shape) == len(target.shape) else None
+
+
+class _Aliases:
+    """Which nodes may share memory: by the trace's storages, and by the operators' schemas.
+
+    An operator that returns its input or a copy, as sizes have it, is taken to alias.
+    """
+
+    def __init__(self, nodes: list[fx.Node]) -> None:
+        self._parent: dict[object, object] = {}
+        self._nodes = nodes
+        for node in nodes:
+            storage = _storage(node)
+            if storage is not None:
+                self._union(node, storage)
+            if isinstance(node.target, torch._ops.OpOverload):
+                for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+                    if (
+                        argument.alias_info
+                        and isinstance(value, fx.Node)
+                        and _dtype(node) in (None, _dtype(value))
+                    ):
+                        self._union(node, value)
+            elif node.target is operator.getitem:
+                self._union(node, node.args[0])
+
+    def known(self, node: fx.Node) -> bool:
+        """Whether storages tell aliases here; a program read from a file has lost them."""
+        source = node.args[0]
+        return isinstance(source, fx.Node) and _storage(node) == _storage(source)
+
+    def of(self, node: fx.Node) -> list[fx.Node]:
+        root = self._find(node)
+        return [other for other in self._nodes if self._find(other) == root]
+
+    def _find(self, item: object) -> object:
+        while (parent := self._parent.get(item, item)) != item:
+            item = parent
+        return item
+
+    def _union(self, a: object, b: object) -> None:
+        self._parent[self._find(a)] = self._find(b)
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,95 @@
+"""Inline the higher-order operators that only wrap a subgraph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.locations import Locator
+
+_SUBGRAPH_AND_OPERANDS = {
+    "wrap_with_set_grad_enabled": (1, 2),
+    "wrap_with_autocast": (4, 5),
+    "invoke_subgraph": (0, 2),
+}
+"""Positions of the subgraph and of its first operand among the operator's arguments."""
+_AUTOCAST_ENABLED = 2
+
+
+def enables_autocast(module: fx.GraphModule) -> bool:
+    """Whether a part of the graph runs under autocast: its casts are not in the graph yet."""
+    return any(
+        _wrapper(node) == "wrap_with_autocast" and bool(node.args[_AUTOCAST_ENABLED])
+        for part in module.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    )
+
+
+def inline(module: fx.GraphModule) -> fx.Graph:
+    """The module's graph without subgraphs; the module itself is left as it is.
+
+    Raises CaptureError for control flow (cond, while_loop, scan, …), with the user's line.
+    """
+    if not any(_wrapper(node) for node in module.graph.nodes):
+        return module.graph
+    flat = fx.Graph()
+    environment: dict[fx.Node, Any] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            environment[node] = flat.node_copy(node)
+    flat.output(_copy(module, flat, environment))
+    return flat
+
+
+def _copy(module: fx.GraphModule, flat: fx.Graph, environment: dict[fx.Node, Any]) -> Any:
+    """Copies the nodes after the placeholders, which `environment` binds; returns the outputs."""
+
+    def read(node: fx.Node) -> Any:
+        return environment[node]
+
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "output":
+            return fx.map_arg(node.args[0], read)
+        part = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(part, fx.GraphModule):
+            environment[node] = part
+        elif name := _wrapper(node):
+            environment[node] = _inline_call(node, name, flat, environment)
+        elif node.target is operator.getitem and isinstance(read(node.args[0]), (list, tuple)):
+            environment[node] = read(node.args[0])[node.args[1]]
+        else:
+            environment[node] = flat.node_copy(node, read)
+    return None
+
+
+def _inline_call(node: fx.Node, name: str, flat: fx.Graph, environment: dict[fx.Node, Any]) -> Any:
+    if name not in _SUBGRAPH_AND_OPERANDS:
+        raise CaptureError(
+            f"The model uses the higher-order operator {name} at {Locator().of(node)}, which a "
+            "dataflow graph can't hold; write that part without it (torch.where, a fixed loop)."
+        )
+    subgraph, first = _SUBGRAPH_AND_OPERANDS[name]
+    reference = node.args[subgraph]
+    callee = environment[reference] if isinstance(reference, fx.Node) else None
+    if not isinstance(callee, fx.GraphModule):
+        raise CaptureError(f"The {name} at {Locator().of(node)} names no subgraph to inline.")
+    parameters = [inner for inner in callee.graph.nodes if inner.op == "placeholder"]
+    operands = [
+        environment[operand] if isinstance(operand, fx.Node) else operand
+        for operand in node.args[first:]
+    ]
+    return _copy(callee, flat, environment | dict(zip(parameters, operands, strict=True)))
+
+
+def _wrapper(node: fx.Node) -> str:
+    """The name of a higher-order operator; empty for any other node."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return ""
+    return str(node.target.__name__)

@@ -1,0 +1,131 @@
+"""Where a traced node comes from: one line of the user's model, and the path of its module."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import fx
+
+from attngraph.ir.graph import UNKNOWN, Loc
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
+_REPEATED_CALL = re.compile(r"@\d+")
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_TORCH_NN = f"{_TORCH}nn{os.sep}"
+_OURS = str(Path(__file__).parent.parent) + os.sep
+_STANDARD_LIBRARY = str(Path(os.__file__).parent) + os.sep
+_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+
+_NO_MODULE = "_empty_nn_module_stack"
+"""torch's mark on nodes that it made itself."""
+
+Modules = tuple[tuple[str, str], ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def short_path(path: str) -> str:
+    """Relative to site-packages or to the working directory, where it lies in one of them."""
+    if match := _PACKAGES.match(path):
+        return path[match.end() :]
+    here = os.getcwd() + os.sep
+    return path.removeprefix(here)
+
+
+def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | None:
+    """File and line of the last of `frames` that is neither torch's, Python's nor ours."""
+    found = None
+    for frame, line in frames:
+        file = frame.f_code.co_filename
+        if not _is_plumbing(file):
+            found = file, line
+    return found
+
+
+def quote(file: str, line: int) -> str:
+    """`model.py:12 ("y.reshape(3, -1)")` for a message."""
+    text = linecache.getline(file, line).strip()
+    place = f"{short_path(file)}:{line}"
+    return f"{place} ({text})" if text else place
+
+
+def _is_plumbing(file: str) -> bool:
+    if file.startswith(("<", _TORCH, _OURS)):
+        return True
+    return file.startswith(_STANDARD_LIBRARY) and not _PACKAGES.match(file)
+
+
+class Locator:
+    """Locations of a graph's nodes. Many nodes share a stack, so each is read once."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[str, Modules], Loc] = {}
+        self._last = UNKNOWN
+
+    def of(self, node: fx.Node) -> Loc:
+        """The innermost line in the file of the innermost module that is not torch's own.
+
+        The module path is that of the innermost module, torch's own included: a line such as
+        `self.encoder(x)` runs many. A node without a trace of its own (torch adds some when it
+        decomposes) is where its first input comes from, else where the node before it does.
+        """
+        loc = self._read(node)
+        if loc == UNKNOWN:
+            return self._last
+        self._last = loc
+        return loc
+
+    def _read(self, node: fx.Node) -> Loc:
+        modules = tuple(
+            (_REPEATED_CALL.sub("", path), cls if isinstance(cls, str) else _qualified(cls))
+            for path, cls in (node.meta.get("nn_module_stack") or {}).values()
+            if not path.startswith(_NO_MODULE)
+        )
+        key = (node.meta.get("stack_trace") or "", modules)
+        if key not in self._cache:
+            self._cache[key] = _locate(*key)
+        if self._cache[key] != UNKNOWN:
+            return self._cache[key]
+        sources = [source for source in node.all_input_nodes if source.op != "placeholder"]
+        return self._read(sources[0]) if sources else UNKNOWN
+
+
+def _qualified(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _locate(trace: str, modules: Modules) -> Loc:
+    frames = [(match[1], int(match[2])) for match in _FRAME.finditer(trace)]
+    found = _own_frame(frames, modules)
+    if found is None:
+        return UNKNOWN
+    return Loc(short_path(found[0]), found[1], modules[-1][0] if modules else "")
+
+
+def _own_frame(frames: list[tuple[str, int]], modules: Modules) -> tuple[str, int] | None:
+    for _, cls in reversed(modules):
+        if cls.startswith("torch.nn."):
+            continue
+        for frame in reversed(frames):
+            if _defines(frame[0], cls):
+                return frame
+    users = [frame for frame in frames if not _is_plumbing(frame[0])]
+    torch_nn = [frame for frame in frames if frame[0].startswith(_TORCH_NN)]
+    return next(reversed([*torch_nn, *users]), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _defines(file: str, cls: str) -> bool:
+    """Whether class `cls` (`package.module.Class`) lives in `file`, going by their names."""
+    if cls.startswith("__main__."):
+        return file == getattr(sys.modules["__main__"], "__file__", None)
+    module = re.sub(r"[/\\]", ".", file.removesuffix(".py")).removesuffix(".__init__")
+    parts = cls.split(".")
+    return any(f".{module}".endswith("." + ".".join(parts[:end])) for end in range(1, len(parts)))

@@ -1,0 +1,133 @@
+"""What the caller asked of `dynamic_shapes`, one entry per requested dim, in the inputs' order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.export.dynamic_shapes import _combine_args, _DimHintType, _tree_map_with_path
+from torch.utils import _pytree as pytree
+
+from attngraph.errors import CaptureError, UsageError
+
+
+@dataclass(frozen=True)
+class Request:
+    """One axis of one input that the caller wants dynamic.
+
+    `leaf` counts the flattened inputs, tensors or not. `name` is the Dim's, None for Dim.AUTO and
+    the like. `root` is the name of the dim it is derived from (`2 * half`), else `name`.
+    """
+
+    input: str
+    leaf: int
+    axis: int
+    size: int
+    name: str | None
+    root: str | None
+    low: int | None
+    high: int | None
+
+    def __str__(self) -> str:
+        dim = f" (dim {self.name!r})" if self.name else ""
+        return f"input {self.input}'s axis {self.axis}{dim}"
+
+
+def combine(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The inputs by parameter name, in the signature's order; UsageError if they don't fit."""
+    try:
+        return dict(_combine_args(module, args, dict(kwargs)))
+    except TypeError as error:
+        raise UsageError(
+            f"The inputs don't fit {type(module).__name__}.forward: {error}."
+        ) from error
+
+
+def requested_dims(combined: Mapping[str, Any], dynamic_shapes: Any) -> tuple[Request, ...]:
+    """Every dim that is asked to be dynamic; ints, None and Dim.STATIC are not.
+
+    Raises UsageError where the shapes don't match the inputs, CaptureError for a sample size below
+    two: torch specialises 0 and 1.
+    """
+    if not dynamic_shapes:
+        return ()
+    requests = tuple(_requests(combined, dynamic_shapes))
+    for request in requests:
+        if request.size < 2:
+            raise CaptureError(
+                f"The sample of {request} has size {request.size}, which torch.export takes for a "
+                "constant; give a sample of size 2 or more."
+            )
+    return requests
+
+
+def _requests(combined: Mapping[str, Any], dynamic_shapes: Any) -> Iterator[Request]:
+    leaf = 0
+    for position, (name, value) in enumerate(combined.items()):
+        shapes = _shapes_of(name, position, len(combined), dynamic_shapes)
+        count = len(pytree.tree_leaves(value))
+        if shapes is not None:
+            found: list[tuple[int, Any, Any]] = []
+
+            def visit(
+                path: Any, tensor: Any, shape: Any, found: list[Any] = found, start: int = leaf
+            ) -> None:
+                found.append((start + len(found), tensor, shape))
+
+            try:
+                _tree_map_with_path(visit, value, shapes, tree_name=name)
+            except Exception as error:
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                raise UsageError(
+                    f"dynamic_shapes doesn't match input {name}: {reason[0]}"
+                ) from error
+            for index, tensor, shape in found:
+                shown = name if count == 1 else f"{name}[{index - leaf}]"
+                if isinstance(tensor, torch.Tensor):
+                    yield from _of_tensor(shown, index, tensor, shape)
+        leaf += count
+
+
+def _shapes_of(name: str, position: int, count: int, dynamic_shapes: Any) -> Any:
+    if isinstance(dynamic_shapes, Mapping):
+        unknown = [key for key in dynamic_shapes if not isinstance(key, str)]
+        if unknown:
+            raise UsageError(
+                f"dynamic_shapes has the key {unknown[0]!r}; its keys are parameter names."
+            )
+        return dynamic_shapes.get(name)
+    if len(dynamic_shapes) != count:
+        raise UsageError(
+            f"dynamic_shapes has {len(dynamic_shapes)} entries for {count} inputs; give one each "
+            "(None for a static one), or a dict by parameter name."
+        )
+    return dynamic_shapes[position]
+
+
+def _of_tensor(name: str, leaf: int, tensor: torch.Tensor, shape: Any) -> Iterator[Request]:
+    if not shape:
+        return
+    axes = shape.items() if isinstance(shape, Mapping) else enumerate(shape)
+    for axis, dim in axes:
+        if not -tensor.ndim <= axis < tensor.ndim:
+            raise UsageError(
+                f"dynamic_shapes names axis {axis} of input {name}, which has {tensor.ndim} axes."
+            )
+        axis %= tensor.ndim
+        if dim is None or isinstance(dim, int) or getattr(dim, "type", 0) == _DimHintType.STATIC:
+            continue
+        size = tensor.shape[axis]
+        is_named = isinstance(dim, Dim)
+        label = dim.__name__ if is_named else None
+        root = dim.root.__name__ if is_named and hasattr(dim, "root") else label
+        yield Request(name, leaf, axis, size, label, root, _bound(dim.min), _bound(dim.max))
+
+
+def _bound(value: Any) -> int | None:
+    """torch writes an open upper bound as its own infinity."""
+    return value if isinstance(value, int) else None

@@ -1,0 +1,82 @@
+"""torch's symbolic sizes under the user's names."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable
+from typing import Any
+
+import sympy
+import torch
+
+from attngraph.errors import CaptureError
+from attngraph.ir.dims import DimInfo, symbol
+from attngraph.ir.parser import parse_attr
+
+UNKNOWN_SIZE = DimInfo(low=0)
+"""A size that only a run can tell."""
+
+
+class Symbols:
+    """Translates torch's symbols; `infos` collects the dims they became."""
+
+    def __init__(self) -> None:
+        self.infos: dict[str, DimInfo] = {}
+        self._renamed: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._cache: dict[sympy.Basic, Any] = {}
+
+    def name(self, original: sympy.Symbol, name: str, info: DimInfo) -> str:
+        """Gives a symbol a name, adapted where the text form would read it as something else."""
+        name = _free(name, self.infos)
+        self.infos[name] = info
+        self._renamed[original] = symbol(name)
+        return name
+
+    def is_new(self, original: sympy.Symbol) -> bool:
+        return original not in self._renamed
+
+    def unnamed(self, exprs: Iterable[sympy.Basic]) -> list[sympy.Symbol]:
+        """The symbols of some expressions that have no name yet, in a fixed order."""
+        found = {s for expr in exprs for s in expr.free_symbols if s not in self._renamed}
+        return sorted(found, key=lambda s: (len(s.name), s.name))
+
+    def read(self, value: Any) -> Any:
+        """A number, or the expression of a SymInt, SymFloat or SymBool in named dims.
+
+        A symbol not seen before is a size (`u0`, …) that only a run can tell. Raises CaptureError
+        for a fraction of that kind.
+        """
+        if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value
+        expr = value.node.expr
+        if expr not in self._cache:
+            for unknown in self.unnamed([expr]):
+                if not unknown.is_integer:
+                    raise CaptureError(
+                        "A number that .item() reads at run time is used in Python arithmetic; "
+                        "keep it a tensor."
+                    )
+                taken = sum(name.startswith("u") and name[1:].isdigit() for name in self.infos)
+                self.name(unknown, f"u{taken}", UNKNOWN_SIZE)
+            self._cache[expr] = _plain(expr.xreplace(self._renamed))
+        return self._cache[expr]
+
+
+def _plain(expr: sympy.Basic) -> Any:
+    if expr.is_Integer:
+        return int(expr)
+    if expr.is_Float:
+        return float(expr)
+    if expr in (sympy.true, sympy.false):
+        return bool(expr)
+    return expr
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    while keyword.iskeyword(name) or parse_attr(name) != symbol(name):
+        name += "_"
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate

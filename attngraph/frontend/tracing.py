@@ -1,0 +1,254 @@
+"""Run torch.export quietly on a module in inference, and say in a sentence why it can't."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
+from typing import Any, TextIO, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.locations import quote, user_frame
+from attngraph.frontend.shapes import Request, requested_dims
+
+_ATTEMPTS = 4
+_LOGGERS = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.export._trace",
+    "torch._dynamo",
+    "torch._subclasses.fake_tensor",
+)
+_RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
+_FIXED = re.compile(r"(\w+) = (\d+)")
+_SAME = re.compile(r"(\w+) = (\w+)")
+_DERIVED = re.compile(r"(\w+) = (.*\b_\1\b.*)")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program, the dims that were asked for, and sentences about what was changed on the way."""
+
+    program: ExportedProgram
+    requests: tuple[Request, ...]
+    notes: tuple[str, ...]
+
+
+def trace(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    combined: Mapping[str, Any],
+    dynamic_shapes: Any,
+) -> Traced:
+    """Exports the module; narrows a dim's range where the model demands it, and notes that.
+
+    Raises CaptureError with torch's reason and the user's line.
+    """
+    notes: list[str] = []
+    for _ in range(_ATTEMPTS):
+        requests = requested_dims(combined, dynamic_shapes)
+        fixed: dict[str, tuple[str, int] | None] = {}
+        try:
+            with _inference(module), _quiet(), _watch_specialisations(fixed):
+                program = torch.export.export(
+                    module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+                )
+        except Exception as error:
+            narrowed = _narrow(str(error), dynamic_shapes, notes)
+            if narrowed is None:
+                raise _explain(error, module, requests, fixed) from error
+            dynamic_shapes = narrowed
+        else:
+            _check_dynamic(program, requests, fixed)
+            return Traced(program, requests, tuple(notes))
+    raise CaptureError(
+        "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
+    )
+
+
+@contextmanager
+def _inference(module: torch.nn.Module) -> Iterator[None]:
+    """Eval mode, no gradients, and torch.nn's fused fast path off: it hides attention."""
+    training = {part: part.training for part in module.modules()}
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for part, was_training in training.items():
+            part.training = was_training
+
+
+class _WithoutGraphs:
+    """stderr without the partial graph that torch prints when an export fails."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._skips_newline = False
+
+    def write(self, text: str) -> int:
+        skip = "def forward(self" in text or (self._skips_newline and text == "\n")
+        self._skips_newline = skip and text != "\n"
+        return len(text) if skip else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own warnings and logs: what matters of them is in the error."""
+
+    def silence(record: logging.LogRecord) -> bool:
+        return False
+
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addFilter(silence)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(cast(TextIO, _WithoutGraphs(sys.stderr))):
+            for module in ("torch", "typing_extensions", "copyreg"):
+                warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(silence)
+
+
+@contextmanager
+def _watch_specialisations(found: dict[str, tuple[str, int] | None]) -> Iterator[None]:
+    """Records the user's line where a size becomes a constant; torch keeps only its own line.
+
+    Keys are torch's names of sizes (`L['x'].size()[0]`).
+    """
+    original: Callable[..., Any] | None = getattr(ShapeEnv, "_set_replacement", None)
+    if original is None:
+        with nullcontext():
+            yield
+        return
+    call = original
+
+    def recording(self: ShapeEnv, symbol: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(target, "is_number", False):
+            frame = user_frame(reversed(list(traceback.walk_stack(sys._getframe(1)))))
+            for source in self.var_to_sources.get(symbol, ()):
+                name = source.name if isinstance(source.name, str) else source.name()
+                found.setdefault(name, frame)
+        return call(self, symbol, target, *args, **kwargs)
+
+    setattr(ShapeEnv, "_set_replacement", recording)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(ShapeEnv, "_set_replacement", call)  # noqa: B010
+
+
+def _suggestions(message: str) -> list[str]:
+    _, found, rest = message.partition("Suggested fixes:\n")
+    lines = rest.split("\n\n")[0].splitlines() if found else []
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _narrow(message: str, dynamic_shapes: Any, notes: list[str]) -> Any:
+    """The shapes with torch's suggestions applied, if all of them only narrow ranges."""
+    matches = [_RANGE.fullmatch(line) for line in _suggestions(message)]
+    if not matches or not dynamic_shapes or not all(matches):
+        return None
+    for match in matches:
+        assert match is not None
+        low, high = match[2], match[3]
+        bounds = [f"at least {low}"] if low else []
+        bounds += [f"at most {high}"] if high else []
+        notes.append(f"Dim {match[1]!r} is {' and '.join(bounds)}: the model demands it.")
+    fixes = "\n".join(match[0] for match in matches if match)
+    return refine_dynamic_shapes_from_suggested_fixes(f"Suggested fixes:\n{fixes}", dynamic_shapes)
+
+
+def _check_dynamic(
+    program: ExportedProgram, requests: tuple[Request, ...], fixed: Mapping[str, Any]
+) -> None:
+    """Raises CaptureError where a dim that was asked for became a constant, as Dim.AUTO may."""
+    placeholders = user_placeholders(program)
+    for request in requests:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        if not isinstance(size, torch.SymInt) or size.node.expr.is_number:
+            raise _specialised(request, fixed)
+
+
+def user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
+    """The nodes of the model's own inputs, tensors or not, in order."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    return placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]
+
+
+def _specialised(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> CaptureError:
+    head = re.split(r"\W", request.input)[0]
+    place = None
+    for source, frame in fixed.items():
+        if source.endswith(f".size()[{request.axis}]") and f"'{head}'" in source:
+            place = frame
+    where = f" at {quote(*place)}" if place else ""
+    return CaptureError(
+        f"{_sentence(request)} can't be dynamic: the model fixes it to "
+        f"{request.size}{where}. Take the size from the tensor there, or leave the dim static."
+    )
+
+
+def _sentence(request: Request) -> str:
+    return f"I{str(request)[1:]}"
+
+
+def _explain(
+    error: Exception,
+    module: torch.nn.Module,
+    requests: tuple[Request, ...],
+    fixed: Mapping[str, tuple[str, int] | None],
+) -> CaptureError:
+    by_name = {request.name: request for request in requests if request.name}
+    for line in _suggestions(str(error)):
+        if (match := _FIXED.fullmatch(line)) and match[1] in by_name:
+            return _specialised(by_name[match[1]], fixed)
+        if (match := _SAME.fullmatch(line)) and {match[1], match[2]} <= by_name.keys():
+            first, second = by_name[match[2]], by_name[match[1]]
+            return CaptureError(
+                f"The model needs {first} and {second} to be equal; give both the same Dim."
+            )
+        if (match := _DERIVED.fullmatch(line)) and match[1] in by_name:
+            return CaptureError(
+                f"{_sentence(by_name[match[1]])} can't take every size: the model needs "
+                f"{match[1]} = {match[2]}; derive it from another Dim in that way, or leave it "
+                "static."
+            )
+    place = user_frame(traceback.walk_tb(_deepest(error).__traceback__))
+    where = f" at {quote(*place)}" if place else ""
+    text = reason(error)
+    if "data-dependent" in text:
+        text += " A value computed at run time decides what Python does there; use torch.where."
+    return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
+
+
+def _deepest(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def reason(error: BaseException) -> str:
+    """The first sentence or two of torch's message, on one line."""
+    text = str(error).strip() or type(error).__name__
+    text = re.split(r"\n\s*\n|\nFor more information|\nFrom user code", text)[0]
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else text[:299] + "…"

@@ -1,0 +1,361 @@
+"""From an exported program's FX graph to the IR, node by node, without running anything.
+
+Types are read from the trace. Sizes and arithmetic on them become expressions in attributes. What
+has no meaning at inference (assertions, eval dropout, aliases, casts to the same dtype) vanishes.
+Every real cast is `aten._to_copy {dtype}`; `view`, `_unsafe_view` and `reshape` are
+`aten.reshape`; `contiguous` is `aten.clone {memory_format}` unless it does nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.functional import IDENTITY_IN_PLACE, Functional
+from attngraph.frontend.locations import Locator
+from attngraph.frontend.symbols import Symbols
+from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
+from attngraph.ir.ops import OpDef, flatten_call, op_def, op_name
+from attngraph.ir.types import ScalarType, TensorType, Type
+
+_NO_VALUE = frozenset(
+    [
+        "aten._assert_tensor_metadata",
+        "aten._assert_scalar",
+        "aten._assert_async",
+        "aten._assert_async.msg",
+        "aten.sym_constrain_range",
+        "aten.sym_constrain_range_for_size",
+    ]
+)
+_IDENTITY = frozenset(["aten.alias", "aten.detach", "aten.lift_fresh_copy", *IDENTITY_IN_PLACE])
+_DROPOUT = frozenset(
+    [
+        f"aten.{name}{suffix}"
+        for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+        for suffix in ("", "_")
+    ]
+)
+_RESHAPE = frozenset(["aten.view", "aten._unsafe_view", "aten.reshape"])
+_ITEM = frozenset(["aten.item", "aten._local_scalar_dense"])
+_UNSAFE_NAME = re.compile(r"[^\w.$/-]")
+
+
+class Translator:
+    """Builds `graph`. Inputs first, then `run`."""
+
+    def __init__(self, functional: Functional, symbols: Symbols) -> None:
+        self.graph = Graph()
+        self._program = functional.program
+        self._functional = functional
+        self._symbols = symbols
+        self._locator = Locator()
+        self._values: dict[fx.Node, Value] = {}
+        self._parts: dict[fx.Node, list[Value]] = {}
+        self._scalars: dict[fx.Node, Any] = {}
+        self._weights: dict[fx.Node, tuple[str, torch.Tensor]] = {}
+        self._known: dict[tuple[object, ...], Value] = {}
+
+    def run(self) -> list[Any]:
+        """Translates every node; returns what the graph returns, Values and constants."""
+        self._inputs()
+        for node in self._functional.graph.nodes:
+            if node.op == "output":
+                results = [self._result(item) for item in node.args[0]]
+                self._locate_first()
+                return results
+            if node.op == "get_attr":
+                data = operator.attrgetter(str(node.target))(self._program.graph_module)
+                self._weights[node] = (str(node.target), data)
+            elif node.op == "call_function":
+                self._call(node)
+        raise CaptureError("The exported program returns nothing.")
+
+    def _locate_first(self) -> None:
+        """Gives nodes without a location, before any that has one, the first there is."""
+        nodes = list(self.graph)
+        first = next((node.loc for node in nodes if node.loc != UNKNOWN), UNKNOWN)
+        for node in nodes:
+            if node.loc != UNKNOWN:
+                break
+            node.loc = first
+
+    # -- inputs and weights ----------------------------------------------------------------
+
+    def _inputs(self) -> None:
+        nodes = [node for node in self._functional.graph.nodes if node.op == "placeholder"]
+        specs = self._program.graph_signature.input_specs
+        state, constants = self._program.state_dict, self._program.constants
+        for node, spec in zip(nodes, specs, strict=True):
+            value = node.meta.get("val")
+            if spec.kind is not torch.export.graph_signature.InputKind.USER_INPUT:
+                data = state.get(str(spec.target), constants.get(str(spec.target)))
+                if isinstance(data, torch.Tensor):
+                    self._weights[node] = (str(spec.target), data)
+                elif node.users:
+                    raise CaptureError(
+                        f"The model holds {spec.target}, a {type(data).__name__} that a graph of "
+                        "tensors can't; keep it out of forward."
+                    )
+            elif isinstance(value, torch.Tensor):
+                self._values[node] = self.graph.add_input(str(spec.arg.name), self._type(value))
+            elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                raise CaptureError(
+                    f"Input {spec.arg.name} is a number that is asked to be dynamic; pass it as a "
+                    "tensor, or leave it static."
+                )
+            else:
+                self._scalars[node] = getattr(spec.arg, "value", value)
+
+    def _weight(self, node: fx.Node) -> Value:
+        """A parameter, buffer or lifted tensor, added when first read; tied ones are one."""
+        name, data = self._weights[node]
+        key: tuple[object, ...] = (id(data),)
+        if data.device.type != "meta" and data.numel():
+            key = (data.data_ptr(), data.dtype, tuple(data.shape), data.stride())
+        if key not in self._known:
+            self._known[key] = self.graph.add_constant(_UNSAFE_NAME.sub("_", name), data)
+        return self._known[key]
+
+    # -- nodes -----------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> None:
+        target, value = node.target, node.meta.get("val")
+        source, index = node.args[0] if node.args else None, node.args[-1] if node.args else 0
+        if target is operator.getitem and isinstance(source, fx.Node) and isinstance(index, int):
+            if source in self._parts:
+                self._values[node] = self._parts[source][index]
+            return
+        if not isinstance(target, torch._ops.OpOverload):
+            if isinstance(value, torch.Tensor):
+                raise CaptureError(
+                    f"{target} at {self._locator.of(node)} is not an operator of torch."
+                )
+            return  # arithmetic on sizes: read from the trace where it is used
+        name = op_name(target)
+        if name in _NO_VALUE or name.startswith("profiler."):
+            return
+        if name in _ITEM:
+            self._item(node)
+        elif self._is_identity(node, name):
+            self._values[node] = self._tensor(node.args[0])
+        elif value is None or isinstance(value, (torch.Tensor, list, tuple)):
+            name, definition, args, kwargs = self._canonical(node, name)
+            self._create(node, name, definition, args, kwargs)
+
+    def _is_identity(self, node: fx.Node, name: str) -> bool:
+        if name in _IDENTITY:
+            return True
+        if name in _DROPOUT:
+            return bool(node.args[2] is False or node.args[1] == 0.0)
+        if name == "aten.contiguous" or _is_cast(name):
+            source = node.args[0]
+            if not isinstance(source, fx.Node):
+                return False
+            before, after = source.meta["val"], node.meta["val"]
+            if before.dtype != after.dtype:
+                return False
+            if name == "aten.contiguous":
+                return bool(before.untyped_storage()._cdata == after.untyped_storage()._cdata)
+            return _memory_format(node) is None
+        return False
+
+    def _canonical(
+        self, node: fx.Node, name: str
+    ) -> tuple[str, OpDef, Sequence[Any], Mapping[str, Any]]:
+        """The operator that stands for this one, and its call."""
+        twin = self._functional.twins.get(node)
+        if twin is not None:
+            name = op_name(twin)
+        args, kwargs = node.args, node.kwargs
+        if name in _RESHAPE:
+            name = "aten.reshape"
+        elif name == "aten.contiguous":
+            name, args = "aten.clone", node.args[:1]
+            kwargs = {"memory_format": _memory_format(node) or torch.contiguous_format}
+        elif _is_cast(name):
+            source, value = node.args[0], node.meta["val"]
+            assert isinstance(source, fx.Node)
+            name, args = "aten._to_copy", (source,)
+            kwargs = {"dtype": value.dtype}
+            if (memory_format := _memory_format(node)) is not None:
+                kwargs["memory_format"] = memory_format
+            if source.meta["val"].dtype == value.dtype:
+                name, kwargs = "aten.clone", {"memory_format": memory_format}
+        definition = op_def(name)
+        return self._with_numbers(node, name, definition, args, kwargs)
+
+    def _with_numbers(
+        self,
+        node: fx.Node,
+        name: str,
+        definition: OpDef,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[str, OpDef, Sequence[Any], Mapping[str, Any]]:
+        """Python lets a number stand for a tensor (`x + 1`): the overload that takes numbers."""
+        given = dict(zip((arg.name for arg in definition.args), args, strict=False)) | dict(kwargs)
+        numbers = [
+            arg.name
+            for arg in definition.args
+            if arg.kind == "tensor" and self._is_number(given.get(arg.name))
+        ]
+        if not numbers:
+            return name, definition, args, kwargs
+        for other in _overloads(name):
+            if _takes_numbers(definition, other, numbers):
+                return other.name, other, args, kwargs
+        tensors = [self._read(given[arg.name]) for arg in definition.args if arg.name in given]
+        other_dtypes = [value.dtype for value in tensors if isinstance(value, Value)]
+        for number in numbers:
+            value = self._read(given[number])
+            is_fraction = isinstance(value, float) or getattr(value, "is_integer", True) is False
+            like = torch.empty(1, dtype=other_dtypes[0] if other_dtypes else None)
+            dtype = torch.result_type(like, 0.5 if is_fraction else 0)
+            given[number] = self._full(value, dtype, self._locator.of(node))
+        return name, definition, (), given
+
+    def _is_number(self, value: Any) -> bool:
+        if isinstance(value, fx.Node):
+            if value in self._values or value in self._weights:
+                return False
+            value = self._scalars.get(value, value.meta.get("val"))
+        return isinstance(
+            value, (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+        )
+
+    def _full(self, number: Any, dtype: torch.dtype, loc: Loc) -> Value:
+        attrs = {"size": [], "fill_value": number, "dtype": dtype}
+        return self.graph.create(
+            "aten.full", [], attrs, types=[TensorType(dtype, ())], loc=loc
+        ).output
+
+    def _item(self, node: fx.Node) -> None:
+        """`Tensor.item()`: an integer defines a dim; another number stays a tensor."""
+        value, source = node.meta.get("val"), self._tensor(node.args[0])
+        loc = self._locator.of(node)
+        if isinstance(value, torch.SymInt):
+            known = set(self._symbols.infos)
+            expr = self._symbols.read(value)
+            if isinstance(expr, sympy.Symbol) and expr.name not in known:
+                kind = ScalarType("int", expr.name)
+                self.graph.create("aten.item", [source], types=[kind], names=[node.name], loc=loc)
+            return
+        if any(user.op == "output" or _computes(user) for user in node.users):
+            self._values[node] = self.graph.create(
+                "aten.reshape",
+                [source],
+                {"shape": []},
+                types=[TensorType(source.dtype, ())],
+                names=[node.name],
+                loc=loc,
+            ).output
+
+    def _create(
+        self,
+        node: fx.Node,
+        name: str,
+        definition: OpDef,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        read_args = [self._read(arg) for arg in args]
+        read_kwargs = {key: self._read(arg) for key, arg in kwargs.items()}
+        inputs, attrs = flatten_call(definition, read_args, read_kwargs)
+        value = node.meta.get("val")
+        loc = self._locator.of(node)
+        if any(isinstance(attr, Value) for attr in attrs.values()):
+            raise CaptureError(
+                f"{name} at {loc} takes a number that .item() reads at run time; keep it a tensor."
+            )
+        if isinstance(value, torch.Tensor):
+            created = self.graph.create(
+                name, inputs, attrs, types=[self._type(value)], names=[node.name], loc=loc
+            )
+            self._values[node] = created.output
+            for handle in self._functional.handles.get(node, ()):
+                self._values[handle] = created.output
+        elif isinstance(value, (list, tuple)):
+            types = [self._type(item) for item in value]
+            names = [f"{node.name}_{index}" for index in range(len(types))]
+            created = self.graph.create(name, inputs, attrs, types=types, names=names, loc=loc)
+            self._parts[node] = list(created.outputs)
+        else:
+            raise CaptureError(
+                f"{name} at {loc} has no result in the trace; attngraph can't tell what it does."
+            )
+
+    # -- values ----------------------------------------------------------------------------
+
+    def _type(self, value: Any) -> Type:
+        if isinstance(value, torch.Tensor):
+            return TensorType(value.dtype, tuple(self._symbols.read(size) for size in value.shape))
+        kind = type(value).__name__.removeprefix("Sym").lower()
+        return ScalarType(kind if kind in ("int", "float", "bool") else "int")
+
+    def _tensor(self, item: Any) -> Value:
+        value = self._read(item)
+        assert isinstance(value, Value)
+        return value
+
+    def _read(self, item: Any) -> Any:
+        """An FX argument as the IR has it: Values, numbers, expressions, and lists of them."""
+        if isinstance(item, fx.Node):
+            if item in self._values:
+                return self._values[item]
+            if item in self._weights:
+                return self._weight(item)
+            if item in self._scalars:
+                return self._scalars[item]
+            return self._symbols.read(item.meta["val"])
+        if isinstance(item, (list, tuple)):
+            return [self._read(part) for part in item]
+        return item
+
+    def _result(self, item: Any) -> Any:
+        value = self._read(item)
+        if isinstance(value, sympy.Basic):
+            loc = self._locator.of(item)
+            return self._full(value, torch.int64 if value.is_integer else torch.float32, loc)
+        return value
+
+
+def _computes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and op_name(node.target) not in _NO_VALUE
+
+
+def _is_cast(name: str) -> bool:
+    return name == "aten._to_copy" or name.startswith("aten.to.") or name == "aten.type_as"
+
+
+def _memory_format(node: fx.Node) -> torch.memory_format | None:
+    """The layout that a copy asks for; None where it preserves its input's."""
+    for value in (*node.args, *node.kwargs.values()):
+        if isinstance(value, torch.memory_format) and value != torch.preserve_format:
+            return value
+    return None
+
+
+def _overloads(name: str) -> list[OpDef]:
+    namespace, packet = name.split(".")[:2]
+    return [
+        op_def(f"{namespace}.{packet}" + ("" if overload == "default" else f".{overload}"))
+        for overload in getattr(getattr(torch.ops, namespace), packet).overloads()
+    ]
+
+
+def _takes_numbers(definition: OpDef, other: OpDef, numbers: Sequence[str]) -> bool:
+    """Whether `other` differs from `definition` only by taking `numbers` as attributes."""
+    if [arg.name for arg in other.args] != [arg.name for arg in definition.args]:
+        return False
+    return all(
+        other_arg.kind == ("attr" if arg.name in numbers else arg.kind)
+        for arg, other_arg in zip(definition.args, other.args, strict=True)
+    )
