@@ -8,9 +8,11 @@ CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
     *CLEAN,
     "raise-softmax",
+    "distribute",
     "fuse-attention",
     "fold-masks",
     *CLEAN,
+    "legalize-sinks",
     "merge-projections",
     "fuse-norms",
     "fuse-activations",

@@ -127,6 +127,9 @@ _RESHAPE_NAMES = """reshape view _unsafe_view unsqueeze squeeze squeeze.dim sque
 _COPY_NAMES = "clone contiguous alias detach lift_fresh_copy dropout"
 RESHAPES = frozenset("aten." + name for name in _RESHAPE_NAMES.split())
 COPIES = frozenset("aten." + name for name in _COPY_NAMES.split())
+_LAYOUT_NAMES = """permute transpose.int t mT expand select.int slice.Tensor unbind.int split.Tensor
+    split_with_sizes chunk repeat_interleave.self_int repeat"""
+LAYOUTS = frozenset("aten." + name for name in _LAYOUT_NAMES.split())
 
 
 def _permuted(node: Node, axes: Axes) -> Axes | None:

@@ -15,7 +15,7 @@ import torch
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve
-from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Mask
+from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
 from attngraph.passes.materialize import cost, materialize
 from attngraph.passes.roles import Stage, cheapest, stages
@@ -93,20 +93,34 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
             "everything is masked depends on both.",
             hint="Fill with -inf or torch.finfo(dtype).min, or mask last.",
         )
+    outer, inner = _gains(site)
+    if outer is None or inner is None:
+        return Declined(
+            "weights-times-tensor",
+            "The attention weights are multiplied by a tensor that differs from query to query and "
+            "from key to key.",
+            hint="Mask the scores before the softmax instead.",
+        )
+    heads = set(resolve((*roles.kv_heads, *roles.groups)))
+    if site.sinks is not None and not set(site.sinks.atoms) <= heads:
+        return Declined("sink-per-row", "The sink differs within a head, which no op can do.")
     loc = fuse_locs(site.nodes, site.anchor)
     build.at(site.root, loc)
     dtype = max((s.operand.value.dtype for s in chosen), key=lambda d: torch.finfo(d).bits)
     q = _as(build, materialize(build, query.operand, roles.query), dtype)
     for factor in site.factors:
-        spread = materialize(build, factor.operand, roles.query, broadcast=False)
-        apply = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
-        q = build(apply, q, _as(build, spread, dtype))
+        q = _times(build, q, factor, roles.query)
     if scale < 0:
         q, scale = build("aten.neg", q), -scale
     k = _as(build, materialize(build, key.operand, roles.key), dtype)
     v = _as(build, materialize(build, value.operand, roles.value), dtype)
+    for gain in inner:
+        v = _times(build, v, gain, roles.value)
     bias = _bias(build, site, q.dtype)
     mask = _mask(build, site)
+    sinks = None
+    if site.sinks is not None:
+        sinks = _as(build, materialize(build, site.sinks, (roles.scores[1],)), q.dtype)
     node = build.node(
         "attn.attention",
         q,
@@ -114,6 +128,7 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
         v,
         bias,
         mask,
+        sinks,
         heads=kv_heads * groups,
         kv_heads=kv_heads,
         scale=scale,
@@ -122,7 +137,12 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
         masked_rows=site.masked_rows,
         weights=site.weights is not None,
     )
-    context = materialize(build, Operand(node.outputs[0], roles.context), site.output)
+    packed = node.outputs[0]
+    for gain in outer:
+        packed = _times(build, packed, gain, roles.context)
+    if site.gain != 1.0:
+        packed = build("aten.mul.Scalar", packed, other=site.gain)
+    context = materialize(build, Operand(packed, roles.context), site.output)
     graph.replace_uses(site.root.output, _as(build, context, site.root.output.dtype))
     if site.weights is not None:
         scores = Operand(node.outputs[1], roles.scores)
@@ -153,6 +173,23 @@ def _operands(site: Site) -> tuple[Stage, Stage, Stage] | None:
         if found[0] is not None and found[1] is not None and found[2] is not None:
             return found[0], found[1], found[2]
     return None
+
+
+def _times(build: Builder, value: Value, factor: Factor, axes: Axes) -> Value:
+    spread = materialize(build, factor.operand, axes, broadcast=False)
+    op = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
+    return build(op, value, _as(build, spread, value.dtype))
+
+
+def _gains(site: Site) -> tuple[list[Factor] | None, list[Factor] | None]:
+    """What multiplies the weights, as (factors of the context, factors of the values)."""
+    keys = set(resolve(site.roles.keys))
+    rows = set(resolve((*site.roles.queries, *site.roles.groups)))
+    outer = [gain for gain in site.gains if not keys & set(gain.operand.atoms)]
+    inner = [gain for gain in site.gains if keys & set(gain.operand.atoms)]
+    if any(rows & set(gain.operand.atoms) for gain in inner):
+        return None, None
+    return outer, inner
 
 
 def _targets(site: Site) -> tuple[Axes, Axes, Axes]:

@@ -89,18 +89,23 @@ class Logits:
 Preference = Callable[[Contraction], int | None]
 
 
-def read_logits(operand: Operand, keys: tuple[Atom, ...], prefer: Preference) -> Logits | Declined:
+def read_logits(
+    operand: Operand, keys: tuple[Atom, ...], prefer: Preference, *, shifts: bool = True
+) -> Logits | Declined:
     """Reads the logits that `operand` holds, whose key axis is `keys`.
+
+    With `shifts`, what is the same for all keys of a row is dropped: a softmax doesn't see it.
 
     `prefer` ranks contractions (lower is better, None is impossible) where a sum holds several.
     """
-    return _Reader(keys, prefer).read(operand)
+    return _Reader(keys, prefer, shifts).read(operand)
 
 
 class _Reader:
-    def __init__(self, keys: tuple[Atom, ...], prefer: Preference) -> None:
+    def __init__(self, keys: tuple[Atom, ...], prefer: Preference, shifts: bool) -> None:
         self.keys = keys
         self.prefer = prefer
+        self.shifts = shifts
 
     def read(self, operand: Operand) -> Logits | Declined:
         node = operand.value.producer
@@ -128,7 +133,6 @@ class _Reader:
         if node.op in ("aten.add.Tensor", "aten.sub.Tensor"):
             return self._sum(node, operand)
         if node.op in ("aten.add.Scalar", "aten.sub.Scalar"):
-            # The same number on every logit: softmax doesn't see it.
             return self._same(node, operand)
         if node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
             return self._factor(node, operand)
@@ -139,8 +143,9 @@ class _Reader:
         return self._product(node, operand.axes)
 
     def _same(self, node: Node, operand: Operand) -> Logits | Declined:
+        """The same number on every logit."""
         source = node.inputs[0]
-        if source is None or number(attribute(node, "other")) is None:
+        if source is None or number(attribute(node, "other")) is None or not self.shifts:
             return Declined("logits-not-a-product", f"{node.op} is not understood here.", node)
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Logits) and any(isinstance(step, Mask) for step in inner.steps):
@@ -225,7 +230,8 @@ class _Reader:
         node = operand.value.producer
         keys = set(resolve(self.keys))
         return (
-            node is not None
+            self.shifts
+            and node is not None
             and node.op in ("aten.amax", "aten.max.dim", "aten.logsumexp")
             and not keys & set(operand.atoms)
         )

@@ -1,7 +1,8 @@
 """raise-softmax: a softmax spelled out in exponentials becomes one `aten.softmax`.
 
 Read: exp(x) / Σ exp(x) (Bridle 1990), with the exponentials masked by zeros or not; exp(x −
-logsumexp(x)); exp(log_softmax(x)); and late normalisation, (exp(x) · V) / Σ exp(x). The usual shift
+logsumexp(x)); exp(log_softmax(x)); a softmax with one more column that is dropped, and with one
+more in the denominator (sinks.py); and late normalisation, (exp(x) · V) / Σ exp(x). The usual shift
 by the row's maximum stays in x: softmax doesn't see it, and fuse-attention drops it.
 """
 
@@ -20,9 +21,11 @@ from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_ax
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import fill_of, is_cast
+from attngraph.passes.sinks import raise_plus_one, raise_sink_column
 
 _EXP = "aten.exp"
 _SUM = "aten.sum.dim_IntList"
+_SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
 
 
 @register
@@ -39,6 +42,10 @@ class RaiseSoftmax:
                 continue
             if node.op == _EXP:
                 _raise_log(graph, build, node)
+            elif node.op in _SOFTMAXES:
+                raise_sink_column(graph, build, node)
+            elif raise_plus_one(graph, build, node):
+                continue
             elif (pair := _quotient(node)) is not None:
                 _raise_quotient(graph, build, node, *pair)
         return []
@@ -143,13 +150,23 @@ def _exponent(value: Value) -> tuple[Value, Value | None, bool] | None:
         for index in (0, 1):
             side, other = node.inputs[index], node.inputs[1 - index]
             cast = other.producer if other is not None else None
-            if side is None or cast is None or not is_cast(cast) or cast.inputs[0] is None:
+            inner = _exponent(side) if side is not None else None
+            if side is None or other is None or inner is None or inner[1] is not None:
                 continue
-            inner = _exponent(side)
-            is_binary = cast.inputs[0].dtype == torch.bool
-            if is_binary and inner is not None and inner[1] is None and side.shape == value.shape:
-                return inner[0], cast.inputs[0], True
+            if side.shape != value.shape:
+                continue
+            if cast is not None and is_cast(cast) and cast.inputs[0] is not None:
+                if cast.inputs[0].dtype == torch.bool:
+                    return inner[0], cast.inputs[0], True
+            elif other.dtype == torch.bool or _is_binary(other):
+                return inner[0], other, True
     return None
+
+
+def _is_binary(value: Value) -> bool:
+    """Whether a constant holds only zeros and ones."""
+    data = value.data
+    return data is not None and not data.is_complex() and bool(((data == 0) | (data == 1)).all())
 
 
 def _softmax(build: Builder, terms: Value, dim: int) -> Value | None:
@@ -158,6 +175,8 @@ def _softmax(build: Builder, terms: Value, dim: int) -> Value | None:
         return None
     x, predicate, keep = exponent
     if predicate is not None:
+        if predicate.dtype != torch.bool:
+            predicate = build("aten._to_copy", predicate, dtype=torch.bool)
         low = build.constant(torch.tensor(-torch.inf, dtype=x.dtype), "masked")
         choices = (x, low) if keep else (low, x)
         x = build("aten.where.self", predicate, *choices)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.passes.axes import (
-    COPIES,
-    RESHAPES,
-    Atom,
-    Axes,
-    Operand,
-    broadcast_axes,
-    climb,
-    fresh_axes,
-    resolve,
-)
-from attngraph.passes.contraction import Contraction, read_contraction
+from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes, resolve
+from attngraph.passes.context import Below, find_below
+from attngraph.passes.contraction import Contraction
+from attngraph.passes.decline import explain, mixed_heads
 from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
 from attngraph.passes.roles import Roles, Stage, assign, stages
-from attngraph.passes.scalars import is_cast, uniform
 
-SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "aten._safe_softmax"])
+SINK_SOFTMAX = "attn.sink_softmax"
+SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "aten._safe_softmax", SINK_SOFTMAX])
 SDPA = "aten.scaled_dot_product_attention"
 
 
@@ -46,120 +38,12 @@ class Site:
     masked_rows: str
     weights: Operand | None
     nodes: tuple[Node, ...]
+    gain: float
+    gains: tuple[Factor, ...]
+    sinks: Operand | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Below:
-    """From the context up to the probabilities."""
-
-    root: Node
-    output: Axes
-    probabilities: Operand
-    value: Operand
-    summed: tuple[Atom, ...]
-    guarded: bool
-    nodes: tuple[Node, ...]
-
-
-_GUARDS = frozenset(["aten.nan_to_num"])
-_SUM = "aten.sum.dim_IntList"
 _FAR = 64  # nodes between scores and softmax; a reader further off is outside the attention
-
-
-def _passes_through(node: Node, value: Value) -> bool:
-    """Whether a node hands a softmax's result on, unchanged but for layout, dtype or NaN guards."""
-    if node.op in RESHAPES or node.op in COPIES or is_cast(node) or node.op in _GUARDS:
-        return True
-    if node.op in ("aten.where.self", "aten.where.ScalarSelf", "aten.masked_fill.Scalar"):
-        return _guard(node) is not None
-    layout = (
-        "permute transpose.int t mT expand select.int slice.Tensor unbind.int split.Tensor"
-        " split_with_sizes chunk repeat_interleave.self_int"
-    )
-    return node.op.removeprefix("aten.") in layout.split() and node.inputs[0] is value
-
-
-def _guard(node: Node) -> Value | None:
-    """x where the node is `where(isnan(x), 0, x)`, which turns masked rows from NaN to zero."""
-    match node.op:
-        case "aten.nan_to_num":
-            return node.inputs[0] if not attribute(node, "nan") else None
-        case "aten.where.self":
-            predicate, filler, source = node.inputs
-            if uniform(filler) != 0.0:
-                return None
-        case "aten.where.ScalarSelf":
-            predicate, source = node.inputs
-            if attribute(node, "self") != 0:
-                return None
-        case "aten.masked_fill.Scalar":
-            source, predicate = node.inputs
-            if attribute(node, "value") != 0:
-                return None
-        case _:
-            return None
-    test = predicate.producer if predicate is not None else None
-    if test is None or test.op != "aten.isnan" or test.inputs[0] is not source:
-        return None
-    return source
-
-
-def _reach(operand: Operand, goal: Value) -> tuple[Operand, bool, tuple[Node, ...]] | None:
-    """Climbs from an operand to `goal`: (goal's axes, whether NaN was guarded, nodes passed)."""
-    passed: list[Node] = []
-    guarded = False
-    while operand.value is not goal:
-        node = operand.value.producer
-        if node is None:
-            return None
-        passed.append(node)
-        if is_cast(node) and node.inputs[0] is not None:
-            operand = Operand(node.inputs[0], operand.axes)
-        elif (source := _guard(node)) is not None:
-            operand, guarded = Operand(source, operand.axes), True
-        elif (above := climb(operand)) is not None:
-            operand = above
-        else:
-            return None
-    return operand, guarded, tuple(passed)
-
-
-def _consumers(probabilities: Value) -> Iterator[Node]:
-    """Nodes that may multiply the probabilities with values, nearest first."""
-    queue, seen = [probabilities], {probabilities}
-    while queue:
-        value = queue.pop(0)
-        for node in value.users:
-            if node.op in ("aten.mul.Tensor", "aten.isnan") or _passes_through(node, value):
-                queue.extend(v for v in node.outputs if v not in seen)
-                seen.update(node.outputs)
-            else:
-                yield node
-
-
-def _below(probabilities: Value, dim: int) -> _Below | None:
-    """The product with the values, where there is one that sums over exactly the key axis."""
-    for node in _consumers(probabilities):
-        if len(node.outputs) != 1:
-            continue
-        output = fresh_axes(node.output.shape)
-        product = read_contraction(node, output)
-        if product is None or product.addends or product.factor != 1.0:
-            continue
-        for mine, other in (
-            (product.left, product.right),
-            (product.right, product.left),
-        ):
-            reached = _reach(mine, probabilities)
-            if reached is None:
-                continue
-            operand, guarded, passed = reached
-            if resolve(operand.axes[dim]) != resolve(product.summed):
-                continue
-            product_nodes = (node.inputs[0].producer,) if node.op == _SUM and node.inputs[0] else ()
-            between = (*passed, *(n for n in product_nodes if n is not None))
-            return _Below(node, output, operand, other, product.summed, guarded, between)
-    return None
 
 
 def understand(anchor: Node) -> Site | Declined | None:
@@ -172,10 +56,10 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
     if source is None or not source.shape:
         return None
     dim = attribute(anchor, "dim") % len(source.shape)
-    below = _below(anchor.output, dim)
-    axes = below.probabilities.axes if below else fresh_axes(source.shape)
-    keys = below.summed if below else axes[dim]
-    values = set(below.value.atoms) if below else set()
+    below = find_below(anchor.output, dim)
+    axes = below.probabilities.axes if isinstance(below, Below) else fresh_axes(source.shape)
+    keys = resolve(axes[dim])
+    values = set(below.value.atoms) if isinstance(below, Below) else set()
 
     def prefer(product: Contraction) -> int | None:
         pair = _pair(product, keys)
@@ -183,11 +67,12 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
             return None
         return len(set(pair[1].atoms) - values - set(resolve(product.summed)))
 
-    logits = read_logits(Operand(source, axes), keys, prefer)
-    if below is None:
-        return _without_values(anchor, logits)
+    sink = input_of(anchor, "sink") if anchor.op == SINK_SOFTMAX else None
+    logits = read_logits(Operand(source, axes), keys, prefer, shifts=sink is None)
+    if not isinstance(below, Below):
+        return _without_values(anchor, below, logits)
     if isinstance(logits, Declined):
-        return _name_declined(anchor, logits)
+        return explain(anchor, below, logits, keys)
     pair = _pair(logits.contraction, keys)
     assert pair is not None
     chain = (*below.nodes, below.root)
@@ -207,6 +92,9 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
             logits.node,
             "Return the attention weights instead of the scores.",
         )
+    sinks = None
+    if sink is not None:
+        sinks = Operand(sink, broadcast_axes(axes, sink.shape, source.shape))
     guarded = below.guarded or anchor.op == "aten._safe_softmax"
     return _assemble(
         anchor,
@@ -216,9 +104,12 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         Operand(anchor.output, axes),
         keys,
         below.output,
-        masked_rows="zero" if guarded else "nan",
+        masked_rows="zero" if guarded or sink is not None else "nan",
         weights=leaks or _leaks(below.nodes, inside),
         nodes=(*logits.nodes, anchor, *chain),
+        gain=below.gain,
+        gains=below.gains,
+        sinks=sinks,
     )
 
 
@@ -262,26 +153,20 @@ def _pair(product: Contraction, keys: tuple[Atom, ...]) -> tuple[Operand, Operan
     return None
 
 
-def _without_values(anchor: Node, logits: Logits | Declined) -> Declined | None:
+def _without_values(
+    anchor: Node, below: Declined | None, logits: Logits | Declined
+) -> Declined | None:
     """Scores of two activations without values are worth a remark; a classifier is not."""
     if isinstance(logits, Declined):
         return None
     sides = (logits.contraction.left, logits.contraction.right)
     if any(stages(side)[-1].operand.value.is_constant for side in sides):
         return None
-    return Declined(
+    return below or Declined(
         "no-values",
         "The attention weights are not multiplied with values over the key axis.",
         anchor,
         "Only the weights are used: there is no attention to fuse.",
-    )
-
-
-def _name_declined(anchor: Node, declined: Declined) -> Declined:
-    return (
-        declined
-        if declined.node is not None
-        else Declined(declined.code, declined.reason, anchor, declined.hint)
     )
 
 
@@ -298,6 +183,9 @@ def _assemble(
     weights: bool,
     nodes: tuple[Node, ...],
     causal: bool = False,
+    gain: float = 1.0,
+    gains: tuple[Factor, ...] = (),
+    sinks: Operand | None = None,
 ) -> Site | Declined:
     query, key, value = map(stages, operands)
     roles = assign(
@@ -310,7 +198,9 @@ def _assemble(
         [atom for dim in output for atom in resolve(dim)],
     )
     if isinstance(roles, str):
-        return Declined("axes-not-attention", f"This is no attention op: {roles}.", anchor)
+        return mixed_heads(logits, roles) or Declined(
+            "axes-not-attention", f"This is no attention op: {roles}.", anchor
+        )
     scale, cap, steps = logits.scale, logits.outer, logits.steps
     if cap is not None:
         scale, cap = (scale * abs(cap), abs(cap)) if cap > 0 else (-scale * abs(cap), abs(cap))
@@ -330,6 +220,9 @@ def _assemble(
         masked_rows,
         scores if weights else None,
         nodes,
+        gain,
+        gains,
+        sinks,
     )
 
 

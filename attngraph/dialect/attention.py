@@ -9,6 +9,19 @@ from attngraph.ir.ops import op
 MASKED_ROWS = ("zero", "mean", "nan")
 
 
+@op("attn.sink_softmax")
+def sink_softmax(x: torch.Tensor, sink: torch.Tensor, *, dim: int) -> torch.Tensor:
+    """softmax over x and one more logit, `sink`, whose probability is dropped.
+
+    sink broadcasts to x with size 1 along `dim`; 0 is softmax-plus-one (Miller 2023). Returns a
+    tensor of x's shape whose sums along `dim` are below 1.
+    """
+    shape = list(x.shape)
+    shape[dim] = 1
+    logits = torch.cat([x, sink.to(x.dtype).expand(shape)], dim)
+    return torch.softmax(logits, dim).narrow(dim, 0, x.shape[dim])
+
+
 @op("attn.attention", outputs=None)
 def attention(
     query: torch.Tensor,
@@ -16,6 +29,7 @@ def attention(
     value: torch.Tensor,
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -34,6 +48,9 @@ def attention(
 
     `masked_rows` is the result of a query that may attend to nothing: "zero" (as torch's SDPA gives
     for a bool mask), "mean" (of all T values, as a large finite fill) or "nan" (as −inf).
+
+    sinks (H,) are logits of one more key per head, which has no value (Xiao et al. 2023); with
+    them a row that may attend to nothing gives zero, whatever `masked_rows` says.
 
     Returns the context (B, S, H·E) and, if `weights`, the probabilities (B, H, S, T).
     """
@@ -57,8 +74,11 @@ def attention(
     if allowed is not None:
         fill = torch.finfo(logits.dtype).min if masked_rows == "mean" else -torch.inf
         logits = logits.masked_fill(~allowed, fill)
-    probabilities = torch.softmax(logits, -1)
-    if masked_rows == "zero":
+    if sinks is None:
+        probabilities = torch.softmax(logits, -1)
+    else:
+        probabilities = sink_softmax(logits, sinks[:, None, None], dim=-1)
+    if masked_rows == "zero" and sinks is None:
         dead = (logits == -torch.inf).all(-1, keepdim=True)
         probabilities = probabilities.masked_fill(dead, 0.0)
     context = torch.matmul(probabilities, v).transpose(1, 2).reshape(batch, length, -1)

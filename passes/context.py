@@ -1,0 +1,217 @@
+"""Below a softmax: the way from the probabilities to the product with the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute
+from attngraph.passes.axes import (
+    COPIES,
+    LAYOUTS,
+    RESHAPES,
+    Atom,
+    Axes,
+    Operand,
+    broadcast_axes,
+    climb,
+    fresh_axes,
+    resolve,
+)
+from attngraph.passes.contraction import read_contraction
+from attngraph.passes.logits import Declined, Factor
+from attngraph.passes.scalars import is_cast, scale_of, uniform
+
+_SUM = "aten.sum.dim_IntList"
+_PRODUCTS = frozenset(["aten.mul.Tensor", "aten.div.Tensor", "aten.mul.Scalar", "aten.div.Scalar"])
+_GUARDS = frozenset(
+    [
+        "aten.nan_to_num",
+        "aten.where.self",
+        "aten.where.ScalarSelf",
+        "aten.masked_fill.Scalar",
+        "aten.isnan",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The product with the values, `root`, and how its axes index probabilities and values.
+
+    `gain` and `gains` multiply the probabilities on the way; `guarded` says that NaN became zero.
+    """
+
+    root: Node
+    output: Axes
+    probabilities: Operand
+    value: Operand
+    summed: tuple[Atom, ...]
+    guarded: bool
+    gain: float
+    gains: tuple[Factor, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    operand: Operand
+    guarded: bool
+    gain: float
+    gains: tuple[Factor, ...]
+    nodes: tuple[Node, ...]
+
+
+def guarded(node: Node) -> Value | None:
+    """x where the node is `where(isnan(x), 0, x)`, which turns masked rows from NaN to zero."""
+    match node.op:
+        case "aten.nan_to_num":
+            return node.inputs[0] if not attribute(node, "nan") else None
+        case "aten.where.self":
+            predicate, filler, source = node.inputs
+            if uniform(filler) != 0.0:
+                return None
+        case "aten.where.ScalarSelf":
+            predicate, source = node.inputs
+            if attribute(node, "self") != 0:
+                return None
+        case "aten.masked_fill.Scalar":
+            source, predicate = node.inputs
+            if attribute(node, "value") != 0:
+                return None
+        case _:
+            return None
+    test = predicate.producer if predicate is not None else None
+    if test is None or test.op != "aten.isnan" or test.inputs[0] is not source:
+        return None
+    return source
+
+
+def _reach(operand: Operand, goal: Value) -> _Reached | None:
+    """Climbs from an operand of a product to the probabilities, `goal`."""
+    start = [_Reached(operand, False, 1.0, (), ())]
+    while start:
+        state = start.pop()
+        operand = state.operand
+        if operand.value is goal:
+            return state
+        node = operand.value.producer
+        if node is not None and len(state.nodes) < 32:
+            start.extend(_up(node, state))
+    return None
+
+
+def _up(node: Node, state: _Reached) -> Iterator[_Reached]:
+    """One step: layout, cast, guard, or a factor, which is remembered."""
+    operand, nodes = state.operand, (*state.nodes, node)
+
+    def at(
+        value: Value, axes: Axes, guard: bool = False, gain: float = 1.0, *gains: Factor
+    ) -> _Reached:
+        return _Reached(
+            Operand(value, axes),
+            state.guarded or guard,
+            state.gain * gain,
+            (*state.gains, *gains),
+            nodes,
+        )
+
+    if is_cast(node) and node.inputs[0] is not None:
+        yield at(node.inputs[0], operand.axes)
+    elif (source := guarded(node)) is not None:
+        yield at(source, operand.axes, True)
+    elif (above := climb(operand)) is not None:
+        yield at(above.value, above.axes)
+    elif (scaling := scale_of(node)) is not None:
+        yield at(scaling[0], operand.axes, False, scaling[1])
+    elif node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
+        shape = node.output.shape
+        sides = [value for value in node.inputs if value is not None]
+        for index in range(2 if node.op == "aten.mul.Tensor" else 1):
+            mine, other = sides[index], sides[1 - index]
+            factor = Factor(
+                Operand(other, broadcast_axes(operand.axes, other.shape, shape)),
+                divides=node.op == "aten.div.Tensor",
+            )
+            axes = broadcast_axes(operand.axes, mine.shape, shape)
+            yield at(mine, axes, False, 1.0, factor)
+
+
+def _hands_on(node: Node, value: Value) -> bool:
+    """Whether a node may lie between probabilities and their product with the values."""
+    if node.op in RESHAPES or node.op in COPIES or is_cast(node):
+        return True
+    return node.op in _GUARDS or node.op in _PRODUCTS or node.op in LAYOUTS
+
+
+def _consumers(probabilities: Value) -> Iterator[Node]:
+    """Nodes that may multiply the probabilities with values, nearest first."""
+    queue, seen = [probabilities], {probabilities}
+    while queue:
+        value = queue.pop(0)
+        for node in value.users:
+            if _hands_on(node, value):
+                queue.extend(v for v in node.outputs if v not in seen)
+                seen.update(node.outputs)
+            else:
+                yield node
+
+
+def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
+    """The product of the probabilities with values, summed over exactly axis `dim`.
+
+    Declined where they are only multiplied over another axis; None where they never are.
+    """
+    elsewhere: Declined | None = None
+    for node in _consumers(probabilities):
+        if len(node.outputs) != 1:
+            continue
+        output = fresh_axes(node.output.shape)
+        product = read_contraction(node, output)
+        if product is None or product.addends or product.factor != 1.0:
+            continue
+        for mine, other in (
+            (product.left, product.right),
+            (product.right, product.left),
+        ):
+            if not other.value.dtype.is_floating_point:
+                continue
+            reached = _reach(mine, probabilities)
+            if reached is None:
+                continue
+            if resolve(reached.operand.axes[dim]) != resolve(product.summed):
+                elsewhere = elsewhere or _other_axis(node, other)
+                continue
+            if node.op == _SUM and any(g.operand.value is other.value for g in reached.gains):
+                continue
+            inner = node.inputs[0].producer if node.op == _SUM and node.inputs[0] else None
+            nodes = reached.nodes if inner is None else (*reached.nodes, inner)
+            return Below(
+                node,
+                output,
+                reached.operand,
+                other,
+                product.summed,
+                reached.guarded,
+                reached.gain,
+                reached.gains,
+                nodes,
+            )
+    return elsewhere
+
+
+def _other_axis(node: Node, other: Operand) -> Declined:
+    if other.value.is_constant:
+        return Declined(
+            "talking-heads",
+            "The attention weights are mixed across heads before they meet the values.",
+            node,
+            "No attention op mixes heads; the layer stays as it is.",
+        )
+    return Declined(
+        "softmax-axis",
+        "The weights are normalised over one axis and multiplied with values over another.",
+        node,
+        "If this is meant to be attention, take the softmax over the keys.",
+    )

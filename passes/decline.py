@@ -1,0 +1,123 @@
+"""Names a softmax that can't be fused: additive, linear, mixed over heads, or no attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attngraph.ir import Node, Value
+from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES, Atom, Operand, resolve
+from attngraph.passes.context import Below
+from attngraph.passes.contraction import read_contraction
+from attngraph.passes.logits import Declined, Logits
+from attngraph.passes.roles import stages
+from attngraph.passes.scalars import is_cast
+
+_NONLINEAR = frozenset(
+    ["aten.tanh", "aten.relu", "aten.leaky_relu", "aten.sigmoid", "aten.gelu", "aten.silu"]
+)
+_ELEMENTWISE = frozenset(
+    "aten." + name
+    for name in ["add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Scalar", "div.Tensor"]
+)
+_MASKS = frozenset(
+    [
+        "aten.where.self",
+        "aten.where.ScalarOther",
+        "aten.where.ScalarSelf",
+        "aten.masked_fill.Scalar",
+    ]
+)
+_WEIGHTED = frozenset(["aten.linear", "aten.matmul", "aten.addmm", "aten.sum.dim_IntList"])
+
+
+def explain(
+    anchor: Node, below: Below, declined: Declined, keys: Sequence[Atom]
+) -> Declined | None:
+    """A better name for logits that are no product; None where the softmax is no attention."""
+    if declined.code != "logits-not-a-product":
+        return declined
+    rows = {atom for atom in below.probabilities.atoms if atom not in set(resolve(keys))}
+    source = anchor.inputs[0]
+    if source is not None and (node := _additive(source)) is not None:
+        return Declined(
+            "additive",
+            "This is additive (Bahdanau) attention: the scores are a nonlinear function of a sum "
+            "of queries and keys, for which onnxruntime has no attention op.",
+            node,
+            "It is kept as it is; scaled dot-product attention would fuse.",
+        )
+    if rows and rows <= set(below.value.atoms):
+        return None  # every row has values of its own: a mixture, such as experts
+    if _projected(source):
+        return Declined(
+            "linear-attention",
+            "This is linear attention: the softmax is taken of a projection, not of a product of "
+            "queries and keys.",
+            declined.node or anchor,
+            "It is kept as it is; no attention op computes it.",
+        )
+    return Declined(declined.code, declined.reason, declined.node or anchor, declined.hint)
+
+
+def _sources(node: Node) -> list[Value]:
+    return [value for value in node.inputs if value is not None]
+
+
+def _additive(logits: Value) -> Node | None:
+    """The nonlinearity of a sum that the logits are a weighted sum of, in a few steps up."""
+    queue: list[tuple[Value, bool]] = [(logits, False)]
+    for _ in range(24):
+        if not queue:
+            return None
+        value, weighted = queue.pop(0)
+        node = value.producer
+        if node is None:
+            continue
+        if node.op in _NONLINEAR:
+            total = node.inputs[0].producer if node.inputs[0] is not None else None
+            if total is not None and total.op == "aten.add.Tensor":
+                return node
+            if not weighted:
+                queue += [(source, weighted) for source in _sources(node)]
+        elif node.op in _WEIGHTED:
+            queue += [(source, True) for source in _sources(node)]
+        elif node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node):
+            queue += [(source, weighted) for source in _sources(node)]
+    return None
+
+
+def _is_layout(node: Node) -> bool:
+    return node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
+
+
+def _projected(logits: Value | None) -> bool:
+    """Whether the logits are a projection or an input, with nothing but layout and masks above."""
+    while logits is not None and (node := logits.producer) is not None:
+        if node.op in ("aten.linear", "aten.addmm", "aten.conv1d", "aten.conv2d"):
+            return True
+        if not _is_layout(node) and node.op not in _MASKS and node.op not in _ELEMENTWISE:
+            return False
+        logits = node.inputs[1] if node.op == "aten.where.self" else node.inputs[0]
+    return logits is not None and not logits.is_constant
+
+
+def mixed_heads(logits: Logits, why: str) -> Declined | None:
+    """Talking heads: the keys' side of the product is itself a product of queries and keys."""
+    for side in (logits.contraction.left, logits.contraction.right):
+        operand = stages(side)[-1].operand
+        node = operand.value.producer
+        if node is not None and read_contraction(node, operand.axes) is not None:
+            other = _other(logits, side)
+            if stages(other)[-1].operand.value.is_constant and "query" in why:
+                return Declined(
+                    "talking-heads",
+                    "The scores are mixed across heads before the softmax.",
+                    logits.node,
+                    "No attention op mixes heads; the layer stays as it is.",
+                )
+    return None
+
+
+def _other(logits: Logits, side: Operand) -> Operand:
+    product = logits.contraction
+    return product.right if side is product.left else product.left

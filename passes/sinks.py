@@ -1,0 +1,134 @@
+"""Softmaxes with a sink: one more logit per row whose probability is dropped.
+
+Written as a column that is concatenated before the softmax and cut off after it (gpt-oss,
+StreamingLLM), or as one more term in the denominator (softmax-plus-one).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from attngraph.ir import Builder, Graph, Node, Value
+from attngraph.ir.dims import same
+from attngraph.ir.graph import fuse_locs
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.axes import COPIES
+from attngraph.passes.scalars import is_cast, uniform
+
+_SUM = "aten.sum.dim_IntList"
+
+
+def _through_copies(value: Value) -> list[Node]:
+    """The readers of a value, past copies and casts."""
+    readers: list[Node] = []
+    for node in value.users:
+        if node.op in COPIES or is_cast(node):
+            readers += _through_copies(node.output)
+        else:
+            readers.append(node)
+    return readers
+
+
+def raise_sink_column(graph: Graph, build: Builder, softmax: Node) -> None:
+    """softmax(cat(x, s))[…, :-1] where nobody reads the last column."""
+    source = softmax.inputs[0]
+    if source is None or source.dtype != softmax.output.dtype:
+        return
+    dim = attribute(softmax, "dim") % len(source.shape)
+    joined = source.producer
+    if joined is not None and joined.op == "aten.sub.Tensor" and joined.inputs[1] is not None:
+        row = joined.inputs[1].producer
+        inner = joined.inputs[0]
+        if row is None or row.op not in ("aten.amax", "aten.max.dim") or row.inputs[0] is not inner:
+            return
+        joined = inner.producer if inner is not None else None
+    if joined is None or joined.op != "aten.cat":
+        return
+    parts = input_of(joined, "tensors")
+    if len(parts) != 2 or attribute(joined, "dim") % len(source.shape) != dim:
+        return
+    x, sink = parts
+    if sink.shape[dim] != 1 or softmax.output in graph.outputs:
+        return
+    readers = _through_copies(softmax.output)
+    kept = x.shape[dim]
+    if not readers or not all(_cuts(node, dim, kept) for node in readers):
+        return
+    build.at(softmax, fuse_locs([joined, softmax], softmax))
+    if (level := uniform(sink)) is not None:
+        same_everywhere = torch.full([1] * len(sink.shape), level, dtype=sink.dtype)
+        sink = build.constant(same_everywhere, "sink")
+    result = build("attn.sink_softmax", x, sink, dim=dim)
+    for node in readers:
+        cut = node.outputs[0]
+        same_type = cut.dtype == result.dtype
+        cast = result if same_type else build("aten._to_copy", result, dtype=cut.dtype)
+        graph.replace_uses(cut, cast)
+
+
+def _cuts(node: Node, dim: int, kept: object) -> bool:
+    """Whether a node keeps exactly the first `kept` columns."""
+    if node.op not in ("aten.slice.Tensor", "aten.split_with_sizes"):
+        return False
+    cut = node.outputs[0]
+    if (
+        any(value.uses for value in node.outputs[1:])
+        or attribute(node, "dim") % len(cut.shape) != dim
+    ):
+        return False
+    if node.op == "aten.slice.Tensor" and (
+        (attribute(node, "start") or 0) != 0 or attribute(node, "step") != 1
+    ):
+        return False
+    return same(cut.shape[dim], kept)
+
+
+def raise_plus_one(graph: Graph, build: Builder, node: Node) -> bool:
+    """exp(x) / (1 + Σ exp(x)), and exp(y − m) / (exp(−m) + Σ exp(y − m))."""
+    if node.op != "aten.div.Tensor":
+        return False
+    numerator, denominator = node.inputs
+    total = denominator.producer if denominator is not None else None
+    power = numerator.producer if numerator is not None else None
+    if total is None or power is None or power.op != "aten.exp" or numerator is None:
+        return False
+    x = power.inputs[0]
+    if x is None or not total.inputs:
+        return False
+    if total.op == "aten.add.Scalar" and attribute(total, "other") == 1:
+        sum_of = total.inputs[0]
+    elif total.op == "aten.add.Tensor" and attribute(total, "alpha") == 1:
+        shifted = _shift(x, total)
+        if shifted is None:
+            return False
+        x, sum_of = shifted
+    else:
+        return False
+    reduced = sum_of.producer if sum_of is not None else None
+    if reduced is None or reduced.op != _SUM or reduced.inputs[0] is not numerator:
+        return False
+    dims = attribute(reduced, "dim")
+    if not dims or len(dims) != 1 or not attribute(reduced, "keepdim"):
+        return False
+    build.at(node, fuse_locs([power, node], node))
+    zero = build.constant(torch.zeros([1] * len(x.shape), dtype=x.dtype), "sink")
+    softmax = build("attn.sink_softmax", x, zero, dim=dims[0])
+    graph.replace_uses(node.output, softmax)
+    return True
+
+
+def _shift(x: Value, total: Node) -> tuple[Value, Value | None] | None:
+    """(y, Σ) where x is y − m and one addend is exp(−m)."""
+    node = x.producer
+    if node is None or node.op != "aten.sub.Tensor":
+        return None
+    y, m = node.inputs
+    for index in (0, 1):
+        side, other = total.inputs[index], total.inputs[1 - index]
+        power = side.producer if side is not None else None
+        if power is None or power.op != "aten.exp" or power.inputs[0] is None:
+            continue
+        negated = power.inputs[0].producer
+        if negated is not None and negated.op == "aten.neg" and negated.inputs[0] is m:
+            return None if y is None else (y, other)
+    return None
