@@ -1,0 +1,145 @@
+"""From IR to an ONNX model: every node through its lowering, names and source lines kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import onnx_ir as ir
+
+from attngraph.errors import AttngraphError, LoweringError
+from attngraph.export.lowering import find_lowering
+from attngraph.export.lowering.context import MICROSOFT, OPSET, Context
+from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
+from attngraph.export.target import Target, parse_target
+from attngraph.ir import Graph, Node, TensorType, Value
+
+IR_VERSION = 10
+
+
+def lower(graph: Graph, *, target: str | Target = "cpu", name: str | None = None) -> ir.Model:
+    """The ONNX model of a graph, opset 24. Weights are shared with the graph, not copied.
+
+    An ONNX value has the name of its IR value, except that a graph output has its output name (see
+    `value_names`); sizes have the user's names. The same graph gives the same bytes.
+
+    Raises LoweringError naming the op, its source line and its module where it has no lowering.
+    """
+    target = parse_target(target) if isinstance(target, str) else target
+    context = Context(graph, target, value_names(graph))
+    for value in graph.inputs:
+        context.bind(value, _input(value), own=True)
+    for node in graph:
+        _lower_node(context, node)
+    context.node = None
+    outputs = _outputs(graph, context)
+    nodes, used = _reachable(context.nodes, outputs)
+    inputs = [context.value(value) for value in graph.inputs]
+    initializers = [value for value in context.initializers.values() if value in used]
+    opsets = {"": OPSET}
+    if any(node.domain == MICROSOFT for node in nodes):
+        opsets[MICROSOFT] = 1
+    onnx_graph = ir.Graph(
+        inputs,
+        outputs,
+        nodes=nodes,
+        initializers=initializers,
+        opset_imports=opsets,
+        name=name or graph.name,
+    )
+    return ir.Model(
+        onnx_graph,
+        ir_version=IR_VERSION,
+        producer_name="attngraph",
+        producer_version=version("attngraph"),
+    )
+
+
+def value_names(graph: Graph) -> dict[Value, str]:
+    """The ONNX name of each IR value: its own, or for a graph output the name of that output.
+
+    An inner value whose name an output has taken gets a suffix.
+    """
+    inputs = {*graph.inputs, *graph.constants.values()}
+    taken = {value.name for value in graph.inputs} | {*graph.output_names}
+    names: dict[Value, str] = {value: value.name for value in graph.inputs}
+    for value, output in zip(graph.outputs, graph.output_names, strict=True):
+        if value not in inputs:
+            names.setdefault(value, output)
+    for value in graph.values():
+        if value not in names:
+            name, count = value.name, 0
+            while name in taken:
+                count += 1
+                name = f"{value.name}.{count}"
+            names[value] = name
+            taken.add(name)
+    return names
+
+
+def _input(value: Value) -> TracedValue:
+    if not isinstance(value.type, TensorType):
+        raise LoweringError(f"Input {value.name} is a {value.type}; pass it as a tensor.")
+    return TracedValue(
+        name=value.name, type=ir.TensorType(onnx_dtype(value.dtype)), shape=onnx_shape(value.type)
+    )
+
+
+def _lower_node(context: Context, node: Node) -> None:
+    context.node = node
+    first = len(context.nodes)
+    try:
+        lowering = find_lowering(node.op)
+        if lowering is None:
+            raise LoweringError("it has no ONNX lowering")
+        results = lowering(context, node)
+        results = [results] if isinstance(results, ir.Value) else list(results)
+        if len(results) != len(node.outputs):
+            raise LoweringError(
+                f"its lowering returned {len(results)} values where it has {len(node.outputs)}"
+            )
+    except Exception as error:
+        reason = str(error) if isinstance(error, AttngraphError) else f"{error!r:.300}"
+        raise LoweringError(
+            f"{node.op} at {node.loc} can't be lowered to ONNX: {reason.rstrip('.')}. "
+            f"Register a lowering with @attngraph.export.register_lowering({node.op!r})."
+        ) from error
+    created = {value for made in context.nodes[first:] for value in made.outputs}
+    for value, result in zip(node.outputs, results, strict=True):
+        if isinstance(value.type, TensorType) and result.dtype is not None:
+            cast = context.cast(result, value.dtype)
+            if cast is not result:
+                result = cast
+                created.add(cast)
+        context.bind(value, result, own=result in created)
+        created.discard(result)
+
+
+def _outputs(graph: Graph, context: Context) -> list[ir.Value]:
+    """The graph's outputs; what can't carry the output's name goes through an Identity."""
+    outputs: list[ir.Value] = []
+    for value, name in zip(graph.outputs, graph.output_names, strict=True):
+        result = context.value(value)
+        if result.name != name or result.producer() is None or result in outputs:
+            result = context.op("Identity", result)
+            result.name = name
+            result.dtype = onnx_dtype(value.dtype)
+            result.shape = onnx_shape(value.tensor_type)
+        outputs.append(result)
+    return outputs
+
+
+def _reachable(
+    nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]
+) -> tuple[list[ir.Node], set[ir.Value]]:
+    """The nodes that the outputs need, in order, and every value those read."""
+    needed = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if any(value in needed for value in node.outputs):
+            kept.append(node)
+            needed.update(value for value in node.inputs if value is not None)
+        else:
+            for position in range(len(node.inputs)):
+                node.replace_input_with(position, None)
+    return kept[::-1], needed

@@ -1,0 +1,37 @@
+"""One ONNX form per op: our own where onnxruntime has a better one, else torchlib's."""
+
+from __future__ import annotations
+
+from attngraph.export.lowering import (
+    activations,
+    attention,
+    creation,
+    elementwise,
+    indexing,
+    linear,
+    norms,
+    reduction,
+    shape,
+    softmax,
+)
+from attngraph.export.lowering.registry import Lowering, registered
+from attngraph.export.lowering.torchlib import torchlib_lowering
+
+__all__ = [
+    "activations",
+    "attention",
+    "creation",
+    "elementwise",
+    "find_lowering",
+    "indexing",
+    "linear",
+    "norms",
+    "reduction",
+    "shape",
+    "softmax",
+]
+
+
+def find_lowering(op: str) -> Lowering | None:
+    """The lowering of an op: a registered one, else torchlib's, else None."""
+    return registered(op) or torchlib_lowering(op)

@@ -1,0 +1,194 @@
+"""Attention: `attn.attention` and torch's SDPA, both as ai.onnx `Attention`-24."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from attngraph.errors import LoweringError
+from attngraph.export.lowering.context import Context
+from attngraph.export.lowering.masks import Mask, Prepared, prepare
+from attngraph.export.lowering.registry import register_lowering
+from attngraph.ir import Node, Value
+from attngraph.ir.dims import Dim, same
+from attngraph.ir.ops import attribute, input_of
+
+_SOFTMAX = 3  # qk_matmul_output_mode: the probabilities
+
+
+@register_lowering("attn.attention")
+def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    """The 3-D form: packed heads go in and out as the projections give them."""
+    query, key, value, bias, mask = (
+        input_of(node, name) for name in ("query", "key", "value", "bias", "mask")
+    )
+    heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
+    prepared = prepare(
+        ctx,
+        Mask(
+            mask,
+            bias,
+            attribute(node, "causal"),
+            attribute(node, "masked_rows"),
+            query.shape[1],
+            key.shape[1],
+            query.dtype,
+        ),
+    )
+    context, weights = _emit(
+        ctx,
+        (ctx.value(query), ctx.value(key), ctx.value(value)),
+        prepared,
+        query.dtype,
+        scale=attribute(node, "scale"),
+        softcap=attribute(node, "softcap"),
+        weights=attribute(node, "weights"),
+        heads=(heads, groups),
+    )
+    if prepared.dead is not None:
+        packed = _Packed(query.shape[0], query.shape[1], heads, groups, value)
+        context = packed.repair(ctx, context, prepared, query.dtype)
+        weights = _repair_weights(ctx, weights, prepared, key.shape[1], query.dtype)
+    return [context] if weights is None else [context, weights]
+
+
+def _emit(
+    ctx: Context,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    dtype: torch.dtype,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    weights: bool = False,
+    heads: tuple[int, int] | tuple[None, None] = (None, None),
+) -> tuple[ir.Value, ir.Value | None]:
+    query, key, value = qkv
+    if scale <= 0 or dtype == torch.float64:
+        # the op wants a positive scale, and takes the root of it in float32 where it is expanded
+        query, scale = ctx.op("Mul", query, ctx.constant(float(scale), dtype)), 1.0
+    results = ctx.ops(
+        "Attention",
+        query,
+        key,
+        value,
+        prepared.attn_mask,
+        outputs=(True, False, False, True) if weights else 1,
+        scale=float(scale),
+        is_causal=int(prepared.causal) or None,
+        softcap=float(softcap) or None,
+        qk_matmul_output_mode=_SOFTMAX if weights else None,
+        softmax_precision=ir.DataType.DOUBLE if dtype == torch.float64 else None,
+        q_num_heads=heads[0],
+        kv_num_heads=heads[1],
+    )
+    return results[0], results[3] if weights else None
+
+
+class _Packed:
+    """The (B, S, H·E) context, seen by heads where a repair differs between them."""
+
+    def __init__(self, batch: Dim, queries: Dim, heads: int, groups: int, value: Value) -> None:
+        self.packed = [batch, queries, value.shape[2] // groups * heads]
+        self.split = [batch, queries, heads, value.shape[2] // groups]
+        self.heads, self.groups, self.value = heads, groups, value
+
+    def repair(
+        self, ctx: Context, context: ir.Value, prepared: Prepared, dtype: torch.dtype
+    ) -> ir.Value:
+        dead = ctx.op("Transpose", prepared.dead, perm=[0, 2, 1, 3])
+        replacement = _replacement(ctx, prepared, dtype)
+        if replacement is None:
+            replacement = self._mean(ctx)
+        by_head = ctx.reshape(context, self.packed, self.split)
+        repaired = ctx.op("Where", dead, replacement, by_head)
+        return ctx.reshape(repaired, self.split, self.packed)
+
+    def _mean(self, ctx: Context) -> ir.Value:
+        """(B, 1, H, E): the mean over all keys, of each head's values."""
+        batch, _, heads, width = self.split
+        mean = ctx.op("ReduceMean", ctx.value(self.value), ctx.constant([1]), keepdims=1)
+        packed = [batch, 1, self.value.shape[2]]
+        grouped = [batch, 1, self.groups, 1, width]
+        mean = ctx.reshape(mean, packed, grouped)
+        wide = [batch, 1, self.groups, heads // self.groups, width]
+        return ctx.reshape(ctx.expand(mean, grouped, wide), wide, [batch, 1, heads, width])
+
+
+def _replacement(ctx: Context, prepared: Prepared, dtype: torch.dtype) -> ir.Value | None:
+    if prepared.repair == "mean":
+        return None
+    return ctx.constant(0.0 if prepared.repair == "zero" else torch.nan, dtype)
+
+
+def _repair_weights(
+    ctx: Context, weights: ir.Value | None, prepared: Prepared, keys: Dim, dtype: torch.dtype
+) -> ir.Value | None:
+    if weights is None:
+        return None
+    value = _replacement(ctx, prepared, dtype)
+    if value is None:
+        value = ctx.op("Reciprocal", ctx.number(keys, dtype))
+    return ctx.op("Where", prepared.dead, value, weights)
+
+
+@register_lowering("aten.scaled_dot_product_attention")
+def lower_sdpa(ctx: Context, node: Node) -> ir.Value:
+    """SDPA as torch means it: causal is top-left, and a row with nothing allowed gives 0."""
+    query, key, value, mask = (
+        input_of(node, name) for name in ("query", "key", "value", "attn_mask")
+    )
+    if attribute(node, "dropout_p"):
+        raise LoweringError("attention dropout is on; call eval() before exporting the model")
+    scale = attribute(node, "scale")
+    width = query.shape[-1]
+    if scale is None:
+        if not isinstance(width, int):
+            raise LoweringError("its head size is dynamic, so its scale isn't known")
+        scale = width**-0.5
+    rank = len(query.shape)
+    lead: list[list[Dim]] = [list(operand.shape[:-2]) for operand in (query, key, value)]
+    if rank > 4 or rank < 2 or any(len(dims) != rank - 2 for dims in lead):
+        raise LoweringError(f"its operands have {rank} axes, where 2 to 4 have an ONNX form")
+    boolean = mask is not None and mask.dtype == torch.bool
+    prepared = prepare(
+        ctx,
+        Mask(
+            mask if boolean else None,
+            None if boolean else mask,
+            attribute(node, "is_causal"),
+            "zero",
+            query.shape[-2],
+            key.shape[-2],
+            query.dtype,
+        ),
+    )
+    raised = []
+    batch = _joined_batch(lead)
+    for operand, dims in zip((query, key, value), lead, strict=True):
+        raised.append(_four_axes(ctx, operand, dims, batch))
+    context, _ = _emit(ctx, (raised[0], raised[1], raised[2]), prepared, query.dtype, scale=scale)
+    if prepared.dead is not None:
+        context = ctx.op("Where", prepared.dead, _replacement(ctx, prepared, query.dtype), context)
+    if rank < 4:
+        context = ctx.op("Squeeze", context, ctx.constant(list(range(4 - rank))))
+    return context
+
+
+def _joined_batch(lead: list[list[Dim]]) -> list[Dim]:
+    """The leading axes but the heads, broadcast over query, key and value."""
+    return [
+        next((dim for dim in dims if not same(dim, 1)), 1)
+        for dims in zip(*(dims[:-1] for dims in lead), strict=True)
+    ]
+
+
+def _four_axes(ctx: Context, operand: Value, dims: list[Dim], batch: list[Dim]) -> ir.Value:
+    """(B, H, S, D) from 2 to 4 axes, the batch broadcast."""
+    value = ctx.value(operand)
+    missing = 4 - len(operand.shape)
+    if missing:
+        return ctx.op("Unsqueeze", value, ctx.constant(list(range(missing))))
+    return ctx.expand(value, operand.shape, [*batch, *dims[len(batch) :], *operand.shape[-2:]])

@@ -1,0 +1,278 @@
+"""What a lowering works with: it emits ONNX nodes, constants and sizes, each only once."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+
+from attngraph.errors import LoweringError
+from attngraph.export.lowering.sizes import Sizes
+from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
+from attngraph.export.target import Target
+from attngraph.ir import Graph, Node, TensorType, Value
+from attngraph.ir.dims import Dim
+from attngraph.ir.ops import REQUIRED, op_def, split_inputs
+
+OPSET = 24
+MICROSOFT = "com.microsoft"
+
+
+class Context:
+    """The ONNX graph under construction, seen from the IR node that is being lowered.
+
+    `cache` keeps what later nodes can share (masks, sizes), by any hashable key. The nodes run in
+    the order in which they are emitted, so whatever is cached is defined for all that follows.
+    """
+
+    def __init__(self, graph: Graph, target: Target, names: Mapping[Value, str]) -> None:
+        self.graph = graph
+        self.target = target
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+        self.cache: dict[Hashable, Any] = {}
+        self.node: Node | None = None
+        self._names = names
+        self._taken = {*names.values()}
+        self._counts: dict[str, int] = {}
+        self._values: dict[Value, ir.Value] = {}
+        self._plain: set[tuple[Hashable, ...]] | None = None
+        self._sizes = Sizes(self)
+
+    # -- operands --------------------------------------------------------------------------
+
+    def args(self, node: Node) -> dict[str, Any]:
+        """Every argument of the IR node by its schema name, defaults filled in.
+
+        Tensors come as ONNX values (None where absent, a list where the schema says so), the rest
+        as Python values in which sizes may be sympy expressions.
+        """
+        definition = op_def(node.op)
+        grouped = split_inputs(definition, node.inputs, node.attrs)
+        result: dict[str, Any] = {}
+        for arg in definition.args:
+            if arg.kind == "attr":
+                value = node.attrs.get(arg.name, arg.default)
+                result[arg.name] = None if value is REQUIRED else value
+            elif isinstance(operand := grouped[arg.name], list):
+                result[arg.name] = [None if v is None else self.value(v) for v in operand]
+            else:
+                result[arg.name] = None if operand is None else self.value(operand)
+        return result
+
+    def value(self, value: Value) -> ir.Value:
+        """The ONNX value of an IR value; a constant becomes an initializer on first use."""
+        found: ir.Value | None = self._values.get(value)
+        if found is None:
+            if value.data is None:
+                raise LoweringError(f"%{value.name} has no data, so it can't be written to ONNX.")
+            key = ("stored", _memory(value.data))
+            if key not in self.cache or not value.data.numel():
+                self.cache[key] = self._initializer(self._names[value], value.data)
+            found = self._values[value] = self.cache[key]
+        return found
+
+    def transposed(self, value: Value) -> ir.Value:
+        """A matrix with its axes swapped.
+
+        A weight that nothing else reads untransposed is transposed while it is being written, so
+        no second copy of it is ever held; one that is read both ways is stored once.
+        """
+        key = ("transposed", value if value.data is None else _memory(value.data))
+        if key not in self.cache:
+            if value.data is not None and self._only_transposed(value.data):
+                name = self._unique(f"{self._names[value]}.T")
+                self.cache[key] = self._initializer(name, value.data.t())
+            else:
+                self.cache[key] = self.op("Transpose", self.value(value), perm=[1, 0])
+        result: ir.Value = self.cache[key]
+        return result
+
+    def bind(self, value: Value, result: ir.Value, *, own: bool) -> None:
+        """Records the ONNX value of an IR value, which takes its name and type if it is `own`."""
+        if own:
+            result.name = self._names[value]
+            if isinstance(value.type, TensorType):
+                result.dtype = onnx_dtype(value.type.dtype)
+                result.shape = onnx_shape(value.type)
+            else:
+                result.shape = ir.Shape([])
+        self._values[value] = result
+        self._sizes.learn(value, result)
+
+    # -- emitting --------------------------------------------------------------------------
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        domain: str = "",
+        dtype: ir.DataType | None = None,
+        **attrs: Any,
+    ) -> ir.Value:
+        """Emits a node and returns its first output. Trailing inputs that are None are left out."""
+        return self.ops(op_type, *inputs, domain=domain, dtype=dtype, **attrs)[0]
+
+    def ops(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        outputs: int | Sequence[bool] = 1,
+        domain: str = "",
+        dtype: ir.DataType | None = None,
+        **attrs: Any,
+    ) -> tuple[ir.Value, ...]:
+        """Emits a node with several outputs; a False in `outputs` leaves that output unnamed."""
+        kept = list(inputs)
+        while kept and kept[-1] is None:
+            kept.pop()
+        wanted = (True,) * outputs if isinstance(outputs, int) else tuple(outputs)
+        stem = f"{self._stem()}/{op_type}"
+        results = [TracedValue(name=self._unique(stem) if named else "") for named in wanted]
+        dtype = dtype or _output_dtype(op_type, domain, kept, attrs)
+        if dtype is not None:
+            for result in results:
+                result.dtype = dtype
+        attributes = {name: value for name, value in attrs.items() if value is not None}
+        node = ir.Node(
+            domain,
+            op_type,
+            kept,
+            ir.convenience.convert_attributes(attributes),
+            outputs=results,
+            name=results[0].name,
+        )
+        if self.node is not None:
+            node.metadata_props["attngraph.loc"] = str(self.node.loc)
+        self.nodes.append(node)
+        return tuple(results)
+
+    def constant(
+        self, value: Any, dtype: torch.dtype | None = None, *, name: str = "constant"
+    ) -> ir.Value:
+        """A number, a nested list or a tensor as an initializer; equal ones are stored once."""
+        tensor = value if isinstance(value, torch.Tensor) else _tensor(value, dtype)
+        if dtype is not None:
+            tensor = tensor.to(dtype)
+        tensor = tensor.detach().cpu().contiguous()
+        content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        key = ("constant", tensor.dtype, tuple(tensor.shape), content)
+        if key not in self.cache:
+            self.cache[key] = self._initializer(self._unique(name), tensor)
+        result: ir.Value = self.cache[key]
+        return result
+
+    def cast(self, value: ir.Value, dtype: torch.dtype) -> ir.Value:
+        """The value in that dtype; itself where it has it already."""
+        if value.dtype == onnx_dtype(dtype):
+            return value
+        return self.op("Cast", value, to=onnx_dtype(dtype))
+
+    # -- sizes -----------------------------------------------------------------------------
+
+    def dim(self, expr: Any) -> ir.Value:
+        """A size as an i64 scalar. Each distinct expression is computed once per graph."""
+        return self._sizes.scalar(expr)
+
+    def shape(self, dims: Sequence[Any]) -> ir.Value:
+        """Sizes as a 1-D i64 tensor."""
+        return self._sizes.vector(dims)
+
+    def number(self, value: Any, dtype: torch.dtype) -> ir.Value:
+        """A scalar of the dtype from a Python number or an expression over the dims."""
+        return self._sizes.number(value, dtype)
+
+    def reshape(self, value: ir.Value, old: Sequence[Dim], new: Sequence[Dim]) -> ir.Value:
+        """Reshapes from one known shape to another with as little shape arithmetic as it takes."""
+        return self._sizes.reshape(value, old, new)
+
+    def expand(self, value: ir.Value, old: Sequence[Dim], new: Sequence[Dim]) -> ir.Value:
+        """Broadcasts to a shape; only the dims that grow are computed."""
+        return self._sizes.expand(value, old, new)
+
+    # -- internals -------------------------------------------------------------------------
+
+    def _initializer(self, name: str, data: torch.Tensor) -> ir.Value:
+        value = TracedValue(
+            name=name,
+            type=ir.TensorType(onnx_dtype(data.dtype)),
+            shape=ir.Shape(list(data.shape)),
+            const_value=ir.tensor_adapters.TorchTensor(data.detach(), name=name),
+        )
+        self.initializers[name] = value
+        return value
+
+    def _only_transposed(self, data: torch.Tensor) -> bool:
+        """Whether every reader of that memory is a linear that wants it transposed."""
+        if self._plain is None:
+            self._plain = {
+                _memory(value.data)
+                for value in self.graph.constants.values()
+                if value.data is not None
+                and not all(node.op == "aten.linear" and at == 1 for node, at in value.uses)
+            }
+        return _memory(data) not in self._plain
+
+    def _stem(self) -> str:
+        if self.node is None or not self.node.outputs:
+            return "shared"
+        return self._names[self.node.outputs[0]]
+
+    def _unique(self, stem: str) -> str:
+        name = stem
+        while name in self._taken:
+            self._counts[stem] = self._counts.get(stem, 0) + 1
+            name = f"{stem}_{self._counts[stem]}"
+        self._taken.add(name)
+        return name
+
+
+def _memory(data: torch.Tensor) -> tuple[Hashable, ...]:
+    return (data.data_ptr(), data.dtype, tuple(data.shape), data.stride())
+
+
+def _tensor(value: Any, dtype: torch.dtype | None) -> torch.Tensor:
+    if dtype is None:
+        first = value[0] if isinstance(value, (list, tuple)) and value else value
+        default = {bool: torch.bool, float: torch.float32}
+        dtype = default.get(type(first), torch.int64)
+    if isinstance(value, float) and math.isfinite(value) and dtype.is_floating_point:
+        limit = torch.finfo(dtype).max
+        value = value if abs(value) <= limit else math.copysign(math.inf, value)
+    return torch.tensor(value, dtype=dtype)
+
+
+@functools.cache
+def _signature(op_type: str) -> ir.schemas.OpSignature | None:
+    try:
+        return ir.schemas.OpSignature.from_op_schema(onnx.defs.get_schema(op_type, OPSET))
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _output_dtype(
+    op_type: str, domain: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, Any]
+) -> ir.DataType | None:
+    """The first output's dtype, as the operator's type constraints bind it."""
+    if "to" in attrs and op_type == "Cast":
+        return ir.DataType(attrs["to"])
+    if "dtype" in attrs:
+        return ir.DataType(attrs["dtype"])
+    if isinstance(tensor := attrs.get("value"), ir.TensorProtocol):
+        return tensor.dtype
+    signature = None if domain else _signature(op_type)
+    if signature is None:
+        return inputs[0].dtype if inputs and inputs[0] is not None else None
+    constraint = signature.outputs[0].type_constraint
+    for position, value in enumerate(inputs):
+        parameter = signature.inputs[min(position, len(signature.inputs) - 1)]
+        if value is not None and value.dtype and parameter.type_constraint.name == constraint.name:
+            return value.dtype
+    if len(constraint.allowed_types) == 1:
+        return next(iter(constraint.allowed_types)).dtype
+    return None

@@ -1,0 +1,105 @@
+"""Matrix products, convolutions and embeddings."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.lowering.context import Context
+from attngraph.export.lowering.registry import register_lowering
+from attngraph.ir import Node
+from attngraph.ir.ops import input_of
+
+
+@register_lowering("aten.linear")
+def lower_linear(ctx: Context, node: Node) -> ir.Value:
+    """x Wᵀ + b. A matrix x takes Gemm, which reads W as it is."""
+    x, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    added = None if bias is None else ctx.value(bias)
+    if len(x.shape) == 2 and len(weight.shape) == 2:
+        return ctx.op("Gemm", ctx.value(x), ctx.value(weight), added, transB=1)
+    right = ctx.transposed(weight) if len(weight.shape) == 2 else ctx.value(weight)
+    product = ctx.op("MatMul", ctx.value(x), right)
+    return product if added is None else ctx.op("Add", product, added)
+
+
+@register_lowering("aten.matmul", "aten.bmm", "aten.mm", "aten.mv", "aten.dot")
+def lower_matmul(ctx: Context, node: Node) -> ir.Value:
+    left, right = (ctx.value(value) for value in node.inputs if value is not None)
+    return ctx.op("MatMul", left, right)
+
+
+@register_lowering("aten.addmm")
+def lower_addmm(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    alpha, beta = float(args["alpha"]), float(args["beta"])
+    if not node.output.dtype.is_floating_point:
+        product = ctx.op("MatMul", args["mat1"], args["mat2"])
+        return _weighted(ctx, node, product)
+    bias = args["self"] if beta else None
+    return ctx.op("Gemm", args["mat1"], args["mat2"], bias, alpha=alpha, beta=beta)
+
+
+@register_lowering("aten.baddbmm")
+def lower_baddbmm(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    return _weighted(ctx, node, ctx.op("MatMul", args["batch1"], args["batch2"]))
+
+
+def _weighted(ctx: Context, node: Node, product: ir.Value) -> ir.Value:
+    """alpha · product + beta · self; with beta 0 self is not read, as it may hold NaN."""
+    args, dtype = ctx.args(node), node.output.dtype
+    if args["alpha"] != 1:
+        product = ctx.op("Mul", product, ctx.number(args["alpha"], dtype))
+    if args["beta"] == 0:
+        return product
+    added = args["self"]
+    if args["beta"] != 1:
+        added = ctx.op("Mul", added, ctx.number(args["beta"], dtype))
+    return ctx.op("Add", added, product)
+
+
+@register_lowering("aten.einsum")
+def lower_einsum(ctx: Context, node: Node) -> ir.Value:
+    operands = [ctx.value(value) for value in node.inputs if value is not None]
+    return ctx.op("Einsum", *operands, equation=node.attrs["equation"].replace(" ", ""))
+
+
+@register_lowering("aten.embedding")
+def lower_embedding(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    return ctx.op("Gather", args["weight"], args["indices"], axis=0)
+
+
+@register_lowering(
+    "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.conv1d.padding", "aten.conv2d.padding",
+    "aten.conv3d.padding",
+)  # fmt: skip
+def lower_conv(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    x, weight = input_of(node, "input"), input_of(node, "weight")
+    spatial = len(weight.shape) - 2
+
+    def each(name: str) -> list[int]:
+        values = args[name] if isinstance(args[name], (list, tuple)) else [args[name]]
+        return list(values) * (spatial if len(values) == 1 else 1)
+
+    dilation = each("dilation")
+    if args["padding"] == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        pads = [t // 2 for t in total] + [t - t // 2 for t in total]
+    else:
+        pads = [0] * 2 * spatial if args["padding"] == "valid" else each("padding") * 2
+    unbatched = len(x.shape) == spatial + 1
+    data = ctx.op("Unsqueeze", args["input"], ctx.constant([0])) if unbatched else args["input"]
+    result = ctx.op(
+        "Conv",
+        data,
+        args["weight"],
+        args["bias"],
+        strides=each("stride"),
+        pads=pads,
+        dilations=dilation,
+        group=args["groups"],
+    )
+    return ctx.op("Squeeze", result, ctx.constant([0], torch.int64)) if unbatched else result

@@ -1,0 +1,114 @@
+"""Reductions, scans and sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.lowering.context import Context
+from attngraph.export.lowering.registry import register_lowering
+from attngraph.ir import Node, Value
+from attngraph.ir.dims import product
+from attngraph.ir.ops import input_of
+
+_REDUCE = {
+    "mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin",
+    "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd", "any": "ReduceMax",
+    "all": "ReduceMin", "logsumexp": "ReduceLogSumExp",
+}  # fmt: skip
+
+
+def _reduce(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:
+    """All axes where dims is None or empty, as torch reads it."""
+    if isinstance(dims, int):
+        dims = [dims]
+    axes = ctx.constant(list(dims)) if isinstance(dims, (list, tuple)) and dims else None
+    return ctx.op(op_type, x, axes, keepdims=int(keep))
+
+
+@register_lowering(
+    "aten.mean", "aten.mean.dim", "aten.sum", "aten.sum.dim_IntList", "aten.amax", "aten.amin",
+    "aten.max", "aten.min", "aten.prod", "aten.prod.dim_int", "aten.logsumexp",
+)  # fmt: skip
+def lower_reduce(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    x = ctx.cast(args["self"], node.output.dtype)
+    dims, keep = args.get("dim"), args.get("keepdim", False)
+    return _reduce(ctx, _REDUCE[node.op.split(".")[1]], x, dims, keep)
+
+
+@register_lowering(
+    "aten.any", "aten.any.dim", "aten.any.dims", "aten.all", "aten.all.dim", "aten.all.dims"
+)
+def lower_any(ctx: Context, node: Node) -> ir.Value:
+    """Through int32, whose reductions every provider has. uint8 stays uint8, as in torch."""
+    args = ctx.args(node)
+    x = ctx.cast(ctx.cast(args["self"], torch.bool), torch.int32)
+    dims, keep = args.get("dim"), args.get("keepdim", False)
+    found = _reduce(ctx, _REDUCE[node.op.split(".")[1]], x, dims, keep)
+    return ctx.cast(found, node.output.dtype)
+
+
+@register_lowering("aten.max.dim", "aten.min.dim")
+def lower_extremum_along(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    args = ctx.args(node)
+    op_type = node.op.split(".")[1].capitalize()
+    keep = int(args["keepdim"])
+    values = _reduce(ctx, f"Reduce{op_type}", args["self"], args["dim"], args["keepdim"])
+    return values, ctx.op(f"Arg{op_type}", args["self"], axis=args["dim"], keepdims=keep)
+
+
+@register_lowering("aten.argmax", "aten.argmin")
+def lower_arg(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    x, dim, keep = args["self"], args["dim"], int(args["keepdim"])
+    if dim is None:
+        x, dim, keep = ctx.op("Reshape", x, ctx.constant([-1])), 0, 0
+    return ctx.op("ArgMax" if "max" in node.op else "ArgMin", x, axis=dim, keepdims=keep)
+
+
+@register_lowering("aten.cumsum")
+def lower_cumsum(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    x = ctx.cast(args["self"], node.output.dtype)
+    return ctx.op("CumSum", x, ctx.constant(args["dim"], torch.int64))
+
+
+@register_lowering("aten.topk")
+def lower_topk(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    args = ctx.args(node)
+    return ctx.ops(
+        "TopK",
+        args["self"],
+        ctx.shape([args["k"]]),
+        outputs=2,
+        axis=args["dim"],
+        largest=int(args["largest"]),
+        sorted=int(args["sorted"]),
+    )
+
+
+@register_lowering(
+    "aten.var.correction",
+    "aten.std.correction",
+    "aten.var.dim",
+    "aten.std.dim",
+    "aten.var",
+    "aten.std",
+)
+def lower_variance(ctx: Context, node: Node) -> ir.Value:
+    """Σ (x − mean)² / (n − correction), and its root for std."""
+    args, dtype = ctx.args(node), node.output.dtype
+    x: Value = input_of(node, "self")
+    dims = args.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims or list(range(len(x.shape)))
+    correction = args.get("correction", 1 if args.get("unbiased", True) else 0)
+    correction = 1 if correction is None else correction
+    centred = ctx.op("Sub", args["self"], _reduce(ctx, "ReduceMean", args["self"], dims, True))
+    squares = ctx.op("Mul", centred, centred)
+    total = _reduce(ctx, "ReduceSum", squares, dims, args.get("keepdim", False))
+    count = product(x.shape[dim] for dim in dims)
+    variance = ctx.op("Div", total, ctx.number(count - correction, dtype))
+    return ctx.op("Sqrt", variance) if node.op.startswith("aten.std") else variance
