@@ -1,7 +1,61 @@
-"""attngraph: an optimizing compiler from PyTorch attention models to ONNX Runtime."""
+"""attngraph: an optimizing compiler from PyTorch attention models to ONNX Runtime.
+
+`optimize` compiles a module; `capture`, `passes.run` and `export.to_onnx` are its steps. They are
+loaded on first use, as they bring torch along.
+"""
 
 from __future__ import annotations
 
-from attngraph import dialect  # registers the ops
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["dialect"]
+if TYPE_CHECKING:
+    from attngraph import export, passes
+    from attngraph.api import capture
+    from attngraph.compiler import optimize
+    from attngraph.ir import Graph
+    from attngraph.optimized import Optimized
+    from attngraph.report import Report, Site
+
+    __version__: str
+
+_HOMES = {
+    "Graph": "attngraph.ir",
+    "Optimized": "attngraph.optimized",
+    "Report": "attngraph.report",
+    "Site": "attngraph.report",
+    "capture": "attngraph.api",
+    "optimize": "attngraph.compiler",
+}
+_PACKAGES = frozenset({"export", "passes"})
+
+__all__ = [
+    "Graph",
+    "Optimized",
+    "Report",
+    "Site",
+    "__version__",
+    "capture",
+    "export",
+    "optimize",
+    "passes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"attngraph.{name}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("attngraph")
+    else:
+        raise AttributeError(f"module 'attngraph' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,8 +1,8 @@
 """Names the first node that diverges, once a result is out of its error budget.
 
 Passes first: the pipeline is run again on the captured graph, pass by pass, and each graph is
-evaluated. If none is to blame, the ONNX model is run with every value as an output and onnxruntime's
-own optimisations off, against the interpreter.
+evaluated. If none is to blame, the ONNX model is run with every value as an output and the
+optimisations of onnxruntime off, against the interpreter.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import onnx_ir
 import torch
 
 from attngraph.errors import AttngraphError
+from attngraph.export.lower import value_names
 from attngraph.export.save import to_session
 from attngraph.ir import Graph, Node, Value, clone, interpret
 from attngraph.optimized import Optimized
@@ -88,8 +89,8 @@ def blame(
 
 
 def _all_values(result: Optimized, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every ONNX value that carries the name of an IR value."""
-    wanted = {value.name for node in result.graph for value in node.outputs}
+    """Every ONNX value that stands for an IR value, by the name of that."""
+    wanted = {name: value.name for value, name in value_names(result.graph).items()}
     model = onnx_ir.from_proto(onnx_ir.to_proto(result.model))
     graph = model.graph
     present = {value.name for value in graph.outputs}
@@ -99,4 +100,5 @@ def _all_values(result: Optimized, inputs: Sequence[torch.Tensor]) -> dict[str, 
                 graph.outputs.append(value)
     with to_session(model, result.target, graph_optimization="off") as session:
         outputs = session.run(inputs)
-        return dict(zip(session.output_names, outputs, strict=True))
+        found = zip(session.output_names, outputs, strict=True)
+        return {wanted[name]: output for name, output in found if name in wanted}

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 
 from attngraph.bisect import blame
-from attngraph.errors import ParityError, UsageError
+from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.lower import lower
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.reference import Precision, Reference
@@ -20,6 +20,7 @@ from attngraph.export.target import Target, parse_target
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.load import Loaded
 from attngraph.frontend.script import script_to_program
+from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, clone, interpret, verify
 from attngraph.optimized import Optimized
 from attngraph.passes import PassResult, run
@@ -198,7 +199,17 @@ class _Check:
 
     def _references(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         args, kwargs = self.captured.call(tensors)
-        return self.reference(args, kwargs)
+        try:
+            return self.reference(args, kwargs)
+        except AttngraphError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise UsageError(
+                f"{self.model.source} itself fails on inputs of shape {shapes}: "
+                f"{type(error).__name__}: {reason(error).rstrip('.')}. Give sample inputs that it "
+                "takes, and the range of each dynamic dim."
+            ) from error
 
     def after_pass(self, graph: Graph, result: PassResult) -> None:
         """Raises ParityError naming the pass, if the graph now computes something else."""

@@ -8,6 +8,7 @@ to its default is not stored.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,8 @@ class OpDef:
 
 
 _REGISTERED: dict[str, OpDef] = {}
+# Namespaces that a module registers, which is imported when the first of its ops is asked for.
+_DIALECTS = {"attn": "attngraph.dialect"}
 
 
 def op(name: str, outputs: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -90,6 +93,8 @@ def op(name: str, outputs: int | None = 1) -> Callable[[Callable[..., Any]], Cal
 
 def registered_ops() -> Mapping[str, OpDef]:
     """The ops of our own dialects, by name."""
+    for module in _DIALECTS.values():
+        importlib.import_module(module)
     return _REGISTERED
 
 
@@ -121,6 +126,9 @@ def _torch_op(name: str) -> OpDef:
 
 def op_def(name: str) -> OpDef:
     """The definition of an op. Raises IRError if nobody defines it."""
+    namespace = name.split(".")[0]
+    if name not in _REGISTERED and namespace in _DIALECTS:
+        importlib.import_module(_DIALECTS[namespace])
     known = _REGISTERED.get(name)
     return known if known is not None else _torch_op(name)
 

@@ -1,0 +1,87 @@
+"""The `attngraph` program: its commands, and its way out."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from attngraph.cli.doctor import doctor
+from attngraph.cli.explain import explain
+from attngraph.cli.failures import INTERRUPTED, fail
+from attngraph.cli.optimize import optimize
+from attngraph.cli.passes import passes
+
+_PACKAGES = ("torch", "onnxruntime-gpu", "onnxruntime")
+
+app = typer.Typer(
+    name="attngraph",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (optimize, explain, doctor, passes):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    parts = [f"Python {platform.python_version()}"]
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            parts.append(f"{package} {version(package)}")
+    print(f"attngraph {version('attngraph')} ({', '.join(parts)})")
+    raise typer.Exit
+
+
+@app.callback()
+def attngraph(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and those of torch and onnxruntime.",
+        ),
+    ] = False,
+) -> None:
+    """An optimizing compiler from PyTorch attention models to ONNX Runtime.
+
+    The result is compared with the eager model before anything is written.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; what went wrong is on stderr."""
+    try:
+        code = app(list(arguments) or ["--help"], prog_name="attngraph", standalone_mode=False)
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        return fail(error, debug="--debug" in arguments)
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """The entry point: one command line, then the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more as it ends, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

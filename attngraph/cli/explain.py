@@ -1,0 +1,55 @@
+"""`attngraph explain`."""
+
+from __future__ import annotations
+
+import json
+
+from attngraph.cli.failures import reported
+from attngraph.cli.options import (
+    DebugOption,
+    DimOption,
+    FactoryOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    NpzOption,
+    Source,
+    TargetOption,
+    TrustOption,
+)
+from attngraph.cli.stages import working
+
+_SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
+
+
+def explain(
+    model: ModelArgument = None,
+    target: TargetOption = "cpu",
+    factory: FactoryOption = None,
+    trust_pickle: TrustOption = False,
+    inputs: InputOption = None,
+    npz: NpzOption = None,
+    dims: DimOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """List every attention of a model: what it is fused into, or why it is not.
+
+    A table on a terminal; elsewhere one line each, as file:line: module: …
+    """
+    with reported(debug):
+        with working(debug) as stages:
+            stages("import torch")
+            from attngraph.cli.work import analysed
+
+            source = Source(
+                model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
+            )
+            report = analysed(source, target=target, stages=stages)
+        if as_json:
+            full = report.to_dict()
+            print(json.dumps({key: full[key] for key in _SHOWN}, indent=2, allow_nan=False))
+        else:
+            from attngraph.cli.render import print_sites
+
+            print_sites(report)

@@ -1,0 +1,59 @@
+"""What goes wrong, as one sentence on stderr and an exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from attngraph.errors import AttngraphError
+
+USAGE = 2
+INTERNAL = 70  # sysexits.h: EX_SOFTWARE
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Ends the command with a sentence and an exit code where the block raises.
+
+    `debug` adds the traceback.
+    """
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt as error:
+        raise typer.Exit(INTERRUPTED) from error
+    except Exception as error:
+        raise typer.Exit(fail(error, debug=debug)) from error
+
+
+def fail(error: Exception, *, debug: bool) -> int:
+    """Says on stderr what went wrong; returns the exit code."""
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, AttngraphError):
+        _say("error", str(error))
+        return error.exit_code
+    # Typer's own errors format themselves; their class has moved between its versions.
+    if format_message := getattr(error, "format_message", None):
+        _say("error", f"{format_message()} See attngraph --help.")
+        return USAGE
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    hint = "please report it" if debug else "please report it; --debug shows the traceback"
+    _say("internal error", f"{what} ({hint})")
+    return INTERNAL
+
+
+def _say(kind: str, message: str) -> None:
+    line = Text.assemble("attngraph: ", (f"{kind}:", "bold red"), " ", " ".join(message.split()))
+    Console(file=sys.stderr, highlight=False).print(line, soft_wrap=True)

@@ -1,0 +1,89 @@
+"""`attngraph optimize`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from attngraph.cli.failures import reported
+from attngraph.cli.options import (
+    DebugOption,
+    DimOption,
+    FactoryOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    NpzOption,
+    Source,
+    TargetOption,
+    TrustOption,
+)
+from attngraph.cli.output import check_output, written_bytes
+from attngraph.cli.stages import working
+
+
+def optimize(
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="OUT.onnx", help="The file to write.", show_default=False
+        ),
+    ],
+    model: ModelArgument = None,
+    target: TargetOption = "cpu",
+    precision: Annotated[
+        Literal["fp32", "fp16", "bf16"], typer.Option("--precision", help="Of the weights.")
+    ] = "fp32",
+    verify: Annotated[
+        Literal["final", "each", "off"],
+        typer.Option(
+            "--verify",
+            help="Compare with eager PyTorch: the final result, also after each pass, or not.",
+        ),
+    ] = "final",
+    factory: FactoryOption = None,
+    trust_pickle: TrustOption = False,
+    inputs: InputOption = None,
+    npz: NpzOption = None,
+    dims: DimOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compile a model to ONNX, check it against the eager model, and write it.
+
+    attngraph optimize model.pt2 -o model.onnx
+
+    attngraph optimize --factory examples.nanogpt:build -o model.onnx
+
+    attngraph optimize weights.safetensors --factory my.model:build -o model.onnx
+    --input "input_ids=int64\\[batch=2,seq=8]" --dim seq=2..2048
+    """
+    with reported(debug):
+        with working(debug) as stages:
+            check_output(output, (model, npz))
+            stages("import torch")
+            from attngraph.cli.work import optimised
+
+            source = Source(
+                model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
+            )
+            result = optimised(
+                source, target=target, precision=precision, verify=verify, stages=stages
+            )
+            stages("save")
+            start = time.perf_counter()
+            result.save(output)
+        report = result.report
+        report.timings["save"] = time.perf_counter() - start
+        size = written_bytes(output, report.weight_bytes)
+        if as_json:
+            written = {"path": str(output), "bytes": size}
+            print(json.dumps({**report.to_dict(), "output": written}, indent=2, allow_nan=False))
+        else:
+            from attngraph.cli.render import print_summary
+
+            print_summary(report, output, size)

@@ -1,0 +1,96 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+_INPUTS = "Inputs"
+
+ModelArgument: TypeAlias = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="MODEL",
+        show_default=False,
+        help="A torch.export program (.pt2), TorchScript, a pickled module, or weights (state dict "
+        "or safetensors, with --factory). May be left out with --factory.",
+    ),
+]
+FactoryOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--factory",
+        metavar="PKG.MOD:FN",
+        show_default=False,
+        help="A function that returns a module, (module, args) or (module, args, dynamic_shapes).",
+    ),
+]
+TrustOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--trust-pickle",
+        help="Load a file that can run its author's code. Only for files you trust.",
+    ),
+]
+InputOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=DTYPE[DIMS]",
+        show_default=False,
+        rich_help_panel=_INPUTS,
+        help="A sample input, e.g. input_ids=int64\\[batch=2,seq=8]. A dim with a name is dynamic, "
+        "and the same name is the same dim everywhere. Once for each input.",
+    ),
+]
+NpzOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        metavar="SAMPLE.npz",
+        show_default=False,
+        rich_help_panel=_INPUTS,
+        help="Sample inputs as arrays by name; --input then only names their dims.",
+    ),
+]
+DimOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dim",
+        metavar="NAME=LOW..HIGH",
+        show_default=False,
+        rich_help_panel=_INPUTS,
+        help="The sizes a named dim may take, e.g. seq=2..2048. Once for each dim.",
+    ),
+]
+TargetOption: TypeAlias = Annotated[
+    str,
+    typer.Option("--target", help="The machine it will run on: cpu, cuda, or e.g. cuda:sm80."),
+]
+JsonOption: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of text.")
+]
+DebugOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        envvar="ATTNGRAPH_DEBUG",
+        show_envvar=True,
+        help="Show the traceback of an error, and the warnings of libraries.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The options that say which model, and on what inputs."""
+
+    path: Path | None
+    factory: str | None
+    trust_pickle: bool
+    inputs: tuple[str, ...]
+    npz: Path | None
+    dims: tuple[str, ...]

@@ -1,0 +1,57 @@
+"""`attngraph passes`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from attngraph.cli.failures import reported
+from attngraph.cli.options import DebugOption, JsonOption
+from attngraph.cli.stages import working
+from attngraph.cli.text import Page
+
+if TYPE_CHECKING:
+    from attngraph.passes import Pass
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One pass: its name, what it does, and whether it is exact, where it says so."""
+
+    name: str
+    does: str
+    exact: bool | None
+
+    @classmethod
+    def of(cls, item: Pass) -> _Step:
+        text = " ".join((inspect.getdoc(type(item)) or "").split())
+        first, _, _ = text.partition(". ")
+        return cls(item.name, f"{first.rstrip('.')}.", getattr(item, "exact", None))
+
+
+def passes(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """List the passes of `attngraph optimize`, in order, with what each does."""
+    with reported(debug):
+        with working(debug) as stages:
+            stages("import torch")
+            from attngraph.pipeline import pipeline
+
+            steps = [_Step.of(item) for item in pipeline()]
+        if as_json:
+            print(json.dumps([asdict(step) for step in steps], indent=2))
+            return
+        page = Page()
+        width = max(len(step.name) for step in steps) + 6
+        first: dict[str, int] = {}
+        for number, step in enumerate(steps, 1):
+            label = Text.assemble((f"{number:2}  ", "dim"), (step.name, "bold"))
+            if step.name in first:
+                page.field(label, Text(f"as {first[step.name]}", "dim"), width)
+                continue
+            first[step.name] = number
+            told = {True: " Exact.", False: " Reassociates.", None: ""}[step.exact]
+            page.field(label, Text.assemble(step.does, (told, "dim")), width)

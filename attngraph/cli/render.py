@@ -1,0 +1,142 @@
+"""A report as text: the closing summary, and the list of attention sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from attngraph.cli.text import Page, counted, human_bytes
+from attngraph.export.parity import Parity
+from attngraph.report import Report, Site
+
+_INDENT = 13
+
+
+def print_summary(report: Report, output: Path, size: int) -> None:
+    """What became of the model: sizes, attention sites, parity, time."""
+    page = Page()
+    page.line(
+        Text.assemble(
+            ("✓ ", "bold green"),
+            report.source,
+            (" → ", "dim"),
+            (str(output), "bold"),
+            (f" ({human_bytes(size)}, for {report.target} in {report.precision})", "dim"),
+        )
+    )
+    _field(page, "nodes", Text(f"{report.nodes_before} → {report.nodes_after}"))
+    _field(page, "attention", _attention(report))
+    weights = f"{counted(report.weights, 'tensor')}, {human_bytes(report.weight_bytes)}"
+    _field(page, "weights", Text(weights))
+    _print_parity(page, report.parity)
+    total = Text(f"{sum(report.timings.values()):.1f} s")
+    stages = [Text(f"{name} {seconds:.2f}", "dim") for name, seconds in report.timings.items()]
+    page.items(Text("  time", "dim"), [total, *stages], _INDENT)
+    for note in report.notes:
+        _field(page, "note", Text(note))
+    for site in report.sites:
+        if site.status == "declined":
+            page.line()
+            _print_declined(page, site)
+
+
+def print_sites(report: Report) -> None:
+    """One line for each attention: a table on a terminal, `file:line: module: …` in a pipe."""
+    page = Page()
+    if not report.sites:
+        page.line(f"{report.source} has no attention.")
+        return
+    if page.on_terminal:
+        page.console.print(_table(report.sites))
+        page.line(Text.assemble(" ", _attention(report), (f" in {report.source}", "dim")))
+    else:
+        for site in report.sites:
+            page.line(_plain(site))
+
+
+def _field(page: Page, label: str, value: Text) -> None:
+    page.field(Text(f"  {label}", "dim"), value, _INDENT)
+
+
+def _attention(report: Report) -> Text:
+    if not report.sites:
+        return Text("none", "yellow")
+    fused, declined = report.fused, report.declined
+    parts = [Text(f"{fused} fused", "green" if fused else "yellow")]
+    if declined:
+        parts.append(Text(f"{declined} declined", "yellow"))
+    return Text(", ").join(parts)
+
+
+def _print_parity(page: Page, parity: Parity | None) -> None:
+    if parity is None:
+        _field(page, "parity", Text("not checked (--verify off)", "yellow"))
+        return
+    figures = {
+        "error": parity.error,
+        "eager's own": parity.reference_error,
+        "budget": parity.budget,
+    }
+    parts = [Text(f"{what} {figure:.1e}") for what, figure in figures.items()]
+    page.items(Text("  parity", "dim"), [Text("passed", "green"), *parts], _INDENT)
+    cases = dict.fromkeys(output.case for output in parity.outputs)
+    where = [Text(case.replace(", ", " "), "dim") for case in cases if "=" in case]
+    if where:
+        where[0] = Text("at ", "dim").append_text(where[0])
+        page.items("", where, _INDENT)
+    if parity.reference == "eager":
+        _field(page, "", Text("against eager: float64 can't serve as the reference", "yellow"))
+    for note in parity.notes:
+        _field(page, "", Text(note, "dim"))
+
+
+def _print_declined(page: Page, site: Site) -> None:
+    page.line(
+        Text.assemble(
+            ("  declined ", "yellow"),
+            (site.location or "unknown place", "bold"),
+            f" {site.module}" if site.module else "",
+            (f" [{site.code}]", "dim"),
+        )
+    )
+    page.field("", Text(site.reason), 4)
+    if site.blamed and site.location not in site.blamed:
+        page.field("    because of ", Text(site.blamed), 15)
+    if site.hint:
+        page.field(Text("    hint: ", "cyan"), Text(site.hint), 10)
+
+
+def _became(site: Site) -> Text:
+    if site.status == "fused":
+        return Text.assemble(("✓ ", "green"), site.op)
+    return Text.assemble(("✗ ", "yellow"), f"stays {site.op}")
+
+
+def _why(site: Site) -> str:
+    code = f"[{site.code}] " if site.status == "declined" else ""
+    mask = f"; mask: {site.mask.rstrip('.')}" if site.mask else ""
+    hint = f" Hint: {site.hint}" if site.hint else ""
+    return f"{code}{site.reason}{mask}{hint}"
+
+
+def _plain(site: Site) -> str:
+    verdict = f"fused into {site.op}: " if site.status == "fused" else "declined "
+    return f"{site.location or '?'}: {site.module or '-'}: {verdict}{_why(site)}"
+
+
+def _table(sites: list[Site]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column(" attention", overflow="fold")
+    table.add_column("at", overflow="fold", style="dim")
+    table.add_column("became", overflow="fold")
+    table.add_column("why", overflow="fold", ratio=1)
+    for site in sites:
+        table.add_row(
+            Text(f" {site.module or '-'}"),
+            Text(site.location or "?"),
+            _became(site),
+            Text(_why(site)),
+        )
+    return table

@@ -1,0 +1,62 @@
+"""The Python surface: the names of the package, and the steps one by one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+
+import attngraph
+
+
+class Attention(torch.nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(query @ key.transpose(-1, -2) / 4.0, dim=-1) @ key
+
+
+def _args() -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return torch.randn(2, 3, 16, generator=random), torch.randn(2, 5, 16, generator=random)
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, attngraph; assert attngraph.__version__ and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_dialect_is_known_to_the_ir_alone() -> None:
+    code = "from attngraph.ir.ops import op_def; assert op_def('attn.attention').doc"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", attngraph.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(attngraph, name) is not None
+    assert name in dir(attngraph)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(attngraph, "optimise")
+    assert not hasattr(attngraph.export, "to_tflite")
+
+
+def test_the_steps_make_what_optimize_makes(tmp_path: Path) -> None:
+    graph = attngraph.capture(Attention(), _args())
+    results = attngraph.passes.run(graph, "canonicalize,fuse-attention,dce")
+    assert [result.name for result in results] == ["canonicalize", "fuse-attention", "dce"]
+    assert [node.op for node in graph].count("attn.attention") == 1
+    model = attngraph.export.to_onnx(graph)
+    optimized = attngraph.optimize(Attention(), _args())
+    assert [node.op_type for node in model.graph] == [
+        node.op_type for node in optimized.model.graph
+    ]
+    optimized.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), _args(), strict=True)}
+    direct = optimized(*_args())
+    assert isinstance(direct, torch.Tensor)
+    assert torch.equal(torch.from_numpy(session.run(None, feeds)[0]), direct)

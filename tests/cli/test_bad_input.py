@@ -1,0 +1,174 @@
+"""Bad input: one sentence on stderr, its own exit code, nothing on stdout, no output file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attngraph.export.lowering import registry
+from attngraph.ir import Node
+
+USAGE, LOAD, CAPTURE, LOWERING, PARITY, OUTPUT = 2, 3, 4, 6, 8, 9
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written(here: Path) -> Any:
+    yield
+    assert not [name for name in os.listdir(here) if ".onnx" in name or "partial" in name]
+
+
+def _optimize(attngraph: Any, *arguments: str) -> Any:
+    return attngraph("optimize", *arguments, "-o", "out.onnx")
+
+
+def test_missing_file(attngraph: Any) -> None:
+    ran = _optimize(attngraph, "nowhere.pt2")
+    assert ran.code == LOAD
+    assert "nowhere.pt2" in ran.sentence
+
+
+def test_wrong_kind_of_file(attngraph: Any, here: Path) -> None:
+    (here / "notes.pt").write_text("not a model")
+    ran = _optimize(attngraph, "notes.pt")
+    assert ran.code == LOAD
+    assert "notes.pt is not a model file" in ran.sentence
+
+
+def test_truncated_zip(attngraph: Any, here: Path) -> None:
+    torch.save({"weight": torch.zeros(100)}, here / "cut.pt")
+    whole = (here / "cut.pt").read_bytes()
+    (here / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    ran = _optimize(attngraph, "cut.pt", "--factory", "user_models:alone")
+    assert ran.code == LOAD
+    assert "cut.pt" in ran.sentence
+
+
+def test_weights_that_do_not_match_the_factory(attngraph: Any, here: Path) -> None:
+    weights = {"query.weight": (16, 16), "query.bias": (16,)}
+    save_file({name: torch.zeros(shape) for name, shape in weights.items()}, here / "w.safetensors")
+    ran = _optimize(attngraph, "w.safetensors", "--factory", "user_models:wider")
+    assert ran.code == LOAD
+    assert "query.weight is (16, 16) in the file and (32, 32) in the module" in ran.sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--input", "x:float32[2]"], "'x:float32[2]' doesn't parse"),
+        (["--input", "x=float31[2]"], "'float31' is no dtype"),
+        (["--input", "x=float32[b=2]", "--dim", "b=two"], "'b=two' doesn't parse"),
+        (["--input", "x=float32[b=2]", "--dim", "c=2..4"], "c names no dim"),
+        (["--dim", "c=2..4"], "c names no dim"),
+        (["--input", "y=float32[2,8,16]"], "no parameter 'y'; it takes x"),
+        (["--inputs", "nowhere.npz"], "nowhere.npz does not exist"),
+        ([], "brings no sample inputs"),
+    ],
+)
+def test_input_specs_that_do_not_parse_or_fit(
+    attngraph: Any, arguments: list[str], part: str
+) -> None:
+    ran = _optimize(attngraph, "--factory", "user_models:alone", *arguments)
+    assert ran.code == (LOAD if "npz" in part else USAGE)
+    assert part in ran.sentence
+
+
+def test_inputs_of_a_shape_the_model_refuses(attngraph: Any) -> None:
+    ran = _optimize(
+        attngraph, "--factory", "user_models:alone", "--input", "x=float32[batch=2,8,15]"
+    )
+    assert ran.code == CAPTURE
+    assert "user_models.py:17" in ran.sentence
+
+
+def test_inputs_of_values_the_model_refuses(attngraph: Any) -> None:
+    np.savez("ids.npz", ids=np.array([[1, 50]]))
+    ran = _optimize(attngraph, "--factory", "user_models:lookup", "--inputs", "ids.npz")
+    assert ran.code == USAGE
+    assert "user_models:lookup itself fails" in ran.sentence
+    assert "out of range" in ran.sentence
+
+
+def test_an_exported_program_takes_no_inputs(attngraph: Any, here: Path) -> None:
+    program = torch.export.export(torch.nn.Linear(4, 4), (torch.zeros(2, 4),))
+    torch.export.save(program, here / "linear.pt2")
+    ran = _optimize(attngraph, "linear.pt2", "--input", "input=float32[batch=2,4]")
+    assert ran.code == USAGE
+    assert "linear.pt2 is an exported program" in ran.sentence
+    assert "leave out --input" in ran.sentence
+
+
+def test_a_model_that_cannot_be_traced_shows_torchs_reason_and_the_users_line(
+    attngraph: Any,
+) -> None:
+    ran = _optimize(attngraph, "--factory", "user_models:branch")
+    assert ran.code == CAPTURE
+    assert "user_models.py:39 (if x.sum() > 0:)" in ran.sentence
+    assert "data-dependent" in ran.sentence
+
+
+def test_an_op_without_a_lowering_is_named_with_its_line_and_module(attngraph: Any) -> None:
+    ran = _optimize(attngraph, "--factory", "user_models:bessel")
+    assert ran.code == LOWERING
+    for part in ("aten.special_bessel_j0", "user_models.py:34", "(1)"):
+        assert part in ran.sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("nowhere/out.onnx", "no folder nowhere"),
+        ("user_models.py/out.onnx", "Not a directory"),
+        (".", "is a folder"),
+    ],
+)
+def test_an_output_path_is_checked_before_the_model_is_read(
+    attngraph: Any, path: str, part: str
+) -> None:
+    ran = attngraph("optimize", "missing.pt2", "-o", path)
+    assert ran.code == OUTPUT
+    assert part in ran.sentence
+
+
+def test_the_model_is_not_overwritten_by_the_output(attngraph: Any, here: Path) -> None:
+    (here / "model.pt2").write_bytes(b"precious")
+    ran = attngraph("optimize", "model.pt2", "-o", "./model.pt2")
+    assert ran.code == USAGE
+    assert "choose another path" in ran.sentence
+    assert (here / "model.pt2").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["optimize", "model.pt2"], "'-o'"),
+        (["optimize", "-o", "x.onnx"], "no model"),
+        (["optimize", "m.pt2", "-o", "x.onnx", "--precision", "fp8"], "fp8"),
+        (["optimize", "m.pt2", "-o", "x.onnx", "--target", "tpu"], "no target 'tpu'"),
+        (["optimise"], "optimise"),
+        (["explain", "--fast"], "--fast"),
+    ],
+)
+def test_command_lines_that_do_not_parse(attngraph: Any, arguments: list[str], part: str) -> None:
+    ran = attngraph(*arguments)
+    assert ran.code == USAGE
+    assert part in ran.sentence
+
+
+def test_a_wrong_result_is_not_written_and_its_node_is_named(
+    attngraph: Any, monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    def tanh_instead(context: Any, node: Node) -> Any:
+        return context.op("Tanh", context.value(node.inputs[0]))
+
+    monkeypatch.setitem(registry._LOWERINGS, "aten.sigmoid", tanh_instead)
+    ran = _optimize(attngraph, "--factory", "user_models:attention", "--json")
+    assert ran.code == PARITY
+    assert "out of its error budget" in ran.sentence
+    assert "aten.sigmoid" in ran.sentence
+    assert "user_models.py:18" in ran.sentence

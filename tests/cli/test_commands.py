@@ -1,0 +1,171 @@
+"""Each command: what it prints for people and for machines, and what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from attngraph.report import Report
+
+ATTENTION = ("--factory", "user_models:attention")
+
+
+def _json(ran: Any) -> Any:
+    assert ran.code == 0, ran.err
+    assert ran.err == ""
+    return json.loads(ran.out)
+
+
+def test_optimize_writes_the_model_and_prints_a_summary(attngraph: Any, here: Path) -> None:
+    ran = attngraph("optimize", "--factory", "user_models:dynamic", "-o", "out.onnx")
+    assert (ran.code, ran.err) == (0, "")
+    first, *lines = ran.out.splitlines()
+    assert first.startswith("✓ user_models:dynamic → out.onnx (")
+    labels = [line.split()[0] for line in lines if line[2:3].strip()]
+    assert labels == ["nodes", "attention", "weights", "parity", "time"]
+    assert "1 fused" in ran.out
+    assert "batch=2" in ran.out
+    assert not any(line != line.rstrip() for line in lines)
+    model = onnx.load(here / "out.onnx")
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+
+
+def test_json_is_the_report_and_the_output(attngraph: Any, here: Path) -> None:
+    found = _json(attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--json"))
+    assert found.keys() == Report("", "cpu", "fp32").to_dict().keys() | {"output"}
+    assert found["output"] == {"path": "out.onnx", "bytes": (here / "out.onnx").stat().st_size}
+    assert found["parity"]["passed"] is True
+    assert found["attention"] == {"fused": 1, "declined": 0}
+    assert list(found["timings"]) == ["load", "capture", "passes", "lower", "parity", "save"]
+
+
+def test_verify_off_says_that_nothing_was_checked(attngraph: Any) -> None:
+    ran = attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--verify", "off")
+    assert "not checked" in ran.out
+
+
+def test_verify_each_passes(attngraph: Any) -> None:
+    ran = attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--verify", "each")
+    assert ran.code == 0, ran.err
+
+
+def test_an_existing_file_is_replaced(attngraph: Any, here: Path) -> None:
+    (here / "out.onnx").write_text("old")
+    assert attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--verify", "off").code == 0
+    onnx.checker.check_model(here / "out.onnx")
+    assert sorted(path.name for path in here.iterdir()) == ["out.onnx", "user_models.py"]
+
+
+def test_an_input_spec_makes_its_named_dims_dynamic(attngraph: Any, here: Path) -> None:
+    ran = attngraph(
+        *("optimize", *ATTENTION, "-o", "out.onnx"),
+        *("--input", "x=float32[rows=2,keys=5,16]", "--dim", "keys=2..32"),
+    )
+    assert ran.code == 0, ran.err
+    dims = onnx.load(here / "out.onnx").graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_param or dim.dim_value for dim in dims] == ["rows", "keys", 16]
+
+
+def test_a_forward_of_only_args_takes_inputs_in_order(attngraph: Any, here: Path) -> None:
+    ran = attngraph(
+        *("optimize", "--factory", "user_models:variadic", "-o", "out.onnx"),
+        *("--input", "a=float32[rows=2,4]", "--input", "b=float32[rows=2,4]"),
+    )
+    assert ran.code == 0, ran.err
+    inputs = onnx.load(here / "out.onnx").graph.input
+    assert [i.type.tensor_type.shape.dim[0].dim_param for i in inputs] == ["rows", "rows"]
+
+
+def test_arrays_of_an_npz_are_the_samples(attngraph: Any, here: Path) -> None:
+    np.savez(here / "ids.npz", ids=np.array([[1, 49, 3]]))
+    ran = attngraph(
+        *("optimize", "--factory", "user_models:lookup"),
+        *("-o", "out.onnx", "--inputs", "ids.npz"),
+    )
+    assert ran.code == 0, ran.err
+    dims = onnx.load(here / "out.onnx").graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in dims] == [1, 3]
+
+
+def test_weights_and_a_factory_and_inputs_together(attngraph: Any, here: Path) -> None:
+    weights = {"query.weight": (16, 16), "query.bias": 16, "key.weight": (16, 16), "key.bias": 16}
+    torch.save({name: torch.ones(shape) for name, shape in weights.items()}, here / "w.pt")
+    found = _json(
+        attngraph(
+            *("optimize", "w.pt", "--factory", "user_models:alone", "-o", "out.onnx", "--json"),
+            *("--input", "x=float32[2,8,16]"),
+        )
+    )
+    assert found["source"] == "w.pt with user_models:alone"
+
+
+def test_explain_prints_a_line_for_each_attention(attngraph: Any) -> None:
+    ran = attngraph("explain", *ATTENTION)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.count("\n") == 1
+    assert ran.out.startswith("user_models.py:18: -: fused into attn.attention: ")
+
+
+def test_explain_says_why_an_attention_stays(attngraph: Any) -> None:
+    ran = attngraph("explain", "--factory", "user_models:waves")
+    assert ran.code == 0
+    assert ran.out.startswith("user_models.py:29: 0: declined [logits-not-a-product] ")
+    assert "aten.sin" in ran.out
+    assert "Hint: " in ran.out
+
+
+def test_explain_prints_json(attngraph: Any) -> None:
+    found = _json(attngraph("explain", *ATTENTION, "--json"))
+    assert [site["status"] for site in found["sites"]] == ["fused"]
+
+
+def test_optimize_lists_what_it_declined_and_where(attngraph: Any) -> None:
+    ran = attngraph("optimize", "--factory", "user_models:waves", "-o", "out.onnx")
+    assert ran.code == 0, ran.err
+    assert "0 fused, 1 declined" in ran.out
+    assert "declined user_models.py:29 0 [logits-not-a-product]" in ran.out
+    assert "hint: " in ran.out
+
+
+def test_passes_lists_the_pipeline_in_order(attngraph: Any) -> None:
+    steps = _json(attngraph("passes", "--json"))
+    names = [step["name"] for step in steps]
+    assert names[0] == "canonicalize"
+    assert names.index("fuse-attention") > names.index("cse")
+    assert all(step["does"].endswith(".") for step in steps)
+    lines = attngraph("passes").out.splitlines()
+    assert [line.split()[1] for line in lines] == names
+
+
+@pytest.mark.parametrize(("level", "code"), [("warning", 0), ("problem", 1)])
+def test_doctor_fails_only_where_something_is_broken(
+    attngraph: Any, monkeypatch: pytest.MonkeyPatch, level: Any, code: int
+) -> None:
+    from attngraph.export import doctor
+
+    findings = [doctor.Finding(level, "torch", "It is ill.", "pip install health")]
+    monkeypatch.setattr(doctor, "diagnose", lambda: findings)
+    ran = attngraph("doctor")
+    assert ran.code == code
+    assert "It is ill." in ran.out
+    assert "pip install health" in ran.out
+    assert attngraph("doctor", "--json").code == code
+
+
+def test_version_names_torch_and_onnxruntime(attngraph: Any) -> None:
+    ran = attngraph("--version")
+    assert ran.code == 0
+    assert torch.__version__ in ran.out
+    assert "onnxruntime" in ran.out
+
+
+def test_help_keeps_its_brackets(attngraph: Any) -> None:
+    ran = attngraph("optimize", "--help")
+    assert ran.code == 0
+    assert '"input_ids=int64[batch=2,seq=8]"' in ran.out

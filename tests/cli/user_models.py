@@ -1,0 +1,106 @@
+"""What a user's own file might hold: the tests copy it into a working directory of their own."""
+
+import warnings
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).transpose(-1, -2)
+        return torch.sigmoid(torch.softmax(scores, dim=-1) @ x)
+
+
+class Waves(nn.Module):
+    """Attention over the sines of its scores, which nothing can fuse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.softmax(torch.sin(self.query(x) @ x.transpose(-1, -2)), dim=-1) @ x
+
+
+class Bessel(nn.Module):
+    def forward(self, x):
+        return torch.special.bessel_j0(x)
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x * 2
+        return -x
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 8)
+
+    def forward(self, ids):
+        return self.table(ids)
+
+
+class Sum(nn.Module):
+    def forward(self, *terms):
+        return sum(terms[1:], terms[0])
+
+
+def _sample():
+    return torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+
+
+def attention():
+    torch.manual_seed(0)
+    return Attention(), (_sample(),)
+
+
+def noisy():
+    print("building")
+    warnings.warn("a warning of a library", stacklevel=1)
+    return attention()
+
+
+def dynamic():
+    return *attention(), ({0: Dim("batch", max=64)},)
+
+
+def alone():
+    return attention()[0]
+
+
+def wider():
+    return Attention(32)
+
+
+def waves():
+    return nn.Sequential(Waves()), (_sample(),)
+
+
+def bessel():
+    return nn.Sequential(nn.Identity(), Bessel()), (torch.randn(2, 8),)
+
+
+def branch():
+    return Branch(), (torch.randn(2, 8),)
+
+
+def lookup():
+    return Lookup()
+
+
+def variadic():
+    return Sum()
+
+
+def interrupted():
+    raise KeyboardInterrupt
