@@ -204,10 +204,11 @@ def _merge(graph: Graph, group: Sequence[_Projection]) -> None:
     for node, part in zip(nodes, parts.outputs, strict=True):
         graph.replace_uses(node.output, part)
         graph.erase(node)
-    constants = dict.fromkeys([c for item in group for c in (item.weight, item.bias) if c])
+    constants = dict.fromkeys([c for item in group for c in (item.weight, item.bias)])
     for constant in constants:
-        if not constant.uses and constant not in graph.outputs:
+        if constant is not None and not constant.uses and constant not in graph.outputs:
             graph.erase_constant(constant)
+            constant.data = None  # the erased nodes still refer to it until they are collected
 
 
 def _op(projection: _Projection, bias: Value | None) -> str:
