@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -23,8 +23,20 @@ from attngraph.ir.ops import OpDef, call
 from attngraph.ir.types import ScalarType, TensorType, Type
 
 
+def _hashable(value: Any) -> Hashable:
+    """An attribute value as a key; True and 1 differ."""
+    if isinstance(value, Mapping):
+        return tuple((name, _hashable(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(_hashable(item) for item in value)
+    return type(value), value
+
+
 class TypeInference:
-    """Infers output types over one set of named dims. Costs one fake evaluation per call."""
+    """Infers output types over one set of named dims.
+
+    A call costs one fake evaluation, 1 to 3 ms, unless the same op was asked about before.
+    """
 
     def __init__(self, dims: dict[str, DimInfo]) -> None:
         self._dims = dims
@@ -33,11 +45,15 @@ class TypeInference:
         self._sizes: dict[str, torch.SymInt] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
         self._cache: dict[TensorType, torch.Tensor] = {}
+        self._known: dict[Hashable, tuple[Type, ...]] = {}
 
     def infer(
         self, definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> tuple[Type, ...]:
         """The output types of an op. Raises IRError where its evaluation rejects the inputs."""
+        key = (definition.name, tuple(v and v.type for v in inputs), _hashable(attrs))
+        if key in self._known:
+            return self._known[key]
         try:
             with enable_python_dispatcher(), self._mode, torch.no_grad():
                 concrete = {name: self._materialize(value) for name, value in attrs.items()}
@@ -57,6 +73,8 @@ class TypeInference:
             for value in inputs:
                 if value is not None and isinstance(value.type, TensorType):
                     self._cache.pop(value.type, None)
+        else:
+            self._known[key] = types
         return types
 
     def _size(self, name: str) -> torch.SymInt:
