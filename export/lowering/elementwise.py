@@ -85,7 +85,12 @@ def lower_div(ctx: Context, node: Node) -> ir.Value:
     return ctx.op("Div", operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype))
 
 
-@register_lowering("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide")
+@register_lowering(
+    "aten.div.Tensor_mode",
+    "aten.div.Scalar_mode",
+    "aten.floor_divide",
+    "aten.floor_divide.Scalar",
+)
 def lower_div_mode(ctx: Context, node: Node) -> ir.Value:
     """Rounded division. Floats take the floor of a − fmod(a, b) over b, as torch does."""
     dtype = node.output.dtype

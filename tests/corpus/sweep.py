@@ -1,0 +1,147 @@
+"""Compiles every architecture of the corpus and writes what came of it.
+
+`python -m tests.corpus.sweep` runs all of them with eager and with sdpa attention; names restrict
+it to some. Each model has a process of its own, so that a crash or a hang costs one row. Rows are
+written to bench/results/corpus.json as they come, next to those of earlier runs, and
+docs/coverage.md is made of that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import platform
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tests.corpus.architectures import architectures
+from tests.corpus.page import write_page
+from tests.corpus.trial import Record, attempt
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results" / "corpus.json"
+PAGE = ROOT / "docs" / "coverage.md"
+ATTENTION = ("eager", "sdpa")
+PACKAGES = ("torch", "transformers", "onnxruntime", "onnxruntime-gpu", "onnx", "onnx-ir")
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def sweep(trials: Iterable[tuple[str, str]], *, jobs: int, timeout: float) -> Iterator[Record]:
+    """A record per (model, attention), in the order in which they finish."""
+    # Imported once, by the server that the trials' processes are forked from.
+    _PROCESSES.set_forkserver_preload(["transformers", "onnxruntime", "tests.corpus.trial"])
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(_isolated, *trial, timeout) for trial in trials]
+        for finished in as_completed(running):
+            yield finished.result()
+
+
+def _isolated(model: str, attention: str, timeout: float) -> Record:
+    receiver, sender = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_send, args=(sender, model, attention))
+    record = {"model": model, "attention": attention, "outcome": "failed", "stage": "process"}
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(timeout):
+            process.kill()
+            return {**record, "error": f"it took over {timeout:g} seconds"}
+        found: Record = receiver.recv()
+        return found
+    except EOFError:
+        process.join()
+        return {**record, "error": f"its process ended with code {process.exitcode}"}
+    finally:
+        process.join()
+        receiver.close()
+
+
+def _send(sender: Connection, model: str, attention: str) -> None:
+    sender.send(attempt(model, attention))
+
+
+def read_results() -> dict[str, Any]:
+    """The stored results, or empty ones."""
+    if RESULTS.exists():
+        stored: dict[str, Any] = json.loads(RESULTS.read_text())
+        return stored
+    return {"environment": {}, "records": []}
+
+
+def write_results(results: dict[str, Any], record: Record) -> None:
+    """Adds a record in place of an earlier one of that model, and writes the file."""
+    order = {name: place for place, name in enumerate(architectures())}
+    kept = [old for old in results["records"] if _key(old) != _key(record)]
+    records = sorted([*kept, record], key=lambda row: (order[row["model"]], row["attention"]))
+    results.update(environment=_environment(), records=records)
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    partial = RESULTS.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    partial.replace(RESULTS)
+
+
+def _key(record: Record) -> tuple[str, str]:
+    return record["model"], record["attention"]
+
+
+def _environment() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit of the tree, with a + where files of the compiler differ from it."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    compiler = ("attngraph", "passes", "export")
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *compiler])
+    return head.stdout.strip() + ("+" if changed.returncode else "")
+
+
+def _line(record: Record) -> str:
+    head = f"{record['model']} {record['attention']}: {record['outcome']}"
+    declined = ", ".join(f"{count} {code}" for code, count in record.get("declined", {}).items())
+    sites = f", {record['fused']} fused" if "fused" in record else ""
+    sites += f", declined {declined}" if declined else ""
+    error = f" at {record['stage']}: {record['error']}" if "error" in record else ""
+    return f"{head}{sites}{error} ({record.get('seconds', 0)} s)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="model types; all of them if none is given")
+    parser.add_argument("--attention", choices=ATTENTION, help="both if not given")
+    parser.add_argument("--jobs", type=int, default=2, help="models at a time")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds per model")
+    parser.add_argument("--page", action="store_true", help="only write the page anew")
+    options = parser.parse_args()
+    if unknown := set(options.names) - {*architectures()}:
+        parser.error(f"not in the corpus: {', '.join(sorted(unknown))}")
+    results = read_results()
+    if not options.page:
+        kinds = (options.attention,) if options.attention else ATTENTION
+        names = options.names or architectures()
+        trials = [(name, kind) for name in names for kind in kinds]
+        tree, begin = commit(), time.perf_counter()
+        for record in sweep(trials, jobs=options.jobs, timeout=options.timeout):
+            write_results(results, {**record, "commit": tree})
+            print(_line(record), flush=True)
+        print(f"{len(trials)} in {time.perf_counter() - begin:.0f} s")
+    write_page(results, PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""One architecture compiled and checked, as a record of plain data."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngraph.compiler import Model, analyse, optimize
+from attngraph.errors import ParityError
+from attngraph.frontend.tracing import reason
+from attngraph.report import Site
+from tests.corpus.architectures import build
+
+Record = dict[str, Any]
+"""Keys: model, attention, outcome, stage, error, fused, declined, sites, parity, nodes, timings.
+
+`outcome` is "right", "wrong" (ran, out of its error budget), "failed" (at `stage`, with `error`) or
+"absent" (transformers has no such attention for the model). `declined` counts codes.
+"""
+
+
+def attempt(model: str, attention: str) -> Record:
+    """Builds, compiles and verifies one model. Raises nothing that the model is to blame for."""
+    torch.set_num_threads(1)
+    record: Record = {"model": model, "attention": attention, "outcome": "right", "stage": "build"}
+    begin = time.perf_counter()
+    try:
+        built = build(model, attention)
+    except Exception as error:
+        absent = isinstance(error, ValueError) and "does not support" in str(error)
+        outcome = "absent" if absent else "failed"
+        return {**record, "outcome": outcome, "error": _sentence(error)}
+
+    def at(stage: str) -> None:
+        record["stage"] = stage
+
+    try:
+        optimized = optimize(built.module, built.args, verify="final", progress=at)
+    except Exception as error:
+        wrong = isinstance(error, ParityError)
+        record |= {"outcome": "wrong" if wrong else "failed", "error": _sentence(error)}
+        if record["stage"] in ("lower", "parity"):
+            _, report = analyse(Model(built.module, None, built.args, {}, None, model))
+            record |= _sites(report.sites)
+    else:
+        report = optimized.report
+        assert report.parity is not None
+        figures = report.parity.to_dict()
+        record |= _sites(report.sites)
+        record["parity"] = {key: value for key, value in figures.items() if key != "outputs"}
+        record["nodes"] = {"before": report.nodes_before, "after": report.nodes_after}
+        record["timings"] = {stage: round(spent, 2) for stage, spent in report.timings.items()}
+    return {**record, "seconds": round(time.perf_counter() - begin, 2)}
+
+
+def _sites(sites: list[Site]) -> Record:
+    declined = Counter(site.code for site in sites if site.status == "declined")
+    return {
+        "fused": sum(site.status == "fused" for site in sites),
+        "declined": dict(sorted(declined.items())),
+        "sites": [{**asdict(site), "location": _short(site.location)} for site in sites],
+    }
+
+
+def _short(location: str) -> str:
+    """The path from its package on: where it is installed says nothing."""
+    _, found, inside = location.partition("site-packages/")
+    return inside if found else location
+
+
+def _sentence(error: Exception) -> str:
+    text = reason(error).replace(str(Path(torch.__file__).parents[1]) + "/", "")
+    return f"{type(error).__name__}: {text}"
