@@ -10,6 +10,7 @@ import onnx_ir as ir
 from attngraph.errors import AttngraphError, LoweringError
 from attngraph.export.lowering import find_lowering
 from attngraph.export.lowering.context import MICROSOFT, OPSET, Context
+from attngraph.export.lowering.decompose import decompose
 from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
@@ -61,20 +62,39 @@ def value_names(graph: Graph) -> dict[Value, str]:
     An inner value whose name an output has taken gets a suffix.
     """
     inputs = {*graph.inputs, *graph.constants.values()}
-    taken = {value.name for value in graph.inputs} | {*graph.output_names}
+    outputs = output_names(graph)
+    taken = {value.name for value in graph.inputs} | {*outputs}
     names: dict[Value, str] = {value: value.name for value in graph.inputs}
-    for value, output in zip(graph.outputs, graph.output_names, strict=True):
+    for value, output in zip(graph.outputs, outputs, strict=True):
         if value not in inputs:
             names.setdefault(value, output)
     for value in graph.values():
         if value not in names:
-            name, count = value.name, 0
-            while name in taken:
-                count += 1
-                name = f"{value.name}.{count}"
-            names[value] = name
-            taken.add(name)
+            names[value] = _free(value.name, taken)
     return names
+
+
+def output_names(graph: Graph) -> list[str]:
+    """The graph's output names; one that an input or an earlier output has gets a suffix.
+
+    An input that is returned under its own name keeps it.
+    """
+    taken = {value.name for value in graph.inputs}
+    names = []
+    for value, name in zip(graph.outputs, graph.output_names, strict=True):
+        unchanged = value in graph.inputs and value.name == name and name not in names
+        names.append(name if unchanged else _free(name, taken))
+    return names
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or the name with the first free number, which is then taken."""
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}.{count}"
+    taken.add(candidate)
+    return candidate
 
 
 def _input(value: Value) -> TracedValue:
@@ -89,11 +109,7 @@ def _lower_node(context: Context, node: Node) -> None:
     context.node = node
     first = len(context.nodes)
     try:
-        lowering = find_lowering(node.op)
-        if lowering is None:
-            raise LoweringError("it has no ONNX lowering")
-        results = lowering(context, node)
-        results = [results] if isinstance(results, ir.Value) else list(results)
+        results = _results(context, node)
         if len(results) != len(node.outputs):
             raise LoweringError(
                 f"its lowering returned {len(results)} values where it has {len(node.outputs)}"
@@ -115,12 +131,33 @@ def _lower_node(context: Context, node: Node) -> None:
         created.discard(result)
 
 
+def _results(context: Context, node: Node) -> list[ir.Value]:
+    lowering = find_lowering(node.op)
+    if lowering is not None:
+        results = lowering(context, node)
+        return [results] if isinstance(results, ir.Value) else list(results)
+    parts = decompose(node, context.graph)
+    if parts is None:
+        raise LoweringError("it has no ONNX lowering")
+    for value, operand in zip(parts.inputs, filter(None, node.inputs), strict=True):
+        context.alias(value, operand)
+    for part in parts:
+        lowering = find_lowering(part.op)
+        if lowering is None:
+            raise LoweringError(f"its part {part.op} has no ONNX lowering")
+        results = lowering(context, part)
+        results = [results] if isinstance(results, ir.Value) else results
+        for value, result in zip(part.outputs, results, strict=True):
+            context.bind(value, context.cast(result, value.dtype), own=False)
+    return [context.value(value) for value in parts.outputs]
+
+
 def _outputs(graph: Graph, context: Context) -> list[ir.Value]:
     """The graph's outputs; what can't carry the output's name goes through an Identity."""
     outputs: list[ir.Value] = []
-    for value, name in zip(graph.outputs, graph.output_names, strict=True):
+    for value, name in zip(graph.outputs, output_names(graph), strict=True):
         result = context.value(value)
-        if result.name != name or result.producer() is None or result in outputs:
+        if result.name != name or result in outputs:
             result = context.op("Identity", result)
             result.name = name
             result.dtype = onnx_dtype(value.dtype)

@@ -73,7 +73,8 @@ class Context:
                 raise LoweringError(f"%{value.name} has no data, so it can't be written to ONNX.")
             key = ("stored", _memory(value.data))
             if key not in self.cache or not value.data.numel():
-                self.cache[key] = self._initializer(self._names[value], value.data)
+                name = self._names.get(value) or self._unique(value.name)
+                self.cache[key] = self._initializer(name, value.data)
             found = self._values[value] = self.cache[key]
         return found
 
@@ -104,6 +105,10 @@ class Context:
                 result.shape = ir.Shape([])
         self._values[value] = result
         self._sizes.learn(value, result)
+
+    def alias(self, value: Value, other: Value) -> None:
+        """Makes an IR value of another graph mean one of this graph's."""
+        self._values[value] = self.value(other)
 
     # -- emitting --------------------------------------------------------------------------
 

@@ -327,3 +327,23 @@ def test_a_bool_index_keeps_the_true_rows() -> None:
         "  input %x : f32[batch, seq, 3]\n  input %m : bool[batch, seq]\n"
         "  %r = aten.index.Tensor(%x, %m)\n  return %r"
     )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "  input %x : i64[batch, seq]\n  input %p : i64[batch, 1]\n"
+        "  %r = aten.diff(%x, %p) {dim = -1} : i64[batch, seq]\n  return %r",
+        "  input %x : f32[seq]\n  input %y : f32[8]\n"
+        "  %r = aten.outer(%x, %y) : f32[seq, 8]\n  return %r",
+        f"{X}  %r = aten.norm.ScalarOpt_dim(%x) {{p = 2, dim = [-1]}} : f32[batch, seq]\n"
+        "  return %r",
+        "  input %x : i64[batch, seq]\n"
+        "  %r = aten.one_hot(%x) {num_classes = 5} : i64[batch, seq, 5]\n  return %r",
+        "  input %x : f32[batch, 4, 6, 6]\n  parameter %w : f32[4]\n"
+        "  %r = aten.group_norm(%x, %w) {num_groups = 2} : f32[batch, 4, 6, 6]\n  return %r",
+    ],
+    ids=["diff", "outer", "norm", "one_hot", "group_norm"],
+)
+def test_a_composite_op_is_lowered_by_its_parts(body: str) -> None:
+    check(body, {"w": torch.randn(4)})

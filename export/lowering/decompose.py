@@ -1,0 +1,106 @@
+"""Composite ops without a form of their own, as the smaller ops that torch makes of them.
+
+The op is run on fake tensors and what reaches torch's dispatcher is written down as IR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attngraph.errors import IRError
+from attngraph.ir import Graph, Node, Value
+from attngraph.ir.infer import TypeInference
+from attngraph.ir.ops import call, flatten_call, op_def, op_name
+from attngraph.ir.types import TensorType
+
+
+def decompose(node: Node, graph: Graph) -> Graph | None:
+    """The op as a graph over its own operands, in their order; None where torch can't divide it."""
+    if any(value is not None and not isinstance(value.type, TensorType) for value in node.inputs):
+        return None
+    try:
+        parts = _Decomposer(graph).run(node)
+    except (IRError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return None
+    return None if any(part.op == node.op for part in parts) else parts
+
+
+class _Decomposer(TypeInference):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(dict(graph.dims))
+        self.parts = Graph("parts")
+        self.parts.dims = dict(graph.dims)
+        self.values: dict[int, Value] = {}
+        self.kept: list[torch.Tensor] = []
+
+    def run(self, node: Node) -> Graph:
+        definition = op_def(node.op)
+        with enable_python_dispatcher(), self._mode, torch.no_grad():
+            fakes = [None if v is None else self._fake(v.type).clone() for v in node.inputs]
+            for value, fake in zip(node.inputs, fakes, strict=True):
+                if value is not None and fake is not None:
+                    self.know(fake, self.parts.add_input(value.name, value.type))
+            attrs = {name: self._materialize(value) for name, value in node.attrs.items()}
+            with self.recording():
+                results = call(definition, fakes, attrs)
+        self.parts.set_outputs([self.values[id(result)] for result in results])
+        return self.parts
+
+    def recording(self) -> Any:
+        """A context in which every call that reaches the dispatcher is recorded."""
+
+        def dispatch(
+            mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return self.record(function, args, kwargs or {})
+
+        # Built by type(): the base class has no annotations, which strict mypy refuses.
+        return type("_Recorder", (TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+
+    def know(self, fake: torch.Tensor, value: Value) -> None:
+        self.values[id(fake)] = value
+        self.kept.append(fake)  # an id is only good while the object lives
+
+    def record(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        table = get_decompositions([function])
+        if not _has_lowering(op_name(function)) and function in table:
+            with self.recording():
+                return table[function](*args, **kwargs)
+        result = function(*args, **kwargs)
+        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        if function._schema.is_mutable:
+            raise IRError(f"{op_name(function)} writes into its operand.")
+        if not any(isinstance(output, torch.Tensor) for output in outputs):
+            return result
+        inputs, attrs = flatten_call(op_def(op_name(function)), args, kwargs)
+        operands = [None if fake is None else self._operand(fake) for fake in inputs]
+        types = [self._type(output) for output in outputs]
+        made = self.parts.create(
+            op_name(function), operands, pytree.tree_map(self._plain, attrs), types=types
+        )
+        for output, value in zip(outputs, made.outputs, strict=True):
+            self.know(output, value)
+        return result
+
+    def _operand(self, item: Any) -> Value:
+        if isinstance(item, torch.Tensor):
+            return self.values[id(item)]
+        if isinstance(item, (bool, int, float)):
+            return self.parts.add_constant("number", torch.tensor(item))
+        raise IRError(f"{item!r} is no operand.")
+
+    def _plain(self, item: Any) -> Any:
+        return self._dim(item) if isinstance(item, torch.SymInt) else item
+
+
+def _has_lowering(op: str) -> bool:
+    from attngraph.export.lowering import find_lowering
+
+    return find_lowering(op) is not None
