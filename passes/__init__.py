@@ -12,8 +12,11 @@ from attngraph.passes import (
     fuse_attention,
     fuse_norms,
     legalize_sinks,
+    linearize,
     merge_projections,
     raise_softmax,
+    simplify_layout,
+    sink_layout,
 )
 from attngraph.passes.manager import Pass, PassResult, make, register, registered, run
 
@@ -30,10 +33,13 @@ __all__ = [
     "fuse_attention",
     "fuse_norms",
     "legalize_sinks",
+    "linearize",
     "make",
     "merge_projections",
     "raise_softmax",
     "register",
     "registered",
     "run",
+    "simplify_layout",
+    "sink_layout",
 ]

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attngraph.ir import Builder, Dim, Value
+from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.dims import same_shape
 from attngraph.passes.axes import Atom, Axes, Operand, resolve, size_of
 
 _SLICE, _SELECT, _PERMUTE, _EXPAND, _RESHAPE = 3, 4, 10, 6, 1
+
+
+def layout_cost(node: Node) -> int:
+    """The cost of one op on the way up, in the units of `cost`."""
+    name = node.op.removeprefix("aten.").partition(".")[0]
+    if name in ("permute", "transpose", "t", "mT"):
+        return _PERMUTE
+    if name in ("expand", "repeat_interleave", "repeat"):
+        return _EXPAND
+    if name in ("slice", "split", "split_with_sizes", "chunk"):
+        return _SLICE
+    return _SELECT if name in ("select", "unbind") else _RESHAPE
 
 
 class _Plan:

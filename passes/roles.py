@@ -13,7 +13,7 @@ import torch
 
 from attngraph.ir import Node, Value
 from attngraph.passes.axes import Atom, Axes, Operand, climb, is_symbolic
-from attngraph.passes.materialize import cost
+from attngraph.passes.materialize import cost, layout_cost
 from attngraph.passes.scalars import is_cast, scale_of
 
 
@@ -23,6 +23,12 @@ class Stage:
 
     operand: Operand
     factor: float
+
+    @property
+    def step(self) -> int:
+        """What the op that makes this value costs, if the value is used."""
+        node = self.operand.value.producer
+        return 0 if node is None else layout_cost(node)
 
 
 def stages(operand: Operand) -> list[Stage]:
@@ -54,10 +60,18 @@ def _widened(node: Node) -> Value | None:
 
 
 def cheapest(candidates: Sequence[Stage], target: Axes) -> Stage | None:
-    """The stage that needs least copying to reach `target`; the nearest one if several."""
-    costs = [cost(stage.operand, target) for stage in candidates]
-    possible = [(c, i) for i, c in enumerate(costs) if c is not None]
-    return candidates[min(possible)[1]] if possible else None
+    """The stage that needs least copying to reach `target`; the nearest one if several.
+
+    What lies above a stage is kept by it, so it counts too.
+    """
+    kept = 0
+    best: tuple[int, int] | None = None
+    for index in reversed(range(len(candidates))):
+        kept += candidates[index].step if index < len(candidates) - 1 else 0
+        needed = cost(candidates[index].operand, target)
+        if needed is not None and (best is None or (needed + kept, index) < best):
+            best = (needed + kept, index)
+    return None if best is None else candidates[best[1]]
 
 
 @dataclass(frozen=True, slots=True)
