@@ -1,0 +1,261 @@
+"""fold-masks: what masks an attention becomes its causal attribute, one bool mask, or nothing.
+
+Every mask and every term of a bias is read as a predicate over (b, h, q, k). What is provably true
+vanishes, j ≤ i becomes the attribute, the rest is built once as a bool tensor of the smallest
+shape. A rewrite must also give the same probabilities at several sizes, or it is not made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from attngraph.ir import Dim, Graph, Node, Remark, TensorType, Value
+from attngraph.ir.ops import attribute, input_of, op_def
+from attngraph.passes.effects import dim_definers
+from attngraph.passes.index_maps import LAYOUTS, Index, aligned
+from attngraph.passes.manager import register
+from attngraph.passes.mask_building import EarlyBuilder, Unbuildable, build
+from attngraph.passes.mask_evidence import Masking, disagreement
+from attngraph.passes.mask_reading import ELEMENTWISE, Reader
+from attngraph.passes.mask_remarks import describe
+from attngraph.passes.mask_terms import Fill, Splitter, Tree, magnitude, rebuild
+from attngraph.passes.numbering import number_values
+from attngraph.passes.predicates import (
+    TRUE,
+    VARIABLES,
+    Domain,
+    Linear,
+    Predicate,
+    conjunction,
+    conjuncts,
+    variables,
+)
+
+
+@register
+@dataclass(frozen=True)
+class FoldMasks:
+    """Folds the mask and the masking bias of each `attn.attention`."""
+
+    name: ClassVar[str] = "fold-masks"
+
+    def run(self, graph: Graph) -> list[Remark]:
+        sites = [node for node in graph if node.op == "attn.attention"]
+        if not sites:
+            return []
+        definers = dim_definers(graph)
+        replaced = [value for site in sites for value in _masking(site).values]
+        numbers = number_values(graph, replaced, definers)
+        make = EarlyBuilder(graph, definers)
+        folded: dict[Hashable, Folded] = {}
+        remarks = []
+        for site in sites:
+            masking = _masking(site)
+            key = (
+                *(None if v is None else numbers[v] for v in (masking.bias, masking.mask)),
+                masking.causal,
+                masking.masked_rows,
+                _shape(site),
+            )
+            if key not in folded:
+                folded[key] = _fold(graph, make, site, masking)
+            found = folded[key]
+            if found.after is not None:
+                _apply(graph, site, found.after)
+            remarks.append(
+                Remark("note", "mask", found.reason, site.loc, site.op, node=site.outputs[0].name)
+            )
+        unread = [value.producer for value in replaced if value.producer is not None]
+        _erase_unread(graph, [*make.made, *unread], definers)
+        return remarks
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What to put in place of a masking (None: it stays), and what to say about it."""
+
+    after: Masking | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What masks (a query attends where `allowed` holds), which terms of the bias are in it, what
+    is left of the bias, and what a query without keys gets."""
+
+    allowed: Predicate
+    taken: frozenset[Value]
+    rest: Tree
+    masked_rows: str
+
+
+def _masking(site: Node) -> Masking:
+    return Masking(
+        input_of(site, "bias"),
+        input_of(site, "mask"),
+        attribute(site, "causal"),
+        attribute(site, "masked_rows"),
+    )
+
+
+def _shape(site: Node) -> tuple[Dim, ...]:
+    """(B, H, S, T)."""
+    query, key = input_of(site, "query"), input_of(site, "key")
+    return query.shape[0], attribute(site, "heads"), query.shape[1], key.shape[1]
+
+
+def _apply(graph: Graph, site: Node, after: Masking) -> None:
+    inputs: list[Value | None] = [*site.inputs[:3], after.bias, after.mask]
+    while inputs[-1] is None:
+        inputs.pop()
+    graph.set_inputs(site, inputs)
+    changed = {"causal": after.causal, "masked_rows": after.masked_rows}
+    if all(attribute(site, name) == value for name, value in changed.items()):
+        return
+    kept = site.attrs | changed
+    args = op_def(site.op).args
+    site.attrs = {a.name: kept[a.name] for a in args if kept.get(a.name, a.default) != a.default}
+    graph.epoch += 1
+
+
+def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking) -> Folded:
+    shape = _shape(site)
+    domain = Domain(shape, graph.dims)
+    reader = Reader(domain)
+    splitter = Splitter(reader)
+    index = tuple(map(domain.index, VARIABLES))
+    causal = Linear(index[3] - index[2])
+    plan = _decide(splitter, before, index, causal)
+    after = before
+    problem = ""
+    try:
+        after = _build(make, site, plan, before, reader, causal)
+    except Unbuildable:
+        problem = "kept as it is"
+    if after != before:
+        is_leaf = _leaf_test(reader, splitter, make)
+        mismatch = disagreement(before, after, shape, graph.dims, is_leaf)
+        if mismatch is not None:
+            problem = f"kept as it is: {mismatch}"
+    reason = describe(plan.allowed, causal, before, after, plan.rest, reader)
+    if problem:
+        return Folded(None, f"{reason}; {problem}")
+    return Folded(after if after != before else None, reason)
+
+
+def _decide(splitter: Splitter, before: Masking, index: Index, causal: Linear) -> _Plan:
+    reader, domain, bias = splitter.reader, splitter.reader.domain, before.bias
+    given: list[Predicate] = [causal] if before.causal else []
+    if before.mask is not None:
+        given.append(reader.predicate(before.mask, aligned(before.mask, index)))
+    given_mask = domain.simplify(conjunction(*given))
+    split = None if bias is None else splitter.split(bias, aligned(bias, index))
+    fills = [
+        replace(fill, predicate=domain.simplify(fill.predicate))
+        for fill in (split.fills if split else ())
+    ]
+
+    def plan(taken: Sequence[Fill], masked_rows: str) -> _Plan:
+        sources = frozenset(fill.source for fill in taken)
+        rest = splitter.split(bias, aligned(bias, index), sources).rest if bias else None
+        allowed = domain.simplify(conjunction(given_mask, *(fill.predicate for fill in taken)))
+        if math.isfinite(magnitude(rest)) and domain.always_a_key(allowed):
+            masked_rows = "zero"
+        return _Plan(allowed, sources, rest, masked_rows)
+
+    rows = before.masked_rows
+    if rows == "mean" and given_mask == TRUE:
+        rows = "nan"  # nothing is filled, so a row of -inf stays one
+    vain = [fill for fill in fills if fill.predicate == TRUE]
+    hard = [fill for fill in fills if fill.number == -math.inf and fill not in vain]
+    soft = [fill for fill in fills if fill not in hard and fill not in vain]
+    if rows == "mean":
+        if fills:
+            return _Plan(given_mask, frozenset(), bias, "mean")
+        return plan([], "mean")
+    every = plan([*vain, *hard, *soft], rows)
+    if not soft:
+        return every
+    absorbed = _absorbed(every.rest, soft, bias)
+    if absorbed and every.masked_rows == "zero" and domain.always_a_key(every.allowed):
+        return every
+    if absorbed and len(soft) == 1 and not hard and given_mask == TRUE:
+        return replace(every, masked_rows="mean")
+    return plan([*vain, *hard], rows)
+
+
+def _absorbed(rest: Tree, fills: Sequence[Fill], bias: Value | None) -> bool:
+    """Whether adding what is left of the bias to a fill changes nothing, in the bias's dtype."""
+    assert bias is not None
+    step = min(abs(fill.number) for fill in fills) * torch.finfo(bias.dtype).eps / 4
+    return magnitude(rest) < step
+
+
+def _build(
+    make: EarlyBuilder, site: Node, plan: _Plan, before: Masking, reader: Reader, causal: Linear
+) -> Masking:
+    """The masking of a plan; equal to `before` where there is nothing to gain."""
+    parts = list(conjuncts(plan.allowed))
+    is_causal = causal in parts and plan.masked_rows != "mean"
+    if is_causal:
+        parts.remove(causal)
+    wanted = conjunction(*parts)
+    mask: Value | None = None
+    if wanted != TRUE:
+        mask = before.mask
+        if mask is None or not _holds(mask, wanted, reader):
+            mask = build(make, site.loc, wanted, reader.known, reader.domain)
+    return Masking(rebuild(make, site.loc, plan.rest), mask, is_causal, plan.masked_rows)
+
+
+def _holds(mask: Value, wanted: Predicate, reader: Reader) -> bool:
+    """Whether a tensor is this predicate already, in the smallest shape."""
+    index = aligned(mask, tuple(map(reader.domain.index, VARIABLES)))
+    held = reader.domain.simplify(reader.predicate(mask, index))
+    used = {symbol for place in index for symbol in place.free_symbols}
+    return used <= variables(wanted) and set(conjuncts(held)) == set(conjuncts(wanted))
+
+
+def _leaf_test(reader: Reader, splitter: Splitter, make: EarlyBuilder) -> Callable[[Value], bool]:
+    made = {value for node in make.made for value in node.outputs}
+
+    def is_leaf(value: Value) -> bool:
+        """Whether the rewrite took nothing from how this value is computed."""
+        node = value.producer
+        if node is None:
+            return True
+        if value in made or value in splitter.inner:
+            return False
+        is_spelled = node.op in ELEMENTWISE or node.op in LAYOUTS
+        if value in reader.understood:
+            return value in reader.opaque and not is_spelled
+        return not is_spelled or (
+            isinstance(value.type, TensorType) and value.dtype.is_floating_point
+        )
+
+    return is_leaf
+
+
+def _erase_unread(
+    graph: Graph, nodes: Sequence[Node], definers: Mapping[Node, frozenset[str]]
+) -> None:
+    """Erases those of the nodes that nothing reads, and what only they read."""
+    pending = list(nodes)
+    returned = set(graph.outputs)
+    while pending:
+        node = pending.pop()
+        read = any(value.uses or value in returned for value in node.outputs)
+        if node.graph is not graph or read or node in definers or op_def(node.op).mutates:
+            continue
+        sources = dict.fromkeys(value for value in node.inputs if value is not None)
+        graph.erase(node)
+        for source in sources:
+            if source.producer is not None:
+                pending.append(source.producer)
+            elif source.is_constant and not source.uses and source not in returned:
+                graph.erase_constant(source)

@@ -1,0 +1,164 @@
+"""Evaluates what a mask and bias do to attention before and after a rewrite, at several sizes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attngraph.errors import IRError
+from attngraph.ir import Dim, DimInfo, Node, ScalarType, Value
+from attngraph.ir.dims import substitute
+from attngraph.ir.ops import evaluate
+
+_ROWS = 48
+_KINDS = ("mixed", "sparse", "none", "all")
+_TOLERANCE = 1e-9  # softmax in float64 of equal logits, in another order at most
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """What is done to the scores of one attention, as in `attn.attention`."""
+
+    bias: Value | None
+    mask: Value | None
+    causal: bool
+    masked_rows: str
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        return tuple(value for value in (self.bias, self.mask) if value is not None)
+
+
+def disagreement(
+    before: Masking,
+    after: Masking,
+    shape: Sequence[Dim],
+    dims: Mapping[str, DimInfo],
+    is_leaf: Callable[[Value], bool],
+) -> str | None:
+    """Why the two differ, or None where the same random scores give the same probabilities.
+
+    Values that `is_leaf` accepts are sampled: padding with holes, rows without keys, integers from
+    0 to 2. `shape` is (B, H, S, T).
+    """
+    roots = (*before.values, *after.values)
+    sampled, nodes = backward_slice(roots, is_leaf)
+    for sizes in trial_sizes(dims):
+        for kind in _KINDS:
+            try:
+                memory = {value: _sample(value, sizes, kind) for value in sampled}
+                for node in nodes:
+                    inputs = [None if v is None else memory[v] for v in node.inputs]
+                    memory.update(zip(node.outputs, evaluate(node, inputs, sizes), strict=True))
+                full = [int(substitute(dim, sizes)) for dim in shape]
+                expected = _probabilities(before, full, memory)
+                found = _probabilities(after, full, memory)
+            except (IRError, RuntimeError, IndexError, TypeError, ValueError) as error:
+                return f"at {_named(sizes)} it can't be evaluated: {error}"
+            if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE, equal_nan=True):
+                return f"at {_named(sizes)} it gives other probabilities"
+    return None
+
+
+def _named(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "its size"
+
+
+def backward_slice(
+    roots: Iterable[Value], is_leaf: Callable[[Value], bool]
+) -> tuple[list[Value], list[Node]]:
+    """The leaves under the roots, and the nodes between, inputs first."""
+    sampled: list[Value] = []
+    nodes: dict[Node, None] = {}
+    seen: set[Value] = set()
+    stack = [(root, False) for root in roots]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            if value.producer is not None:
+                nodes.setdefault(value.producer)
+            continue
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.producer is None or is_leaf(value):
+            sampled.append(value)
+            continue
+        stack.append((value, True))
+        stack.extend((source, False) for source in value.producer.inputs if source is not None)
+    return sampled, list(nodes)
+
+
+def trial_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
+    """Growing, falling and least sizes: no two dims equal but in the last."""
+    count = len(dims)
+
+    def fitted(info: DimInfo, size: int) -> int:
+        size = max(size, info.low, 1)
+        return size if info.high is None else min(size, info.high)
+
+    named = list(dims.items())
+    trials = [
+        {name: fitted(info, 2 + 3 * place) for place, (name, info) in enumerate(named)},
+        {name: fitted(info, 3 * (count - place)) for place, (name, info) in enumerate(named)},
+        {name: fitted(info, 1) for name, info in named},
+    ]
+    return trials if dims else [{}]
+
+
+def _sample(value: Value, sizes: Mapping[str, int], kind: str) -> Any:
+    if value.data is not None:
+        return value.data
+    if isinstance(value.type, ScalarType):
+        return sizes[value.type.name or ""]
+    seed = torch.Generator().manual_seed(zlib.crc32(f"{value.name}{kind}".encode()))
+    shape = [int(substitute(dim, sizes)) for dim in value.shape]
+    if value.dtype.is_floating_point:
+        return torch.randn(shape, generator=seed).to(value.dtype)
+    if value.dtype.is_complex:
+        raise ValueError(f"%{value.name} is complex.")
+    chance = {"mixed": 0.7, "sparse": 0.2, "none": 0.0, "all": 1.0}[kind]
+    there = torch.rand(shape, generator=seed) < chance
+    if value.dtype == torch.bool:
+        return there
+    return (there * torch.randint(1, 3, shape, generator=seed)).to(value.dtype)
+
+
+def _probabilities(
+    masking: Masking, shape: Sequence[int], memory: Mapping[Value, torch.Tensor]
+) -> torch.Tensor:
+    """softmax of random scores in float64 for at most `_ROWS` queries, broadcastable to `shape`."""
+    *_, queries, keys = shape
+    rows = torch.arange(queries)
+    if queries > _ROWS:
+        rows = torch.linspace(0, queries - 1, _ROWS).long()
+
+    def rowwise(value: Value) -> torch.Tensor:
+        data = memory[value]
+        data = data.reshape([1] * (4 - data.ndim) + list(data.shape))
+        for size, full in zip(data.shape, shape, strict=True):
+            if size not in (1, full):
+                raise ValueError(f"%{value.name} doesn't broadcast to the scores.")
+        return data if data.shape[-2] == 1 else data[..., rows, :]
+
+    seed = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 1, len(rows), keys, generator=seed, dtype=torch.float64)
+    allowed = torch.ones(1, 1, len(rows), keys, dtype=torch.bool)
+    if masking.bias is not None:
+        logits = logits + rowwise(masking.bias).double()
+    if masking.mask is not None:
+        allowed = allowed & rowwise(masking.mask)
+    if masking.causal:
+        allowed = allowed & (torch.arange(keys) <= rows[:, None])
+    mean = masking.masked_rows == "mean"
+    fill = torch.finfo(torch.float64).min if mean else -torch.inf
+    logits = logits.masked_fill(~allowed, fill)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    found = weights / weights.sum(-1, keepdim=True)  # NaN where every score is -inf, as softmax
+    if masking.masked_rows == "zero":
+        found = found.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0.0)
+    return found

@@ -1,0 +1,258 @@
+"""Takes a bias apart into masks (0 or a fill) and the terms that stay added.
+
+The terms that stay keep their order and their rounding: what is left is the same ops, without the
+masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import torch
+
+from attngraph.ir import Loc, Node, TensorType, Value
+from attngraph.ir.dims import same_shape
+from attngraph.ir.ops import attribute
+from attngraph.passes.index_maps import LAYOUTS, Index, aligned, source_index
+from attngraph.passes.logits import ABSORBING_FILL
+from attngraph.passes.mask_building import EarlyBuilder
+from attngraph.passes.mask_reading import Choice, Reader
+from attngraph.passes.predicates import Predicate, negation
+from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, uniform
+
+_LONGEST = 2.0**40
+_LARGEST_TABLE = 1 << 26
+_PASSING = ("aten.embedding", "aten.index.Tensor", "aten.index_select", "aten.gather", "aten.neg")
+_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A term that is 0 where the predicate holds, and `number` elsewhere; `source` computes it."""
+
+    predicate: Predicate
+    number: float
+    source: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is left of `value`: its op over what is left of its inputs; one input: that itself."""
+
+    value: Value
+    inputs: tuple[Tree, ...]
+    same_op: bool = True
+
+
+Tree: TypeAlias = Value | Rest | None
+
+
+@dataclass
+class Split:
+    """The masks found in a bias and what is left: the value itself where nothing was taken."""
+
+    fills: list[Fill] = field(default_factory=list)
+    rest: Tree = None
+
+
+class Splitter:
+    """Splits biases; `inner` are the values it looked into."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.inner: set[Value] = set()
+        self._memory: dict[tuple[Value, Index, frozenset[Value] | None], Split] = {}
+        self._depth = 0
+
+    def split(self, value: Value, index: Index, taken: frozenset[Value] | None = None) -> Split:
+        """The fills of `value` whose source is in `taken` (None: all), and what is left."""
+        key = (value, index, taken)
+        if key not in self._memory:
+            self._depth += 1
+            self._memory[key] = self._split(value, index, taken)
+            self._depth -= 1
+        return self._memory[key]
+
+    def _split(self, value: Value, index: Index, taken: frozenset[Value] | None) -> Split:
+        self.inner.add(value)
+        reading = self.reader.read(value, index)
+        if isinstance(reading, Choice):
+            return self._leaf(value, reading, taken)
+        node = value.producer
+        if node is None or self._depth > _DEPTH:
+            return self._kept(value)
+        if node.op == "aten.add.Tensor" and attribute(node, "alpha") == 1:
+            return self._sum(node, value, index, taken)
+        if (filled := self._filled(node, value, index, taken)) is not None:
+            return filled
+        if is_cast(node) and len(node.inputs) == 1 and value.dtype.is_floating_point:
+            above: tuple[Value, Index] | None = (node.inputs[0], index) if node.inputs[0] else None
+        else:
+            above = source_index(node, value, index, self.reader.domain)
+        if above is None or len(node.outputs) != 1 or not above[0].dtype.is_floating_point:
+            return self._kept(value)
+        inner = self.split(*above, taken)
+        fills = [replace(f, number=_rounded(f.number, value.dtype)) for f in inner.fills]
+        if inner.rest is above[0]:
+            return Split(fills, value)
+        return Split(fills, None if inner.rest is None else Rest(value, (inner.rest,)))
+
+    def _kept(self, value: Value) -> Split:
+        self.inner.discard(value)
+        return Split([], value)
+
+    def _leaf(self, value: Value, reading: Choice, taken: frozenset[Value] | None) -> Split:
+        if reading.constant == 0:
+            return Split([], None)
+        fill: Fill | None = None
+        if reading.no == 0 and reading.yes <= ABSORBING_FILL:
+            fill = Fill(negation(reading.predicate), reading.yes, value)
+        elif reading.yes == 0 and reading.no <= ABSORBING_FILL:
+            fill = Fill(reading.predicate, reading.no, value)
+        if fill is None or (taken is not None and value not in taken):
+            return Split([], value)
+        return Split([fill], None)
+
+    def _sum(self, node: Node, value: Value, index: Index, taken: frozenset[Value] | None) -> Split:
+        left, right = node.inputs[:2]
+        assert left is not None
+        assert right is not None
+        if not (left.dtype.is_floating_point and right.dtype.is_floating_point):
+            return self._kept(value)
+        sides = [self.split(side, aligned(side, index), taken) for side in (left, right)]
+        fills = [
+            replace(fill, number=_rounded(fill.number, value.dtype))
+            for side in sides
+            for fill in side.fills
+        ]
+        rests = [side.rest for side in sides if side.rest is not None]
+        if rests == [left, right]:
+            return Split(fills, value)
+        if not rests:
+            return Split(fills, None)
+        return Split(fills, Rest(value, tuple(rests), same_op=len(rests) == 2))
+
+    def _filled(
+        self, node: Node, value: Value, index: Index, taken: frozenset[Value] | None
+    ) -> Split | None:
+        """where(mask, x, fill): x stays, plus a mask."""
+        found = fill_of(node)
+        if found is None:
+            return None
+        source, predicate, keep, fill = found
+        fill = _rounded(fill, value.dtype)
+        if not fill <= ABSORBING_FILL or not source.dtype.is_floating_point:
+            return None
+        if taken is not None and value not in taken:
+            return self._kept(value)
+        inner = self.split(source, aligned(source, index), taken)
+        if inner.fills:  # the outer fill replaces the inner one: not a sum
+            return self._kept(value)
+        held = self.reader.predicate(predicate, aligned(predicate, index))
+        kept = held if keep else negation(held)
+        rest = None if inner.rest is None else Rest(value, (inner.rest,), same_op=False)
+        return Split([Fill(kept, fill, value)], rest)
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(value, dtype=torch.float64).to(dtype))
+
+
+def rebuild(make: EarlyBuilder, loc: Loc, tree: Tree) -> Value | None:
+    """Emits what is left of a bias; it broadcasts to the bias's shape."""
+    if tree is None or isinstance(tree, Value):
+        return tree
+    inputs = [rebuild(make, loc, item) for item in tree.inputs]
+    node, result = tree.value.producer, inputs[0]
+    assert node is not None
+    assert result is not None
+    if tree.same_op:
+        if len(inputs) == 1 and not is_cast(node):
+            source = node.inputs[0]
+            assert source is not None
+            if not same_shape(result.shape, source.shape):
+                inputs = [make(loc, "aten.expand", result, size=list(source.shape))]
+        result = make(loc, node.op, *inputs, *node.inputs[len(inputs) :], **node.attrs)
+    if result.dtype != tree.value.dtype:
+        result = make(loc, "aten._to_copy", result, dtype=tree.value.dtype)
+    return result
+
+
+def leaves(tree: Tree) -> Iterator[Value]:
+    """The values that stay as they were."""
+    if isinstance(tree, Rest):
+        for item in tree.inputs:
+            yield from leaves(item)
+    elif tree is not None:
+        yield tree
+
+
+def magnitude(tree: Tree) -> float:
+    """A bound of |x| over all elements; inf where none is proved (it may hold -inf)."""
+    if tree is None:
+        return 0.0
+    if isinstance(tree, Rest):
+        return _finite(tree.value, sum(magnitude(item) for item in tree.inputs))
+    return _Bounds().of(tree, _DEPTH)
+
+
+def _finite(value: Value, bound: float) -> float:
+    """The bound, or inf where the value's dtype doesn't reach so far."""
+    overflows = value.dtype.is_floating_point and bound > torch.finfo(value.dtype).max
+    return math.inf if overflows or math.isnan(bound) else bound
+
+
+class _Bounds:
+    """Bounds of values by the ops that compute them, each found once."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Value, float] = {}
+
+    def of(self, value: Value | None, depth: int) -> float:
+        if value is None or not isinstance(value.type, TensorType):
+            return math.inf
+        if value not in self._memory:
+            self._memory[value] = _finite(value, self._find(value, depth))
+        return self._memory[value]
+
+    def _find(self, value: Value, depth: int) -> float:
+        if value.data is not None:
+            return _largest(value.data)
+        if (same := uniform(value)) is not None:
+            return abs(same)
+        if value.producer is None or depth == 0:
+            return math.inf
+        return self._from_op(value.producer, depth - 1)
+
+    def _from_op(self, node: Node, depth: int) -> float:
+        if (scaling := scale_of(node)) is not None:
+            return abs(scaling[1]) * self.of(scaling[0], depth)
+        if (filling := fill_of(node)) is not None:
+            return max(self.of(filling[0], depth), abs(filling[3]))
+        if node.op in _PASSING or node.op in LAYOUTS or is_cast(node):
+            return self.of(node.inputs[0], depth)
+        match node.op.removeprefix("aten."):
+            case "sigmoid" | "tanh" | "sin" | "cos":
+                return 1.0
+            case "arange" | "arange.start" | "arange.start_step":
+                start, step = (number(node.attrs.get(name, 1)) for name in ("start", "step"))
+                known = start is not None and step is not None
+                return abs(start or 0) + abs(step or 0) * _LONGEST if known else math.inf
+            case "add.Tensor" | "sub.Tensor" if "alpha" not in node.attrs:
+                return sum(self.of(value, depth) for value in node.inputs)
+            case "mul.Tensor":
+                return math.prod(self.of(value, depth) for value in node.inputs)
+            case "where.self":
+                return max(self.of(value, depth) for value in node.inputs[1:])
+        return math.inf
+
+
+def _largest(data: torch.Tensor) -> float:
+    if data.is_meta or data.is_complex() or not 0 < data.numel() <= _LARGEST_TABLE:
+        return math.inf
+    low, high = map(float, data.aminmax())
+    bound = max(abs(low), abs(high))
+    return math.inf if math.isnan(bound) else bound
