@@ -323,7 +323,7 @@ def sliding_window_tril_triu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, torch.triu(torch.tril(ones, 1), -2))
 
 
-@formulation(*SQUARE, dynamic="b s", broken="dynamic: aten.floor_divide.Scalar has no lowering")
+@formulation(*SQUARE, dynamic="b s")
 def chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Llama 4: causal within chunks of three."""
     position = torch.arange(q.shape[2])
