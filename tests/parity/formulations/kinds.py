@@ -163,7 +163,7 @@ class DifferentialContexts(nn.Module):
 
 
 @formulation(
-    SELF, broken="weights selected twice and subtracted: one select is taken for the whole"
+    SELF, gap="unequal: of weights selected twice and subtracted one select is taken for the whole"
 )
 class DifferentialViewed(nn.Module):
     """The paper's code: one softmax over 2·H heads, viewed as (B, H, 2, S, S), subtracted."""

@@ -140,7 +140,7 @@ def causal_and_padding_summed(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) 
 @formulation(
     *SQUARE,
     "b s:padding",
-    broken="a finite fill after -inf: hidden keys that are filled again come back",
+    gap="unequal: a finite fill after -inf brings hidden keys back, which the reading forgets",
 )
 def causal_then_padding(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
     """Two masks with two fills, one after the other."""

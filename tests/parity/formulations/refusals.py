@@ -184,7 +184,7 @@ def weights_softmaxed_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _scores(q, k).softmax(-1).softmax(-1) @ v
 
 
-@formulation(*SQUARE, fused=None, broken="aten.topk lowers to a node whose outputs are mixed up")
+@formulation(*SQUARE, fused=None)
 def top_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Only each row's two best keys: a mask of the scores themselves."""
     scores = _scores(q, k)
@@ -302,7 +302,7 @@ class Router(nn.Module):
         return (outputs * weights[:, :, None]).sum(-1)
 
 
-@formulation("b s m", fused=0, broken="aten.topk lowers to a node whose outputs are mixed up")
+@formulation("b s m", fused=0)
 class RouterTop(nn.Module):
     """The same with the top two experts."""
 
