@@ -169,7 +169,7 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
             continue
         output = fresh_axes(node.output.shape)
         product = read_contraction(node, output)
-        if product is None or product.addends or product.factor != 1.0:
+        if product is None:
             continue
         for mine, other in (
             (product.left, product.right),
@@ -182,6 +182,8 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
                 continue
             if resolve(reached.operand.axes[dim]) != resolve(product.summed):
                 elsewhere = elsewhere or _other_axis(node, other)
+                continue
+            if product.addends or product.factor != 1.0:
                 continue
             if node.op == _SUM and any(g.operand.value is other.value for g in reached.gains):
                 continue

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes, resolve
 from attngraph.passes.context import Below, find_below
-from attngraph.passes.contraction import Contraction
+from attngraph.passes.contraction import Contraction, read_contraction
 from attngraph.passes.decline import explain, mixed_heads
 from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
 from attngraph.passes.roles import Roles, Stage, assign, stages
@@ -159,8 +159,9 @@ def _without_values(
     """Scores of two activations without values are worth a remark; a classifier is not."""
     if isinstance(logits, Declined):
         return None
-    sides = (logits.contraction.left, logits.contraction.right)
-    if any(stages(side)[-1].operand.value.is_constant for side in sides):
+    # Talking heads mix such scores with weights before the softmax, and the probabilities after it.
+    mixed = () if below is None else _inner(logits.contraction)
+    if not any(map(_pairs_activations, (logits.contraction, *mixed))):
         return None
     return below or Declined(
         "no-values",
@@ -168,6 +169,21 @@ def _without_values(
         anchor,
         "Only the weights are used: there is no attention to fuse.",
     )
+
+
+def _pairs_activations(product: Contraction) -> bool:
+    sides = (product.left, product.right)
+    return not any(stages(side)[-1].operand.value.is_constant for side in sides)
+
+
+def _inner(product: Contraction) -> Iterator[Contraction]:
+    """The contractions that a contraction's sides are."""
+    for side in (product.left, product.right):
+        operand = stages(side)[-1].operand
+        node = operand.value.producer
+        inner = None if node is None else read_contraction(node, operand.axes)
+        if inner is not None:
+            yield inner
 
 
 def _assemble(
