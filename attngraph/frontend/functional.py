@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 
 from attngraph.errors import CaptureError
-from attngraph.frontend.inline import enables_autocast, inline
+from attngraph.frontend.inline import batches, enables_autocast, inline
 from attngraph.frontend.locations import Locator
 from attngraph.ir.ops import op_name
 
@@ -48,12 +48,14 @@ class Functional:
 
 
 def functionalize(program: ExportedProgram) -> Functional:
-    """The program without mutation; retraced only where a view, input or buffer is mutated.
+    """The program without mutation.
+
+    It is retraced only where a view, an input or a buffer is mutated, under autocast and for vmap.
 
     Raises CaptureError where torch leaves a mutating operator in the graph.
     """
     module = program.graph_module
-    if not enables_autocast(module):
+    if not enables_autocast(module) and not batches(module):
         found = _with_twins(program, inline(module))
         if found is not None:
             return found

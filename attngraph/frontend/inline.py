@@ -30,6 +30,16 @@ def enables_autocast(module: fx.GraphModule) -> bool:
     )
 
 
+def batches(module: fx.GraphModule) -> bool:
+    """Whether a part of the graph is a function under torch.vmap: its sizes lack the batch."""
+    return any(
+        getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
+        for part in module.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    )
+
+
 def inline(module: fx.GraphModule) -> fx.Graph:
     """The module's graph without subgraphs; the module itself is left as it is.
 

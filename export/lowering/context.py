@@ -139,10 +139,9 @@ class Context:
         wanted = (True,) * outputs if isinstance(outputs, int) else tuple(outputs)
         stem = f"{self._stem()}/{op_type}"
         results = [TracedValue(name=self._unique(stem) if named else "") for named in wanted]
-        dtype = dtype or _output_dtype(op_type, domain, kept, attrs)
-        if dtype is not None:
-            for result in results:
-                result.dtype = dtype
+        results[0].dtype = dtype or _output_dtype(op_type, domain, kept, attrs)
+        for position, result in enumerate(results[1:], 1):
+            result.dtype = _output_dtype(op_type, domain, kept, {}, position)
         attributes = {name: value for name, value in attrs.items() if value is not None}
         node = ir.Node(
             domain,
@@ -261,9 +260,13 @@ def _signature(op_type: str) -> ir.schemas.OpSignature | None:
 
 
 def _output_dtype(
-    op_type: str, domain: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, Any]
+    op_type: str,
+    domain: str,
+    inputs: Sequence[ir.Value | None],
+    attrs: Mapping[str, Any],
+    position: int = 0,
 ) -> ir.DataType | None:
-    """The first output's dtype, as the operator's type constraints bind it."""
+    """An output's dtype, as attributes or the operator's type constraints bind it."""
     if "to" in attrs and op_type == "Cast":
         return ir.DataType(attrs["to"])
     if "dtype" in attrs:
@@ -273,9 +276,9 @@ def _output_dtype(
     signature = None if domain else _signature(op_type)
     if signature is None:
         return inputs[0].dtype if inputs and inputs[0] is not None else None
-    constraint = signature.outputs[0].type_constraint
-    for position, value in enumerate(inputs):
-        parameter = signature.inputs[min(position, len(signature.inputs) - 1)]
+    constraint = signature.outputs[min(position, len(signature.outputs) - 1)].type_constraint
+    for index, value in enumerate(inputs):
+        parameter = signature.inputs[min(index, len(signature.inputs) - 1)]
         if value is not None and value.dtype and parameter.type_constraint.name == constraint.name:
             return value.dtype
     if len(constraint.allowed_types) == 1:

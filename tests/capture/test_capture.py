@@ -263,6 +263,20 @@ def test_enabled_autocast_becomes_casts() -> None:
     assert ops(result).count("aten._to_copy") == 3
 
 
+def test_a_mask_function_under_vmap_becomes_plain_operators() -> None:
+    def forward(self: Formula, x: Tensor, y: None) -> Tensor:
+        def allowed(query: Tensor, key: Tensor) -> Tensor:
+            return (query - key < 3) & (key <= query)
+
+        position = torch.arange(9)
+        over_keys = torch.vmap(allowed, in_dims=(None, 0))
+        mask = torch.vmap(over_keys, in_dims=(0, None))(position, position)
+        return x @ mask.to(x.dtype)
+
+    result = check(forward, X, dims=({0: BATCH},), further=(states(4, 9),))
+    assert all(op.startswith("aten.") for op in ops(result))
+
+
 def test_no_ops_vanish_and_casts_and_reshapes_have_one_form() -> None:
     def forward(self: Formula, x: Tensor, y: None) -> Tensor:
         x = nn.functional.dropout(x.detach().float().contiguous(), 0.5, False)

@@ -30,6 +30,8 @@ RESULTS = ROOT / "bench" / "results" / "corpus.json"
 PAGE = ROOT / "docs" / "coverage.md"
 ATTENTION = ("eager", "sdpa")
 PACKAGES = ("torch", "transformers", "onnxruntime", "onnxruntime-gpu", "onnx", "onnx-ir")
+# What a trial imports as it runs, beside what tests.corpus.trial imports.
+PRELOADED = ("transformers", "onnxruntime", "networkx", "torch.export._trace")
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 
@@ -37,7 +39,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 def sweep(trials: Iterable[tuple[str, str]], *, jobs: int, timeout: float) -> Iterator[Record]:
     """A record per (model, attention), in the order in which they finish."""
     # Imported once, by the server that the trials' processes are forked from.
-    _PROCESSES.set_forkserver_preload(["transformers", "onnxruntime", "tests.corpus.trial"])
+    _PROCESSES.set_forkserver_preload([*PRELOADED, "tests.corpus.trial"])
     with ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(_isolated, *trial, timeout) for trial in trials]
         for finished in as_completed(running):
@@ -76,12 +78,12 @@ def read_results() -> dict[str, Any]:
     return {"environment": {}, "records": []}
 
 
-def write_results(results: dict[str, Any], record: Record) -> None:
-    """Adds a record in place of an earlier one of that model, and writes the file."""
+def store(record: Record) -> None:
+    """Writes a record in place of an earlier one of that model."""
     order = {name: place for place, name in enumerate(architectures())}
-    kept = [old for old in results["records"] if _key(old) != _key(record)]
+    kept = [old for old in read_results()["records"] if _key(old) != _key(record)]
     records = sorted([*kept, record], key=lambda row: (order[row["model"]], row["attention"]))
-    results.update(environment=_environment(), records=records)
+    results = {"environment": _environment(), "records": records}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     partial = RESULTS.with_suffix(".partial")
     partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
@@ -130,17 +132,16 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.names) - {*architectures()}:
         parser.error(f"not in the corpus: {', '.join(sorted(unknown))}")
-    results = read_results()
     if not options.page:
         kinds = (options.attention,) if options.attention else ATTENTION
         names = options.names or architectures()
         trials = [(name, kind) for name in names for kind in kinds]
         tree, begin = commit(), time.perf_counter()
         for record in sweep(trials, jobs=options.jobs, timeout=options.timeout):
-            write_results(results, {**record, "commit": tree})
+            store({**record, "commit": tree})
             print(_line(record), flush=True)
         print(f"{len(trials)} in {time.perf_counter() - begin:.0f} s")
-    write_page(results, PAGE)
+    write_page(read_results(), PAGE)
 
 
 if __name__ == "__main__":

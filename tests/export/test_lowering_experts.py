@@ -55,3 +55,10 @@ def test_values_are_counted_by_bin(bounds: str) -> None:
     check(body + "  return %r")
     values = torch.tensor([0.0, 1.0, 1.5, 2.0, 3.0, 3.0, 3.75, 4.0, -1.0, 9.0])
     check(body + "  return %r", inputs=[values])
+
+
+def test_the_best_experts_and_their_scores() -> None:
+    check(
+        "  input %x : f32[seq, 8]\n"
+        "  %r, %i = aten.topk(%x) {k = 2}\n  return %r, %i"
+    )
