@@ -4,6 +4,7 @@ A fixture `tests/passes/<pass>/<case>.ir` is text in, text out:
 
     # claim: what this shows
     # pass: constant-fold{max_bytes = 16}     (optional: the pass's options)
+    # then: dce                               (optional: passes that tidy up what it leaves)
     # range: ids = 0..7                       (optional: values of an integer input; default 0..2)
     graph @main { … }
     // ----
@@ -29,10 +30,11 @@ from attngraph.ir.dims import substitute
 from attngraph.ir.parser import parse_attr, split_top
 from attngraph.ir.printer import INLINE_ELEMENTS
 from attngraph.passes import Pass, registered
+from attngraph.passes import make as make_passes
 
 SEPARATOR = "// ----\n"
 FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-_HEADER = re.compile(r"^# (claim|pass|range): (.+)$", re.MULTILINE)
+_HEADER = re.compile(r"^# (claim|pass|then|range): (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,17 @@ class Fixture:
     path: Path
     claim: str
     item: Pass
+    then: list[Pass]
     before: str
     expected: str
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def run(self, graph: Graph) -> list[Remark]:
+        """The pass, then what tidies up behind it; returns the remarks of the pass."""
+        remarks = self.item.run(graph)
+        for item in self.then:
+            item.run(graph)
+        return remarks
 
     @property
     def with_loc(self) -> bool:
@@ -54,10 +64,12 @@ class Fixture:
 def read(path: Path) -> Fixture:
     """Raises ValueError where the file states no claim, KeyError where there is no such pass."""
     before, _, expected = path.read_text(encoding="utf-8").partition(SEPARATOR)
-    claim, options, ranges = "", {}, {}
+    claim, options, then, ranges = "", {}, "", {}
     for kind, text in _HEADER.findall(before):
         if kind == "claim":
             claim = text
+        elif kind == "then":
+            then = text
         elif kind == "range":
             name, _, bounds = text.partition(" = ")
             low, _, high = bounds.partition("..")
@@ -69,7 +81,7 @@ def read(path: Path) -> Fixture:
     if not claim:
         raise ValueError(f"{path} needs a line '# claim: …'.")
     make: Any = registered()[path.parent.name]
-    return Fixture(path, claim, make(**options), before, expected, ranges)
+    return Fixture(path, claim, make(**options), make_passes(then), before, expected, ranges)
 
 
 def result_text(graph: Graph, remarks: list[Remark], *, loc: bool) -> str:

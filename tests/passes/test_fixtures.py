@@ -18,7 +18,7 @@ def test_fixture(path: Path, request: pytest.FixtureRequest) -> None:
     original, graph = fixtures.load(fixture.before), fixtures.load(fixture.before)
     verify(graph)
     epoch = graph.epoch
-    result = fixtures.result_text(graph, fixture.item.run(graph), loc=fixture.with_loc)
+    result = fixtures.result_text(graph, fixture.run(graph), loc=fixture.with_loc)
     if request.config.getoption("--update-fixtures"):
         fixtures.write(fixture, result)
         fixture = fixtures.read(path)
@@ -29,7 +29,7 @@ def test_fixture(path: Path, request: pytest.FixtureRequest) -> None:
     if result.startswith(source):
         assert graph.epoch == epoch, f"{path.parent.name} says it changed what it left alone"
     settled = format_graph(graph)
-    fixture.item.run(graph)
+    fixture.run(graph)
     assert format_graph(graph) == settled, f"a second {path.parent.name} finds more to do"
     assert format_graph(parse(settled)) == settled
     if getattr(fixture.item, "exact", False):
