@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs corpus clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_model out/model.pt2
@@ -21,6 +21,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+corpus: $(INSTALLED)
+	$(BIN)/python -m tests.corpus.sweep
+
+docs: $(INSTALLED)
+	$(BIN)/python -m docs.generate
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

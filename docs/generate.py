@@ -1,0 +1,192 @@
+"""Writes the generated parts of the documentation: `make docs`.
+
+A part stands in a page between `<!-- generated: NAME -->` and `<!-- end -->`. Parts that hold
+timings are made anew only here; tests/docs/test_generated.py compares the others with the pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from attngraph.cli.app import run as command
+from attngraph.compiler import Model, trace
+from attngraph.export import to_onnx
+from attngraph.ir import Graph, format_graph
+from attngraph.passes import run
+from attngraph.pipeline import pipeline
+from examples import eager_attention
+
+ROOT = Path(__file__).parents[1]
+_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_ENTRY = re.compile(r"^### `([^`]+)`\n\n(.+?[.:])(?=\s)", re.MULTILINE | re.DOTALL)
+
+
+def _fenced(text: str, language: str = "") -> str:
+    return f"```{language}\n{text.rstrip()}\n```\n"
+
+
+def session() -> str:
+    """What `make demo` prints."""
+    commands = (
+        "python -m examples.make_model out/model.pt2",
+        "attngraph optimize out/model.pt2 -o out/model.onnx",
+    )
+    shown = []
+    for line in commands:
+        name, *arguments = line.split()
+        tool = Path(sys.executable).with_name(name)
+        done = subprocess.run(
+            [tool, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        shown.append(f"$ {line}\n{done.stdout}")
+    return _fenced("".join(shown), "console")
+
+
+def explain() -> str:
+    """One attention that fuses and one that doesn't."""
+    line = "explain --factory examples.talking_heads:build"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = command(line.split())
+    assert code == 0, printed.getvalue()
+    return _fenced(f"$ attngraph {line}\n{printed.getvalue()}", "console")
+
+
+def passes() -> str:
+    """The pipeline, with the first paragraph of each pass's file; a repeated pass only by name."""
+    lines, seen = [], set()
+    for number, item in enumerate(pipeline(), 1):
+        if item.name in seen:
+            lines.append(f"{number}. {item.name}, again\n")
+        else:
+            lines.append(f"{number}. **{item.name}**: {_purpose(type(item))}\n")
+        seen.add(item.name)
+    return "".join(lines)
+
+
+def _purpose(pass_type: type) -> str:
+    module = inspect.getmodule(pass_type)
+    first = (inspect.getdoc(module) or "").split("\n\n")[0]
+    return " ".join(first.split()).partition(": ")[2]
+
+
+def codes() -> str:
+    """Every entry of docs/remarks.md with its first sentence."""
+    page = (ROOT / "docs" / "remarks.md").read_text(encoding="utf-8")
+    rows = ["| code | meaning |\n| --- | --- |\n"]
+    for code, text in _ENTRY.findall(page):
+        meaning = re.split(r"(?<=[.:]) ", " ".join(text.split()))[0].rstrip(":.")
+        rows.append(f"| [`{code}`](#{code}) | {meaning}. |\n")
+    return "".join(rows)
+
+
+def _captured() -> Graph:
+    module, args, shapes = eager_attention.build()
+    return trace(Model(module, None, args, {}, shapes)).graph
+
+
+def ir() -> str:
+    """The tutorial's attention, optimised."""
+    graph = _captured()
+    run(graph, pipeline())
+    return _fenced(format_graph(graph))
+
+
+def tutorial() -> str:
+    """The graph as it was captured, what each pass changed, and the ONNX nodes."""
+    graph = _captured()
+    before = format_graph(graph, loc=False)
+    parts = [f"## As captured\n\n{len(graph)} nodes.\n\n{_fenced(format_graph(graph))}"]
+    for item in pipeline():
+        count = len(graph)
+        (result,) = run(graph, [item])
+        after = format_graph(graph, loc=False)
+        if after == before:
+            continue
+        said = "".join(f"> {remark}\n" for remark in result.remarks)
+        parts.append(
+            f"## {item.name}\n\n{_capitalised(_purpose(type(item)))} {count} → {len(graph)} nodes."
+            f"\n\n{said}{chr(10) if said else ''}{_fenced(_changes(before, after), 'diff')}"
+        )
+        before = after
+    parts.append(f"## Optimised\n\n{_fenced(format_graph(graph))}")
+    parts.append(f"## ONNX\n\n{_fenced(_onnx(graph))}")
+    return "\n".join(parts)
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _changes(before: str, after: str) -> str:
+    """A diff without the lines that stay, which are counted."""
+    lines: list[str] = []
+    same = 0
+    for line in difflib.ndiff(before.splitlines(), after.splitlines()):
+        if line[0] == "?":
+            continue
+        if line[0] == " ":
+            same += 1
+            continue
+        if same:
+            lines.append(f"  … {same} as before")
+        lines.append(line)
+        same = 0
+    return "\n".join([*lines, f"  … {same} as before"] if same else lines)
+
+
+def _onnx(graph: Graph) -> str:
+    lines = []
+    for node in to_onnx(graph).graph:
+        inputs = ", ".join("" if value is None else str(value.name) for value in node.inputs)
+        attrs = [f"{name}={attr.value}" for name, attr in node.attributes.items()]
+        outputs = ", ".join(str(value.name) for value in node.outputs)
+        text = f"{outputs} = {node.op_type}({inputs})"
+        lines.append(f"{text} {{{', '.join(attrs)}}}" if attrs else text)
+    return "\n".join(lines)
+
+
+TIMED: dict[str, Callable[[], str]] = {"session": session}
+STABLE: dict[str, Callable[[], str]] = {
+    "codes": codes,
+    "explain": explain,
+    "ir": ir,
+    "passes": passes,
+    "tutorial": tutorial,
+}
+
+
+def pages() -> list[Path]:
+    """The pages that may hold generated parts."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def parts_of(page: Path) -> dict[str, str]:
+    """The generated parts of a page, as they are there."""
+    text = page.read_text(encoding="utf-8")
+    return {
+        found[2]: found[0].removeprefix(found[1]).removesuffix(found[3])
+        for found in _PART.finditer(text)
+    }
+
+
+def write(page: Path) -> None:
+    """Makes the parts of a page anew."""
+    makers = STABLE | TIMED
+    text = page.read_text(encoding="utf-8")
+    page.write_text(_PART.sub(lambda part: part[1] + makers[part[2]]() + part[3], text), "utf-8")
+
+
+if __name__ == "__main__":
+    for page in pages():
+        if parts_of(page):
+            write(page)
+            print(page.relative_to(ROOT))

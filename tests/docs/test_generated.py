@@ -1,0 +1,67 @@
+"""What a script wrote into the documentation is what it would write now; what it says is true."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from docs import generate
+
+ROOT = Path(__file__).parents[2]
+_PINNED = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+_PARTS = [
+    pytest.param(page, name, id=f"{page.name}-{name}")
+    for page in generate.pages()
+    for name in generate.parts_of(page)
+]
+
+
+def test_every_part_has_a_maker_and_every_maker_a_part() -> None:
+    names = [name for page in generate.pages() for name in generate.parts_of(page)]
+    assert sorted(names) == sorted(generate.STABLE | generate.TIMED)
+
+
+@pytest.mark.parametrize(("page", "name"), _PARTS)
+def test_a_generated_part_is_up_to_date(page: Path, name: str) -> None:
+    if name in generate.TIMED:
+        pytest.skip("holds timings")
+    if _PINNED is None or version("torch").partition("+")[0] != _PINNED[1]:
+        pytest.skip("generated with the torch of constraints.txt")
+    assert generate.parts_of(page)[name] == generate.STABLE[name](), "run: make docs"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in generate.pages():
+        for target in _LINK.findall(page.read_text("utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_files_and_targets_that_are_named_exist() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    for page in generate.pages():
+        text = _without_generated(page)
+        for target in re.findall(r"`make (\w+)`|^make (\w+)$", text, re.MULTILINE):
+            assert target[0] in targets or target[1] in targets, f"{page.name}: make {target}"
+        for path in re.findall(r"\b(?:attngraph|passes|export|tests|examples)/[\w/.-]+\.\w+", text):
+            assert (ROOT / path).exists() or page.name == "CONTRIBUTING.md", f"{page.name}: {path}"
+
+
+def _without_generated(page: Path) -> str:
+    return generate._PART.sub("", page.read_text("utf-8"))
+
+
+def test_the_python_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (source,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.S | re.M
+    )
+    exec(compile(source, "README.md", "exec"), {})
+    assert (tmp_path / "model.onnx").is_file()
+    assert "fused" in capsys.readouterr().out
