@@ -130,7 +130,25 @@ def _dispatch_in_float64(
     # An operand that is written to must stay the tensor it is.
     promote = _promote_dtype if func._schema.is_mutable else _promote
     args, kwargs = pytree.tree_map(promote, (args, kwargs or {}))
+    if func is torch.ops.aten._grouped_mm.default:
+        func = _grouped_mm
     return pytree.tree_map(_promote, func(*args, **kwargs))
+
+
+def _grouped_mm(
+    left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None = None, *unused: Any
+) -> torch.Tensor:
+    """torch's own has no float64: (S, K) × (G, K, N), offsets[g-1] to offsets[g] by matrix g."""
+    if offs is None:
+        return left @ right
+    if left.dim() != 2 or right.dim() != 3:
+        raise NotImplementedError("_grouped_mm has a float64 form where rows are grouped only")
+    result = left.new_zeros(left.shape[0], right.shape[2])
+    start = 0
+    for matrix, end in zip(right, offs.tolist(), strict=True):
+        result[start:end] = left[start:end] @ matrix
+        start = end
+    return result
 
 
 # Built by type(): TorchDispatchMode has no annotations, and strict mypy takes no such base class.

@@ -174,7 +174,9 @@ def _selected(node: Node, value: Value, axes: Axes) -> Axes | None:
         if not all(isinstance(s, int) for s in sizes):
             return None
         start = sum(int(s) for s in sizes[: value.index])
-    if not (isinstance(size, int) and isinstance(part, int)) or size % part or start % part:
+    if not (isinstance(size, int) and isinstance(part, int)) or part < 1:
+        return None
+    if size % part or start % part:
         return None
     picked = Atom(size // part, start // part)
     return tuple((picked, *index) if i == dim else index for i, index in enumerate(axes))

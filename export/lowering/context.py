@@ -139,9 +139,11 @@ class Context:
         wanted = (True,) * outputs if isinstance(outputs, int) else tuple(outputs)
         stem = f"{self._stem()}/{op_type}"
         results = [TracedValue(name=self._unique(stem) if named else "") for named in wanted]
-        results[0].dtype = dtype or _output_dtype(op_type, domain, kept, attrs)
-        for position, result in enumerate(results[1:], 1):
-            result.dtype = _output_dtype(op_type, domain, kept, {}, position)
+        dtypes = [dtype or _output_dtype(op_type, domain, kept, attrs)]
+        dtypes += [_output_dtype(op_type, domain, kept, {}, i) for i in range(1, len(results))]
+        for result, known in zip(results, dtypes, strict=True):
+            if known is not None:
+                result.dtype = known
         attributes = {name: value for name, value in attrs.items() if value is not None}
         node = ir.Node(
             domain,

@@ -51,7 +51,9 @@ def torchlib_lowering(op: str) -> Lowering | None:
 
 def _arguments(ctx: Context, node: Node, function: Any) -> tuple[list[Any], dict[str, Any]]:
     """ATen's arguments as torchlib takes them; those it doesn't know are left to their defaults."""
-    known = {parameter.name for parameter in function.op_signature.params}
+    parameters = function.op_signature.params
+    known = {parameter.name for parameter in parameters}
+    required = max((i for i, p in enumerate(parameters, 1) if p.required), default=0)
     given, args, kwargs = ctx.args(node), [], {}
     for arg in op_def(node.op).args:
         value = _convert(ctx, given[arg.name])
@@ -59,7 +61,7 @@ def _arguments(ctx: Context, node: Node, function: Any) -> tuple[list[Any], dict
             args.append(value)
         elif arg.name in known and value is not None:
             kwargs[arg.name] = value
-    while len(args) > len(known) or (args and args[-1] is None):
+    while len(args) > len(known) or (len(args) > required and args[-1] is None):
         args.pop()
     return args, kwargs
 

@@ -150,7 +150,10 @@ def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
             side = getattr(config, "image_size", None) or 32
             side = side if isinstance(side, int) else side[0]
             channels = getattr(config, "num_channels", 3)
-            return {"pixel_values": states(BATCH, channels, side, side)}
+            feed = {"pixel_values": states(BATCH, channels, side, side)}
+            if "noise" in names:  # else the model draws its own, and no two runs agree
+                feed["noise"] = states(BATCH, (side // config.patch_size) ** 2)
+            return feed
         case "input_features":
             bins = getattr(config, "num_mel_bins", None) or 80
             return {"input_features": states(BATCH, bins, FRAMES)}

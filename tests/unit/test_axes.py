@@ -334,3 +334,12 @@ def test_any_chain_of_layouts_is_read_exactly_at_sizes_known_later(data: st.Data
     start = data.draw(st.permutations([BATCH, SEQ, 6]))
     graph, value = _chain(data.draw, start, data.draw(st.integers(1, 5)))
     assert_read(graph, value)
+
+
+def test_a_part_without_elements_is_no_index() -> None:
+    graph = parse(
+        "graph @test {\n input %x : i64[2, 4]\n"
+        " %r = aten.slice.Tensor(%x) {dim = 1, start = 4} : i64[2, 0]\n return %r\n}"
+    )
+    (value,) = graph.outputs
+    assert climb(Operand(value, fresh_axes(value.shape))) is None

@@ -254,6 +254,18 @@ def test_float32_pinned_inside_a_module_doesnt_round_the_exact_run() -> None:
     assert reference.eager[0].dtype is torch.float32
 
 
+def test_experts_have_an_exact_run_though_torch_has_none() -> None:
+    class Experts(torch.nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+            return torch._grouped_mm(x, w, ends)
+
+    x, w = torch.randn(6, 8), torch.randn(3, 8, 4)
+    reference = Reference(Experts(), precision="fp32")((x, w, torch.tensor([2, 2, 6]).int()))
+    expected = torch.cat([x[:2].double() @ w[0].double(), x[2:].double() @ w[2].double()])
+    assert reference.exact[0] is not None
+    assert torch.equal(reference.exact[0], expected)
+
+
 def test_a_small_outputs_lucky_reference_doesnt_fail_it() -> None:
     """A scalar whose eager value is exact by accident is granted the noise of its neighbours."""
     exact = torch.randn(64, 64, dtype=torch.float64)
