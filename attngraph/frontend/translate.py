@@ -121,7 +121,8 @@ class Translator:
         if data.device.type != "meta" and data.numel():
             key = (data.data_ptr(), data.dtype, tuple(data.shape), data.stride())
         if key not in self._known:
-            self._known[key] = self.graph.add_constant(_UNSAFE_NAME.sub("_", name), data)
+            name = _UNSAFE_NAME.sub("_", name)
+            self._known[key] = self.graph.add_constant(name, data.detach())
         return self._known[key]
 
     # -- nodes -----------------------------------------------------------------------------
