@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
@@ -20,8 +21,8 @@ from attngraph.passes.axes import (
     resolve,
 )
 from attngraph.passes.contraction import read_contraction
-from attngraph.passes.logits import Declined, Factor
-from attngraph.passes.scalars import is_cast, scale_of, uniform
+from attngraph.passes.logits import Declined, Factor, Mask
+from attngraph.passes.scalars import fill_of, is_cast, scale_of, uniform
 
 _SUM = "aten.sum.dim_IntList"
 _PRODUCTS = frozenset(["aten.mul.Tensor", "aten.div.Tensor", "aten.mul.Scalar", "aten.div.Scalar"])
@@ -30,6 +31,7 @@ _GUARDS = frozenset(
         "aten.nan_to_num",
         "aten.where.self",
         "aten.where.ScalarSelf",
+        "aten.where.ScalarOther",
         "aten.masked_fill.Scalar",
         "aten.isnan",
     ]
@@ -40,7 +42,8 @@ _GUARDS = frozenset(
 class Below:
     """The product with the values, `root`, and how its axes index probabilities and values.
 
-    `gain` and `gains` multiply the probabilities on the way; `guarded` says that NaN became zero.
+    `gain` and `gains` multiply the probabilities on the way; `guard` is
+    where NaN, or what was masked, became zero.
     """
 
     root: Node
@@ -48,19 +51,21 @@ class Below:
     probabilities: Operand
     value: Operand
     summed: tuple[Atom, ...]
-    guarded: bool
+    guard: Operand | None
     gain: float
     gains: tuple[Factor, ...]
+    refills: tuple[Mask, ...]
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
     operand: Operand
-    guarded: bool
-    gain: float
-    gains: tuple[Factor, ...]
-    nodes: tuple[Node, ...]
+    guard: Operand | None = None
+    gain: float = 1.0
+    gains: tuple[Factor, ...] = ()
+    refills: tuple[Mask, ...] = ()
+    nodes: tuple[Node, ...] = ()
 
 
 def guarded(node: Node) -> Value | None:
@@ -88,9 +93,20 @@ def guarded(node: Node) -> Value | None:
     return source
 
 
+def _all_masked(predicate: Value, probabilities: Value) -> bool:
+    """Whether a predicate is true in the rows whose logits are all -inf."""
+    node = predicate.producer
+    if node is None or node.op not in ("aten.all.dim", "aten.all.dims") or node.inputs[0] is None:
+        return False
+    test, softmax = node.inputs[0].producer, probabilities.producer
+    if test is None or softmax is None or test.op != "aten.eq.Scalar":
+        return False
+    return attribute(test, "other") == -math.inf and test.inputs[0] is softmax.inputs[0]
+
+
 def _reach(operand: Operand, goal: Value) -> _Reached | None:
     """Climbs from an operand of a product to the probabilities, `goal`."""
-    start = [_Reached(operand, False, 1.0, (), ())]
+    start = [_Reached(operand)]
     while start:
         state = start.pop()
         operand = state.operand
@@ -98,35 +114,37 @@ def _reach(operand: Operand, goal: Value) -> _Reached | None:
             return state
         node = operand.value.producer
         if node is not None and len(state.nodes) < 32:
-            start.extend(_up(node, state))
+            start.extend(_up(node, state, goal))
     return None
 
 
-def _up(node: Node, state: _Reached) -> Iterator[_Reached]:
+def _up(node: Node, state: _Reached, goal: Value) -> Iterator[_Reached]:
     """One step: layout, cast, guard, or a factor, which is remembered."""
-    operand, nodes = state.operand, (*state.nodes, node)
+    operand = state.operand
+    state = replace(state, nodes=(*state.nodes, node))
 
-    def at(
-        value: Value, axes: Axes, guard: bool = False, gain: float = 1.0, *gains: Factor
-    ) -> _Reached:
-        return _Reached(
-            Operand(value, axes),
-            state.guarded or guard,
-            state.gain * gain,
-            (*state.gains, *gains),
-            nodes,
-        )
+    def at(value: Value, axes: Axes) -> _Reached:
+        return replace(state, operand=Operand(value, axes))
 
+    shape = node.outputs[0].shape
     if is_cast(node) and node.inputs[0] is not None:
         yield at(node.inputs[0], operand.axes)
     elif (source := guarded(node)) is not None:
-        yield at(source, operand.axes, True)
+        yield replace(at(source, operand.axes), guard=operand)
     elif (above := climb(operand)) is not None:
         yield at(above.value, above.axes)
     elif (scaling := scale_of(node)) is not None:
-        yield at(scaling[0], operand.axes, False, scaling[1])
+        yield replace(at(scaling[0], operand.axes), gain=state.gain * scaling[1])
+    elif (filling := fill_of(node)) is not None and filling[3] == 0.0:
+        source, predicate, keep, fill = filling
+        if not keep and source.shape == shape and _all_masked(predicate, goal):
+            yield replace(at(source, operand.axes), guard=operand)
+            return
+        where = Operand(predicate, broadcast_axes(operand.axes, predicate.shape, shape))
+        refills = (*state.refills, Mask(where, keep, fill))
+        axes = broadcast_axes(operand.axes, source.shape, shape)
+        yield replace(at(source, axes), refills=refills, guard=operand)
     elif node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
-        shape = node.output.shape
         sides = [value for value in node.inputs if value is not None]
         for index in range(2 if node.op == "aten.mul.Tensor" else 1):
             mine, other = sides[index], sides[1 - index]
@@ -135,7 +153,7 @@ def _up(node: Node, state: _Reached) -> Iterator[_Reached]:
                 divides=node.op == "aten.div.Tensor",
             )
             axes = broadcast_axes(operand.axes, mine.shape, shape)
-            yield at(mine, axes, False, 1.0, factor)
+            yield replace(at(mine, axes), gains=(*state.gains, factor))
 
 
 def _hands_on(node: Node, value: Value) -> bool:
@@ -185,7 +203,10 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
                 continue
             if product.addends or product.factor != 1.0:
                 continue
-            if node.op == _SUM and any(g.operand.value is other.value for g in reached.gains):
+            if node.op == _SUM and any(
+                gain.operand is not None and gain.operand.value is other.value
+                for gain in reached.gains
+            ):
                 continue
             inner = node.inputs[0].producer if node.op == _SUM and node.inputs[0] else None
             nodes = reached.nodes if inner is None else (*reached.nodes, inner)
@@ -195,9 +216,10 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
                 reached.operand,
                 other,
                 product.summed,
-                reached.guarded,
+                reached.guard,
                 reached.gain,
                 reached.gains,
+                reached.refills,
                 nodes,
             )
     return elsewhere

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attngraph.ir import Node, Value
-from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES, Atom, Operand, resolve
+from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES, Atom, Operand, resolve, top
 from attngraph.passes.context import Below
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.logits import Declined, Logits
-from attngraph.passes.roles import stages
+from attngraph.passes.roles import Stage, stages
 from attngraph.passes.scalars import is_cast
 
 _NONLINEAR = frozenset(
@@ -38,14 +38,8 @@ def explain(
         return declined
     rows = {atom for atom in below.probabilities.atoms if atom not in set(resolve(keys))}
     source = anchor.inputs[0]
-    if source is not None and (node := _additive(source)) is not None:
-        return Declined(
-            "additive",
-            "This is additive (Bahdanau) attention: the scores are a nonlinear function of a sum "
-            "of queries and keys, for which onnxruntime has no attention op.",
-            node,
-            "It is kept as it is; scaled dot-product attention would fuse.",
-        )
+    if top(below.value).value.is_constant:
+        return None  # an expectation under a distribution
     if rows and rows <= set(below.value.atoms):
         return None  # every row has values of its own: a mixture, such as experts
     if _projected(source):
@@ -59,12 +53,38 @@ def explain(
     return Declined(declined.code, declined.reason, declined.node or anchor, declined.hint)
 
 
+def additive(anchor: Node) -> Declined | None:
+    """Additive attention, by the nonlinearity of a sum above its logits."""
+    source = anchor.inputs[0]
+    node = None if source is None else _additive(source)
+    if node is None:
+        return None
+    return Declined(
+        "additive",
+        "This is additive (Bahdanau) attention: the scores are a nonlinear function of a sum "
+        "of queries and keys, for which onnxruntime has no attention op.",
+        node,
+        "It is kept as it is; scaled dot-product attention would fuse.",
+    )
+
+
+def is_mixture(
+    logits: Logits, value: Sequence[Stage], scores: Operand, keys: Sequence[Atom]
+) -> bool:
+    """Whether constant keys weigh values that each row has of its own: experts, not attention."""
+    sides = (logits.contraction.left, logits.contraction.right)
+    if not any(stages(side)[-1].operand.value.is_constant for side in sides):
+        return False
+    rows = set(scores.atoms) - set(resolve(keys))
+    return rows <= set(value[-1].operand.atoms)
+
+
 def _sources(node: Node) -> list[Value]:
     return [value for value in node.inputs if value is not None]
 
 
 def _additive(logits: Value) -> Node | None:
-    """The nonlinearity of a sum that the logits are a weighted sum of, in a few steps up."""
+    """The nonlinearity of a sum, of which the logits are a weighted sum by constant weights."""
     queue: list[tuple[Value, bool]] = [(logits, False)]
     for _ in range(24):
         if not queue:
@@ -75,15 +95,26 @@ def _additive(logits: Value) -> Node | None:
             continue
         if node.op in _NONLINEAR:
             total = node.inputs[0].producer if node.inputs[0] is not None else None
-            if total is not None and total.op == "aten.add.Tensor":
+            is_cap = node.op == "aten.tanh" and not weighted
+            if not is_cap and total is not None and _is_joined(total):
                 return node
-            if not weighted:
-                queue += [(source, weighted) for source in _sources(node)]
         elif node.op in _WEIGHTED:
-            queue += [(source, True) for source in _sources(node)]
+            varying = [source for source in _sources(node) if not source.is_constant]
+            if not weighted and len(varying) == 1:
+                queue.append((varying[0], True))
         elif node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node):
             queue += [(source, weighted) for source in _sources(node)]
     return None
+
+
+def _is_joined(node: Node) -> bool:
+    """A sum of queries and keys, or a projection of their concatenation."""
+    if node.op == "aten.add.Tensor":
+        return True
+    source = node.inputs[0] if node.op == "aten.linear" else None
+    while source is not None and source.producer is not None and _is_layout(source.producer):
+        source = source.producer.inputs[0]
+    return source is not None and source.producer is not None and source.producer.op == "aten.cat"
 
 
 def _is_layout(node: Node) -> bool:

@@ -110,7 +110,8 @@ def _shape(site: Node) -> tuple[Dim, ...]:
 
 
 def _apply(graph: Graph, site: Node, after: Masking) -> None:
-    inputs: list[Value | None] = [*site.inputs[:3], after.bias, after.mask]
+    sinks = input_of(site, "sinks")
+    inputs: list[Value | None] = [*site.inputs[:3], after.bias, after.mask, sinks]
     while inputs[-1] is None:
         inputs.pop()
     graph.set_inputs(site, inputs)

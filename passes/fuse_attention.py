@@ -15,10 +15,12 @@ import torch
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve
+from attngraph.passes.evidence import Evidence
 from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
-from attngraph.passes.materialize import cost, materialize
-from attngraph.passes.roles import Stage, cheapest, stages
+from attngraph.passes.masking import Masking, broadcastable
+from attngraph.passes.materialize import materialize
+from attngraph.passes.roles import Stage, cheapest
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
 
 
@@ -30,18 +32,43 @@ class FuseAttention:
     name: ClassVar[str] = "fuse-attention"
 
     def run(self, graph: Graph) -> list[Remark]:
-        build = Builder(graph)
+        build, evidence = Builder(graph), Evidence(graph)
         remarks = []
         for anchor in list(graph):
             if anchor.graph is None or (anchor.op not in SOFTMAXES and anchor.op != SDPA):
                 continue
-            found = understand(anchor)
-            result = _emit(graph, build, found) if isinstance(found, Site) else found
+            result = _fuse(graph, build, evidence, anchor)
             if isinstance(result, Declined):
                 remarks.append(_declined(anchor, result))
             elif result is not None:
                 remarks.append(result)
         return remarks
+
+
+def _fuse(
+    graph: Graph, build: Builder, evidence: Evidence, anchor: Node
+) -> Remark | Declined | None:
+    """Fuses every product that a softmax, or a part of it, has with values; one result for all."""
+    first: Remark | Declined | None = None
+    while True:
+        found = understand(anchor)
+        result = _emit(graph, build, evidence, found) if isinstance(found, Site) else found
+        first = first or result
+        if not isinstance(found, Site) or not found.is_part or not isinstance(result, Remark):
+            return first
+        erase_dead(graph, found.root)
+
+
+def erase_dead(graph: Graph, node: Node) -> None:
+    """Erases a node nobody reads, and those that only it read."""
+    outputs = set(graph.outputs)
+    queue = [node]
+    while queue:
+        node = queue.pop()
+        if node.graph is None or any(v.uses or v in outputs for v in node.outputs):
+            continue
+        graph.erase(node)
+        queue += [value.producer for value in node.inputs if value and value.producer]
 
 
 def _declined(anchor: Node, declined: Declined) -> Remark:
@@ -65,7 +92,7 @@ def _static_size(atoms: Sequence[Atom]) -> int | None:
     return math.prod(int(size) for size in sizes)
 
 
-def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
+def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:
     roles = site.roles
     kv_heads, groups = _static_size(roles.kv_heads), _static_size(roles.groups)
     if kv_heads is None or groups is None:
@@ -78,15 +105,18 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
     if not math.isfinite(scale) or scale == 0:
         return Declined("scale-unknown", f"The scores are scaled by {scale:g}.")
     keys = set(resolve(roles.keys))
-    if any(keys & set(factor.operand.atoms) for factor in site.factors):
+    rows = set(resolve((*roles.queries, *roles.groups)))
+    on_keys = [factor for factor in site.factors if keys & set(factor.atoms)]
+    if any(rows & set(factor.atoms) for factor in on_keys):
         return Declined(
             "scores-times-tensor",
-            "The scores are multiplied by a tensor that differs from key to key.",
-            hint="Multiply the keys by it instead.",
+            "The scores are multiplied by a tensor that differs from query to query and from key "
+            "to key.",
+            hint="Multiply the queries and the keys by a factor of their own instead.",
         )
     finite = [step for step in site.steps if isinstance(step, Mask) and math.isfinite(step.fill)]
     weak = [step for step in finite if step.fill > ABSORBING_FILL]
-    if weak and (len({step.fill for step in finite}) > 1 or _bias_after(site.steps, weak[0])):
+    if weak and _bias_after(site.steps, weak[0]):
         return Declined(
             "weak-fill",
             f"Scores are filled with {weak[0].fill:g} and then changed again, so a row in which "
@@ -104,20 +134,26 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
     heads = set(resolve((*roles.kv_heads, *roles.groups)))
     if site.sinks is not None and not set(site.sinks.atoms) <= heads:
         return Declined("sink-per-row", "The sink differs within a head, which no op can do.")
+    places = [broadcastable(step.operand, roles.scores) for step in site.steps]
+    if None in places:
+        return Declined("axes-not-attention", "A bias has axes that the scores lack.")
     loc = fuse_locs(site.nodes, site.anchor)
     build.at(site.root, loc)
     dtype = max((s.operand.value.dtype for s in chosen), key=lambda d: torch.finfo(d).bits)
     q = _as(build, materialize(build, query.operand, roles.query), dtype)
     for factor in site.factors:
-        q = _times(build, q, factor, roles.query)
+        if factor not in on_keys:
+            q = _times(build, q, factor, roles.query)
     if scale < 0:
         q, scale = build("aten.neg", q), -scale
     k = _as(build, materialize(build, key.operand, roles.key), dtype)
+    for factor in on_keys:
+        k = _times(build, k, factor, roles.key)
     v = _as(build, materialize(build, value.operand, roles.value), dtype)
     for gain in inner:
         v = _times(build, v, gain, roles.value)
-    bias = _bias(build, site, q.dtype)
-    mask = _mask(build, site)
+    masking = Masking(build, roles.scores, q.dtype)
+    masking.apply(site.steps)
     sinks = None
     if site.sinks is not None:
         sinks = _as(build, materialize(build, site.sinks, (roles.scores[1],)), q.dtype)
@@ -126,8 +162,8 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
         q,
         k,
         v,
-        bias,
-        mask,
+        masking.bias,
+        masking.mask,
         sinks,
         heads=kv_heads * groups,
         kv_heads=kv_heads,
@@ -143,11 +179,25 @@ def _emit(graph: Graph, build: Builder, site: Site) -> Remark | Declined:
     if site.gain != 1.0:
         packed = build("aten.mul.Scalar", packed, other=site.gain)
     context = materialize(build, Operand(packed, roles.context), site.output)
-    graph.replace_uses(site.root.output, _as(build, context, site.root.output.dtype))
+    pairs = [(site.root.output, _as(build, context, site.root.output.dtype))]
     if site.weights is not None:
         scores = Operand(node.outputs[1], roles.scores)
         weights = materialize(build, scores, site.weights.axes)
-        graph.replace_uses(site.anchor.output, _as(build, weights, site.anchor.output.dtype))
+        pairs.append((site.weights.value, _as(build, weights, site.weights.value.dtype)))
+    biases = [found[0].value for found in places if found is not None]
+    factors = (*site.factors, *site.gains)
+    others = [factor.operand.value for factor in factors if factor.operand is not None]
+    leaves = [*(stage.operand.value for stage in chosen), *others, *biases]
+    if (difference := evidence.disagreement(pairs, leaves, biases)) is not None:
+        return Declined(
+            "unequal",
+            f"The fused form is not equal, so it was taken back: {difference}.",
+            site.root,
+            "This is a defect of fuse-attention: please report it with the model's source line.",
+        )
+    for old, new in pairs:
+        graph.replace_uses(old, new)
+    if site.weights is not None:
         graph.sort()
     return Remark(
         "fused",
@@ -176,6 +226,9 @@ def _operands(site: Site) -> tuple[Stage, Stage, Stage] | None:
 
 
 def _times(build: Builder, value: Value, factor: Factor, axes: Axes) -> Value:
+    if factor.operand is None:
+        op = "aten.div.Scalar" if factor.divides else "aten.mul.Scalar"
+        return build(op, value, other=factor.number)
     spread = materialize(build, factor.operand, axes, broadcast=False)
     op = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
     return build(op, value, _as(build, spread, value.dtype))
@@ -185,9 +238,9 @@ def _gains(site: Site) -> tuple[list[Factor] | None, list[Factor] | None]:
     """What multiplies the weights, as (factors of the context, factors of the values)."""
     keys = set(resolve(site.roles.keys))
     rows = set(resolve((*site.roles.queries, *site.roles.groups)))
-    outer = [gain for gain in site.gains if not keys & set(gain.operand.atoms)]
-    inner = [gain for gain in site.gains if keys & set(gain.operand.atoms)]
-    if any(rows & set(gain.operand.atoms) for gain in inner):
+    outer = [gain for gain in site.gains if not keys & set(gain.atoms)]
+    inner = [gain for gain in site.gains if keys & set(gain.atoms)]
+    if any(rows & set(gain.atoms) for gain in inner):
         return None, None
     return outer, inner
 
@@ -215,58 +268,3 @@ def _bias_after(steps: Sequence[Bias | Mask], mask: Mask) -> bool:
 
 def _as(build: Builder, value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else build("aten._to_copy", value, dtype=dtype)
-
-
-def _broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes]:
-    """The cheapest stage of a bias or mask, and its axes: size 1 where it has none."""
-    best: tuple[int, int] | None = None
-    chosen: tuple[Operand, Axes] | None = None
-    for index, stage in enumerate(stages(operand)):
-        if stage.factor != 1.0:
-            break
-        have = set(stage.operand.atoms)
-        target = tuple(dim if have & set(resolve(dim)) else () for dim in scores)
-        needed = cost(stage.operand, target)
-        if needed is not None and (best is None or (needed, index) < best):
-            best, chosen = (needed, index), (stage.operand, target)
-    if chosen is None:
-        raise ValueError(f"{operand.value!r} has axes that the scores lack.")
-    return chosen
-
-
-def _placed(build: Builder, site: Site, operand: Operand) -> Value:
-    chosen, target = _broadcastable(operand, site.roles.scores)
-    return materialize(build, chosen, target)
-
-
-def _bias(build: Builder, site: Site, dtype: torch.dtype) -> Value | None:
-    """The sum of the biases, in their order; finite fills become one, absorbing all else."""
-    total: Value | None = None
-    for step in site.steps:
-        if isinstance(step, Bias):
-            term = _as(build, _placed(build, site, step.operand), dtype)
-            if step.factor != 1.0:
-                term = build("aten.mul.Scalar", term, other=step.factor)
-        elif math.isfinite(step.fill):
-            kept = _placed(build, site, step.operand)
-            zero = build.constant(torch.zeros((), dtype=dtype), "zero")
-            fill = build.constant(torch.tensor(min(step.fill, ABSORBING_FILL), dtype=dtype), "fill")
-            choices = (zero, fill) if step.keep else (fill, zero)
-            term = build("aten.where.self", kept, *choices)
-        else:
-            continue
-        total = term if total is None else build("aten.add.Tensor", total, term)
-    return total
-
-
-def _mask(build: Builder, site: Site) -> Value | None:
-    """True where every -inf mask lets a query attend."""
-    total: Value | None = None
-    for step in site.steps:
-        if isinstance(step, Bias) or math.isfinite(step.fill):
-            continue
-        term = _placed(build, site, step.operand)
-        if not step.keep:
-            term = build("aten.logical_not", term)
-        total = term if total is None else build("aten.logical_and", total, term)
-    return total

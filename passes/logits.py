@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from attngraph.ir import Node
+from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve
 from attngraph.passes.contraction import Contraction, read_contraction
-from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, uniform
+from attngraph.passes.scalars import blend_of, fill_of, is_cast, number, scale_of, uniform
 
 WEAKEST_FILL = -9e3  # below it a finite fill is a mask; KERNELS.md and docs/remarks.md say why
 ABSORBING_FILL = -1e20  # float32 adds any logit or bias to it without changing it
@@ -32,10 +32,11 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """`factor` times a tensor that is added to the logits."""
+    """`factor` times a tensor, and no less than `floor`, that is added to the logits."""
 
     operand: Operand
     factor: float
+    floor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,16 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A tensor that multiplies, or divides, the product of queries and keys."""
+    """A tensor, or a number known at run time, that multiplies or divides."""
 
-    operand: Operand
+    operand: Operand | None
     divides: bool = False
+    number: Dim | None = None
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        """The axes along which it differs."""
+        return () if self.operand is None else self.operand.atoms
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,10 @@ class Logits:
         steps: list[Bias | Mask] = []
         for step in self.steps:
             if isinstance(step, Bias):
-                steps.append(replace(step, factor=step.factor * factor))
+                if step.floor is not None and factor <= 0:
+                    return None
+                floor = None if step.floor is None else step.floor * factor
+                steps.append(replace(step, factor=step.factor * factor, floor=floor))
             elif factor <= 0:
                 return None
             else:
@@ -130,15 +140,19 @@ class _Reader:
             )
         if (filling := fill_of(node)) is not None:
             return self._fill(node, operand, filling)
+        if (blended := blend_of(node)) is not None:
+            return self._fill(node, operand, blended)
         if node.op in ("aten.add.Tensor", "aten.sub.Tensor"):
             return self._sum(node, operand)
         if node.op in ("aten.add.Scalar", "aten.sub.Scalar"):
             return self._same(node, operand)
         if node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
             return self._factor(node, operand)
+        if node.op in ("aten.mul.Scalar", "aten.div.Scalar"):
+            return self._number(node, operand)
         if node.op == "aten.tanh":
             return self._tanh(node, operand)
-        if node.op in ("aten.clamp", "aten.clamp_min", "aten.maximum"):
+        if node.op in ("aten.clamp", "aten.clamp_min", "aten.maximum", "aten.max.other"):
             return self._floor(node, operand)
         return self._product(node, operand.axes)
 
@@ -264,6 +278,24 @@ class _Reader:
         assert declined is not None
         return declined
 
+    def _number(self, node: Node, operand: Operand) -> Logits | Declined:
+        """A scale that depends on a length."""
+        source, other = node.inputs[0], attribute(node, "other")
+        if source is None or number(other) is not None:
+            return Declined("scale-unknown", f"The scores are scaled by {other}.", node)
+        inner = self.read(Operand(source, operand.axes))
+        if isinstance(inner, Declined):
+            return inner
+        if inner.steps or inner.outer is not None:
+            return Declined(
+                "scores-times-tensor",
+                "Scores that already hold a bias or mask are scaled by a length.",
+                node,
+                "Scale the queries by it instead, before the scores are computed.",
+            )
+        factor = Factor(None, divides=node.op == "aten.div.Scalar", number=other)
+        return replace(inner, factors=(*inner.factors, factor))
+
     def _tanh(self, node: Node, operand: Operand) -> Logits | Declined:
         source = node.inputs[0]
         assert source is not None
@@ -281,7 +313,7 @@ class _Reader:
 
     def _floor(self, node: Node, operand: Operand) -> Logits | Declined:
         source = node.inputs[0]
-        if node.op == "aten.maximum":
+        if node.op in ("aten.maximum", "aten.max.other"):
             low, high = uniform(node.inputs[1]), None
         else:
             low = number(attribute(node, "min"))
@@ -294,7 +326,9 @@ class _Reader:
         if isinstance(inner, Declined):
             return inner
         steps = tuple(
-            replace(step, fill=max(step.fill, low)) if isinstance(step, Mask) else step
+            replace(step, fill=max(step.fill, low))
+            if isinstance(step, Mask)
+            else replace(step, floor=low)
             for step in inner.steps
         )
         return replace(inner, steps=steps)

@@ -157,8 +157,7 @@ def assign(
     for atom in shared:
         if (atom not in in_key or atom not in in_value) and atom not in heads:
             side = "keys" if atom in in_key else "values"
-            if atom in in_query or atom not in in_key:
-                return f"the {side} differ from query to query"
+            return f"the {side} differ from query to query"
     batch = [atom for atom in shared if atom not in heads]
     return Roles(
         tuple(batch),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from numbers import Real
 
+import torch
+
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.passes.axes import COPIES, RESHAPES
+from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES
 
 _CASTS = frozenset(["aten._to_copy", "aten.to.dtype"])
 
@@ -25,7 +27,7 @@ def uniform(value: Value | None) -> float | None:
         data = value.data
         if data.is_complex() or data.numel() == 0 or data.numel() > 4096:
             return None
-        first = data.flatten()[0]
+        first = data.detach().flatten()[0]
         return float(first) if bool((data == first).all()) else None
     node = value.producer
     if node is None:
@@ -75,6 +77,71 @@ def scale_of(node: Node) -> tuple[Value, float] | None:
     if source.dtype != node.output.dtype or source.shape != node.output.shape:
         return None
     return source, 1 / factor if node.op.startswith("aten.div") else factor
+
+
+def is_binary(value: Value | None) -> bool:
+    """Whether every element is provably 0 or 1."""
+    if value is None:
+        return False
+    if value.dtype == torch.bool:
+        return True
+    if value.data is not None:
+        data = value.data
+        return not data.is_complex() and bool(((data == 0) | (data == 1)).all())
+    node = value.producer
+    if node is None or not node.inputs:
+        return False
+    is_layout = node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
+    return is_layout and is_binary(node.inputs[0])
+
+
+def blend_of(node: Node) -> tuple[Value, Value, bool, float] | None:
+    """As `fill_of`, for m·x + c·(1 - m) with m of zeros and ones."""
+    if node.op != "aten.add.Tensor" or attribute(node, "alpha") != 1:
+        return None
+    for index in (0, 1):
+        kept, filled = node.inputs[index], node.inputs[1 - index]
+        product = kept.producer if kept is not None else None
+        if product is None or product.op != "aten.mul.Tensor":
+            continue
+        for side in (0, 1):
+            source, predicate = product.inputs[side], product.inputs[1 - side]
+            if source is None or predicate is None or not is_binary(predicate):
+                continue
+            fill = _filled_by(filled, predicate)
+            if fill is not None:
+                return source, predicate, True, fill
+    return None
+
+
+def _filled_by(value: Value | None, predicate: Value) -> float | None:
+    """c where the value is c·(1 - m) for the given m; c ≠ 0."""
+    found = _complement(value)
+    if found is not None and found[1] is predicate:
+        return found[0]
+    if value is None or value.data is None or predicate.data is None:
+        return None
+    fill = float(value.data.detach().min())
+    wanted = fill * (1 - predicate.data.to(value.dtype))
+    if fill == 0 or not torch.broadcast_to(wanted, value.data.shape).equal(value.data):
+        return None
+    return fill
+
+
+def _complement(value: Value | None) -> tuple[float, Value] | None:
+    """(c, m) where the value is c·(1 - m)."""
+    node = value.producer if value is not None else None
+    if node is None:
+        return None
+    if (scaling := scale_of(node)) is not None and node.op != "aten.neg":
+        inner = _complement(scaling[0])
+        return None if inner is None else (scaling[1] * inner[0], inner[1])
+    source = node.inputs[0] if node.inputs else None
+    if node.op == "aten.rsub.Scalar" and attribute(node, "other") == 1 and source is not None:
+        return 1.0, source
+    if node.op == "aten.sub.Tensor" and uniform(source) == 1.0 and node.inputs[1] is not None:
+        return 1.0, node.inputs[1]
+    return None
 
 
 def fill_of(node: Node) -> tuple[Value, Value, bool, float] | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes, resolve
+from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes, resolve, top
 from attngraph.passes.context import Below, find_below
 from attngraph.passes.contraction import Contraction, read_contraction
-from attngraph.passes.decline import explain, mixed_heads
+from attngraph.passes.decline import additive, explain, is_mixture, mixed_heads
 from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
+from attngraph.passes.masking import refilled
 from attngraph.passes.roles import Roles, Stage, assign, stages
 
 SINK_SOFTMAX = "attn.sink_softmax"
@@ -21,7 +22,10 @@ SDPA = "aten.scaled_dot_product_attention"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One attention, understood: operands by their stages, roles of the axes, and the terms."""
+    """One attention, understood: operands by their stages, roles of the axes, and the terms.
+
+    `is_part` tells that the softmax serves other products too, each with a part of it.
+    """
 
     anchor: Node
     root: Node
@@ -41,6 +45,7 @@ class Site:
     gain: float
     gains: tuple[Factor, ...]
     sinks: Operand | None
+    is_part: bool = False
 
 
 _FAR = 64  # nodes between scores and softmax; a reader further off is outside the attention
@@ -67,25 +72,44 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
             return None
         return len(set(pair[1].atoms) - values - set(resolve(product.summed)))
 
+    if isinstance(below, Below) and (named := additive(anchor)) is not None:
+        return named
     sink = input_of(anchor, "sink") if anchor.op == SINK_SOFTMAX else None
     logits = read_logits(Operand(source, axes), keys, prefer, shifts=sink is None)
     if not isinstance(below, Below):
         return _without_values(anchor, below, logits)
     if isinstance(logits, Declined):
         return explain(anchor, below, logits, keys)
+    guarded = below.guard is not None or anchor.op == "aten._safe_softmax"
+    if below.refills:
+        steps = refilled(logits.steps, below.refills)
+        if steps is None:
+            return Declined(
+                "weights-masked",
+                "The attention weights are set to zero where the scores were not masked.",
+                below.nodes[0],
+                "Mask the scores before the softmax instead.",
+            )
+        logits, guarded = replace(logits, steps=steps), True
     pair = _pair(logits.contraction, keys)
     assert pair is not None
     chain = (*below.nodes, below.root)
     inside = {*chain, *(test for node in below.nodes for test in _tests(node))}
-    leaks = _leaks([anchor], inside)
-    if leaks and below.guarded:
+    is_part = any(atom.const is not None for dim in axes for atom in resolve(dim))
+    weights = below.guard or Operand(anchor.output, axes)
+    after = below.nodes
+    if below.guard is not None and below.guard.value.producer is not None:
+        after = below.nodes[: below.nodes.index(below.guard.value.producer) + 1]
+    before = [anchor, *below.nodes[len(after) :]] if below.guard is not None else []
+    leaks = _leaks(after if before else [anchor, *after], inside) and not is_part
+    if not is_part and _leaks(before, inside):
         return Declined(
             "weights-unguarded",
             "The attention weights are returned before their NaN rows are replaced.",
             anchor,
             "Return the weights after the guard.",
         )
-    if _escapes(logits.node, {anchor, below.root}):
+    if not is_part and _escapes(logits.node, {anchor, below.root}):
         return Declined(
             "scores-reused",
             "The scores are read elsewhere too, so the product can't go away.",
@@ -94,8 +118,7 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         )
     sinks = None
     if sink is not None:
-        sinks = Operand(sink, broadcast_axes(axes, sink.shape, source.shape))
-    guarded = below.guarded or anchor.op == "aten._safe_softmax"
+        sinks = top(Operand(sink, broadcast_axes(axes, sink.shape, source.shape)))
     return _assemble(
         anchor,
         below.root,
@@ -105,11 +128,12 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         keys,
         below.output,
         masked_rows="zero" if guarded or sink is not None else "nan",
-        weights=leaks or _leaks(below.nodes, inside),
+        weights=weights if leaks else None,
         nodes=(*logits.nodes, anchor, *chain),
         gain=below.gain,
         gains=below.gains,
         sinks=sinks,
+        is_part=is_part,
     )
 
 
@@ -196,13 +220,14 @@ def _assemble(
     output: Axes,
     *,
     masked_rows: str,
-    weights: bool,
+    weights: Operand | None,
     nodes: tuple[Node, ...],
     causal: bool = False,
     gain: float = 1.0,
     gains: tuple[Factor, ...] = (),
     sinks: Operand | None = None,
-) -> Site | Declined:
+    is_part: bool = False,
+) -> Site | Declined | None:
     query, key, value = map(stages, operands)
     roles = assign(
         query,
@@ -214,6 +239,8 @@ def _assemble(
         [atom for dim in output for atom in resolve(dim)],
     )
     if isinstance(roles, str):
+        if is_mixture(logits, stages(operands[2]), scores, keys):
+            return None
         return mixed_heads(logits, roles) or Declined(
             "axes-not-attention", f"This is no attention op: {roles}.", anchor
         )
@@ -234,15 +261,16 @@ def _assemble(
         steps,
         causal,
         masked_rows,
-        scores if weights else None,
+        weights,
         nodes,
         gain,
         gains,
         sinks,
+        is_part,
     )
 
 
-def _from_sdpa(anchor: Node) -> Site | Declined:
+def _from_sdpa(anchor: Node) -> Site | Declined | None:
     query, key, value = (input_of(anchor, name) for name in ("query", "key", "value"))
     mask = input_of(anchor, "attn_mask")
     output = fresh_axes(anchor.output.shape)
@@ -291,7 +319,7 @@ def _from_sdpa(anchor: Node) -> Site | Declined:
         keys,
         output,
         masked_rows="zero",
-        weights=False,
+        weights=None,
         nodes=(anchor,),
         causal=bool(attribute(anchor, "is_causal")),
     )

@@ -81,7 +81,6 @@ def every_warning() -> Iterator[None]:
     torch.set_warn_always(False)
 
 
-@pytest.mark.xfail(strict=True, reason="scalars.uniform turns a trainable parameter into a float")
 @pytest.mark.usefixtures("every_warning")
 def test_trainable_parameters_bring_no_warning() -> None:
     formulation = FORMULATIONS["NonLocalBlock"]

@@ -162,9 +162,7 @@ class DifferentialContexts(nn.Module):
         return _attend(q1, k1, v) - 0.4 * _attend(q2, k2, v)
 
 
-@formulation(
-    SELF, gap="unequal: of weights selected twice and subtracted one select is taken for the whole"
-)
+@formulation(SELF)
 class DifferentialViewed(nn.Module):
     """The paper's code: one softmax over 2·H heads, viewed as (B, H, 2, S, S), subtracted."""
 

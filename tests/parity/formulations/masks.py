@@ -84,7 +84,7 @@ def causal_tril_at_run_time(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.where(keep, scores, torch.tensor(float("-inf"))).softmax(-1) @ v
 
 
-@formulation(*SQUARE, gap="s · m + c · (1 − m) is not read as a mask")
+@formulation(*SQUARE)
 def causal_multiplicative(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """GPT-1: w · b − 1e4 · (1 − b)."""
     b = torch.tril(torch.ones(q.shape[2], q.shape[2]))
@@ -137,11 +137,7 @@ def causal_and_padding_summed(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) 
     return (_scores(q, k) + causal + extended).softmax(-1) @ v
 
 
-@formulation(
-    *SQUARE,
-    "b s:padding",
-    gap="unequal: a finite fill after -inf brings hidden keys back, which the reading forgets",
-)
+@formulation(*SQUARE, "b s:padding")
 def causal_then_padding(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
     """Two masks with two fills, one after the other."""
     hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
@@ -354,7 +350,7 @@ def diagonal_hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _scores(q, k).masked_fill(hidden, -1e9).softmax(-1) @ v
 
 
-@formulation(Q, K, V, "b 1 s t:float_mask", gap="s · m + c · (1 − m) is not read as a mask")
+@formulation(Q, K, V, "b 1 s t:float_mask", fused=0, declined=("scores-times-tensor",))
 def fill_multiplied_then_added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """s · m − 1e9 · (1 − m)."""
     return (_scores(q, k) * mask - 1e9 * (1 - mask)).softmax(-1) @ v
@@ -366,14 +362,7 @@ def additive_infinite_sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Ten
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@formulation(
-    Q,
-    K,
-    V,
-    "b 1 s t:lowest",
-    dynamic="b s t",
-    gap="torch.max(scores, number), aten.max.other, is not read as a clamp",
-)
+@formulation(Q, K, V, "b 1 s t:lowest", dynamic="b s t")
 def additive_clamped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """OPT: added, then clamped from below to finfo.min."""
     scores = _scores(q, k) + mask

@@ -166,7 +166,7 @@ def norm_l2(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (10 * q @ k.mT).softmax(-1) @ v
 
 
-@formulation(*SQUARE, gap="a divisor that differs from key to key could divide the keys")
+@formulation(*SQUARE)
 def norm_l2_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Cosine similarity with both norms divided out of the scores."""
     scores = q @ k.mT

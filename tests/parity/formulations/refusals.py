@@ -37,13 +37,7 @@ def linear_double(x: Tensor) -> Tensor:
     return gathered @ (0.3 * x).softmax(1)
 
 
-@formulation(
-    "b s m",
-    "b t m",
-    fused=0,
-    declined=("additive",),
-    gap="fused as one attention per query with V repeated, not named additive",
-)
+@formulation("b s m", "b t m", fused=0, declined=("additive",))
 class AdditiveBahdanau(nn.Module):
     """vᵀ tanh(W q + U k)."""
 
@@ -57,14 +51,7 @@ class AdditiveBahdanau(nn.Module):
         return self.v(hidden).squeeze(-1).softmax(-1) @ k
 
 
-@formulation(
-    "b m",
-    "b t m",
-    "b t:padding",
-    fused=0,
-    declined=("additive",),
-    gap="fused with v as the query, not named additive",
-)
+@formulation("b m", "b t m", "b t:padding", fused=0, declined=("additive",))
 class AdditiveDecoder(nn.Module):
     """The same for one decoder state, with padding."""
 
@@ -79,13 +66,7 @@ class AdditiveDecoder(nn.Module):
         return torch.bmm(F.softmax(scores, 1).unsqueeze(1), memory).squeeze(1)
 
 
-@formulation(
-    "b s m",
-    "b t m",
-    fused=0,
-    declined=("additive",),
-    gap="fused as one attention per query with V repeated, not named additive",
-)
+@formulation("b s m", "b t m", fused=0, declined=("additive",))
 class AdditiveConcatenated(nn.Module):
     """Luong's concat: vᵀ tanh(W [q; k])."""
 
@@ -287,7 +268,7 @@ def keys_differ_per_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (torch.einsum("bhsd,bhstd->bhst", q, k) * 0.4).softmax(-1) @ v
 
 
-@formulation("b s m", fused=0, gap="a router is no attention, but gets a remark")
+@formulation("b s m", fused=0)
 class Router(nn.Module):
     """A mixture of experts: softmax over experts, no attention."""
 
@@ -342,13 +323,13 @@ class ExpectedEmbedding(nn.Module):
         return self.head(x).softmax(-1) @ self.table.weight
 
 
-@formulation("b m 8", fused=0, gap="a mean over bins is no attention, but gets a remark")
+@formulation("b m 8", fused=0)
 def distribution_focal(x: Tensor) -> Tensor:
     """YOLO's DFL: the mean of a softmax over bins."""
     return (x.softmax(-1) * torch.arange(8.0)).sum(-1)
 
 
-@formulation("b m 4 5", fused=0, gap="a gate over branches is no attention, but gets a remark")
+@formulation("b m 4 5", fused=0)
 class SelectiveKernel(nn.Module):
     """SKNet: softmax over branches of a channel descriptor."""
 

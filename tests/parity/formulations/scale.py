@@ -114,7 +114,6 @@ def scale_log_length_static(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     K,
     V,
     dynamic="t",
-    gap="dynamic: a symbolic divisor, k.shape[-2] ** 0.5, is not read as a scale",
 )
 def scale_by_length(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Scores divided by the root of the number of keys, known at run time only."""
@@ -203,7 +202,8 @@ def scale_learned_exponent(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     K,
     V,
     "b 1 s t:lowest",
-    gap="a tensor times scores that hold a mask: a positive one could move inside",
+    fused=0,
+    declined=("scores-times-tensor",),
 )
 def scale_learned_after_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """A temperature tensor multiplies scores that already hold the mask."""

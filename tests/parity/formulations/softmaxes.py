@@ -161,7 +161,7 @@ def guard_masked_fill_isnan(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Te
     return weights.masked_fill(weights.isnan(), 0.0) @ v
 
 
-@formulation(Q, K, V, MASK, gap="where(all(scores == -inf), 0, p) is not read as a guard")
+@formulation(Q, K, V, MASK)
 def guard_all_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """ATen's safe softmax: zero where every score of a row is -inf."""
     scores = _scores(q, k).masked_fill(~mask, float("-inf"))
@@ -169,7 +169,7 @@ def guard_all_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.where(empty, torch.zeros_like(scores), scores.softmax(-1)) @ v
 
 
-@formulation(Q, K, V, MASK, gap="zeroing the same mask after the softmax is not read as a guard")
+@formulation(Q, K, V, MASK)
 def guard_fill_again(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """ESPnet: filled before the softmax, zeroed after it."""
     hidden = mask.eq(0)
@@ -177,7 +177,7 @@ def guard_fill_again(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return scores.softmax(-1).masked_fill(hidden, 0.0) @ v
 
 
-@formulation(Q, K, V, MASK, gap="zeroing the same mask after the softmax is not read as a guard")
+@formulation(Q, K, V, MASK)
 def guard_fill_again_infinite(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The same with -inf: NaN rows become zero."""
     scores = _scores(q, k).masked_fill(~mask, float("-inf"))
@@ -245,14 +245,7 @@ def softcap_scaled_inside(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (torch.tanh(_scores(q, k) / 5.0) * 3.0).softmax(-1) @ v
 
 
-@formulation(
-    Q,
-    K,
-    V,
-    "h:positive",
-    dynamic="b s t",
-    gap="sink-per-row: an expand over queries is not seen through",
-)
+@formulation(Q, K, V, "h:positive", dynamic="b s t")
 def sink_column(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
     """gpt-oss: a sink logit per head is concatenated and its column dropped."""
     scores = _scores(q, k)
@@ -261,9 +254,7 @@ def sink_column(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
     return weights[..., :-1] @ v
 
 
-@formulation(
-    Q, K, V, "h:positive", MASK, gap="sink-per-row: an expand over queries is not seen through"
-)
+@formulation(Q, K, V, "h:positive", MASK)
 def sink_column_max(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
     """The same as transformers writes it: a mask, and the maximum subtracted."""
     scores = _scores(q, k).masked_fill(~mask, torch.finfo(torch.float32).min)

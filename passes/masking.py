@@ -1,0 +1,141 @@
+"""Writes the ordered biases and masks of an attention as one float bias and one bool mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from attngraph.ir import Builder, Value
+from attngraph.passes.axes import Axes, Operand, resolve
+from attngraph.passes.logits import ABSORBING_FILL, Bias, Mask
+from attngraph.passes.mask_terms import magnitude
+from attngraph.passes.materialize import cost, materialize
+from attngraph.passes.roles import stages
+
+_DEEPER = 1e16  # weak fills go this much further down, in their order
+
+
+def broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes] | None:
+    """The cheapest stage of a bias or mask, and its axes: size 1 where it has none.
+
+    None where it has axes that the scores lack.
+    """
+    best: tuple[int, int] | None = None
+    chosen: tuple[Operand, Axes] | None = None
+    for index, stage in enumerate(stages(operand)):
+        if stage.factor != 1.0:
+            break
+        have = set(stage.operand.atoms)
+        target = tuple(dim if have & set(resolve(dim)) else () for dim in scores)
+        needed = cost(stage.operand, target)
+        if needed is not None and (best is None or (needed, index) < best):
+            best, chosen = (needed, index), (stage.operand, target)
+    return chosen
+
+
+@dataclass
+class Masking:
+    """Emits the steps in order. `bias` broadcasts to (B, H, S, T), `mask` is True where allowed.
+
+    A finite fill replaces what was added before it, also a -inf: the mask opens there again. It is
+    written as one that absorbs every logit, so that a row of fills alone is a mean, as it was.
+    """
+
+    build: Builder
+    scores: Axes
+    dtype: torch.dtype
+    bias: Value | None = None
+    mask: Value | None = None
+
+    def apply(self, steps: Sequence[Bias | Mask]) -> None:
+        """Adds the steps, inner first."""
+        for group in _groups(steps):
+            if isinstance(group, Bias):
+                self._add(group)
+                continue
+            kept = self._kept(group[0])
+            for step in group[1:]:
+                kept = self.build("aten.logical_and", kept, self._kept(step))
+            if math.isfinite(group[0].fill):
+                self._fill(kept, group[0].fill)
+            else:
+                self.mask = kept if self.mask is None else self._and(self.mask, kept)
+
+    def _and(self, left: Value, right: Value) -> Value:
+        return self.build("aten.logical_and", left, right)
+
+    def _placed(self, operand: Operand) -> Value:
+        found = broadcastable(operand, self.scores)
+        if found is None:
+            raise ValueError(f"{operand.value!r} has axes that the scores lack.")
+        return materialize(self.build, *found)
+
+    def _add(self, step: Bias) -> None:
+        term = self._placed(step.operand)
+        if term.dtype != self.dtype:
+            term = self.build("aten._to_copy", term, dtype=self.dtype)
+        if step.factor != 1.0:
+            term = self.build("aten.mul.Scalar", term, other=step.factor)
+        if step.floor is not None:
+            term = self.build("aten.clamp_min", term, min=step.floor)
+        self._sum(term)
+
+    def _sum(self, term: Value) -> None:
+        both = self.bias is not None
+        self.bias = self.build("aten.add.Tensor", self.bias, term) if both else term
+
+    def _kept(self, step: Mask) -> Value:
+        kept = self._placed(step.operand)
+        if kept.dtype != torch.bool:
+            kept = self.build("aten._to_copy", kept, dtype=torch.bool)
+        return kept if step.keep else self.build("aten.logical_not", kept)
+
+    def _fill(self, kept: Value, fill: float) -> None:
+        low = fill if fill <= ABSORBING_FILL else max(fill * _DEEPER, -1e30)
+        constant = self.build.constant(torch.tensor(low, dtype=self.dtype), "fill")
+        if self.bias is None or magnitude(self.bias) < -ABSORBING_FILL:
+            zero = self.build.constant(torch.zeros((), dtype=self.dtype), "zero")
+            self._sum(self.build("aten.where.self", kept, zero, constant))
+        else:
+            self.bias = self.build("aten.where.self", kept, self.bias, constant)
+        if self.mask is not None:
+            opened = self.build("aten.logical_not", kept)
+            self.mask = self.build("aten.logical_or", self.mask, opened)
+
+
+def _groups(steps: Sequence[Bias | Mask]) -> Iterator[Bias | list[Mask]]:
+    """Runs of masks with one fill act as one."""
+    run: list[Mask] = []
+    for step in steps:
+        if run and (isinstance(step, Bias) or step.fill != run[0].fill):
+            yield run
+            run = []
+        if isinstance(step, Bias):
+            yield step
+        else:
+            run.append(step)
+    if run:
+        yield run
+
+
+def refilled(
+    steps: Sequence[Bias | Mask], refills: Sequence[Mask]
+) -> tuple[Bias | Mask, ...] | None:
+    """The steps, once the weights were set to zero where a mask had masked the scores already.
+
+    That leaves no trace of the fill but in rows where everything is masked, which become zero: as a
+    -inf mask that is guarded. None where the zeros fall elsewhere.
+    """
+    masks = [step for step in steps if isinstance(step, Mask)]
+    if len(masks) != 1 or any(not _same(masks[0], refill) for refill in refills):
+        return None
+    return tuple(replace(s, fill=-math.inf) if isinstance(s, Mask) else s for s in steps)
+
+
+def _same(mask: Mask, other: Mask) -> bool:
+    ends = [stages(step.operand)[-1].operand for step in (mask, other)]
+    first, second = ends
+    return first.value is second.value and first.dims == second.dims and mask.keep == other.keep

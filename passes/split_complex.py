@@ -1,0 +1,196 @@
+"""split-complex: complex numbers as pairs of reals, which is what ONNX operators compute on.
+
+Rotary embeddings are written with them: view_as_real(view_as_complex(x) * polar(1, angle)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import torch
+
+from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir.dims import same
+from attngraph.ir.ops import attribute
+from attngraph.passes.manager import register
+
+Pair: TypeAlias = tuple[Value, Value]
+
+_ON_BOTH = frozenset(
+    "aten." + name
+    for name in (
+        "alias", "cat", "chunk", "clone", "contiguous", "detach", "div.Scalar", "expand",
+        "flatten.using_ints", "flip", "index.Tensor", "index_select", "mul.Scalar", "narrow",
+        "neg", "permute", "repeat", "reshape", "roll", "select.int", "slice.Tensor",
+        "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims", "stack", "t",
+        "transpose.int", "unbind.int", "unflatten.int", "unsqueeze", "view",
+    )
+)  # fmt: skip
+"""Ops that do the same to the real and to the imaginary part, and nothing between them."""
+_SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
+_CONJUGATES = frozenset(["aten._conj", "aten.conj", "aten.conj_physical"])
+_FROM_REALS = frozenset(["aten.complex", "aten.polar", "aten.view_as_complex"])
+_TO_REALS = frozenset(["aten.abs", "aten.imag", "aten.real", "aten.view_as_real"])
+
+
+@register
+@dataclass(frozen=True)
+class SplitComplex:
+    """Replaces each real result of complex numbers by the same from their parts.
+
+    What complex arithmetic can't be written on parts stays as it is, with all that it is made of.
+    """
+
+    name: ClassVar[str] = "split-complex"
+    exact: ClassVar[bool] = False
+
+    def run(self, graph: Graph) -> list[Remark]:
+        parts = _Parts(graph)
+        for node in list(graph):
+            if node.op in _TO_REALS and node.output.users and _is_complex(node.inputs[0]):
+                source = node.inputs[0]
+                assert source is not None
+                if parts.known(source):
+                    graph.replace_uses(node.output, parts.real_result(node, parts.of(source)))
+        return []
+
+
+def _is_complex(value: Value | None) -> bool:
+    return value is not None and value.dtype.is_complex
+
+
+class _Parts:
+    """The real and imaginary parts of values, built where they are first asked for."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.build = Builder(graph)
+        self._known: dict[Value, bool] = {}
+        self._pairs: dict[Value, Pair] = {}
+
+    def known(self, value: Value) -> bool:
+        """Whether the parts of a complex value can be written."""
+        if value not in self._known:
+            self._known[value] = value.data is not None or self._splits(value.producer)
+        return self._known[value]
+
+    def _splits(self, node: Node | None) -> bool:
+        if node is None:
+            return False
+        operands = [value for value in node.inputs if value is not None]
+        numbers = [value for value in operands if _is_complex(value)]
+        if node.op in _FROM_REALS:
+            return not numbers
+        if node.op in _ON_BOTH:
+            if node.op in ("aten.cat", "aten.stack") and len(numbers) < len(operands):
+                return False
+            if isinstance(node.attrs.get("other"), complex):
+                return False
+        elif node.op in _SUMS:
+            if isinstance(attribute(node, "alpha"), complex):
+                return False
+        elif node.op == "aten.div.Tensor":
+            numbers += [value for value in operands[1:] if _is_complex(value)]
+            if _is_complex(operands[1]):
+                return False
+        elif node.op not in ("aten.mul.Tensor", "aten._to_copy", *_CONJUGATES):
+            return False
+        return bool(numbers) and all(self.known(value) for value in numbers)
+
+    def of(self, value: Value) -> Pair:
+        """(real, imaginary) of a value that is known."""
+        if value not in self._pairs:
+            if value.data is not None:
+                real, imaginary = value.data.real, value.data.imag
+                self._pairs[value] = (
+                    self.build.constant(real.contiguous(), f"{value.name}.real"),
+                    self.build.constant(imaginary.contiguous(), f"{value.name}.imag"),
+                )
+            else:
+                assert value.producer is not None
+                self._split(value.producer)
+        return self._pairs[value]
+
+    def _split(self, node: Node) -> None:
+        sides = [self.of(v) if v is not None and _is_complex(v) else (v, v) for v in node.inputs]
+        self.build.at(node, node.loc)
+        if node.op in _ON_BOTH:
+            halves = [
+                self.build.node(node.op, *[side[part] for side in sides], **node.attrs)
+                for part in (0, 1)
+            ]
+            for value, real, imaginary in zip(
+                node.outputs, halves[0].outputs, halves[1].outputs, strict=True
+            ):
+                self._pairs[value] = (real, imaginary)
+            return
+        pair = self._product(node) if "mul" in node.op else self._other(node)
+        self._pairs[node.output] = (self._fit(pair[0], node), self._fit(pair[1], node))
+
+    def _fit(self, part: Value, node: Node) -> Value:
+        """A part in the result's shape and dtype."""
+        shape, dtype = node.output.shape, node.output.dtype.to_real()
+        if len(part.shape) != len(shape) or not all(map(same, part.shape, shape)):
+            part = self.build("aten.expand", part, size=list(shape))
+        return part if part.dtype == dtype else self.build("aten._to_copy", part, dtype=dtype)
+
+    def _product(self, node: Node) -> Pair:
+        left, right = node.inputs
+        assert left is not None
+        assert right is not None
+        multiply = "aten.mul.Tensor"
+        if not _is_complex(left):
+            left, right = right, left
+        a, b = self.of(left)
+        if not _is_complex(right):
+            return self.build(multiply, a, right), self.build(multiply, b, right)
+        c, d = self.of(right)
+        build = self.build
+        real = build("aten.sub.Tensor", build(multiply, a, c), build(multiply, b, d))
+        return real, build("aten.add.Tensor", build(multiply, a, d), build(multiply, b, c))
+
+    def _other(self, node: Node) -> Pair:
+        build, op = self.build, node.op
+        first = node.inputs[0]
+        second = node.inputs[1] if len(node.inputs) > 1 else None
+        assert first is not None
+        if op == "aten.view_as_complex":
+            real, imaginary = (build("aten.select.int", first, dim=-1, index=i) for i in (0, 1))
+            return real, imaginary
+        if op == "aten.complex":
+            assert second is not None
+            return first, second
+        if op == "aten.polar":
+            real, imaginary = build("aten.cos", second), build("aten.sin", second)
+            multiply = "aten.mul.Tensor"
+            return build(multiply, first, real), build(multiply, first, imaginary)
+        if op in _SUMS:
+            return self._sum(node)
+        a, b = self.of(first)
+        if op in _CONJUGATES:
+            return a, build("aten.neg", b)
+        if op == "aten.div.Tensor":
+            return build(op, a, second), build(op, b, second)
+        return a, b  # a cast
+
+    def _sum(self, node: Node) -> Pair:
+        left, right = node.inputs
+        assert left is not None
+        assert right is not None
+        alpha = attribute(node, "alpha")
+        zero = self.build.constant(torch.zeros((), dtype=node.output.dtype.to_real()), "zero")
+        a, b = self.of(left) if _is_complex(left) else (left, zero)
+        c, d = self.of(right) if _is_complex(right) else (right, zero)
+        return self.build(node.op, a, c, alpha=alpha), self.build(node.op, b, d, alpha=alpha)
+
+    def real_result(self, node: Node, pair: Pair) -> Value:
+        """What a node of `_TO_REALS` computes, from the parts of its operand."""
+        build = self.build.at(node, node.loc)
+        real, imaginary = pair
+        if node.op == "aten.view_as_real":
+            return build("aten.stack", real, imaginary, dim=-1)
+        if node.op == "aten.abs":
+            squares = [build("aten.mul.Tensor", part, part) for part in pair]
+            return build("aten.sqrt", build("aten.add.Tensor", *squares))
+        return real if node.op == "aten.real" else imaginary
