@@ -97,7 +97,7 @@ def _assert_masks_matter(built: Built, optimized: Optimized) -> None:
             dropped = optimized.run(args)
         else:
             with torch.no_grad():
-                dropped = [tensor for _, tensor in flatten_outputs(module(*args))]
+                dropped = tuple(tensor for _, tensor in flatten_outputs(module(*args)))
         assert not compare(reference, dropped, "fp32").passed, f"the {name} mask goes unseen"
 
 

@@ -1,0 +1,274 @@
+"""A wrong pass or lowering is caught, named, and leaves no file; a right result is dependable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attngraph
+from attngraph import cli
+from attngraph.errors import ParityError, UsageError
+from attngraph.export.lowering import registry
+from attngraph.export.lowering.context import Context
+from attngraph.export.save import save, to_session
+from attngraph.export.target import Target
+from attngraph.ir import Builder, Graph, Node, Remark
+from attngraph.optimized import Optimized
+from attngraph.passes import Pass, registered
+
+WIDTH, HEADS = 16, 2
+
+
+class Block(nn.Module):
+    """Attention over x (B, S, 16) where `mask` (B, S) is true, then a nonlinearity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for part in self.projections(3 * x).chunk(3, -1)
+        )
+        scores = query @ key.transpose(-1, -2) * 0.5
+        scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
+        context = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        return torch.tanh(self.out(context))
+
+
+def build() -> tuple[Block, tuple[Tensor, Tensor]]:
+    random = torch.Generator().manual_seed(0)
+    module = Block().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.5, generator=random)
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[0, :3], mask[1, 5] = False, False
+    return module, (torch.randn(3, 7, WIDTH, generator=random), mask)
+
+
+@pytest.fixture(scope="module")
+def optimized() -> Optimized:
+    module, args = build()
+    return attngraph.optimize(module, args, verify="off")
+
+
+Spoil = Callable[[Graph, Node], None]
+
+
+def _drop_mask(graph: Graph, node: Node) -> None:
+    graph.set_inputs(node, node.inputs[:3])
+
+
+def _double_scale(graph: Graph, node: Node) -> None:
+    attrs = {**node.attrs, "scale": 2 * node.attrs["scale"]}
+    wrong = Builder(graph, node, node.loc).node(node.op, *node.inputs, **attrs)
+    for old, new in zip(node.outputs, wrong.outputs, strict=True):
+        graph.replace_uses(old, new)
+    graph.erase(node)
+
+
+def _break_pass(monkeypatch: pytest.MonkeyPatch, name: str, spoil: Spoil) -> None:
+    """From now on the pass spoils every attention once it has done its work."""
+    kind = type(registered()[name]())
+    run = kind.run
+
+    def wrong(self: Pass, graph: Graph) -> list[Remark]:
+        remarks = run(self, graph)
+        for node in list(graph):
+            if node.op == "attn.attention":
+                spoil(graph, node)
+        return remarks
+
+    monkeypatch.setattr(kind, "run", wrong)
+
+
+# A spoiled pass that runs several times would go on doubling; these run once.
+WRONG_PASSES = pytest.mark.parametrize(
+    ("name", "spoil"),
+    [("fuse-attention", _drop_mask), ("fold-masks", _double_scale), ("legalize-sinks", _drop_mask)],
+)
+
+
+@WRONG_PASSES
+def test_a_wrong_pass_is_named_after_the_fact(
+    name: str, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _break_pass(monkeypatch, name, spoil)
+    module, args = build()
+    with pytest.raises(ParityError, match=f"The pass {name} is the first to diverge") as caught:
+        attngraph.optimize(module, args)
+    assert "out of its error budget" in str(caught.value)
+    assert "Nothing was written." in str(caught.value)
+
+
+@WRONG_PASSES
+def test_a_wrong_pass_is_named_as_it_happens(
+    name: str, spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _break_pass(monkeypatch, name, spoil)
+    module, args = build()
+    with pytest.raises(ParityError, match=f"After the pass {name} the graph is wrong"):
+        attngraph.optimize(module, args, verify="each")
+
+
+def test_without_verification_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even a wrong result is handed over; the report says that it wasn't checked."""
+    _break_pass(monkeypatch, "fold-masks", _drop_mask)
+    module, args = build()
+    wrong = attngraph.optimize(module, args, verify="off")
+    assert wrong.report.parity is None
+    assert "parity" not in wrong.report.timings
+    assert wrong.report.to_dict()["parity"] is None
+    with torch.no_grad():
+        assert not torch.allclose(_tensor(wrong(*args)), module(*args), atol=1e-2)
+
+
+def test_verifying_each_pass_passes_where_all_are_right() -> None:
+    module, args = build()
+    report = attngraph.optimize(module, args, verify="each").report
+    assert report.parity is not None
+    assert report.parity.passed
+    assert report.fused == 1
+
+
+def _wrong_tanh(ctx: Context, node: Node) -> onnx_ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    return ctx.op("Softsign", ctx.value(value))
+
+
+def _one_percent_more(ctx: Context, node: Node) -> onnx_ir.Value:
+    lowering = registry.registered("right.attention")
+    assert lowering is not None
+    values = lowering(ctx, node)
+    assert isinstance(values, list)
+    return ctx.op("Mul", values[0], ctx.constant(1.01, torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong", "line"),
+    [
+        ("aten.tanh", _wrong_tanh, "return torch.tanh(self.out(context))"),
+        ("attn.attention", _one_percent_more, "context = (scores.softmax(-1) @ value)"),
+    ],
+)
+def test_a_wrong_lowering_is_named_with_the_line_it_comes_from(
+    op: str, wrong: registry.Lowering, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = registry.registered(op)
+    assert right is not None
+    monkeypatch.setitem(registry._LOWERINGS, "right.attention", right)
+    monkeypatch.setitem(registry._LOWERINGS, op, wrong)
+    module, args = build()
+    with pytest.raises(ParityError, match=r"The first ONNX value to diverge is %") as caught:
+        attngraph.optimize(module, args)
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
+    number = next(index for index, text in enumerate(source, 1) if text.strip().startswith(line))
+    assert f" = {op}, from " in str(caught.value)
+    assert f"test_checks.py:{number}" in str(caught.value)
+
+
+def test_a_wrong_result_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _break_pass(monkeypatch, "fold-masks", _drop_mask)
+    kept = tmp_path / "kept.onnx"
+    kept.write_bytes(b"an earlier result")
+    for path in (kept, tmp_path / "new.onnx"):
+        command = ["optimize", "--factory", "tests.parity.test_checks:build", "-o", str(path)]
+        assert cli.run(command) not in (0, 70)
+        error = capfd.readouterr().err
+        assert "The pass fold-masks is the first to diverge" in error
+    assert [file.name for file in tmp_path.iterdir()] == ["kept.onnx"]
+    assert kept.read_bytes() == b"an earlier result"
+
+
+def _tensor(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    assert isinstance(output, Tensor)
+    return output
+
+
+def test_inputs_go_by_position_or_by_name(optimized: Optimized) -> None:
+    _, (x, mask) = build()
+    expected = _tensor(optimized(x, mask))
+    for output in (optimized(x, mask=mask), optimized(mask=mask, x=x), optimized.run([x, mask])[0]):
+        assert torch.equal(_tensor(output), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda f, x, m: f(x, m, m), "3 inputs were given; there are x, mask"),
+        (lambda f, x, m: f(x), "takes the inputs x, mask; got x"),
+        (lambda f, x, m: f(x, x=m), "The input x was given twice"),
+        (lambda f, x, m: f(x, padding=m), "takes the inputs x, mask; got x, padding"),
+        (lambda f, x, m: f(x.double(), m), "'x' is float64; the model takes float32"),
+        (lambda f, x, m: f(x, m.long()), "'mask' is int64; the model takes bool"),
+        (lambda f, x, m: f(x[:, :, :8], m), r"'x' has shape \(3, 7, 8\)"),
+        (lambda f, x, m: f(x[0], m), r"'x' has shape \(7, 16\)"),
+        (lambda f, x, m: f(x, m.numpy()), "'mask' must be a torch.Tensor, not ndarray"),
+    ],
+)
+def test_wrong_inputs_get_a_sentence(
+    call: Callable[[Optimized, Tensor, Tensor], object], reason: str, optimized: Optimized
+) -> None:
+    _, (x, mask) = build()
+    with pytest.raises(UsageError, match=reason) as caught:
+        call(optimized, x, mask)
+    assert str(caught.value).endswith(".")
+
+
+def test_threads_share_one_session() -> None:
+    module, (x, mask) = build()
+    optimized = attngraph.optimize(module, (x, mask), verify="off")  # its session isn't open yet
+    outputs: list[Tensor | None] = [None] * 8
+    start = threading.Barrier(len(outputs))
+
+    def work(index: int) -> None:
+        start.wait()
+        for _ in range(10):
+            outputs[index] = _tensor(optimized((index + 1) * x, mask))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(outputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, output in enumerate(outputs):
+        assert output is not None
+        assert torch.equal(output, _tensor(optimized((index + 1) * x, mask)))
+
+
+@pytest.mark.parametrize("external_above", [1 << 30, 0])
+def test_a_saved_file_gives_the_same_output(
+    external_above: int, optimized: Optimized, tmp_path: Path
+) -> None:
+    _, (x, mask) = build()
+    expected = _tensor(optimized(x, mask)).numpy()
+    path = tmp_path / "model.onnx"
+    save(optimized.model, path, external_above=external_above)
+    files = ["model.onnx"] + ["model.onnx.data"] * (external_above == 0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == files
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [put.name for put in session.get_inputs()] == ["x", "mask"]
+    (output,) = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
+    np.testing.assert_array_equal(output, expected)
+    with to_session(optimized.model, Target("cpu"), external_above=external_above) as opened:
+        np.testing.assert_array_equal(opened.run([x, mask])[0].numpy(), expected)
+
+
+def test_saving_by_name_is_saving_whole(optimized: Optimized, tmp_path: Path) -> None:
+    optimized.save(tmp_path / "a.onnx")
+    save(optimized.model, tmp_path / "b.onnx")
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
