@@ -8,11 +8,12 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint docs corpus clean
+.PHONY: demo test lint docs corpus bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_model out/model.pt2
 	$(BIN)/attngraph optimize out/model.pt2 -o out/model.onnx
+	$(BIN)/python -W ignore -m bench.latency out/model.pt2 out/model.onnx
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(WORKERS)
@@ -24,6 +25,10 @@ lint: $(INSTALLED)
 
 corpus: $(INSTALLED)
 	$(BIN)/python -m tests.corpus.sweep
+
+bench: $(INSTALLED)
+	$(BIN)/python -m bench.node_count
+	$(BIN)/python -m bench.compile_time
 
 docs: $(INSTALLED)
 	$(BIN)/python -m docs.generate

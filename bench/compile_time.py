@@ -1,0 +1,119 @@
+"""Time from module to saved ONNX, against `torch.export.export` alone, by number of layers.
+
+    python -m bench.compile_time [--layers 8 16 32] [--repeat 3]
+
+Each measurement has a process of its own, and the two kinds take turns. The figure is the ratio of
+the medians of CPU seconds: it hardly depends on what else the machine does, which wall time does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from bench.machine import write
+
+
+def _llama(layers: int) -> tuple[Any, tuple[Any, ...], Any]:
+    """A Llama of hidden size 256 with a padding mask, dynamic in batch and sequence."""
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+
+    class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = LlamaConfig(
+                hidden_size=256,
+                num_hidden_layers=layers,
+                num_attention_heads=8,
+                num_key_value_heads=4,
+                intermediate_size=512,
+                vocab_size=1000,
+            )
+            self.model = LlamaModel(config)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            output = self.model(input_ids, attention_mask=attention_mask, use_cache=False)
+            hidden: torch.Tensor = output.last_hidden_state
+            return hidden
+
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
+    args = (torch.randint(0, 1000, (2, 16)), torch.ones(2, 16, dtype=torch.int64))
+    return Hidden().eval(), args, (dims, dims)
+
+
+def measure(kind: str, layers: int) -> dict[str, Any]:
+    """One measurement in this process: kind is "export" or "attngraph"."""
+    warnings.simplefilter("ignore")
+    import torch
+
+    from attngraph.compiler import optimize
+
+    module, args, shapes = _llama(layers)
+    wall, cpu = time.perf_counter(), time.process_time()
+    result: dict[str, Any] = {}
+    if kind == "export":
+        with torch.no_grad():
+            torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            optimized = optimize(module, args, dynamic_shapes=shapes, verify="off")
+            optimized.save(Path(folder) / "model.onnx")
+        report = optimized.report
+        result = {"stages": report.timings, "nodes": report.nodes_after, "fused": report.fused}
+    cpu_seconds = time.process_time() - cpu
+    return {"cpu_s": cpu_seconds, "wall_s": time.perf_counter() - wall, **result}
+
+
+def _in_process(kind: str, layers: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.compile_time", "--one", kind, "--layers", str(layers)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--one", choices=["export", "attngraph"])
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.layers[0])))
+        return
+    rows = []
+    for layers in options.layers:
+        runs: dict[str, list[dict[str, Any]]] = {"export": [], "attngraph": []}
+        for _ in range(options.repeat):
+            for kind, found in runs.items():
+                found.append(_in_process(kind, layers))
+        seconds = {kind: [run["cpu_s"] for run in found] for kind, found in runs.items()}
+        medians = {kind: statistics.median(values) for kind, values in seconds.items()}
+        ratio = medians["attngraph"] / medians["export"]
+        last = runs["attngraph"][-1]
+        rows.append(
+            {
+                "layers": layers,
+                "cpu_s": seconds,
+                "ratio": ratio,
+                "nodes": last["nodes"],
+                "fused": last["fused"],
+                "stages_wall_s": last["stages"],
+            }
+        )
+        print(f"{layers} layers: {ratio:.2f} × torch.export.export, {last['nodes']} nodes")
+    print(write("compile_time", {"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
