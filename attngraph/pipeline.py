@@ -6,6 +6,7 @@ from attngraph.passes import Pass, make, registered
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
+    "split-complex",
     *CLEAN,
     "linearize",
     "sink-layout",

@@ -3,7 +3,7 @@
     python -m bench.latency MODEL.pt2 MODEL.onnx [--rounds 7] [--seconds 0.5]
 
 Each engine runs in a process of its own, because onnxruntime's threads spin on after a call and
-slow their neighbours; their blocks take turns. Printed: medians, spread, and the ratio of the medians.
+slow their neighbours; their blocks take turns. Printed: medians, spread, and their ratio.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from attngraph.passes import (
     raise_softmax,
     simplify_layout,
     sink_layout,
+    split_complex,
 )
 from attngraph.passes.manager import Pass, PassResult, make, register, registered, run
 
@@ -42,4 +43,5 @@ __all__ = [
     "run",
     "simplify_layout",
     "sink_layout",
+    "split_complex",
 ]

@@ -23,8 +23,9 @@ _ON_BOTH = frozenset(
         "alias", "cat", "chunk", "clone", "contiguous", "detach", "div.Scalar", "expand",
         "flatten.using_ints", "flip", "index.Tensor", "index_select", "mul.Scalar", "narrow",
         "neg", "permute", "repeat", "reshape", "roll", "select.int", "slice.Tensor",
-        "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims", "stack", "t",
-        "transpose.int", "unbind.int", "unflatten.int", "unsqueeze", "view",
+        "mean.dim", "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims",
+        "stack", "sum.dim_IntList", "t", "transpose.int", "unbind.int", "unflatten.int",
+        "unsqueeze", "view",
     )
 )  # fmt: skip
 """Ops that do the same to the real and to the imaginary part, and nothing between them."""
@@ -48,11 +49,12 @@ class SplitComplex:
     def run(self, graph: Graph) -> list[Remark]:
         parts = _Parts(graph)
         for node in list(graph):
-            if node.op in _TO_REALS and node.output.users and _is_complex(node.inputs[0]):
-                source = node.inputs[0]
-                assert source is not None
-                if parts.known(source):
-                    graph.replace_uses(node.output, parts.real_result(node, parts.of(source)))
+            if node.op not in _TO_REALS or not _is_complex(source := node.inputs[0]):
+                continue
+            assert source is not None
+            is_read = node.output.uses or node.output in graph.outputs
+            if is_read and parts.known(source):
+                graph.replace_uses(node.output, parts.real_result(node, parts.of(source)))
         return []
 
 
@@ -85,13 +87,12 @@ class _Parts:
         if node.op in _ON_BOTH:
             if node.op in ("aten.cat", "aten.stack") and len(numbers) < len(operands):
                 return False
-            if isinstance(node.attrs.get("other"), complex):
+            if isinstance(node.attrs.get("other"), complex) or "dtype" in node.attrs:
                 return False
         elif node.op in _SUMS:
             if isinstance(attribute(node, "alpha"), complex):
                 return False
         elif node.op == "aten.div.Tensor":
-            numbers += [value for value in operands[1:] if _is_complex(value)]
             if _is_complex(operands[1]):
                 return False
         elif node.op not in ("aten.mul.Tensor", "aten._to_copy", *_CONJUGATES):

@@ -58,7 +58,4 @@ def test_values_are_counted_by_bin(bounds: str) -> None:
 
 
 def test_the_best_experts_and_their_scores() -> None:
-    check(
-        "  input %x : f32[seq, 8]\n"
-        "  %r, %i = aten.topk(%x) {k = 2}\n  return %r, %i"
-    )
+    check("  input %x : f32[seq, 8]\n  %r, %i = aten.topk(%x) {k = 2}\n  return %r, %i")
