@@ -23,7 +23,7 @@ _SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "attn.sink_softmax"
 @register
 @dataclass(frozen=True)
 class Distribute:
-    """Reassociates: two products with the values, where there was one, and no map in memory."""
+    """Applies each of two subtracted attention maps to the values by itself."""
 
     name: ClassVar[str] = "distribute"
 

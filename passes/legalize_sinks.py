@@ -18,7 +18,7 @@ from attngraph.passes.manager import register
 @register
 @dataclass(frozen=True)
 class LegalizeSinks:
-    """Exact: the same logits, with the sink among them."""
+    """Turns sinks into one more key with a zero value, where no kernel has sinks."""
 
     name: ClassVar[str] = "legalize-sinks"
 

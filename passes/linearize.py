@@ -22,7 +22,7 @@ _OPS = frozenset(["aten.matmul", "aten.mm", "aten.addmm", "aten.einsum"])
 @register
 @dataclass(frozen=True)
 class Linearize:
-    """Reassociates nothing; a matrix product may be blocked otherwise."""
+    """Turns every product of activations with a constant matrix into `aten.linear`."""
 
     name: ClassVar[str] = "linearize"
 

@@ -31,7 +31,7 @@ _SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
 @register
 @dataclass(frozen=True)
 class RaiseSoftmax:
-    """Finds spelled-out softmaxes. Reassociates: the quotient is rounded once instead of twice."""
+    """Turns softmaxes that are spelled out in exponentials into `aten.softmax`."""
 
     name: ClassVar[str] = "raise-softmax"
 

@@ -17,7 +17,7 @@ from attngraph.passes.materialize import cost, layout_cost, materialize
 @register
 @dataclass(frozen=True)
 class SimplifyLayout:
-    """Exact: only moves data."""
+    """Replaces each chain of layout ops by the shortest one that moves the same data."""
 
     name: ClassVar[str] = "simplify-layout"
     exact: ClassVar[bool] = True

@@ -18,7 +18,7 @@ from attngraph.passes.manager import register
 @register
 @dataclass(frozen=True)
 class SinkLayout:
-    """Reassociates nothing; a matrix product may be blocked otherwise."""
+    """Moves permutes and reshapes of rows from above a `linear` to below it."""
 
     name: ClassVar[str] = "sink-layout"
 
