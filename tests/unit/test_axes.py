@@ -304,7 +304,8 @@ def _step(draw: Draw, shape: list[Any]) -> Step:
         repeats = {"repeats": 2, "dim": position}
         steps.append(("aten.repeat_interleave.self_int", repeats))
         steps.append(("aten.repeat", {"repeats": [2, *[1] * (len(shape) - 1)]}))
-    return draw(st.sampled_from(steps))
+    step: Step = draw(st.sampled_from(steps))
+    return step
 
 
 def _chain(draw: Draw, start: list[Any], length: int) -> tuple[Graph, Value]:
