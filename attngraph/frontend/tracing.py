@@ -29,6 +29,7 @@ _LOGGERS = (
     "torch._subclasses.fake_tensor",
 )
 _RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
+_UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
 _FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
 _DERIVED = re.compile(r"(\w+) = (.*\b_\1\b.*)")
@@ -232,6 +233,14 @@ def _explain(
                 f"{match[1]} = {match[2]}; derive it from another Dim in that way, or leave it "
                 "static."
             )
+    if match := _UNKNOWN_OUTPUT.search(str(error)):
+        name = match[1].rpartition(".")[2]
+        hint = 'pass kwargs={"use_cache": False}' if "Cache" in name else "return tensors only"
+        return CaptureError(
+            f"{type(module).__name__} returns a {name}, which torch.export can't take apart: "
+            f"{hint}, "
+            "or register the type with torch.utils._pytree.register_pytree_node."
+        )
     place = user_frame(traceback.walk_tb(_deepest(error).__traceback__))
     where = f" at {quote(*place)}" if place else ""
     text = reason(error)

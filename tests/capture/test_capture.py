@@ -522,3 +522,15 @@ def assert_close_to_eager(result: Captured, model: Built) -> None:
     ):
         error = (actual - expected).norm() / expected.norm()
         assert error < 16 * torch.finfo(actual.dtype).eps
+
+
+def test_an_output_of_unknown_type_is_named_with_what_to_do() -> None:
+    class MyCache:
+        pass
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, MyCache]:
+            return x + 1, MyCache()
+
+    with pytest.raises(CaptureError, match=r"Model returns a MyCache, .*use_cache"):
+        capture(Model(), (torch.ones(2),))
