@@ -47,6 +47,10 @@ NAMES: dict[int, str] = {
 }
 SMALL = {name: size for size, names in NAMES.items() for name in names.split()}
 
+# Without norms each layer multiplies what it gets: scores would reach thousands, and a softmax over
+# them is an argmax whose ties rounding decides.
+GAIN = {"mobilebert": 1.0}
+
 
 class UnknownInputError(NotImplementedError):
     """No sample input is known for what the model asks for."""
@@ -81,7 +85,7 @@ def build(model_type: str, attention: str = "eager") -> Architecture:
             raise MemoryError(f"{model_type} has {size:,} parameters even when shrunk")
         torch.manual_seed(0)
         model = _model(model_type, attention).float()
-    peaked(model)
+    peaked(model, GAIN.get(model_type, 1.5))
     feed = _inputs(model)
     return Architecture(FirstTensor(model, tuple(feed)).eval(), tuple(feed.values()), tuple(feed))
 

@@ -28,6 +28,7 @@ def write_page(results: dict[str, Any], path: Path) -> None:
         _provenance(results, records),
         _summary(tried),
         _declined(tried),
+        _silent(tried),
         _failures(tried),
         _rows(records),
     ]
@@ -83,6 +84,19 @@ def _failures(tried: Sequence[Record]) -> str:
     if not rows:
         return ""
     return f"## Not right\n\n{_table(('model', 'stage', 'error'), rows)}"
+
+
+def _silent(tried: Sequence[Record]) -> str:
+    rows = []
+    for record in tried:
+        places = Counter(place.split(" ")[0] for place in record.get("silent", ()))
+        name = f"{record['model']} {record['attention']}"
+        rows += [(name, count, place) for place, count in places.items()]
+    if not rows:
+        return ""
+    text = "They weigh something else than the values of an attention, or a reading is missing.\n"
+    head = ("model", "softmaxes", "line")
+    return f"## Softmaxes that no remark is about\n\n{text}\n{_table(head, rows)}"
 
 
 def _rows(records: Sequence[Record]) -> str:

@@ -13,14 +13,17 @@ import torch
 from attngraph.compiler import Model, analyse, optimize
 from attngraph.errors import ParityError
 from attngraph.frontend.tracing import reason
+from attngraph.ir import Graph
 from attngraph.report import Site
 from tests.corpus.architectures import build
 
 Record = dict[str, Any]
-"""Keys: model, attention, outcome, stage, error, fused, declined, sites, parity, nodes, timings.
+"""Keys: model, attention, outcome, stage, error, fused, declined, sites, silent, parity, nodes,
+timings.
 
 `outcome` is "right", "wrong" (ran, out of its error budget), "failed" (at `stage`, with `error`) or
-"absent" (transformers has no such attention for the model). `declined` counts codes.
+"absent" (transformers has no such attention for the model). `declined` counts codes. `silent` are
+the softmaxes that are left in the graph and that no remark is about.
 """
 
 
@@ -52,6 +55,7 @@ def attempt(model: str, attention: str) -> Record:
         assert report.parity is not None
         figures = report.parity.to_dict()
         record |= _sites(report.sites)
+        record["silent"] = _silent(optimized.graph, report.sites)
         record["parity"] = {key: value for key, value in figures.items() if key != "outputs"}
         record["nodes"] = {"before": report.nodes_before, "after": report.nodes_after}
         record["timings"] = {stage: round(spent, 2) for stage, spent in report.timings.items()}
@@ -65,6 +69,13 @@ def _sites(sites: list[Site]) -> Record:
         "declined": dict(sorted(declined.items())),
         "sites": [{**asdict(site), "location": _short(site.location)} for site in sites],
     }
+
+
+def _silent(graph: Graph, sites: list[Site]) -> list[str]:
+    named = {(site.location, site.module) for site in sites}
+    left = [node.loc for node in graph if "softmax" in node.op]
+    places = [(f"{loc.file}:{loc.line}", loc.module) for loc in left]
+    return [f"{_short(place)} {module}" for place, module in places if (place, module) not in named]
 
 
 def _short(location: str) -> str:
