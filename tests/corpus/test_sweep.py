@@ -1,0 +1,57 @@
+"""The corpus keeps one record per model, and its page counts what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.corpus import sweep
+from tests.corpus.page import write_page
+from tests.corpus.trial import Record
+
+RIGHT: Record = {
+    "model": "bert",
+    "attention": "eager",
+    "outcome": "right",
+    "stage": "parity",
+    "fused": 2,
+    "declined": {},
+    "parity": {"error": 1e-7, "budget": 4e-7},
+    "nodes": {"before": 9, "after": 5},
+    "timings": {"capture": 1.0, "passes": 0.1, "lower": 0.1, "parity": 0.2},
+    "commit": "abc",
+}
+DECLINED = {**RIGHT, "model": "flint", "fused": 1, "declined": {"softmax-axis": 1}}
+WRONG = {**RIGHT, "model": "opt", "outcome": "wrong", "error": "a | b", "parity": None}
+FAILED = {**RIGHT, "model": "olmo", "outcome": "failed", "stage": "lower", "error": "no"}
+ABSENT = {"model": "git", "attention": "sdpa", "outcome": "absent", "stage": "build", "error": ""}
+
+
+def page(tmp_path: Path, *records: Record) -> str:
+    path = tmp_path / "docs" / "coverage.md"
+    write_page({"environment": {"torch": "2.13"}, "records": list(records)}, path)
+    return path.read_text("utf-8")
+
+
+def test_the_page_counts_what_was_exported_ran_and_is_right(tmp_path: Path) -> None:
+    text = page(tmp_path, RIGHT, DECLINED, WRONG, FAILED, ABSENT)
+    assert "| eager | 4 | 3 | 3 | 2 | 1 (25%) |" in text
+    assert "| sdpa | 0 | 0 | 0 | 0 | 0 |" in text
+    assert "| `softmax-axis` | 1 | 1 |" in text
+    assert "| opt eager | parity | a \\| b |" in text
+    assert "Without sdpa in transformers: git." in text
+
+
+def test_a_record_takes_the_place_of_its_models_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "RESULTS", tmp_path / "results" / "corpus.json")
+    for record in (WRONG, RIGHT, {**WRONG, **RIGHT, "model": "opt"}):
+        sweep.store(record)
+    stored = sweep.read_results()["records"]
+    assert [(row["model"], row["outcome"]) for row in stored] == [
+        ("bert", "right"),
+        ("opt", "right"),
+    ]
+    assert sweep.read_results()["environment"]["torch"]
