@@ -29,6 +29,7 @@ corpus: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.node_count
 	$(BIN)/python -m bench.compile_time
+	$(BIN)/python -m bench.page
 
 docs: $(INSTALLED)
 	$(BIN)/python -m docs.generate
