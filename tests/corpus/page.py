@@ -94,7 +94,10 @@ def _silent(tried: Sequence[Record]) -> str:
         rows += [(name, count, place) for place, count in places.items()]
     if not rows:
         return ""
-    text = "They weigh something else than the values of an attention, or a reading is missing.\n"
+    text = (
+        "They weigh something else than the values of an attention, such as the experts of a "
+        "mixture, or a reading is missing. The summary doesn't count them.\n"
+    )
     head = ("model", "softmaxes", "line")
     return f"## Softmaxes that no remark is about\n\n{text}\n{_table(head, rows)}"
 
