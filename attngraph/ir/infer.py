@@ -42,6 +42,8 @@ class TypeInference:
         self._dims = dims
         self._env = ShapeEnv(duck_shape=False, specialize_zero_one=True)
         self._mode = FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
+        # Storing a result under symbolic sizes costs twice its evaluation; `_known` does that job.
+        self._mode.cache_enabled = False
         self._sizes: dict[str, torch.SymInt] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
         self._cache: dict[TensorType, torch.Tensor] = {}
