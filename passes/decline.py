@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attngraph.ir import Node, Value
-from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES, Atom, Operand, resolve, top
+from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES, Atom, Operand, fresh_axes, resolve, top
 from attngraph.passes.context import Below
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.logits import Declined, Logits
@@ -105,6 +105,41 @@ def _additive(logits: Value) -> Node | None:
         elif node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node):
             queue += [(source, weighted) for source in _sources(node)]
     return None
+
+
+def joined(anchor: Node) -> Declined | None:
+    """Several products of queries and keys, joined along the keys for one softmax."""
+    queue = _sources(anchor)[:1]
+    for _ in range(16):
+        node = queue.pop(0).producer if queue else None
+        if node is None:
+            continue
+        if node.op == "aten.cat":
+            if any(_is_product(part) for part in _sources(node)):
+                return Declined(
+                    "joined-scores",
+                    "The scores of several products are joined along the keys for one softmax, and "
+                    "its parts meet values of their own.",
+                    node,
+                    "Concatenate the keys and the values instead of the scores.",
+                )
+        elif node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node):
+            queue += _sources(node)
+    return None
+
+
+def _is_product(value: Value) -> bool:
+    """Whether a value is a product of two activations, past layout, scales and masks."""
+    node = value.producer
+    while node is not None and (node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node)):
+        sources = [source for source in _sources(node) if not source.is_constant]
+        node = max(sources, key=lambda v: len(v.shape)).producer if sources else None
+    if node is None or len(node.outputs) != 1:
+        return False
+    product = read_contraction(node, fresh_axes(node.output.shape))
+    if product is None:
+        return False
+    return not any(top(side).value.is_constant for side in (product.left, product.right))
 
 
 def _is_joined(node: Node) -> bool:

@@ -253,6 +253,6 @@ class _Bounds:
 def _largest(data: torch.Tensor) -> float:
     if data.is_meta or data.is_complex() or not 0 < data.numel() <= _LARGEST_TABLE:
         return math.inf
-    low, high = map(float, data.aminmax())
+    low, high = map(float, data.detach().aminmax())
     bound = max(abs(low), abs(high))
     return math.inf if math.isnan(bound) else bound

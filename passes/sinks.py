@@ -13,7 +13,7 @@ from attngraph.ir.dims import same
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import COPIES
-from attngraph.passes.scalars import is_cast, uniform
+from attngraph.passes.scalars import is_cast
 
 _SUM = "aten.sum.dim_IntList"
 
@@ -55,15 +55,23 @@ def raise_sink_column(graph: Graph, build: Builder, softmax: Node) -> None:
     if not readers or not all(_cuts(node, dim, kept) for node in readers):
         return
     build.at(softmax, fuse_locs([joined, softmax], softmax))
-    if (level := uniform(sink)) is not None:
-        same_everywhere = torch.full([1] * len(sink.shape), level, dtype=sink.dtype)
-        sink = build.constant(same_everywhere, "sink")
+    if sink.data is not None:
+        sink = build.constant(_narrowed(sink.data.detach()), "sink")
     result = build("attn.sink_softmax", x, sink, dim=dim)
     for node in readers:
         cut = node.outputs[0]
         same_type = cut.dtype == result.dtype
         cast = result if same_type else build("aten._to_copy", result, dtype=cut.dtype)
         graph.replace_uses(cut, cast)
+
+
+def _narrowed(data: torch.Tensor) -> torch.Tensor:
+    """Of size 1 along every axis along which it is constant."""
+    for axis, size in enumerate(data.shape):
+        first = data.narrow(axis, 0, 1) if size > 1 else data
+        if bool((data == first).all()):
+            data = first
+    return data
 
 
 def _cuts(node: Node, dim: int, kept: object) -> bool:
