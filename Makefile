@@ -15,8 +15,10 @@ demo: $(INSTALLED)
 	$(BIN)/attngraph optimize out/model.pt2 -o out/model.onnx
 	$(BIN)/python -W ignore -m bench.latency out/model.pt2 out/model.onnx
 
+# One thread per worker; a file's tests stay on one worker, where they share what they compiled.
+test: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q -n $(WORKERS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -75,7 +75,7 @@ def rotary_partial(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _attend(rotate(q), rotate(k), v)
 
 
-@formulation(*SQUARE, broken="aten.view_as_real has no lowering")
+@formulation(*SQUARE)
 def rotary_complex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Llama's original: view_as_complex times polar."""
     angles = _angles(q.shape[2], D)
