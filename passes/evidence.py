@@ -23,7 +23,7 @@ from attngraph.passes.mask_evidence import backward_slice, trial_sizes
 _KINDS = ("plain", "large", "holes", "masked", "open")
 _CHANCE = {"plain": 0.7, "large": 0.8, "holes": 0.3, "masked": 0.0, "open": 1.0}
 _TOLERANCE = 1e-6  # of float64 against itself: reassociation gives 1e-13, fills in float32 1e-8
-_MOST_ELEMENTS = 1 << 24
+_MOST_ELEMENTS = 1 << 21
 
 
 @dataclass

@@ -8,6 +8,7 @@ from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.dims import same_shape
 from attngraph.passes.axes import Atom, Axes, Operand, resolve, size_of
 
+_MOST_PARTS = 4  # of a packed projection, whose siblings are wanted too; else one slice
 _SLICE, _SELECT, _PERMUTE, _EXPAND, _RESHAPE = 3, 4, 10, 6, 1
 
 
@@ -73,10 +74,13 @@ def _without_constants(build: Builder, operand: Operand) -> Operand:
         while dim and dim[0].const is not None:
             atom = dim.pop(0)
             step, start = size_of(dim), atom.const or 0
-            parts = build.node(
-                "aten.split_with_sizes", value, split_sizes=[step] * atom.size, dim=position
-            )
-            value = parts.outputs[start]
+            if isinstance(atom.size, int) and atom.size <= _MOST_PARTS:
+                sizes = [step] * atom.size
+                parts = build.node("aten.split_with_sizes", value, split_sizes=sizes, dim=position)
+                value = parts.outputs[start]
+            else:
+                end = (start + 1) * step
+                value = build("aten.slice.Tensor", value, dim=position, start=start * step, end=end)
     if any(atom.const is not None for dim in dims for atom in dim):
         atoms = [atom for dim in dims for atom in dim]
         value = build("aten.reshape", value, shape=[atom.size for atom in atoms])

@@ -30,13 +30,16 @@ _NO_MODULE = "_empty_nn_module_stack"
 Modules = tuple[tuple[str, str], ...]
 
 
-@functools.lru_cache(maxsize=1024)
 def short_path(path: str) -> str:
     """Relative to site-packages or to the working directory, where it lies in one of them."""
+    return _short_path(path, os.getcwd())
+
+
+@functools.lru_cache(maxsize=1024)
+def _short_path(path: str, here: str) -> str:
     if match := _PACKAGES.match(path):
         return path[match.end() :]
-    here = os.getcwd() + os.sep
-    return path.removeprefix(here)
+    return path.removeprefix(here + os.sep)
 
 
 def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | None:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import Captured, capture, from_program
+from attngraph.frontend.locations import short_path
 from attngraph.frontend.script import script_to_program
 from attngraph.ir import DimInfo, Loc, ScalarType, format_graph, interpret, parse, verify
 from attngraph.ir.ops import op_def
@@ -534,3 +535,14 @@ def test_an_output_of_unknown_type_is_named_with_what_to_do() -> None:
 
     with pytest.raises(CaptureError, match=r"Model returns a MyCache, .*use_cache"):
         capture(Model(), (torch.ones(2),))
+
+
+def test_locations_follow_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "models" / "mine.py")
+    assert short_path(file) == file
+    monkeypatch.chdir(tmp_path)
+    assert short_path(file) == "models/mine.py"
+    monkeypatch.chdir(tmp_path.parent)
+    assert short_path(file) == f"{tmp_path.name}/models/mine.py"

@@ -111,7 +111,6 @@ def test_every_layout_op_is_read(shape: str, line: str) -> None:
         assert_read(graph, next(iter(graph)).outputs[index], whole=True)
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="materialize splits by a symbolic count")
 def test_a_select_from_a_size_known_later_is_read() -> None:
     graph = graph_over([BATCH, SEQ, 6])
     value = Builder(graph)("aten.select.int", graph.inputs[0], dim=1, index=0)
