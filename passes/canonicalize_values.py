@@ -10,7 +10,7 @@ import torch
 from attngraph.errors import IRError
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.dims import same_shape
-from attngraph.ir.ops import attribute
+from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.rewriter import Replacement, Rewriter, rule
 
 _CASTS = (
@@ -144,6 +144,26 @@ def _beside(node: Node, neutral: bool) -> Value | None:
     return _only(node, right) if _element(left) is neutral else None
 
 
+@rule("aten.index_put")
+def assigned_under_mask(rewriter: Rewriter, node: Node) -> Replacement:
+    """x[:, mask] = number, with one bool mask over neighbouring axes."""
+    x, indices, values = (input_of(node, name) for name in ("self", "indices", "values"))
+    masks = [index for index in indices if index is not None]
+    if attribute(node, "accumulate") or len(masks) != 1 or indices[-1] is None:
+        return None
+    (mask,) = masks
+    if mask.dtype != torch.bool or values.tensor_type.numel != 1 or values.dtype != x.dtype:
+        return None
+    after = len(x.shape) - (len(indices) - 1) - len(mask.shape)
+    shape = [*mask.shape, *[1] * after]
+    types = [TensorType(torch.bool, tuple(shape))]
+    (spread,) = rewriter.emit("aten.reshape", [mask], {"shape": shape}, at=node, types=types)
+    (number,) = rewriter.emit(
+        "aten.reshape", [values], {"shape": []}, at=node, types=[TensorType(x.dtype, ())]
+    )
+    return rewriter.emit("aten.where.self", [spread, number, x], {}, at=node, types=[x.type])
+
+
 @rule("aten.neg", "aten.bitwise_not", "aten.logical_not")
 def double_negation(rewriter: Rewriter, node: Node) -> Replacement:
     """−(−x), ~~x, and not not x of a bool."""
@@ -229,6 +249,7 @@ VALUE_RULES = [
     plus_zero,
     and_true,
     or_false,
+    assigned_under_mask,
     double_negation,
     where_of_equals,
     cast,

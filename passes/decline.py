@@ -115,7 +115,7 @@ def joined(anchor: Node) -> Declined | None:
         if node is None:
             continue
         if node.op == "aten.cat":
-            if any(_is_product(part) for part in _sources(node)):
+            if any(is_product(part) for part in _sources(node)):
                 return Declined(
                     "joined-scores",
                     "The scores of several products are joined along the keys for one softmax, and "
@@ -128,7 +128,7 @@ def joined(anchor: Node) -> Declined | None:
     return None
 
 
-def _is_product(value: Value) -> bool:
+def is_product(value: Value) -> bool:
     """Whether a value is a product of two activations, past layout, scales and masks."""
     node = value.producer
     while node is not None and (node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node)):

@@ -8,6 +8,7 @@ by the row's maximum stays in x: softmax doesn't see it, and fuse-attention drop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,6 +20,7 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_axes, resolve
 from attngraph.passes.contraction import read_contraction
+from attngraph.passes.decline import is_product
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import fill_of, is_cast
 from attngraph.passes.sinks import raise_plus_one, raise_sink_column
@@ -37,9 +39,12 @@ class RaiseSoftmax:
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)
+        remarks: list[Remark] = []
         for node in list(graph):
             if node.graph is None:
                 continue
+            if node.op == "aten.exp2":
+                node = _natural(graph, build, node)
             if node.op == _EXP:
                 _raise_log(graph, build, node)
             elif node.op in _SOFTMAXES:
@@ -48,7 +53,45 @@ class RaiseSoftmax:
                 continue
             elif (pair := _quotient(node)) is not None:
                 _raise_quotient(graph, build, node, *pair)
+                remarks += _epsilon(node, *pair)
+        return remarks
+
+
+def _natural(graph: Graph, build: Builder, node: Node) -> Node:
+    """exp(x · ln 2) for exp2(x), where a sum normalises it."""
+    source = node.inputs[0]
+    if source is None or all(user.op != _SUM for user in node.output.users):
+        return node
+    build.at(node, node.loc)
+    power = build.node(_EXP, build("aten.mul.Scalar", source, other=math.log(2)))
+    graph.replace_uses(node.output, power.output)
+    return power
+
+
+def _epsilon(node: Node, numerator: Value, denominator: Value) -> list[Remark]:
+    """A remark on attention scores that are normalised by their sum and something more."""
+    total = denominator.producer
+    if total is None or total.op != "aten.add.Scalar" or _negligible(total) is not None:
         return []
+    reduced = total.inputs[0].producer if total.inputs[0] is not None else None
+    exponent = _exponent(numerator)
+    if reduced is None or reduced.op != _SUM or reduced.inputs[0] is not numerator:
+        return []
+    if exponent is None or not is_product(exponent[0]) or not node.output.uses:
+        return []
+    return [
+        Remark(
+            "declined",
+            "epsilon-in-softmax",
+            f"{attribute(total, 'other'):g} is added to the sum that normalises the weights, so "
+            "this is no softmax.",
+            node.loc,
+            op=node.op,
+            hint="Subtract the row maximum and leave the number out: the sum is then at least 1.",
+            node=node.output.name,
+            blamed=f"{total.op} at {total.loc}",
+        )
+    ]
 
 
 def _quotient(node: Node) -> tuple[Value, Value] | None:

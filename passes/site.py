@@ -10,7 +10,7 @@ from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes, resolve, top
 from attngraph.passes.context import Below, find_below
 from attngraph.passes.contraction import Contraction, read_contraction
-from attngraph.passes.decline import additive, explain, is_mixture, joined, mixed_heads
+from attngraph.passes.decline import additive, explain, is_mixture, is_product, joined, mixed_heads
 from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
 from attngraph.passes.masking import refilled
 from attngraph.passes.roles import Roles, Stage, assign, stages
@@ -182,7 +182,9 @@ def _without_values(
 ) -> Declined | None:
     """Scores of two activations without values are worth a remark; a classifier is not."""
     if isinstance(logits, Declined):
-        return joined(anchor)
+        source = anchor.inputs[0]
+        stray = below if source is not None and is_product(source) else None
+        return joined(anchor) or stray
     # Talking heads mix such scores with weights before the softmax, and the probabilities after it.
     mixed = () if below is None else _inner(logits.contraction)
     if not any(map(_pairs_activations, (logits.contraction, *mixed))):

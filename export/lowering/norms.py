@@ -106,3 +106,16 @@ def lower_softmax(ctx: Context, node: Node) -> ir.Value:
     x = ctx.cast(ctx.args(node)["self"], node.output.dtype)
     op_type = "LogSoftmax" if "log" in node.op else "Softmax"
     return ctx.op(op_type, x, axis=attribute(node, "dim"))
+
+
+@register_lowering("aten.cosine_similarity")
+def lower_cosine_similarity(ctx: Context, node: Node) -> ir.Value:
+    """x · y / (max(‖x‖, ε) max(‖y‖, ε)) along one axis."""
+    x, y = (input_of(node, name) for name in ("x1", "x2"))
+    rank = max(len(x.shape), len(y.shape))
+    axis = ctx.constant([attribute(node, "dim") % rank - rank])
+    epsilon = ctx.constant(float(attribute(node, "eps")), x.dtype)
+    sides = [ctx.value(x), ctx.value(y)]
+    dot = ctx.op("ReduceSum", ctx.op("Mul", *sides), axis, keepdims=1)
+    norms = [ctx.op("Max", ctx.op("ReduceL2", s, axis, keepdims=1), epsilon) for s in sides]
+    return ctx.op("Squeeze", ctx.op("Div", dot, ctx.op("Mul", *norms)), axis)

@@ -384,7 +384,7 @@ def masked_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-@formulation(*SQUARE, broken="aten.index_put with a bool mask after slices has no lowering")
+@formulation(*SQUARE)
 def masked_by_assignment(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Scores assigned under a mask."""
     scores = _scores(q, k)

@@ -174,7 +174,7 @@ def norm_l2_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (10 * scores).softmax(-1) @ v
 
 
-@formulation(*SQUARE, fused=None, broken="aten.cosine_similarity has no lowering")
+@formulation(*SQUARE, fused=None)
 def norm_cosine_similarity(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """F.cosine_similarity of all pairs."""
     return (10 * F.cosine_similarity(q[..., None, :], k[..., None, :, :], -1)).softmax(-1) @ v

@@ -97,13 +97,13 @@ def softmax_over_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _scores(q, k).softmax(-2) @ v
 
 
-@formulation(*SQUARE, fused=0, declined=("",), gap="no remark")
+@formulation(*SQUARE, fused=0, declined=("softmax-axis",))
 def softmax_over_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Softmax over heads."""
     return _scores(q, k).softmax(1) @ v
 
 
-@formulation(*SQUARE, fused=0, declined=("",), gap="no remark")
+@formulation(*SQUARE, fused=0, declined=("softmax-axis",))
 def softmax_over_both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """One distribution over all pairs of a head."""
     scores = _scores(q, k)
@@ -243,7 +243,7 @@ class Synthesizer(nn.Module):
         return self.scores(x).softmax(-1) @ self.project(x)
 
 
-@formulation("b h s e", fused=0, declined=("",), gap="no remark where the scores are a parameter")
+@formulation("b h s e", fused=0)
 class SynthesizerRandom(nn.Module):
     """Learned scores."""
 

@@ -61,9 +61,7 @@ def exp_sum_global_max(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (e / e.sum(-1, keepdim=True)) @ v
 
 
-@formulation(
-    Q, K, V, fused=None, gap="no remark: exp over a sum with an epsilon is not seen as a normaliser"
-)
+@formulation(Q, K, V, fused=0, declined=("epsilon-in-softmax",))
 def exp_sum_epsilon(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """An epsilon that matters in the denominator: no softmax."""
     scores = _scores(q, k)
@@ -113,7 +111,7 @@ def softmax_subtracts_max(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores - scores.amax(dim=-1, keepdim=True).detach()).softmax(-1) @ v
 
 
-@formulation(Q, K, V, gap="no remark: exp2 is not seen as a normaliser")
+@formulation(Q, K, V)
 def softmax_two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """exp2 with log2(e) in the scale, as kernels do."""
     scores = q @ k.mT * (0.4 * 1.4426950408889634)
