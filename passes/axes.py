@@ -9,7 +9,7 @@ element comes from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -248,12 +248,9 @@ def climb(operand: Operand) -> Operand | None:
     return None if inner is None else Operand(source, inner)
 
 
-def top(operand: Operand, stop: Callable[[Value], bool] = lambda value: False) -> Operand:
-    """Past every layout op, or to the first value that `stop` accepts."""
-    while not stop(operand.value):
-        above = climb(operand)
-        if above is None:
-            break
+def top(operand: Operand) -> Operand:
+    """Past every layout op."""
+    while (above := climb(operand)) is not None:
         operand = above
     return operand
 

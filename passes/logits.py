@@ -332,9 +332,3 @@ class _Reader:
             for step in inner.steps
         )
         return replace(inner, steps=steps)
-
-
-def unread(logits: Logits) -> bool:
-    """Whether scale or cap are unusable numbers."""
-    numbers = [logits.scale, logits.outer or 1.0]
-    return any(not math.isfinite(x) or x == 0 for x in numbers)

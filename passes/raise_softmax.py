@@ -22,7 +22,7 @@ from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_ax
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.decline import is_product
 from attngraph.passes.manager import register
-from attngraph.passes.scalars import fill_of, is_cast
+from attngraph.passes.scalars import fill_of, is_binary, is_cast
 from attngraph.passes.sinks import raise_plus_one, raise_sink_column
 
 _EXP = "aten.exp"
@@ -201,15 +201,9 @@ def _exponent(value: Value) -> tuple[Value, Value | None, bool] | None:
             if cast is not None and is_cast(cast) and cast.inputs[0] is not None:
                 if cast.inputs[0].dtype == torch.bool:
                     return inner[0], cast.inputs[0], True
-            elif other.dtype == torch.bool or _is_binary(other):
+            elif is_binary(other):
                 return inner[0], other, True
     return None
-
-
-def _is_binary(value: Value) -> bool:
-    """Whether a constant holds only zeros and ones."""
-    data = value.data
-    return data is not None and not data.is_complex() and bool(((data == 0) | (data == 1)).all())
 
 
 def _softmax(build: Builder, terms: Value, dim: int) -> Value | None:

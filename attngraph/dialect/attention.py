@@ -6,8 +6,6 @@ import torch
 
 from attngraph.ir.ops import op
 
-MASKED_ROWS = ("zero", "mean", "nan")
-
 
 @op("attn.sink_softmax")
 def sink_softmax(x: torch.Tensor, sink: torch.Tensor, *, dim: int) -> torch.Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -183,16 +182,3 @@ def parse_dim(text: str) -> Dim:
         return as_dim(read(ast.parse(text.strip(), mode="eval").body))
     except (ValueError, SyntaxError) as error:
         raise IRError(f"{text!r} is not a dimension expression.") from error
-
-
-def upper_bound(dim: Dim, infos: Mapping[str, DimInfo]) -> float:
-    """The largest value of a monotone expression over the dims' ranges; inf where unbounded."""
-    if isinstance(dim, int):
-        return dim
-    sizes = {}
-    for name in symbols_of(dim):
-        info = infos.get(name, DimInfo())
-        if info.high is None:
-            return math.inf
-        sizes[name] = info.high
-    return float(substitute(dim, sizes))

@@ -23,7 +23,6 @@ from attngraph.passes.axes import (
     regroup,
     resolve,
     size_of,
-    top,
 )
 from attngraph.passes.materialize import cost, materialize
 
@@ -147,17 +146,6 @@ def test_index_zero_of_a_longer_dim_is_no_regrouping() -> None:
         "graph @test {\n input %x : i64[4, 6]\n %y = aten.reshape(%x) {shape = [24]}\n return %y\n}"
     )
     assert climb(Operand(graph.outputs[0], ((),))) is None
-
-
-def test_top_stops_where_it_is_told() -> None:
-    graph = parse(
-        "graph @test {\n input %x : i64[4, 6]\n %a = aten.t(%x)\n %b = aten.unsqueeze(%a) "
-        "{dim = 0}\n %c = aten.clone(%b)\n return %c\n}"
-    )
-    a = next(iter(graph)).output
-    operand = Operand(graph.outputs[0], fresh_axes(graph.outputs[0].shape))
-    assert top(operand).value is graph.inputs[0]
-    assert top(operand, lambda value: value is a).value is a
 
 
 Shapes = Sequence[Any]
