@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.locations import quote, user_frame
+from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.shapes import Request, requested_dims
 
 _ATTEMPTS = 4
@@ -60,7 +61,7 @@ def trace(
         requests = requested_dims(combined, dynamic_shapes)
         fixed: dict[str, tuple[str, int] | None] = {}
         try:
-            with _inference(module), _quiet(), _watch_specialisations(fixed):
+            with _inference(module), recurrent_layers(), _quiet(), _watch_specialisations(fixed):
                 program = torch.export.export(
                     module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
                 )
