@@ -19,8 +19,7 @@ from attngraph.export.lower import value_names
 from attngraph.export.save import to_session
 from attngraph.ir import Graph, Node, Value, clone, interpret
 from attngraph.optimized import Optimized
-from attngraph.passes import run
-from attngraph.pipeline import pipeline
+from attngraph.passes import Pass, run
 
 
 def diverges(actual: Any, expected: Any) -> bool:
@@ -65,12 +64,16 @@ def _place(node: Node) -> str:
 
 
 def blame(
-    captured: Graph, optimised: Graph, result: Optimized, inputs: Sequence[torch.Tensor]
+    captured: Graph,
+    passes: Sequence[Pass],
+    optimised: Graph,
+    result: Optimized,
+    inputs: Sequence[torch.Tensor],
 ) -> str:
     """A sentence that names the first pass or node to diverge from the captured graph."""
     expected, reference = _evaluate(captured, inputs)
     graph = clone(captured)
-    for item in pipeline():
+    for item in passes:
         run(graph, [item])
         outputs, values = _evaluate(graph, inputs)
         if any(diverges(a, b) for a, b in zip(outputs, expected, strict=True)):

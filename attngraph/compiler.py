@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -23,9 +23,9 @@ from attngraph.frontend.script import script_to_program
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, clone, interpret, verify
 from attngraph.optimized import Optimized
-from attngraph.passes import PassResult, run
+from attngraph.passes import Pass, PassResult, run
 from attngraph.pipeline import pipeline
-from attngraph.report import Report, sites_of
+from attngraph.report import Report, reassociations_of, sites_of
 
 VERIFY = ("final", "each", "off")
 Progress = Callable[[str], None]
@@ -83,20 +83,22 @@ def optimize(
     target: str = "cpu",
     precision: Precision = "fp32",
     verify: str = "final",
+    exact: bool = False,
     progress: Progress | None = None,
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
 
     `args` and `kwargs` are sample inputs and `dynamic_shapes` is `torch.export.export`'s. `target`
     is "cpu", "cuda" or "cuda:sm80". `verify` is "final" (the result, at the sample's sizes and at
-    two more where dims are dynamic), "each" (after every pass as well) or "off".
+    two more where dims are dynamic), "each" (after every pass as well) or "off". With `exact` no
+    rewrite is made that reassociates: each result is computed by the model's own formula.
 
     Raises CaptureError, LoweringError, ProviderError, and ParityError where the result is out of
     its error budget; the message names the first node that diverges.
     """
     model = Model(module, None, tuple(args), dict(kwargs or {}), dynamic_shapes, _name(module))
     return compile_model(
-        model, target=target, precision=precision, verify=verify, progress=progress
+        model, target=target, precision=precision, verify=verify, exact=exact, progress=progress
     )
 
 
@@ -133,7 +135,7 @@ def analyse(
     report = Report(model.source, str(parse_target(target)), "fp32")
     with _stage("capture", report.timings, progress):
         captured = trace(model)
-    _run_passes(captured.graph, report, progress)
+    _run_passes(captured.graph, pipeline(), report, progress)
     return captured.graph, report
 
 
@@ -143,6 +145,7 @@ def compile_model(
     target: str = "cpu",
     precision: Precision = "fp32",
     verify: str = "final",
+    exact: bool = False,
     progress: Progress | None = None,
 ) -> Optimized:
     """As `optimize`, for any form of model."""
@@ -155,7 +158,8 @@ def compile_model(
     report.nodes_before = len(captured.graph)
     check = _Check(model, captured, precision)
     pristine = clone(captured.graph) if verify != "off" else None
-    _run_passes(captured.graph, report, progress, check if verify == "each" else None)
+    passes = pipeline(exact=exact)
+    _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
     with _stage("lower", report.timings, progress):
         onnx = lower(captured.graph, target=str(device))
     optimized = Optimized(captured.graph, onnx, report, device)
@@ -163,7 +167,7 @@ def compile_model(
         with _stage("parity", report.timings, progress):
             report.parity = check.final(optimized)
         if not report.parity.passed:
-            culprit = blame(pristine, captured.graph, optimized, captured.args)
+            culprit = blame(pristine, passes, captured.graph, optimized, captured.args)
             raise ParityError(
                 f"The optimised {model.source} is out of its error budget: {report.parity}. "
                 f"{culprit} Nothing was written."
@@ -172,7 +176,11 @@ def compile_model(
 
 
 def _run_passes(
-    graph: Graph, report: Report, progress: Progress | None, check: _Check | None = None
+    graph: Graph,
+    passes: Sequence[Pass],
+    report: Report,
+    progress: Progress | None,
+    check: _Check | None = None,
 ) -> None:
     def after(graph: Graph, result: PassResult) -> None:
         if check is not None:
@@ -180,8 +188,9 @@ def _run_passes(
             check.after_pass(graph, result)
 
     with _stage("passes", report.timings, progress):
-        report.passes = run(graph, pipeline(), after_each=after)
+        report.passes = run(graph, passes, after_each=after)
     report.sites = sites_of(report.passes)
+    report.reassociated = reassociations_of(report.passes)
 
 
 class _Check:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngraph.passes import Pass, make, registered
+from attngraph.passes import Pass, make, only_exact, registered
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
@@ -29,7 +29,8 @@ _STAGES = (
 )
 
 
-def pipeline() -> list[Pass]:
-    """The passes `attngraph optimize` runs, in order."""
+def pipeline(*, exact: bool = False) -> list[Pass]:
+    """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`."""
     known = registered()
-    return make([name for name in _STAGES if name in known])
+    names = [name for name in _STAGES if name in known]
+    return only_exact(names) if exact else make(names)

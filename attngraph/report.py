@@ -30,6 +30,16 @@ class Site:
     mask: str = ""
 
 
+@dataclass(frozen=True)
+class Reassociation:
+    """One rewrite that changes roundings: the pass that made it, what it did, and where."""
+
+    made_by: str
+    what: str
+    location: str
+    module: str
+
+
 @dataclass
 class Report:
     """Figures of one run. `parity` is None where verification was off."""
@@ -38,6 +48,7 @@ class Report:
     target: str
     precision: str
     sites: list[Site] = field(default_factory=list)
+    reassociated: list[Reassociation] = field(default_factory=list)
     parity: Parity | None = None
     timings: dict[str, float] = field(default_factory=dict)
     passes: list[PassResult] = field(default_factory=list)
@@ -67,6 +78,7 @@ class Report:
             "weights": {"tensors": self.weights, "bytes": self.weight_bytes},
             "attention": {"fused": self.fused, "declined": self.declined},
             "sites": [asdict(site) for site in self.sites],
+            "reassociated": [asdict(rewrite) for rewrite in self.reassociated],
             "parity": None if self.parity is None else self.parity.to_dict(),
             "timings": self.timings,
             "passes": [
@@ -90,15 +102,28 @@ def sites_of(results: Iterable[PassResult]) -> list[Site]:
     return [_site(r, masks.get(r.node, "")) for r in remarks if r.status in ("fused", "declined")]
 
 
+def reassociations_of(results: Iterable[PassResult]) -> list[Reassociation]:
+    """The rewrites that `--exact` would have left out, in the order they were made."""
+    return [
+        Reassociation(result.name, remark.reason, _location(remark), remark.loc.module)
+        for result in results
+        for remark in result.remarks
+        if remark.code == "reassociated"
+    ]
+
+
+def _location(remark: Remark) -> str:
+    return f"{remark.loc.file}:{remark.loc.line}" if remark.loc.file else ""
+
+
 def _site(remark: Remark, mask: str) -> Site:
-    loc = remark.loc
     return Site(
         remark.status,
         remark.op,
         remark.code,
         remark.reason,
-        f"{loc.file}:{loc.line}" if loc.file else "",
-        loc.module,
+        _location(remark),
+        remark.loc.module,
         remark.hint,
         remark.blamed,
         mask,

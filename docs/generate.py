@@ -20,7 +20,7 @@ from attngraph.cli.app import run as command
 from attngraph.compiler import Model, trace
 from attngraph.export import to_onnx
 from attngraph.ir import Graph, format_graph
-from attngraph.passes import run
+from attngraph.passes import label_of, run
 from attngraph.pipeline import pipeline
 from examples import eager_attention
 
@@ -64,10 +64,11 @@ def passes() -> str:
     """The pipeline, with the first paragraph of each pass's file; a repeated pass only by name."""
     lines, seen = [], set()
     for number, item in enumerate(pipeline(), 1):
+        told = f"*{label_of(item).capitalize()}.*"
         if item.name in seen:
             lines.append(f"{number}. {item.name}, again\n")
         else:
-            lines.append(f"{number}. **{item.name}**: {_purpose(type(item))}\n")
+            lines.append(f"{number}. **{item.name}**: {_purpose(type(item))} {told}\n")
         seen.add(item.name)
     return "".join(lines)
 

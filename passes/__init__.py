@@ -19,7 +19,16 @@ from attngraph.passes import (
     sink_layout,
     split_complex,
 )
-from attngraph.passes.manager import Pass, PassResult, make, register, registered, run
+from attngraph.passes.manager import (
+    Pass,
+    PassResult,
+    label_of,
+    make,
+    only_exact,
+    register,
+    registered,
+    run,
+)
 
 __all__ = [
     "Pass",
@@ -33,10 +42,12 @@ __all__ = [
     "fuse_activations",
     "fuse_attention",
     "fuse_norms",
+    "label_of",
     "legalize_sinks",
     "linearize",
     "make",
     "merge_projections",
+    "only_exact",
     "raise_softmax",
     "register",
     "registered",

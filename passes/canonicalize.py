@@ -30,6 +30,7 @@ class Canonicalize:
 
     name: ClassVar[str] = "canonicalize"
     exact: ClassVar[bool] = True
+    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         reads_strides = any(node.op.startswith("aten.as_strided") for node in graph)

@@ -30,6 +30,7 @@ class ConstantFold:
 
     name: ClassVar[str] = "constant-fold"
     exact: ClassVar[bool] = True
+    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         for node in graph:

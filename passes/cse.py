@@ -26,6 +26,7 @@ class CommonSubexpressionElimination:
 
     name: ClassVar[str] = "cse"
     exact: ClassVar[bool] = True
+    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         _merge_constants(graph)

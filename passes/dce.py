@@ -22,6 +22,7 @@ class DeadCodeElimination:
 
     name: ClassVar[str] = "dce"
     exact: ClassVar[bool] = True
+    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         definers = dim_definers(graph)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES
+from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import is_cast
 
@@ -26,16 +27,19 @@ class Distribute:
     """Applies each of two subtracted attention maps to the values by itself."""
 
     name: ClassVar[str] = "distribute"
+    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)
+        remarks = []
         for node in list(graph):
-            if node.graph is not None and node.op in _PRODUCTS:
-                _distribute(graph, build, node)
-        return []
+            if node.graph is not None and node.op in _PRODUCTS and _distribute(graph, build, node):
+                what = "The values are multiplied with each of two weights, then subtracted."
+                remarks.append(reassociated(node, what))
+        return remarks
 
 
-def _distribute(graph: Graph, build: Builder, product: Node) -> None:
+def _distribute(graph: Graph, build: Builder, product: Node) -> bool:
     for side in product.inputs:
         path = _path_to_sum(side) if side is not None else None
         if path is None or side is None:
@@ -53,7 +57,8 @@ def _distribute(graph: Graph, build: Builder, product: Node) -> None:
                 value = _with(build, layout, layout.inputs[0], value)
             terms.append(_with(build, product, side, value))
         graph.replace_uses(product.output, build(total.op, *terms, **total.attrs))
-        return
+        return True
+    return False
 
 
 def _with(build: Builder, node: Node, old: Value | None, new: Value | None) -> Value:

@@ -43,6 +43,7 @@ class FoldMasks:
     """Folds the mask and the masking bias of each `attn.attention`."""
 
     name: ClassVar[str] = "fold-masks"
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         sites = [node for node in graph if node.op == "attn.attention"]

@@ -44,6 +44,7 @@ class FuseActivations:
     """
 
     name: ClassVar[str] = "fuse-activations"
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         Rewriter(graph, [gated_product, bias_gelu]).run()

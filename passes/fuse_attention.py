@@ -30,6 +30,7 @@ class FuseAttention:
     """Fuses each attention it can read exactly; every other one gets a reason."""
 
     name: ClassVar[str] = "fuse-attention"
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build, evidence = Builder(graph), Evidence(graph)

@@ -41,6 +41,7 @@ class FuseNorms:
     """
 
     name: ClassVar[str] = "fuse-norms"
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         Rewriter(graph, [rms_norm, aten_rms_norm, rms_of_cast, weighted_rms]).run()

@@ -21,6 +21,7 @@ class LegalizeSinks:
     """Turns sinks into one more key with a zero value, where no kernel has sinks."""
 
     name: ClassVar[str] = "legalize-sinks"
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)

@@ -25,6 +25,7 @@ class Linearize:
     """Turns every product of activations with a constant matrix into `aten.linear`."""
 
     name: ClassVar[str] = "linearize"
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)

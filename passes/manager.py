@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Protocol, cast
 
 from attngraph.errors import UsageError
 from attngraph.ir import Graph, Remark
 
 
 class Pass(Protocol):
-    """`run` changes the graph in place and returns what there is to say about it."""
+    """`run` changes the graph in place and returns what there is to say about it.
+
+    `exact`: every element is still computed by the model's own formula, from the model's own
+    numbers; docs/architecture.md draws the line. Where a pass has rewrites of both kinds it says
+    False and has an option `exact_only`. A pass that says `bitwise` too keeps every bit.
+    """
 
     name: ClassVar[str]
+    exact: ClassVar[bool]
 
     def run(self, graph: Graph) -> list[Remark]: ...
 
@@ -56,6 +62,28 @@ def make(pipeline: str | Iterable[str]) -> list[Pass]:
             raise UsageError(f"There is no pass {name!r}; there are {', '.join(sorted(_PASSES))}.")
         passes.append(_PASSES[name]())
     return passes
+
+
+def _has_both(item: Pass) -> bool:
+    return any(option.name == "exact_only" for option in fields(cast(Any, item)))
+
+
+def label_of(item: Pass) -> str:
+    """`exact`, `reassociating`, or `exact and reassociating` for a pass with rewrites of both."""
+    if type(item).exact:
+        return "exact"
+    return "exact and reassociating" if _has_both(item) else "reassociating"
+
+
+def only_exact(names: Iterable[str]) -> list[Pass]:
+    """The exact passes among these; one that has rewrites of both kinds makes the exact ones."""
+    kept = []
+    for item in make(names):
+        if type(item).exact:
+            kept.append(item)
+        elif _has_both(item):
+            kept.append(replace(cast(Any, item), exact_only=True))
+    return kept
 
 
 def run(

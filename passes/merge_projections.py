@@ -45,7 +45,7 @@ class MergeProjections:
     """
 
     name: ClassVar[str] = "merge-projections"
-    exact: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         found: dict[tuple[Value, str], list[_Projection]] = {}

@@ -21,6 +21,7 @@ from attngraph.ir.ops import attribute
 from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_axes, resolve
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.decline import is_product
+from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import fill_of, is_binary, is_cast
 from attngraph.passes.sinks import raise_plus_one, raise_sink_column
@@ -33,9 +34,15 @@ _SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
 @register
 @dataclass(frozen=True)
 class RaiseSoftmax:
-    """Turns softmaxes that are spelled out in exponentials into `aten.softmax`."""
+    """Turns softmaxes that are spelled out in exponentials into `aten.softmax`.
+
+    With `exact_only`, not those that are normalised after the product with the values.
+    """
+
+    exact_only: bool = False
 
     name: ClassVar[str] = "raise-softmax"
+    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)
@@ -52,7 +59,9 @@ class RaiseSoftmax:
             elif raise_plus_one(graph, build, node):
                 continue
             elif (pair := _quotient(node)) is not None:
-                _raise_quotient(graph, build, node, *pair)
+                if _raise_quotient(graph, build, node, *pair, late=not self.exact_only):
+                    what = "The weights are normalised before the values are summed, not after."
+                    remarks.append(reassociated(node, what))
                 remarks += _epsilon(node, *pair)
         return remarks
 
@@ -246,23 +255,24 @@ def _raise_log(graph: Graph, build: Builder, node: Node) -> None:
 
 
 def _raise_quotient(
-    graph: Graph, build: Builder, node: Node, numerator: Value, denominator: Value
-) -> None:
+    graph: Graph, build: Builder, node: Node, numerator: Value, denominator: Value, *, late: bool
+) -> bool:
+    """Whether the normalisation was late, and came first instead."""
     shape = node.output.shape
     axes = fresh_axes(shape)
     total = _total(Operand(denominator, broadcast_axes(axes, denominator.shape, shape)))
     if total is None or _exponent(total.terms) is None:
-        return
+        return False
     top = Operand(numerator, broadcast_axes(axes, numerator.shape, shape))
     if numerator is total.terms:
         if _rows(top.axes, total.dim) != _rows(total.axes, total.dim):
-            return
+            return False
         build.at(node, fuse_locs([node], node))
         softmax = _softmax(build, total.terms, total.dim)
         if softmax is not None and softmax.dtype == node.output.dtype:
             graph.replace_uses(node.output, softmax)
-        return
-    _raise_late(graph, build, node, top, total)
+        return False
+    return late and _raise_late(graph, build, node, top, total)
 
 
 def _rows(axes: Axes, dim: int) -> tuple[tuple[object, ...], ...]:
@@ -283,7 +293,7 @@ def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
 
 def _raise_late(
     graph: Graph, build: Builder, node: Node, numerator: Operand, total: _Total
-) -> None:
+) -> bool:
     """(exp(x) · V) / Σ exp(x): the same product, of the softmax."""
     operand, above = numerator, numerator
     outer: list[Node] = []
@@ -295,12 +305,12 @@ def _raise_late(
         outer.append(producer)
         following = climb(operand)
         if following is None:
-            return
+            return False
         above = following
     else:
-        return
+        return False
     if product.addends or product.factor != 1.0:
-        return
+        return False
     root = operand.value.producer
     assert root is not None
     for side in (product.left, product.right):
@@ -315,13 +325,14 @@ def _raise_late(
         build.at(root, fuse_locs([node, root], root))
         softmax = _softmax(build, total.terms, total.dim)
         if softmax is None or softmax.dtype != total.terms.dtype:
-            return
+            return False
         result = _again(build, root, side.value, _replay(build, passed, total.terms, softmax))
         for layout in reversed(outer):
             build.at(node)
             result = _again(build, layout, layout.inputs[0], result)
         graph.replace_uses(node.output, result)
-        return
+        return True
+    return False
 
 
 def _again(build: Builder, node: Node, old: Value | None, new: Value) -> Value:

@@ -21,6 +21,7 @@ class SimplifyLayout:
 
     name: ClassVar[str] = "simplify-layout"
     exact: ClassVar[bool] = True
+    bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)

@@ -21,6 +21,7 @@ class SinkLayout:
     """Moves permutes and reshapes of rows from above a `linear` to below it."""
 
     name: ClassVar[str] = "sink-layout"
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)

@@ -44,7 +44,7 @@ class SplitComplex:
     """
 
     name: ClassVar[str] = "split-complex"
-    exact: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         parts = _Parts(graph)

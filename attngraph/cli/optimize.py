@@ -45,6 +45,14 @@ def optimize(
             help="Compare with eager PyTorch: the final result, also after each pass, or not.",
         ),
     ] = "final",
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Only rewrites that keep the model's formulas: none that multiplies weights with "
+            "each other or moves a factor through a sum.",
+        ),
+    ] = False,
     factory: FactoryOption = None,
     trust_pickle: TrustOption = False,
     inputs: InputOption = None,
@@ -72,7 +80,12 @@ def optimize(
                 model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
             )
             result = optimised(
-                source, target=target, precision=precision, verify=verify, stages=stages
+                source,
+                target=target,
+                precision=precision,
+                verify=verify,
+                exact=exact,
+                stages=stages,
             )
             stages("save")
             start = time.perf_counter()

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Step:
-    """One pass: its name, what it does, and whether it is exact, where it says so."""
+    """One pass: its name, what it does, and its label."""
 
     name: str
     does: str
-    exact: bool | None
+    label: str
 
     @classmethod
-    def of(cls, item: Pass) -> _Step:
+    def of(cls, item: Pass, label: str) -> _Step:
         text = " ".join((inspect.getdoc(type(item)) or "").split())
         first, _, _ = text.partition(". ")
-        return cls(item.name, f"{first.rstrip('.')}.", getattr(item, "exact", None))
+        return cls(item.name, f"{first.rstrip('.')}.", label)
 
 
 def passes(as_json: JsonOption = False, debug: DebugOption = False) -> None:
@@ -38,9 +38,10 @@ def passes(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     with reported(debug):
         with working(debug) as stages:
             stages("import torch")
+            from attngraph.passes import label_of
             from attngraph.pipeline import pipeline
 
-            steps = [_Step.of(item) for item in pipeline()]
+            steps = [_Step.of(item, label_of(item)) for item in pipeline()]
         if as_json:
             print(json.dumps([asdict(step) for step in steps], indent=2))
             return
@@ -53,5 +54,5 @@ def passes(as_json: JsonOption = False, debug: DebugOption = False) -> None:
                 page.field(label, Text(f"as {first[step.name]}", "dim"), width)
                 continue
             first[step.name] = number
-            told = {True: " Exact.", False: " Reassociates.", None: ""}[step.exact]
+            told = f" {step.label.capitalize()}."
             page.field(label, Text.assemble(step.does, (told, "dim")), width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from rich.table import Table
@@ -31,6 +32,11 @@ def print_summary(report: Report, output: Path, size: int) -> None:
     weights = f"{counted(report.weights, 'tensor')}, {human_bytes(report.weight_bytes)}"
     _field(page, "weights", Text(weights))
     _print_parity(page, report.parity)
+    if report.reassociated:
+        made = Counter(rewrite.made_by for rewrite in report.reassociated)
+        parts = [Text(f"{count} × {name}") for name, count in made.items()]
+        parts[-1].append(" reassociate; --exact leaves them out", "dim")
+        page.items(Text("  rewrites", "dim"), parts, _INDENT)
     total = Text(f"{sum(report.timings.values()):.1f} s")
     stages = [Text(f"{name} {seconds:.2f}", "dim") for name, seconds in report.timings.items()]
     page.items(Text("  time", "dim"), [total, *stages], _INDENT)

@@ -29,14 +29,19 @@ from attngraph.report import Report
 
 
 def optimised(
-    source: Source, *, target: str, precision: Any, verify: str, stages: Stages
+    source: Source, *, target: str, precision: Any, verify: str, exact: bool, stages: Stages
 ) -> Optimized:
     """The model of the options, compiled and checked but not saved."""
     parse_target(target)
     with importable_cwd():  # a user's module may import others as late as in forward
         model, seconds = _timed_model(source, stages)
         result = compile_model(
-            model, target=target, precision=precision, verify=verify, progress=stages
+            model,
+            target=target,
+            precision=precision,
+            verify=verify,
+            exact=exact,
+            progress=stages,
         )
     result.report.timings = {"load": seconds, **result.report.timings}
     return result

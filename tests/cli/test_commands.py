@@ -141,6 +141,21 @@ def test_passes_lists_the_pipeline_in_order(attngraph: Any) -> None:
     assert all(step["does"].endswith(".") for step in steps)
     lines = attngraph("passes").out.splitlines()
     assert [line.split()[1] for line in lines] == names
+    labels = {step["name"]: step["label"] for step in steps}
+    assert labels["canonicalize"] == "exact"
+    assert labels["distribute"] == "reassociating"
+    assert "Reassociating." in lines[names.index("distribute")]
+
+
+def test_exact_leaves_out_what_reassociates_and_the_report_counts_it(attngraph: Any) -> None:
+    late = ("--factory", "user_models:late")
+    made = _json(attngraph("optimize", *late, "-o", "out.onnx", "--json"))["reassociated"]
+    assert [rewrite["made_by"] for rewrite in made] == ["raise-softmax"]
+    assert made[0]["location"].startswith("user_models.py:")
+    assert "1 × raise-softmax" in attngraph("optimize", *late, "-o", "out.onnx").out
+    found = _json(attngraph("optimize", *late, "-o", "out.onnx", "--json", "--exact"))
+    assert found["reassociated"] == []
+    assert found["parity"]["passed"] is True
 
 
 @pytest.mark.parametrize(("level", "code"), [("warning", 0), ("problem", 1)])

@@ -55,6 +55,14 @@ class Sum(nn.Module):
         return sum(terms[1:], terms[0])
 
 
+class Late(nn.Module):
+    """Normalises its attention after the values are summed."""
+
+    def forward(self, x):
+        weights = (x @ x.transpose(-1, -2) / 16).exp()
+        return (weights @ x) / weights.sum(-1, keepdim=True)
+
+
 def _sample():
     return torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
 
@@ -84,6 +92,10 @@ def wider():
 
 def waves():
     return nn.Sequential(Waves()), (_sample(),)
+
+
+def late():
+    return Late(), (_sample(),)
 
 
 def bessel():

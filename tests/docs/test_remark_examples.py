@@ -98,6 +98,8 @@ def test_example_gets_its_code(code: str, source: str) -> None:
     assert report.sites
     if code == "mask":
         assert all(site.mask for site in report.sites)
+    elif code == "reassociated":
+        assert report.reassociated
     else:
         assert {site.code for site in report.sites} == {code}
     declined = [site for site in report.sites if site.status == "declined"]

@@ -32,7 +32,7 @@ def test_fixture(path: Path, request: pytest.FixtureRequest) -> None:
     fixture.run(graph)
     assert format_graph(graph) == settled, f"a second {path.parent.name} finds more to do"
     assert format_graph(parse(settled)) == settled
-    if getattr(fixture.item, "exact", False):
+    if getattr(fixture.item, "bitwise", False):
         fixtures.assert_identical(fixture, original, graph)
     else:
         fixtures.assert_close_in_float64(fixture, original, graph)

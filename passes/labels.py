@@ -1,0 +1,10 @@
+"""What a pass says of a rewrite that keeps the formula's value but not its roundings."""
+
+from __future__ import annotations
+
+from attngraph.ir import Node, Remark
+
+
+def reassociated(node: Node, reason: str) -> Remark:
+    """A remark on one rewrite that `--exact` leaves out; `reason` says what was done."""
+    return Remark("note", "reassociated", reason, node.loc, op=node.op, node=node.outputs[0].name)
