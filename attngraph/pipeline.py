@@ -15,6 +15,7 @@ _STAGES = (
     "canonicalize",
     "dce",
     "fuse-attention",
+    "fuse-cache",
     "fold-masks",
     "dce",
     "simplify-layout",

@@ -16,7 +16,8 @@ class Site:
     """One attention: `status` is "fused" or "declined"; docs/remarks.md explains `code`.
 
     `op` is what it became, or the op that stayed; `location` is "file:line", `module` the path of
-    the module that ran it; `mask` says what its masks became.
+    the module that ran it; `mask` says what its masks became, `cache` how keys and values are
+    joined to a past.
     """
 
     status: str
@@ -28,6 +29,7 @@ class Site:
     hint: str = ""
     blamed: str = ""
     mask: str = ""
+    cache: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,15 @@ class Report:
 def sites_of(results: Iterable[PassResult]) -> list[Site]:
     """One entry per attention, in the order of the graph, with what its mask became."""
     remarks = [remark for result in results for remark in result.remarks]
-    masks = {remark.node: remark.reason for remark in remarks if remark.code == "mask"}
-    return [_site(r, masks.get(r.node, "")) for r in remarks if r.status in ("fused", "declined")]
+    notes: dict[tuple[str, str], str] = {(r.code, r.node): r.reason for r in remarks}
+    # An attention that took a cache in is another node since.
+    now = {r.details["replaces"]: r.node for r in remarks if "replaces" in r.details}
+    return [
+        _site(remark, {code: notes.get((code, node), "") for code in ("mask", "cache")})
+        for remark in remarks
+        if remark.status in ("fused", "declined")
+        for node in (now.get(remark.node, remark.node),)
+    ]
 
 
 def reassociations_of(results: Iterable[PassResult]) -> list[Reassociation]:
@@ -116,7 +125,7 @@ def _location(remark: Remark) -> str:
     return f"{remark.loc.file}:{remark.loc.line}" if remark.loc.file else ""
 
 
-def _site(remark: Remark, mask: str) -> Site:
+def _site(remark: Remark, notes: dict[str, str]) -> Site:
     return Site(
         remark.status,
         remark.op,
@@ -126,5 +135,5 @@ def _site(remark: Remark, mask: str) -> Site:
         remark.loc.module,
         remark.hint,
         remark.blamed,
-        mask,
+        **notes,
     )

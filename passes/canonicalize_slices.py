@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from attngraph.ir import Node
+from attngraph.ir import Node, Value
 from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.canonicalize_values import source_of
@@ -64,10 +66,16 @@ def split(rewriter: Rewriter, node: Node) -> Replacement:
 
 
 @rule("aten.cat")
-def cat_of_one(rewriter: Rewriter, node: Node) -> Replacement:
-    """cat([x]) is x."""
-    parts = input_of(node, "tensors")
-    return parts[0] if len(parts) == 1 else None
+def cat_of_nothing(rewriter: Rewriter, node: Node) -> Replacement:
+    """cat([x]) is x; a part without elements adds none, as a new cache has."""
+    parts: Sequence[Value] = input_of(node, "tensors")
+    kept = [part for part in parts if 0 not in part.shape and part.dtype == node.output.dtype]
+    if len(kept) == 1 and same_shape(kept[0].shape, node.output.shape):
+        return kept[0]
+    dropped = [part for part in parts if part not in kept]
+    if not kept or not dropped or any(0 not in part.shape for part in dropped):
+        return None
+    return rewriter.emit("aten.cat", kept, {"dim": attribute(node, "dim")}, at=node)
 
 
-SLICE_RULES = [slice_of_all, slice_of_arange, split, cat_of_one]
+SLICE_RULES = [slice_of_all, slice_of_arange, split, cat_of_nothing]

@@ -12,9 +12,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import sympy
 import torch
 
 from attngraph.ir import Dim, Graph, Node, Remark, TensorType, Value
+from attngraph.ir.dims import as_dim
 from attngraph.ir.ops import attribute, input_of, op_def
 from attngraph.passes.effects import dim_definers
 from attngraph.passes.index_maps import LAYOUTS, Index, aligned
@@ -61,6 +63,7 @@ class FoldMasks:
                 *(None if v is None else numbers[v] for v in (masking.bias, masking.mask)),
                 masking.causal,
                 masking.masked_rows,
+                masking.past,
                 _shape(site),
             )
             if key not in folded:
@@ -101,18 +104,25 @@ def _masking(site: Node) -> Masking:
         input_of(site, "mask"),
         attribute(site, "causal"),
         attribute(site, "masked_rows"),
+        _past(site),
     )
+
+
+def _past(site: Node) -> Dim:
+    past = input_of(site, "past_key")
+    return 0 if past is None else past.shape[2]
 
 
 def _shape(site: Node) -> tuple[Dim, ...]:
     """(B, H, S, T)."""
     query, key = input_of(site, "query"), input_of(site, "key")
-    return query.shape[0], attribute(site, "heads"), query.shape[1], key.shape[1]
+    keys = as_dim(sympy.sympify(key.shape[1] + _past(site)))
+    return query.shape[0], attribute(site, "heads"), query.shape[1], keys
 
 
 def _apply(graph: Graph, site: Node, after: Masking) -> None:
-    sinks = input_of(site, "sinks")
-    inputs: list[Value | None] = [*site.inputs[:3], after.bias, after.mask, sinks]
+    rest = [input_of(site, name) for name in ("sinks", "past_key", "past_value")]
+    inputs: list[Value | None] = [*site.inputs[:3], after.bias, after.mask, *rest]
     while inputs[-1] is None:
         inputs.pop()
     graph.set_inputs(site, inputs)
@@ -131,7 +141,7 @@ def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking) -> Fold
     reader = Reader(domain)
     splitter = Splitter(reader)
     index = tuple(map(domain.index, VARIABLES))
-    causal = Linear(index[3] - index[2])
+    causal = Linear(index[3] - index[2] - before.past)
     plan = _decide(splitter, before, index, causal)
     after = before
     problem = ""
@@ -212,7 +222,9 @@ def _build(
         mask = before.mask
         if mask is None or not _holds(mask, wanted, reader):
             mask = build(make, site.loc, wanted, reader.known, reader.domain)
-    return Masking(rebuild(make, site.loc, plan.rest), mask, is_causal, plan.masked_rows)
+    return Masking(
+        rebuild(make, site.loc, plan.rest), mask, is_causal, plan.masked_rows, before.past
+    )
 
 
 def _holds(mask: Value, wanted: Predicate, reader: Reader) -> bool:

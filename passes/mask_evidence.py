@@ -21,12 +21,13 @@ _TOLERANCE = 1e-9  # softmax in float64 of equal logits, in another order at mos
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """What is done to the scores of one attention, as in `attn.attention`."""
+    """What is done to the scores of one attention, as in `attn.attention`; `past` is its P."""
 
     bias: Value | None
     mask: Value | None
     causal: bool
     masked_rows: str
+    past: Dim = 0
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -55,8 +56,9 @@ def disagreement(
                     inputs = [None if v is None else memory[v] for v in node.inputs]
                     memory.update(zip(node.outputs, evaluate(node, inputs, sizes), strict=True))
                 full = [int(substitute(dim, sizes)) for dim in shape]
-                expected = _probabilities(before, full, memory)
-                found = _probabilities(after, full, memory)
+                past = int(substitute(before.past, sizes))
+                expected = _probabilities(before, full, past, memory)
+                found = _probabilities(after, full, past, memory)
             except (IRError, RuntimeError, IndexError, TypeError, ValueError) as error:
                 return f"at {_named(sizes)} it can't be evaluated: {error}"
             if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE, equal_nan=True):
@@ -98,14 +100,14 @@ def trial_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
     count = len(dims)
 
     def fitted(info: DimInfo, size: int) -> int:
-        size = max(size, info.low, 1)
+        size = max(size, info.low)
         return size if info.high is None else min(size, info.high)
 
     named = list(dims.items())
     trials = [
         {name: fitted(info, 2 + 3 * place) for place, (name, info) in enumerate(named)},
         {name: fitted(info, 3 * (count - place)) for place, (name, info) in enumerate(named)},
-        {name: fitted(info, 1) for name, info in named},
+        {name: fitted(info, 0) for name, info in named},
     ]
     return trials if dims else [{}]
 
@@ -129,7 +131,7 @@ def _sample(value: Value, sizes: Mapping[str, int], kind: str) -> Any:
 
 
 def _probabilities(
-    masking: Masking, shape: Sequence[int], memory: Mapping[Value, torch.Tensor]
+    masking: Masking, shape: Sequence[int], past: int, memory: Mapping[Value, torch.Tensor]
 ) -> torch.Tensor:
     """softmax of random scores in float64 for at most `_ROWS` queries, broadcastable to `shape`."""
     *_, queries, keys = shape
@@ -153,7 +155,7 @@ def _probabilities(
     if masking.mask is not None:
         allowed = allowed & rowwise(masking.mask)
     if masking.causal:
-        allowed = allowed & (torch.arange(keys) <= rows[:, None])
+        allowed = allowed & (torch.arange(keys) <= rows[:, None] + past)
     mean = masking.masked_rows == "mean"
     fill = torch.finfo(torch.float64).min if mean else -torch.inf
     logits = logits.masked_fill(~allowed, fill)

@@ -28,6 +28,8 @@ def attention(
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    past_key: torch.Tensor | None = None,
+    past_value: torch.Tensor | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -50,12 +52,21 @@ def attention(
     sinks (H,) are logits of one more key per head, which has no value (Xiao et al. 2023); with
     them a row that may attend to nothing gives zero, whatever `masked_rows` says.
 
-    Returns the context (B, S, H·E) and, if `weights`, the probabilities (B, H, S, T).
+    past_key (B, G, P, D) and past_value (B, G, P, E) come before the keys and values: T is then
+    P + the length of `key`, and `causal` allows j ≤ i + P, as ONNX's Attention-24 has it.
+
+    Returns the context (B, S, H·E); then, if `weights`, the probabilities (B, H, S, T); then, with
+    a past, all keys (B, G, T, D) and all values (B, G, T, E).
     """
-    batch, length, keys = query.shape[0], query.shape[1], key.shape[1]
+    batch, length = query.shape[0], query.shape[1]
     q = query.reshape(batch, length, heads, -1).transpose(1, 2)
-    k = key.reshape(batch, keys, kv_heads, -1).transpose(1, 2)
-    v = value.reshape(batch, keys, kv_heads, -1).transpose(1, 2)
+    k = key.reshape(batch, key.shape[1], kv_heads, -1).transpose(1, 2)
+    v = value.reshape(batch, key.shape[1], kv_heads, -1).transpose(1, 2)
+    offset, presents = 0, tuple[torch.Tensor, ...]()
+    if past_key is not None and past_value is not None:
+        offset = past_key.shape[2]
+        presents = k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
+    keys = k.shape[2]
     if heads != kv_heads:
         k = k.repeat_interleave(heads // kv_heads, 1)
         v = v.repeat_interleave(heads // kv_heads, 1)
@@ -67,7 +78,7 @@ def attention(
     allowed = mask
     if causal:
         rows = torch.arange(length, device=query.device)[:, None]
-        lower = torch.arange(keys, device=query.device)[None, :] <= rows
+        lower = torch.arange(keys, device=query.device)[None, :] <= rows + offset
         allowed = lower if allowed is None else allowed & lower
     if allowed is not None:
         fill = torch.finfo(logits.dtype).min if masked_rows == "mean" else -torch.inf
@@ -80,4 +91,4 @@ def attention(
         dead = (logits == -torch.inf).all(-1, keepdim=True)
         probabilities = probabilities.masked_fill(dead, 0.0)
     context = torch.matmul(probabilities, v).transpose(1, 2).reshape(batch, length, -1)
-    return (context, probabilities) if weights else (context,)
+    return (context, probabilities, *presents) if weights else (context, *presents)

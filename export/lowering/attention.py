@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
+import sympy
 import torch
 
 from attngraph.errors import LoweringError
@@ -12,7 +13,7 @@ from attngraph.export.lowering.context import Context
 from attngraph.export.lowering.masks import Mask, Prepared, prepare
 from attngraph.export.lowering.registry import register_lowering
 from attngraph.ir import Node, Value
-from attngraph.ir.dims import Dim, same
+from attngraph.ir.dims import Dim, as_dim, same
 from attngraph.ir.ops import attribute, input_of
 
 _SOFTMAX = 3  # qk_matmul_output_mode: the probabilities
@@ -24,6 +25,9 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
     query, key, value, bias, mask = (
         input_of(node, name) for name in ("query", "key", "value", "bias", "mask")
     )
+    pasts = input_of(node, "past_key"), input_of(node, "past_value")
+    past: Dim = 0 if pasts[0] is None else pasts[0].shape[2]
+    keys = as_dim(sympy.sympify(key.shape[1] + past))
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
     prepared = prepare(
         ctx,
@@ -33,11 +37,12 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
             attribute(node, "causal"),
             attribute(node, "masked_rows"),
             query.shape[1],
-            key.shape[1],
+            keys,
             query.dtype,
+            past,
         ),
     )
-    context, weights = _emit(
+    context, weights, *presents = _emit(
         ctx,
         (ctx.value(query), ctx.value(key), ctx.value(value)),
         prepared,
@@ -46,12 +51,14 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
         softcap=attribute(node, "softcap"),
         weights=attribute(node, "weights"),
         heads=(heads, groups),
+        pasts=[ctx.value(past) for past in pasts if past is not None],
     )
     if prepared.dead is not None:
         packed = _Packed(query.shape[0], query.shape[1], heads, groups, value)
-        context = packed.repair(ctx, context, prepared, query.dtype)
-        weights = _repair_weights(ctx, weights, prepared, key.shape[1], query.dtype)
-    return [context] if weights is None else [context, weights]
+        everything = presents[1] if presents else None
+        context = packed.repair(ctx, context, prepared, query.dtype, everything)
+        weights = _repair_weights(ctx, weights, prepared, keys, query.dtype)
+    return [context, *presents] if weights is None else [context, weights, *presents]
 
 
 def _emit(
@@ -64,7 +71,9 @@ def _emit(
     softcap: float = 0.0,
     weights: bool = False,
     heads: tuple[int, int] | tuple[None, None] = (None, None),
-) -> tuple[ir.Value, ir.Value | None]:
+    pasts: Sequence[ir.Value] = (),
+) -> tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]:
+    """The context, the weights if asked for, and with pasts both presents (it wants both bound)."""
     query, key, value = qkv
     if scale <= 0 or dtype == torch.float64:
         # the op wants a positive scale, and takes the root of it in float32 where it is expanded
@@ -75,7 +84,8 @@ def _emit(
         key,
         value,
         prepared.attn_mask,
-        outputs=(True, False, False, True) if weights else 1,
+        *pasts,
+        outputs=(True, bool(pasts), bool(pasts), True) if weights else 3 if pasts else 1,
         scale=float(scale),
         is_causal=int(prepared.causal) or None,
         softcap=float(softcap) or None,
@@ -84,7 +94,7 @@ def _emit(
         q_num_heads=heads[0],
         kv_num_heads=heads[1],
     )
-    return results[0], results[3] if weights else None
+    return results[0], results[3] if weights else None, *results[1:3][: len(pasts)]
 
 
 class _Packed:
@@ -96,21 +106,30 @@ class _Packed:
         self.heads, self.groups, self.value = heads, groups, value
 
     def repair(
-        self, ctx: Context, context: ir.Value, prepared: Prepared, dtype: torch.dtype
+        self,
+        ctx: Context,
+        context: ir.Value,
+        prepared: Prepared,
+        dtype: torch.dtype,
+        present: ir.Value | None,
     ) -> ir.Value:
         dead = ctx.op("Transpose", prepared.dead, perm=[0, 2, 1, 3])
         replacement = _replacement(ctx, prepared, dtype)
         if replacement is None:
-            replacement = self._mean(ctx)
+            replacement = self._mean(ctx, present)
         by_head = ctx.reshape(context, self.packed, self.split)
         repaired = ctx.op("Where", dead, replacement, by_head)
         return ctx.reshape(repaired, self.split, self.packed)
 
-    def _mean(self, ctx: Context) -> ir.Value:
-        """(B, 1, H, E): the mean over all keys, of each head's values."""
+    def _mean(self, ctx: Context, present: ir.Value | None) -> ir.Value:
+        """(B, 1, H, E): each head's mean over all keys; `present` (B, G, T, E) are all values."""
         batch, _, heads, width = self.split
-        mean = ctx.op("ReduceMean", ctx.value(self.value), ctx.constant([1]), keepdims=1)
-        packed = [batch, 1, self.value.shape[2]]
+        if present is None:
+            mean = ctx.op("ReduceMean", ctx.value(self.value), ctx.constant([1]), keepdims=1)
+            packed = [batch, 1, self.value.shape[2]]
+        else:
+            mean = ctx.op("ReduceMean", present, ctx.constant([2]), keepdims=1)
+            packed = [batch, self.groups, 1, width]
         grouped = [batch, 1, self.groups, 1, width]
         mean = ctx.reshape(mean, packed, grouped)
         wide = [batch, 1, self.groups, heads // self.groups, width]
@@ -169,7 +188,7 @@ def lower_sdpa(ctx: Context, node: Node) -> ir.Value:
     batch = _joined_batch(lead)
     for operand, dims in zip((query, key, value), lead, strict=True):
         raised.append(_four_axes(ctx, operand, dims, batch))
-    context, _ = _emit(ctx, (raised[0], raised[1], raised[2]), prepared, query.dtype, scale=scale)
+    context, *_ = _emit(ctx, (raised[0], raised[1], raised[2]), prepared, query.dtype, scale=scale)
     if prepared.dead is not None:
         context = ctx.op("Where", prepared.dead, _replacement(ctx, prepared, query.dtype), context)
     if rank < 4:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
+import sympy
 import torch
 
 from attngraph.ir import Value
-from attngraph.ir.dims import Dim, same
+from attngraph.ir.dims import Dim, as_dim, same
 
 if TYPE_CHECKING:
     from attngraph.export.lowering.context import Context
@@ -50,7 +51,7 @@ class Mask:
     """What one attention asks of its mask.
 
     `mask` is bool, `bias` float, both broadcastable to (B, H, S, T); `causal` allows key j for
-    query i iff j ≤ i. `policy` is the result of a row that may attend to nothing.
+    query i iff j ≤ i + `past`. `policy` is the result of a row that may attend to nothing.
     """
 
     mask: Value | None
@@ -60,6 +61,7 @@ class Mask:
     queries: Dim
     keys: Dim
     dtype: torch.dtype
+    past: Dim = 0
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def _prepare(ctx: Context, wanted: Mask) -> Prepared:
     allowed = None if mask is None else ctx.cast(ctx.value(mask), torch.bool)
     shape = [] if mask is None else list(mask.shape)
     if causal and (repair or finite):
-        lower = _causal(ctx, wanted.queries, wanted.keys)
+        lower = _causal(ctx, wanted.queries, wanted.keys, wanted.past)
         allowed = lower if allowed is None else ctx.op("And", lower, allowed)
         shape = _joined(shape, [wanted.queries, wanted.keys])
         causal = False
@@ -169,13 +171,15 @@ def _guarded(ctx: Context, bias: Value, dtype: torch.dtype, bounded: bool) -> ir
     return ctx.op("Where", ctx.op("Equal", value, infinity), infinity, lifted)
 
 
-def _causal(ctx: Context, queries: Dim, keys: Dim) -> ir.Value:
-    """(S, T) bool, True where j ≤ i."""
-    key = ("causal", queries, keys)
+def _causal(ctx: Context, queries: Dim, keys: Dim, past: Dim) -> ir.Value:
+    """(S, T) bool, True where j ≤ i + past."""
+    key = ("causal", queries, keys, past)
     if key not in ctx.cache:
         zero, one = ctx.constant(0), ctx.constant(1)
-        rows = ctx.op("Range", zero, ctx.dim(queries), one)
-        columns = rows if same(queries, keys) else ctx.op("Range", zero, ctx.dim(keys), one)
+        end = as_dim(sympy.sympify(queries + past))
+        rows = ctx.op("Range", ctx.dim(past), ctx.dim(end), one)
+        is_square = past == 0 and same(queries, keys)
+        columns = rows if is_square else ctx.op("Range", zero, ctx.dim(keys), one)
         rows = ctx.op("Unsqueeze", rows, ctx.constant([1]))
         ctx.cache[key] = ctx.op("LessOrEqual", columns, rows)
     result: ir.Value = ctx.cache[key]

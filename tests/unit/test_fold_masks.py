@@ -109,6 +109,7 @@ def test_adversarial_masks_give_the_same_attention(name: str) -> None:
 
 def _input(value: Any, length: int, batch: int, kind: int) -> torch.Tensor:
     sizes = {"batch": batch, "seq": length, "target": length, "source": length + 2}
+    sizes["past"] = length - 1
     shape = [substitute_sizes(dim, sizes) for dim in value.shape]
     seed = torch.Generator().manual_seed(len(value.name) + kind)
     if value.dtype.is_floating_point:
