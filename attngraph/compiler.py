@@ -12,6 +12,7 @@ import torch
 
 from attngraph.bisect import blame
 from attngraph.errors import AttngraphError, ParityError, UsageError
+from attngraph.export.kernels import check_version, choose_all
 from attngraph.export.lower import lower
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.reference import Precision, Reference
@@ -132,10 +133,13 @@ def analyse(
     model: Model, *, target: str = "cpu", progress: Progress | None = None
 ) -> tuple[Graph, Report]:
     """Capture and passes only: the optimised graph and a report of its attention sites."""
-    report = Report(model.source, str(parse_target(target)), "fp32")
+    device = parse_target(target)
+    check_version()
+    report = Report(model.source, str(device), "fp32")
     with _stage("capture", report.timings, progress):
         captured = trace(model)
     _run_passes(captured.graph, pipeline(), report, progress)
+    report.sites = sites_of(report.passes, choose_all(captured.graph, device))
     return captured.graph, report
 
 
@@ -151,6 +155,7 @@ def compile_model(
     """As `optimize`, for any form of model."""
     _check_options(precision, verify)
     device = parse_target(target)
+    check_version()
     report = Report(model.source, str(device), precision)
     with _stage("capture", report.timings, progress):
         captured = trace(model)
@@ -161,7 +166,9 @@ def compile_model(
     passes = pipeline(exact=exact)
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
     with _stage("lower", report.timings, progress):
-        onnx = lower(captured.graph, target=str(device))
+        kernels = choose_all(captured.graph, device)
+        onnx = lower(captured.graph, target=device, kernels=kernels)
+    report.sites = sites_of(report.passes, kernels)
     optimized = Optimized(captured.graph, onnx, report, device)
     if pristine is not None:
         with _stage("parity", report.timings, progress):
@@ -189,7 +196,6 @@ def _run_passes(
 
     with _stage("passes", report.timings, progress):
         report.passes = run(graph, passes, after_each=after)
-    report.sites = sites_of(report.passes)
     report.reassociated = reassociations_of(report.passes)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from attngraph.export.kernels import Choice
 from attngraph.export.parity import Parity
-from attngraph.ir import Remark
+from attngraph.ir import Node, Remark
 from attngraph.passes.manager import PassResult
 
 
@@ -17,7 +18,7 @@ class Site:
 
     `op` is what it became, or the op that stayed; `location` is "file:line", `module` the path of
     the module that ran it; `mask` says what its masks became, `cache` how keys and values are
-    joined to a past.
+    joined to a past; `kernel` is the ONNX form of a fused site and what it is expected to run on.
     """
 
     status: str
@@ -30,6 +31,11 @@ class Site:
     blamed: str = ""
     mask: str = ""
     cache: str = ""
+    kernel: Choice | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain strings and dicts."""
+        return {**asdict(self), "kernel": None if self.kernel is None else self.kernel.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Report:
             "nodes": {"before": self.nodes_before, "after": self.nodes_after},
             "weights": {"tensors": self.weights, "bytes": self.weight_bytes},
             "attention": {"fused": self.fused, "declined": self.declined},
-            "sites": [asdict(site) for site in self.sites],
+            "sites": [site.to_dict() for site in self.sites],
             "reassociated": [asdict(rewrite) for rewrite in self.reassociated],
             "parity": None if self.parity is None else self.parity.to_dict(),
             "timings": self.timings,
@@ -97,18 +103,32 @@ class Report:
         }
 
 
-def sites_of(results: Iterable[PassResult]) -> list[Site]:
-    """One entry per attention, in the order of the graph, with what its mask became."""
+def sites_of(results: Iterable[PassResult], kernels: Mapping[Node, Choice]) -> list[Site]:
+    """One entry per attention, in the order of the graph, with its mask's and its own new form.
+
+    An attention that a later pass has rewritten is found by its source line and module.
+    """
     remarks = [remark for result in results for remark in result.remarks]
     notes: dict[tuple[str, str], str] = {(r.code, r.node): r.reason for r in remarks}
     # An attention that took a cache in is another node since.
     now = {r.details["replaces"]: r.node for r in remarks if "replaces" in r.details}
-    return [
-        _site(remark, {code: notes.get((code, node), "") for code in ("mask", "cache")})
-        for remark in remarks
-        if remark.status in ("fused", "declined")
-        for node in (now.get(remark.node, remark.node),)
-    ]
+    by_name = {node.outputs[0].name: choice for node, choice in kernels.items()}
+    by_place = {
+        (loc.file, loc.line, loc.module): choice
+        for node, choice in kernels.items()
+        for loc in (node.loc, *node.loc.fused)
+    }
+    sites = []
+    for remark in remarks:
+        if remark.status not in ("fused", "declined"):
+            continue
+        loc, choice = remark.loc, None
+        node = now.get(remark.node, remark.node)
+        if remark.status == "fused":
+            choice = by_name.get(node) or by_place.get((loc.file, loc.line, loc.module))
+        said = {code: notes.get((code, node), "") for code in ("mask", "cache")}
+        sites.append(_site(remark, said, choice))
+    return sites
 
 
 def reassociations_of(results: Iterable[PassResult]) -> list[Reassociation]:
@@ -125,7 +145,7 @@ def _location(remark: Remark) -> str:
     return f"{remark.loc.file}:{remark.loc.line}" if remark.loc.file else ""
 
 
-def _site(remark: Remark, notes: dict[str, str]) -> Site:
+def _site(remark: Remark, notes: dict[str, str], kernel: Choice | None) -> Site:
     return Site(
         remark.status,
         remark.op,
@@ -136,4 +156,5 @@ def _site(remark: Remark, notes: dict[str, str]) -> Site:
         remark.hint,
         remark.blamed,
         **notes,
+        kernel=kernel,
     )

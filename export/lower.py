@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 import onnx_ir as ir
 
 from attngraph.errors import AttngraphError, LoweringError
+from attngraph.export.kernels import Choice, choose_all
 from attngraph.export.lowering import find_lowering
 from attngraph.export.lowering.context import MICROSOFT, OPSET, Context
 from attngraph.export.lowering.decompose import decompose
@@ -18,8 +19,16 @@ from attngraph.ir import Graph, Node, TensorType, Value
 IR_VERSION = 10
 
 
-def lower(graph: Graph, *, target: str | Target = "cpu", name: str | None = None) -> ir.Model:
+def lower(
+    graph: Graph,
+    *,
+    target: str | Target = "cpu",
+    name: str | None = None,
+    kernels: Mapping[Node, Choice] | None = None,
+) -> ir.Model:
     """The ONNX model of a graph, opset 24. Weights are shared with the graph, not copied.
+
+    `kernels` is the form of each attention; the kernel table's choice where it is left out.
 
     An ONNX value has the name of its IR value, except that a graph output has its output name (see
     `value_names`); sizes have the user's names. The same graph gives the same bytes.
@@ -27,7 +36,8 @@ def lower(graph: Graph, *, target: str | Target = "cpu", name: str | None = None
     Raises LoweringError naming the op, its source line and its module where it has no lowering.
     """
     target = parse_target(target) if isinstance(target, str) else target
-    context = Context(graph, target, value_names(graph))
+    kernels = choose_all(graph, target) if kernels is None else kernels
+    context = Context(graph, target, value_names(graph), kernels)
     for value in graph.inputs:
         context.bind(value, _input(value), own=True)
     for node in graph:
@@ -38,7 +48,7 @@ def lower(graph: Graph, *, target: str | Target = "cpu", name: str | None = None
     inputs = [context.value(value) for value in graph.inputs]
     initializers = [value for value in context.initializers.values() if value in used]
     opsets = {"": OPSET}
-    if any(node.domain == MICROSOFT for node in nodes):
+    if any(node.domain == MICROSOFT for node in _with_branches(nodes)):
         opsets[MICROSOFT] = 1
     onnx_graph = ir.Graph(
         inputs,
@@ -175,8 +185,19 @@ def _reachable(
     for node in reversed(nodes):
         if any(value in needed for value in node.outputs):
             kept.append(node)
-            needed.update(value for value in node.inputs if value is not None)
+            for inner in _with_branches([node]):
+                needed.update(value for value in inner.inputs if value is not None)
         else:
-            for position in range(len(node.inputs)):
-                node.replace_input_with(position, None)
+            for inner in _with_branches([node]):
+                for position in range(len(inner.inputs)):
+                    inner.replace_input_with(position, None)
     return kept[::-1], needed
+
+
+def _with_branches(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes, and those of the graphs among their attributes."""
+    for node in nodes:
+        yield node
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _with_branches(list(attribute.as_graph()))

@@ -29,6 +29,8 @@ def print_summary(report: Report, output: Path, size: int) -> None:
     )
     _field(page, "nodes", Text(f"{report.nodes_before} → {report.nodes_after}"))
     _field(page, "attention", _attention(report))
+    for kernel, count in Counter(site.kernel for site in report.sites if site.kernel).items():
+        _field(page, "kernel", Text(f"{kernel} ({counted(count, 'site')})"))
     weights = f"{counted(report.weights, 'tensor')}, {human_bytes(report.weight_bytes)}"
     _field(page, "weights", Text(weights))
     _print_parity(page, report.parity)
@@ -123,8 +125,9 @@ def _became(site: Site) -> Text:
 def _why(site: Site) -> str:
     code = f"[{site.code}] " if site.status == "declined" else ""
     mask = f"; mask: {site.mask.rstrip('.')}" if site.mask else ""
+    kernel = f"; kernel: {site.kernel}" if site.kernel else ""
     hint = f" Hint: {site.hint}" if site.hint else ""
-    return f"{code}{site.reason}{mask}{hint}"
+    return f"{code}{site.reason}{mask}{kernel}{hint}"
 
 
 def _plain(site: Site) -> str:

@@ -15,7 +15,9 @@ from typing import Any, TypeAlias
 import sympy
 from sympy.printing.precedence import PRECEDENCE
 from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from attngraph.errors import IRError
 
@@ -76,6 +78,12 @@ def divide(a: Dim, b: Dim) -> Dim | None:
     quotient = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
     numerator, denominator = quotient.as_numer_denom()
     return as_dim(numerator) if denominator == 1 else None
+
+
+def least(a: Dim, b: Dim) -> Dim:
+    """The smaller of two sizes."""
+    smaller: Any = torch_sympy.Min
+    return as_dim(smaller(sympy.sympify(a), sympy.sympify(b)))
 
 
 def symbols_of(value: object) -> frozenset[str]:
@@ -182,3 +190,17 @@ def parse_dim(text: str) -> Dim:
         return as_dim(read(ast.parse(text.strip(), mode="eval").body))
     except (ValueError, SyntaxError) as error:
         raise IRError(f"{text!r} is not a dimension expression.") from error
+
+
+def bounds(dim: Dim, infos: Mapping[str, DimInfo]) -> tuple[int, int | None]:
+    """The least and the greatest value of a size (None: unbounded), from the ranges of its dims."""
+    if isinstance(dim, int):
+        return dim, dim
+    known = {name: infos.get(name, DimInfo(low=0)) for name in symbols_of(dim)}
+    ranges = {
+        symbol(name): ValueRanges(info.low, int_oo if info.high is None else info.high)
+        for name, info in known.items()
+    }
+    found = bound_sympy(dim, ranges)
+    low = int(found.lower) if found.lower.is_Integer else 0
+    return max(low, 0), int(found.upper) if found.upper.is_Integer else None

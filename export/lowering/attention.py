@@ -1,4 +1,4 @@
-"""Attention: `attn.attention` and torch's SDPA, both as ai.onnx `Attention`-24."""
+"""Attention: `attn.attention` and torch's SDPA, as the operator that has the fastest kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sympy
 import torch
 
 from attngraph.errors import LoweringError
+from attngraph.export.kernels import choose, facts_of
+from attngraph.export.kernels.table import PRIMITIVE
+from attngraph.export.lowering.attention_forms import Packed, emit, emit_attention
 from attngraph.export.lowering.context import Context
 from attngraph.export.lowering.masks import Mask, Prepared, prepare
 from attngraph.export.lowering.registry import register_lowering
@@ -16,12 +19,10 @@ from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim, same
 from attngraph.ir.ops import attribute, input_of
 
-_SOFTMAX = 3  # qk_matmul_output_mode: the probabilities
-
 
 @register_lowering("attn.attention")
 def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
-    """The 3-D form: packed heads go in and out as the projections give them."""
+    """In the form that was chosen: packed heads go in and out as the projections give them."""
     query, key, value, bias, mask = (
         input_of(node, name) for name in ("query", "key", "value", "bias", "mask")
     )
@@ -29,6 +30,7 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
     past: Dim = 0 if pasts[0] is None else pasts[0].shape[2]
     keys = as_dim(sympy.sympify(key.shape[1] + past))
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
+    choice = ctx.kernels.get(node) or choose(facts_of(node, ctx.graph.dims), ctx.target)
     prepared = prepare(
         ctx,
         Mask(
@@ -40,64 +42,30 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
             keys,
             query.dtype,
             past,
+            choice.form != PRIMITIVE,
         ),
     )
-    context, weights, *presents = _emit(
-        ctx,
-        (ctx.value(query), ctx.value(key), ctx.value(value)),
-        prepared,
-        query.dtype,
-        scale=attribute(node, "scale"),
-        softcap=attribute(node, "softcap"),
-        weights=attribute(node, "weights"),
-        heads=(heads, groups),
-        pasts=[ctx.value(past) for past in pasts if past is not None],
+    site = Packed(
+        query,
+        key,
+        value,
+        *pasts,
+        heads,
+        groups,
+        attribute(node, "scale"),
+        attribute(node, "softcap"),
+        attribute(node, "weights"),
     )
+    context, weights, *presents = emit(ctx, choice, site, prepared)
     if prepared.dead is not None:
-        packed = _Packed(query.shape[0], query.shape[1], heads, groups, value)
+        packed = _Context(query.shape[0], query.shape[1], heads, groups, value)
         everything = presents[1] if presents else None
         context = packed.repair(ctx, context, prepared, query.dtype, everything)
         weights = _repair_weights(ctx, weights, prepared, keys, query.dtype)
     return [context, *presents] if weights is None else [context, weights, *presents]
 
 
-def _emit(
-    ctx: Context,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
-    prepared: Prepared,
-    dtype: torch.dtype,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    weights: bool = False,
-    heads: tuple[int, int] | tuple[None, None] = (None, None),
-    pasts: Sequence[ir.Value] = (),
-) -> tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]:
-    """The context, the weights if asked for, and with pasts both presents (it wants both bound)."""
-    query, key, value = qkv
-    if scale <= 0 or dtype == torch.float64:
-        # the op wants a positive scale, and takes the root of it in float32 where it is expanded
-        query, scale = ctx.op("Mul", query, ctx.constant(float(scale), dtype)), 1.0
-    results = ctx.ops(
-        "Attention",
-        query,
-        key,
-        value,
-        prepared.attn_mask,
-        *pasts,
-        outputs=(True, bool(pasts), bool(pasts), True) if weights else 3 if pasts else 1,
-        scale=float(scale),
-        is_causal=int(prepared.causal) or None,
-        softcap=float(softcap) or None,
-        qk_matmul_output_mode=_SOFTMAX if weights else None,
-        softmax_precision=ir.DataType.DOUBLE if dtype == torch.float64 else None,
-        q_num_heads=heads[0],
-        kv_num_heads=heads[1],
-    )
-    return results[0], results[3] if weights else None, *results[1:3][: len(pasts)]
-
-
-class _Packed:
+class _Context:
     """The (B, S, H·E) context, seen by heads where a repair differs between them."""
 
     def __init__(self, batch: Dim, queries: Dim, heads: int, groups: int, value: Value) -> None:
@@ -188,7 +156,8 @@ def lower_sdpa(ctx: Context, node: Node) -> ir.Value:
     batch = _joined_batch(lead)
     for operand, dims in zip((query, key, value), lead, strict=True):
         raised.append(_four_axes(ctx, operand, dims, batch))
-    context, *_ = _emit(ctx, (raised[0], raised[1], raised[2]), prepared, query.dtype, scale=scale)
+    qkv = raised[0], raised[1], raised[2]
+    context, *_ = emit_attention(ctx, qkv, prepared, query.dtype, scale=scale)
     if prepared.dead is not None:
         context = ctx.op("Where", prepared.dead, _replacement(ctx, prepared, query.dtype), context)
     if rank < 4:

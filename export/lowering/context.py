@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import onnx
 import onnx_ir as ir
 import torch
 
 from attngraph.errors import LoweringError
+from attngraph.export.kernels import Choice
 from attngraph.export.lowering.sizes import Sizes
 from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.target import Target
@@ -22,17 +23,27 @@ from attngraph.ir.ops import REQUIRED, op_def, split_inputs
 OPSET = 24
 MICROSOFT = "com.microsoft"
 
+T = TypeVar("T")
+
 
 class Context:
     """The ONNX graph under construction, seen from the IR node that is being lowered.
 
     `cache` keeps what later nodes can share (masks, sizes), by any hashable key. The nodes run in
     the order in which they are emitted, so whatever is cached is defined for all that follows.
+    `kernels` is the form chosen for each attention.
     """
 
-    def __init__(self, graph: Graph, target: Target, names: Mapping[Value, str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        names: Mapping[Value, str],
+        kernels: Mapping[Node, Choice],
+    ) -> None:
         self.graph = graph
         self.target = target
+        self.kernels = kernels
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self.cache: dict[Hashable, Any] = {}
@@ -179,6 +190,26 @@ class Context:
             return value
         return self.op("Cast", value, to=onnx_dtype(dtype))
 
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned the first time; later nodes share it."""
+        if key not in self.cache:
+            self.cache[key] = make()
+        result: T = self.cache[key]
+        return result
+
+    def branch(
+        self, condition: ir.Value, then: Callable[[], ir.Value], other: Callable[[], ir.Value]
+    ) -> ir.Value:
+        """An `If` with what the two functions emit; only one of them runs.
+
+        What a branch computes is not seen outside of it, so shared values are to be made before.
+        """
+        branches = [self._subgraph(then, "then"), self._subgraph(other, "else")]
+        dtype = branches[0].outputs[0].dtype
+        return self.op(
+            "If", condition, dtype=dtype, then_branch=branches[0], else_branch=branches[1]
+        )
+
     # -- sizes -----------------------------------------------------------------------------
 
     def dim(self, expr: Any) -> ir.Value:
@@ -212,6 +243,17 @@ class Context:
         )
         self.initializers[name] = value
         return value
+
+    def _subgraph(self, emit: Callable[[], ir.Value], name: str) -> ir.Graph:
+        outer, known = self.nodes, dict(self.cache)
+        self.nodes = []
+        result = emit()
+        nodes, self.nodes = self.nodes, outer
+        for key, value in self.cache.items():
+            if isinstance(value, ir.Value) and value.producer() is None:
+                known.setdefault(key, value)  # an initializer, which belongs to the whole graph
+        self.cache = known
+        return ir.Graph([], [result], nodes=nodes, name=self._unique(f"{self._stem()}/{name}"))
 
     def _only_transposed(self, data: torch.Tensor) -> bool:
         """Whether every reader of that memory is a linear that wants it transposed."""

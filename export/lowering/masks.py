@@ -7,7 +7,7 @@ in both, so finite lows are lifted to it. Each prepared mask is made once and sh
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,8 @@ class Mask:
     """What one attention asks of its mask.
 
     `mask` is bool, `bias` float, both broadcastable to (B, H, S, T); `causal` allows key j for
-    query i iff j ≤ i + `past`. `policy` is the result of a row that may attend to nothing.
+    query i iff j ≤ i + `past`. `policy` is the result of a row that may attend to nothing. `fused`
+    says that one operator computes the attention.
     """
 
     mask: Value | None
@@ -62,6 +63,7 @@ class Mask:
     keys: Dim
     dtype: torch.dtype
     past: Dim = 0
+    fused: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,7 @@ class Prepared:
 
 def prepare(ctx: Context, wanted: Mask) -> Prepared:
     """The mask in the form the kernel takes, keeping the meaning of every row."""
-    key: Hashable = ("mask", wanted)
-    if key not in ctx.cache:
-        ctx.cache[key] = _prepare(ctx, wanted)
-    result: Prepared = ctx.cache[key]
-    return result
+    return ctx.once(("mask", wanted), lambda: _prepare(ctx, wanted))
 
 
 def _prepare(ctx: Context, wanted: Mask) -> Prepared:
@@ -92,14 +90,15 @@ def _prepare(ctx: Context, wanted: Mask) -> Prepared:
     bounded = bias is None or is_bounded(bias)
     if mask is None and bounded:  # no row is empty: a causal one holds at least its first key
         return Prepared(_full_bias(ctx, wanted, bounded), wanted.causal)
-    kernel = _has_kernel(ctx, wanted.dtype)
+    kernel = wanted.fused and _has_kernel(ctx, wanted.dtype)
     finite = policy == "mean" and wanted.dtype != torch.float16
     repair = _repair(policy, bounded, kernel, finite)
     causal = wanted.causal
     allowed = None if mask is None else ctx.cast(ctx.value(mask), torch.bool)
     shape = [] if mask is None else list(mask.shape)
     if causal and (repair or finite):
-        lower = _causal(ctx, wanted.queries, wanted.keys, wanted.past)
+        end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
+        lower = causal_mask(ctx, wanted.past, end, wanted.keys)
         allowed = lower if allowed is None else ctx.op("And", lower, allowed)
         shape = _joined(shape, [wanted.queries, wanted.keys])
         causal = False
@@ -171,19 +170,19 @@ def _guarded(ctx: Context, bias: Value, dtype: torch.dtype, bounded: bool) -> ir
     return ctx.op("Where", ctx.op("Equal", value, infinity), infinity, lifted)
 
 
-def _causal(ctx: Context, queries: Dim, keys: Dim, past: Dim) -> ir.Value:
-    """(S, T) bool, True where j ≤ i + past."""
-    key = ("causal", queries, keys, past)
-    if key not in ctx.cache:
-        zero, one = ctx.constant(0), ctx.constant(1)
-        end = as_dim(sympy.sympify(queries + past))
-        rows = ctx.op("Range", ctx.dim(past), ctx.dim(end), one)
-        is_square = past == 0 and same(queries, keys)
-        columns = rows if is_square else ctx.op("Range", zero, ctx.dim(keys), one)
-        rows = ctx.op("Unsqueeze", rows, ctx.constant([1]))
-        ctx.cache[key] = ctx.op("LessOrEqual", columns, rows)
-    result: ir.Value = ctx.cache[key]
-    return result
+def causal_mask(ctx: Context, first: Dim, end: Dim, keys: Dim) -> ir.Value:
+    """(end − first, T) bool: for the queries at these positions, True for the keys up to theirs."""
+
+    def make() -> ir.Value:
+        rows = ctx.op("Unsqueeze", _positions(ctx, first, end), ctx.constant([1]))
+        return ctx.op("LessOrEqual", _positions(ctx, 0, keys), rows)
+
+    return ctx.once(("causal", first, end, keys), make)
+
+
+def _positions(ctx: Context, first: Dim, end: Dim) -> ir.Value:
+    bounds = ctx.dim(first), ctx.dim(end), ctx.constant(1)
+    return ctx.once(("positions", first, end), lambda: ctx.op("Range", *bounds))
 
 
 def _empty_rows(ctx: Context, mask: ir.Value) -> ir.Value:

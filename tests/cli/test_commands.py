@@ -29,7 +29,7 @@ def test_optimize_writes_the_model_and_prints_a_summary(attngraph: Any, here: Pa
     first, *lines = ran.out.splitlines()
     assert first.startswith("✓ user_models:dynamic → out.onnx (")
     labels = [line.split()[0] for line in lines if line[2:3].strip()]
-    assert labels == ["nodes", "attention", "weights", "parity", "time"]
+    assert labels == ["nodes", "attention", "kernel", "weights", "parity", "time"]
     assert "1 fused" in ran.out
     assert "batch=2" in ran.out
     assert not any(line != line.rstrip() for line in lines)
@@ -184,3 +184,26 @@ def test_help_keeps_its_brackets(attngraph: Any) -> None:
     ran = attngraph("optimize", "--help")
     assert ran.code == 0
     assert '"input_ids=int64[batch=2,seq=8]"' in ran.out
+
+
+def test_the_report_names_the_kernel_and_the_runner_up(attngraph: Any) -> None:
+    for site in _json(attngraph("explain", *ATTENTION, "--json"))["sites"]:
+        kernel = site["kernel"]
+        assert kernel["op"]
+        assert kernel["kernel"]
+        assert kernel["runner_up"]
+        assert kernel["why_not"]
+    ran = attngraph("explain", *ATTENTION, "--target", "cuda:sm80")
+    assert "; kernel: Attention" in ran.out
+    assert "; not " in ran.out
+
+
+def test_an_onnxruntime_outside_the_kernel_table(
+    attngraph: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxruntime.__version__", "1.19.2")
+    for command in (["optimize", "-o", "out.onnx"], ["explain"]):
+        ran = attngraph(command[0], *ATTENTION, *command[1:])
+        assert ran.code == 7
+        assert "no row for onnxruntime 1.19.2" in ran.sentence
+    assert not (here / "out.onnx").exists()

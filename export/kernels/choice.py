@@ -1,0 +1,263 @@
+"""The form of each attention site: the fastest legal one, the runner-up, and why not that one."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import onnxruntime
+
+from attngraph.errors import ProviderError
+from attngraph.export.kernels import lengths
+from attngraph.export.kernels.facts import Facts, facts_of
+from attngraph.export.kernels.needs import NEEDS
+from attngraph.export.kernels.table import (
+    FORMS,
+    KERNELS,
+    LEGAL,
+    VERSIONS,
+    Form,
+    Kernel,
+    Legal,
+)
+from attngraph.export.target import Target
+from attngraph.ir import Graph, Node
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A form at a site: legal, or `refused` with the reason; `kernel` is what it runs on."""
+
+    form: Form
+    refused: str = ""
+    kernel: str = ""
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a site becomes. `form` serves `start` queries and more, `below` (if any) fewer."""
+
+    form: Form
+    kernel: str
+    start: int = 0
+    below: Form | None = None
+    below_kernel: str = ""
+    runner_up: Form | None = None
+    why_not: str = ""
+    tuned: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain strings and numbers."""
+        below = (
+            {"form": self.below.name, "op": self.below.op, "kernel": self.below_kernel}
+            if self.below
+            else None
+        )
+        return {
+            "form": self.form.name,
+            "op": self.form.op,
+            "kernel": self.kernel,
+            "from_queries": self.start,
+            "below": below,
+            "runner_up": None if self.runner_up is None else self.runner_up.name,
+            "why_not": self.why_not,
+            "tuned": self.tuned,
+        }
+
+    def __str__(self) -> str:
+        text = f"{self.form.name} on {self.kernel}"
+        if self.below is not None:
+            text += f" from {self.start} queries on, below {self.below.name} on {self.below_kernel}"
+        if self.runner_up is not None:
+            text += f"; not {self.runner_up.name}: {self.why_not}"
+        return text
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """(1, 31) of "1.31.1" or of a development build of it."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def check_version(text: str | None = None) -> None:
+    """Raises ProviderError for an onnxruntime that the kernel table knows nothing about."""
+    text = text or onnxruntime.__version__
+    if any(version_of(text) in versions for versions in VERSIONS):
+        return
+    known = ", ".join(f"{versions}" for versions in VERSIONS)
+    raise ProviderError(
+        f"The kernel table has no row for onnxruntime {text}: it knows {known}. Install one of "
+        f'them, for example with pip install "onnxruntime-gpu=={VERSIONS[-1]}.*".'
+    )
+
+
+def choose(facts: Facts, target: Target, version: str | None = None) -> Choice:
+    """The form for a site on a target, by the kernel table.
+
+    Raises ProviderError where the table has no row for that onnxruntime.
+    """
+    version = version or onnxruntime.__version__
+    check_version(version)
+    return _choose(facts, target, version_of(version))
+
+
+@functools.lru_cache(maxsize=4096)
+def _choose(facts: Facts, target: Target, version: tuple[int, int]) -> Choice:
+    found = candidates(facts, target, version)
+    ranked = sorted((c for c in found if not c.refused), key=lambda c: c.rank)
+    times = lengths.measured(facts) if target.provider == "cpu" else {}
+    return pick(ranked, [c for c in found if c.refused], times, facts)
+
+
+def choose_all(graph: Graph, target: Target) -> dict[Node, Choice]:
+    """The choice for each `attn.attention` of a graph."""
+    sites = (node for node in graph if node.op == "attn.attention")
+    return {node: choose(facts_of(node, graph.dims), target) for node in sites}
+
+
+def pick(
+    ranked: list[Candidate],
+    refused: list[Candidate],
+    times: lengths.Times,
+    facts: Facts,
+    *,
+    tuned: bool = False,
+) -> Choice:
+    """Among candidates of the best rank, the one that the times favour; else the first."""
+    best = [c for c in ranked if c.rank == ranked[0].rank]
+    timed = {c.form.name: times[c.form.name] for c in best if c.form.name in times}
+    found = lengths.split(timed, facts.queries)
+    by_name = {candidate.form.name: candidate for candidate in ranked}
+    first = by_name[found.long] if found else ranked[0]
+    choice = Choice(first.form, first.kernel, tuned=tuned)
+    if found and found.short:
+        below = by_name[found.short]
+        choice = replace(choice, start=found.start, below=below.form, below_kernel=below.kernel)
+    choice = _without_empty_blocks(choice, ranked, facts)
+    return _with_runner_up(choice, ranked, refused, timed, first)
+
+
+def _without_empty_blocks(choice: Choice, ranked: list[Candidate], facts: Facts) -> Choice:
+    """n blocks of a dynamic length need n² queries, so fewer get a form that cuts nothing."""
+    low, high = facts.queries
+    if low == high:
+        return choice
+    whole = next(c for c in ranked if c.form.blocks < 2)
+    below, kernel = choice.below, choice.below_kernel
+    if below is not None and _needed(below) > low:
+        below, kernel = whole.form, whole.kernel
+    start = choice.start
+    if max(low, start) < _needed(choice.form):
+        start = _needed(choice.form)
+        below, kernel = (below, kernel) if below is not None else (whole.form, whole.kernel)
+    return replace(choice, start=start, below=below, below_kernel=kernel)
+
+
+def _needed(form: Form) -> int:
+    return form.blocks**2 if form.blocks > 1 else 0
+
+
+def _with_runner_up(
+    choice: Choice,
+    ranked: list[Candidate],
+    refused: list[Candidate],
+    timed: lengths.Times,
+    first: Candidate,
+) -> Choice:
+    others = [c for c in ranked if c.form not in (choice.form, choice.below)]
+    if not others:
+        if not refused:
+            return choice
+        return replace(choice, runner_up=refused[0].form, why_not=refused[0].refused)
+    same = [c for c in others if c.rank == first.rank and c.form.name in timed]
+    if not same or choice.form.name not in timed:
+        other = others[0]
+        why = f"{other.kernel} ranks below {first.kernel}"
+        if other.rank == first.rank:
+            why = "it ranks the same, and nobody has measured which is faster here"
+        return replace(choice, runner_up=other.form, why_not=why)
+    mine = timed[choice.form.name]
+    length = max(mine)
+    if choice.start:
+        length = min(n for n in mine if n >= choice.start)
+    other = min(same, key=lambda c: timed[c.form.name].get(length, float("inf")))
+    theirs = timed[other.form.name].get(length)
+    if theirs is None:
+        return replace(choice, runner_up=other.form, why_not="it was not measured")
+    why = f"{theirs:.3g} ms against {mine[length]:.3g} at {length} queries, as measured"
+    return replace(choice, runner_up=other.form, why_not=why)
+
+
+def candidates(facts: Facts, target: Target, version: tuple[int, int]) -> list[Candidate]:
+    """Every form of the table at a site, in the order of the table."""
+    found = []
+    for form in FORMS:
+        rows = [r for r in LEGAL if form in r.forms and r.provider == target.provider]
+        rows = [r for r in rows if version in r.versions]
+        refusals = [_refusal(row, facts) for row in rows]
+        if not rows:
+            refusals = [f"it has no kernel on {target.provider}"]
+        if all(refusals):
+            # a form that is pointless here is nobody's runner-up
+            if not any(row.must - facts.features for row in rows) and rows:
+                found.append(Candidate(form, refusals[0]))
+            continue
+        found.append(Candidate(form, "", *_expected(form, facts, target, version)))
+    return found
+
+
+def _refusal(row: Legal, facts: Facts) -> str:
+    if row.must - facts.features:
+        return f"it is for {', '.join(sorted(row.must))} only"
+    if facts.dtype not in row.dtypes:
+        return f"it has no kernel for {str(facts.dtype).removeprefix('torch.')}"
+    if extra := facts.features - row.takes:
+        return f"it takes no {' and no '.join(sorted(extra))}"
+    for need in row.needs:
+        answer = NEEDS[need](facts)
+        if not answer:
+            return f"{need} is not so" if answer is False else f"{need} is not provable"
+    return ""
+
+
+def _expected(
+    form: Form, facts: Facts, target: Target, version: tuple[int, int]
+) -> tuple[str, int]:
+    """The kernels a form may run on, in words, and the rank of the worst of them."""
+    names: list[str] = []
+    rank = 0
+    for row in KERNELS:
+        if form not in row.forms or row.provider != target.provider or version not in row.versions:
+            continue
+        if facts.dtype not in row.dtypes:
+            continue
+        open_questions = _open(row, facts, target)
+        if open_questions is None:
+            continue
+        rank = max(rank, row.rank)
+        if not open_questions:
+            return ", else ".join([*names, row.name]), rank
+        names.append(f"{row.name} where {' and '.join(open_questions)}")
+    return ", else ".join([*names, "the CPU"]), 100
+
+
+def _open(row: Kernel, facts: Facts, target: Target) -> list[str] | None:
+    """The needs of a row that only a run can tell; None where one of them fails."""
+    answers: Iterable[tuple[str, bool | None]] = (
+        *((need, NEEDS[need](facts)) for need in row.needs),
+        *(
+            [(f"SM ≥ {row.sm}", None if target.sm is None else target.sm >= row.sm)]
+            if row.sm
+            else []
+        ),
+    )
+    found = []
+    for need, answer in answers:
+        if answer is False:
+            return None
+        if answer is None:
+            found.append(need)
+    return found

@@ -1,0 +1,113 @@
+"""What is provable about one attention site: all that the kernel table may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from attngraph.ir import Node
+from attngraph.ir.dims import DimInfo, as_dim, bounds, divide, same
+from attngraph.ir.ops import attribute, input_of
+
+# What besides query, key and value an op must be able to take.
+CAUSAL, BOOL, BIAS, SOFTCAP, SINKS, WEIGHTS, PAST = (
+    "causal",
+    "bool mask",
+    "float bias",
+    "softcap",
+    "sinks",
+    "returned weights",
+    "past",
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One site (B, S, H, D) × (B, T, G, D), with values of size E.
+
+    Sizes that aren't numbers are ranges (least, greatest or None); a bool is None where it can't be
+    proved either way. `empty_rows` says that a query may have no key and then gets the mean of
+    all values, also of those that causality forbids.
+    """
+
+    dtype: torch.dtype
+    heads: int
+    groups: int
+    head_size: int | None
+    value_size: int | None
+    batch: tuple[int, int | None]
+    queries: tuple[int, int | None]
+    keys: tuple[int, int | None]
+    square: bool | None
+    aligned_keys: bool | None
+    features: frozenset[str]
+    positive_scale: bool
+    mean_rows: bool = False
+
+    @property
+    def signature(self) -> str:
+        """Equal for sites that any kernel treats alike."""
+        sizes = f"B{_text(self.batch)} S{_text(self.queries)} T{_text(self.keys)}"
+        shape = f"H{self.heads} G{self.groups} D{self.head_size} E{self.value_size}"
+        masks = ", ".join(sorted(self.features)) or "unmasked"
+        dtype = str(self.dtype).removeprefix("torch.")
+        square = {True: "S=T", False: "S≠T", None: "S?T"}[self.square]
+        rows = " mean rows" if self.mean_rows else ""
+        scale = "" if self.positive_scale else " scale ≤ 0"
+        return f"{dtype} {sizes} {shape} {square} {masks}{rows}{scale}"
+
+
+def facts_of(node: Node, dims: Mapping[str, DimInfo]) -> Facts:
+    """The facts of an `attn.attention` node of a graph with these dims."""
+    query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
+    heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
+    mask, bias, past = (input_of(node, name) for name in ("mask", "bias", "past_key"))
+    present = {
+        CAUSAL: attribute(node, "causal"),
+        BOOL: mask is not None,
+        BIAS: bias is not None,
+        SOFTCAP: attribute(node, "softcap") > 0,
+        SINKS: input_of(node, "sinks") is not None,
+        WEIGHTS: attribute(node, "weights"),
+        PAST: past is not None,
+    }
+    queries, keys = query.shape[1], key.shape[1]
+    if past is not None:
+        keys = as_dim(sympy.sympify(keys) + past.shape[2])
+    spans = bounds(queries, dims), bounds(keys, dims)
+    return Facts(
+        dtype=query.dtype,
+        heads=heads,
+        groups=groups,
+        head_size=_whole(divide(query.shape[2], heads)),
+        value_size=_whole(divide(value.shape[2], groups)),
+        batch=bounds(query.shape[0], dims),
+        queries=spans[0],
+        keys=spans[1],
+        square=True if same(queries, keys) else _apart(*spans),
+        aligned_keys=keys % 4 == 0
+        if isinstance(keys, int)
+        else (True if divide(keys, 4) is not None else None),
+        features=frozenset(name for name, there in present.items() if there),
+        positive_scale=attribute(node, "scale") > 0,
+        mean_rows=attribute(node, "masked_rows") == "mean"
+        and (mask is not None or bias is not None),
+    )
+
+
+def _whole(size: object) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _apart(a: tuple[int, int | None], b: tuple[int, int | None]) -> bool | None:
+    """False where the ranges don't meet, else unknown."""
+    meet = (b[1] is None or a[0] <= b[1]) and (a[1] is None or b[0] <= a[1])
+    return None if meet else False
+
+
+def _text(span: tuple[int, int | None]) -> str:
+    low, high = span
+    return str(low) if low == high else f"{low}..{'' if high is None else high}"

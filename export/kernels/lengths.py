@@ -1,0 +1,96 @@
+"""Which form is faster at which number of queries, from times that were measured."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TypeAlias
+
+from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, Facts
+
+Times: TypeAlias = Mapping[str, Mapping[int, float]]
+"""Milliseconds by the name of a form, then by the number of queries."""
+
+MARGIN = 1.05
+"""A longer form must win by this factor to be worth a branch."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The fastest form from `start` queries on, and the one for fewer ("" where start is 0)."""
+
+    long: str
+    start: int = 0
+    short: str = ""
+
+
+@functools.cache
+def _measured() -> Mapping[str, dict[str, dict[int, float]]]:
+    """What bench/attention_forms.py measured, by the case that `case_of` names."""
+    text = files("attngraph.export.kernels").joinpath("measured.json").read_text()
+    return {
+        case: {form: {int(length): ms for length, ms in row.items()} for form, row in rows.items()}
+        for case, rows in json.loads(text)["milliseconds"].items()
+    }
+
+
+def case_of(facts: Facts) -> str:
+    """The measured case that a site is nearest to."""
+    masked = bool({BOOL, BIAS} & facts.features)
+    if CAUSAL in facts.features:
+        return "causal, masked" if masked else "causal"
+    return "masked" if masked else "unmasked"
+
+
+def measured(facts: Facts) -> Times:
+    """Times of the forms on the CPU for sites like this one; none where nobody measured any."""
+    return _measured().get(case_of(facts), {})
+
+
+def split(times: Times, lengths: tuple[int, int | None]) -> Split | None:
+    """The fastest forms over a range of lengths; None where none of them has been timed.
+
+    At most one branch: the form that is fastest at the long end, and below it the one that is
+    fastest over the rest of the range.
+    """
+    known = sorted({length for row in times.values() for length in row})
+    grid = _within(known, lengths)
+    forms = [form for form, row in times.items() if all(length in row for length in grid)]
+    if not forms or not grid:
+        return None
+    long = min(forms, key=lambda form: times[form][grid[-1]])
+    start = len(grid) - 1
+    while start and _wins(times, long, forms, grid[start - 1]):
+        start -= 1
+    shorter = grid[:start]
+    if not shorter:
+        return Split(long)
+    short = min(forms, key=lambda form: _total(times, form, shorter))
+    if _total(times, long, shorter) <= _total(times, short, shorter) + math.log(MARGIN) * start:
+        return Split(long)
+    if times[short][grid[-1]] <= times[long][grid[-1]] * MARGIN:
+        return Split(short)
+    return Split(long, grid[start], short)
+
+
+def _wins(times: Times, form: str, forms: list[str], length: int) -> bool:
+    best = min(times[other][length] for other in forms)
+    return times[form][length] <= best * (1 + (MARGIN - 1) / 2)
+
+
+def _total(times: Times, form: str, lengths: list[int]) -> float:
+    """The sum of the logarithms, so that each length counts the same."""
+    return sum(math.log(times[form][length]) for length in lengths)
+
+
+def _within(known: list[int], lengths: tuple[int, int | None]) -> list[int]:
+    """The measured lengths of a range, and the one that its lower end is nearest to from above."""
+    low, high = lengths
+    if not known:
+        return []
+    first = max((length for length in known if length <= low), default=known[0])
+    return [n for n in known if n >= first and (high is None or n <= high or n == first)]

@@ -1,0 +1,56 @@
+"""The questions of the kernel table to a site: True, False, or None where neither is provable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, PAST, Facts
+
+Need = Callable[[Facts], bool | None]
+
+
+def _multiple(size: int | None) -> bool | None:
+    return None if size is None else size % 8 == 0
+
+
+def _same_size(facts: Facts) -> bool | None:
+    if facts.head_size is None or facts.value_size is None:
+        return None
+    return facts.head_size == facts.value_size
+
+
+def _masked(facts: Facts) -> bool:
+    return bool({BOOL, BIAS} & facts.features)
+
+
+def _either(*answers: bool | None) -> bool | None:
+    if any(answers):
+        return True
+    return None if None in answers else False
+
+
+def _negated(answer: bool | None) -> bool | None:
+    return None if answer is None else not answer
+
+
+NEEDS: Mapping[str, Need] = {
+    "S = T": lambda facts: facts.square,
+    "H = G": lambda facts: facts.heads == facts.groups,
+    "D % 8 = 0": lambda facts: _multiple(facts.head_size),
+    "E % 8 = 0": lambda facts: _multiple(facts.value_size),
+    "D or E is no multiple of 8": lambda facts: _either(
+        _negated(_multiple(facts.head_size)), _negated(_multiple(facts.value_size))
+    ),
+    "D ≤ 256": lambda facts: None if facts.head_size is None else facts.head_size <= 256,
+    "E = D": _same_size,
+    "heads share a head size": lambda facts: (
+        facts.head_size is not None and facts.value_size is not None
+    ),
+    "scale > 0": lambda facts: facts.positive_scale,
+    "no mask or bias": lambda facts: not _masked(facts),
+    "no mask or bias, or T % 4 = 0": lambda facts: _either(not _masked(facts), facts.aligned_keys),
+    "not causal, or S = T or a past": lambda facts: _either(
+        CAUSAL not in facts.features, PAST in facts.features, facts.square
+    ),
+    "no empty row gets a mean": lambda facts: not facts.mean_rows,
+}

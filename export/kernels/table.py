@@ -1,0 +1,187 @@
+"""The kernel table: which op takes which attention on which provider, and what kernel runs it.
+
+`FORMS` are the ways in which `attn.attention` can be written to ONNX, `LEGAL` says where each may
+be used, `KERNELS` what onnxruntime dispatches it to, in the order in which it asks. A need is a
+question to `Facts` (export/kernels/needs.py) and must be provable. Sources: "R" run on that
+provider against a float64 reference; "D" the real CUDA provider's dispatch, read without a GPU; "S"
+onnxruntime's source or documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, PAST, SOFTCAP, WEIGHTS
+from attngraph.export.target import Provider
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+HALF = frozenset({F16, BF16})
+
+
+@dataclass(frozen=True)
+class Versions:
+    """onnxruntime releases from `first` on and before `end`, as (major, minor)."""
+
+    first: tuple[int, int]
+    end: tuple[int, int]
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, tuple) and self.first <= version[:2] < self.end
+
+    def __str__(self) -> str:
+        return f"{self.first[0]}.{self.first[1]}"
+
+
+RUN = Versions((1, 31), (1, 32))
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write the attention.
+
+    `op` is the operator. `blocks` cuts the queries into so many blocks, each of which sees the keys
+    up to its own end through a mask (1: the mask is written out, but nothing is cut); `padded`
+    widens every head with zeros to a multiple of 8.
+    """
+
+    name: str
+    op: str
+    blocks: int = 0
+    padded: bool = False
+
+
+ATTENTION = Form("Attention", "Attention")
+PADDED = Form("Attention, heads padded", "Attention", padded=True)
+MASKED = Form("Attention, causal mask", "Attention", blocks=1)
+BLOCKS = tuple(Form(f"Attention, {n} query blocks", "Attention", blocks=n) for n in (2, 4, 8))
+GROUPED = Form("GroupQueryAttention", "com.microsoft.GroupQueryAttention")
+MULTI_HEAD = Form("MultiHeadAttention", "com.microsoft.MultiHeadAttention")
+PRIMITIVE = Form("MatMul, Softmax, MatMul", "Softmax")
+
+FORMS = (ATTENTION, PADDED, MASKED, *BLOCKS, GROUPED, MULTI_HEAD, PRIMITIVE)
+
+
+@dataclass(frozen=True)
+class Legal:
+    """Where forms may be used: the dtypes, what they take besides Q, K and V, and what must hold.
+
+    `must` are features without which the form is pointless.
+    """
+
+    forms: tuple[Form, ...]
+    provider: Provider
+    dtypes: frozenset[torch.dtype]
+    takes: frozenset[str]
+    needs: tuple[str, ...] = ()
+    must: frozenset[str] = frozenset()
+    source: str = "R"
+    versions: Versions = RUN
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a form runs on; the first row whose needs hold. A lower `rank` is faster.
+
+    On the CPU, lengths decide besides: see export/kernels/measured.json.
+    """
+
+    forms: tuple[Form, ...]
+    provider: Provider
+    dtypes: frozenset[torch.dtype]
+    name: str
+    rank: int
+    needs: tuple[str, ...] = ()
+    sm: int = 0
+    source: str = "D"
+    versions: Versions = RUN
+
+
+_ANY = frozenset({CAUSAL, BOOL, BIAS, SOFTCAP})
+_ALL = _ANY | {WEIGHTS, PAST}
+_CPU = frozenset({F32, F16})
+_CUDA = frozenset({F32, F16, BF16})
+_EVERY = frozenset({F32, F16, BF16, F64})
+_IS_CAUSAL = frozenset({CAUSAL})
+_WHOLE_HEADS = ("heads share a head size", "scale > 0")
+
+LEGAL = (
+    Legal((ATTENTION,), "cpu", _EVERY, _ALL),
+    Legal(
+        (MASKED, *BLOCKS),
+        "cpu",
+        frozenset({F32}),
+        _ANY,
+        ("no empty row gets a mean", "scale > 0"),
+        _IS_CAUSAL,
+    ),
+    Legal(
+        (GROUPED,),
+        "cpu",
+        frozenset({F32}),
+        frozenset({CAUSAL, SOFTCAP}),
+        ("S = T", "D % 8 = 0", "E = D", "scale > 0"),
+        _IS_CAUSAL,
+    ),
+    Legal((MULTI_HEAD,), "cpu", frozenset({F32}), frozenset(), ("H = G", *_WHOLE_HEADS)),
+    Legal((PRIMITIVE,), "cpu", _EVERY, _ALL),
+    Legal((ATTENTION,), "cuda", _CUDA, _ANY | {PAST}, source="D"),
+    Legal(
+        (PADDED,), "cuda", _CUDA, _ANY, ("D or E is no multiple of 8", *_WHOLE_HEADS), source="D"
+    ),
+    Legal(
+        (GROUPED,),
+        "cuda",
+        HALF,
+        frozenset({CAUSAL, SOFTCAP}),
+        ("S = T", "D % 8 = 0", "D ≤ 256", "E = D", "scale > 0"),
+        _IS_CAUSAL,
+        source="D",
+    ),
+    Legal((MULTI_HEAD,), "cuda", _CUDA, frozenset(), ("H = G", *_WHOLE_HEADS), source="D"),
+    Legal((PRIMITIVE,), "cuda", _EVERY, _ALL, source="S"),
+)
+
+_FLASH = ("D % 8 = 0", "D ≤ 256", "E = D")
+_PADDED_FLASH = ("D ≤ 256", "E = D")
+_BOTTOM = ("not causal, or S = T or a past",)
+_UNMASKED = ("no mask or bias",)
+_MEA_KEYS = ("no mask or bias, or T % 4 = 0",)
+
+KERNELS = (
+    # Attention on CUDA asks for Flash, then memory-efficient attention, then runs unfused.
+    Kernel((ATTENTION,), "cuda", HALF, "Flash", 10, (*_FLASH, *_UNMASKED, *_BOTTOM), sm=80),
+    Kernel((PADDED,), "cuda", HALF, "Flash", 11, (*_PADDED_FLASH, *_UNMASKED, *_BOTTOM), sm=80),
+    Kernel(
+        (ATTENTION,), "cuda", HALF, "memory-efficient", 20, ("D % 8 = 0", "E % 8 = 0", *_MEA_KEYS)
+    ),
+    Kernel(
+        (ATTENTION,),
+        "cuda",
+        frozenset({F32}),
+        "memory-efficient",
+        20,
+        ("H = G", "D % 8 = 0", "E % 8 = 0", *_MEA_KEYS),
+    ),
+    Kernel((PADDED,), "cuda", HALF, "memory-efficient", 21, _MEA_KEYS),
+    Kernel((PADDED,), "cuda", frozenset({F32}), "memory-efficient", 21, ("H = G", *_MEA_KEYS)),
+    Kernel((ATTENTION,), "cuda", _CUDA, "unfused", 30),
+    Kernel((PADDED,), "cuda", _CUDA, "unfused", 31),
+    Kernel((GROUPED,), "cuda", HALF, "cuDNN", 12, sm=90),
+    Kernel((GROUPED,), "cuda", HALF, "Flash", 12, sm=80),
+    Kernel((GROUPED,), "cuda", HALF, "memory-efficient", 22),
+    Kernel((MULTI_HEAD,), "cuda", HALF, "cuDNN", 12, sm=90),
+    Kernel((MULTI_HEAD,), "cuda", HALF, "Flash", 12, _FLASH, sm=80),
+    Kernel((MULTI_HEAD,), "cuda", _CUDA, "memory-efficient or unfused", 29),
+    Kernel((PRIMITIVE,), "cuda", _EVERY, "separate kernels", 40, source="S"),
+    Kernel((ATTENTION,), "cpu", _CPU, "CPU Attention", 20, source="R"),
+    Kernel((ATTENTION,), "cpu", _EVERY, "separate kernels", 40, source="R"),
+    Kernel((MASKED, *BLOCKS), "cpu", _CPU, "CPU Attention", 20, source="R"),
+    Kernel((GROUPED,), "cpu", _CPU, "CPU GroupQueryAttention", 20, source="R"),
+    Kernel((MULTI_HEAD,), "cpu", _CPU, "CPU Flash", 20, source="R"),
+    Kernel((PRIMITIVE,), "cpu", _EVERY, "separate kernels", 41, source="R"),
+)
+
+VERSIONS = tuple(dict.fromkeys(row.versions for row in (*LEGAL, *KERNELS)))
+"""The releases that some row is about."""

@@ -1,0 +1,134 @@
+"""A causal attention cut into blocks of queries, each of which sees the keys up to its own end.
+
+No kernel of onnxruntime's CPU provider gains from causality: it computes the whole square and masks
+half of it. Cut into n blocks, (n + 1) / 2n of the square is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import onnx_ir as ir
+import torch
+from torch.utils._sympy.functions import FloorDiv
+
+from attngraph.export.lowering.context import Context
+from attngraph.export.lowering.masks import Prepared, causal_mask
+from attngraph.export.lowering.values import onnx_shape
+from attngraph.ir import TensorType, Value
+from attngraph.ir.dims import Dim, as_dim, least, same
+
+Attend = Callable[[ir.Value, ir.Value, ir.Value, ir.Value], ir.Value]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Queries `first` to `last`, which may attend to the keys before `keys` where `mask` allows.
+
+    `end` is `keys` as a 1-D tensor.
+    """
+
+    first: Dim
+    last: Dim
+    keys: Dim
+    end: ir.Value
+    mask: ir.Value
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """All blocks, the sizes to split the queries by, and the operands' types."""
+
+    parts: tuple[Block, ...]
+    sizes: ir.Value | None
+    query: TensorType
+    key: TensorType
+
+
+def prepare_blocks(
+    ctx: Context, count: int, query: Value, key: Value, prepared: Prepared
+) -> Blocks:
+    """The bounds and masks of `count` blocks, which layers share.
+
+    A dynamic number of queries must be at least `count`², so that no block is empty.
+    """
+    queries, keys = query.shape[1], key.shape[1]
+
+    def make() -> Blocks:
+        bounds = _bounds(queries, count)
+        parts = tuple(
+            _block(ctx, first, last, queries, keys, prepared) for first, last in pairwise(bounds)
+        )
+        sizes = None
+        if len(parts) > 1:
+            sizes = ctx.shape([as_dim(part.last - part.first) for part in parts])
+        return Blocks(parts, sizes, query.tensor_type, key.tensor_type)
+
+    types = query.type, key.type
+    return ctx.once(("blocks", count, types, prepared.attn_mask, prepared.causal), make)
+
+
+def in_blocks(
+    ctx: Context, blocks: Blocks, qkv: tuple[ir.Value, ir.Value, ir.Value], attend: Attend
+) -> ir.Value:
+    """The blocks' contexts, one after the other, which are those of the whole."""
+    queries: tuple[ir.Value, ...] = (qkv[0],)
+    if blocks.sizes is not None:
+        queries = ctx.ops("Split", qkv[0], blocks.sizes, outputs=len(blocks.parts), axis=1)
+        for part, query in zip(blocks.parts, queries, strict=True):
+            # shape inference knows no dim of what is cut at computed places; Attention asks for one
+            query.shape = _resized(blocks.query, as_dim(part.last - part.first))
+    contexts = []
+    for part, query in zip(blocks.parts, queries, strict=True):
+        key, value = (_first(ctx, operand, part, blocks.key) for operand in qkv[1:])
+        contexts.append(attend(query, key, value, part.mask))
+    return contexts[0] if len(contexts) == 1 else ctx.op("Concat", *contexts, axis=1)
+
+
+def _bounds(queries: Dim, count: int) -> list[Dim]:
+    """0, ⌈S/n⌉, 2⌈S/n⌉ … S, without the empty blocks that a number leaves."""
+    if isinstance(queries, int):
+        step = -(-queries // count)
+        return [*range(0, queries, step), queries]
+    size = FloorDiv(queries + (count - 1), count)
+    return [*(as_dim(index * size) for index in range(count)), queries]
+
+
+def _block(
+    ctx: Context, first: Dim, last: Dim, queries: Dim, keys: Dim, prepared: Prepared
+) -> Block:
+    end = last if same(queries, keys) else least(last, keys)
+    whole = same(first, 0) and same(last, queries) and same(end, keys)
+    mask = prepared.attn_mask
+    if mask is not None and not whole:
+        starts, ends = ctx.shape([first, 0]), ctx.shape([last, end])
+        mask = ctx.op("Slice", mask, starts, ends, ctx.constant([2, 3]))
+    if mask is not None and not prepared.causal:
+        return Block(first, last, end, ctx.shape([end]), mask)
+    lower = causal_mask(ctx, first, last, end)
+    if mask is None:
+        mask = lower
+    elif mask.dtype == ir.DataType.BOOL:
+        mask = ctx.op("And", lower, mask)
+    else:
+        assert mask.dtype is not None
+        dtype = ir.tensor_adapters.to_torch_dtype(mask.dtype)
+        mask = ctx.op("Where", lower, mask, ctx.constant(-torch.inf, dtype))
+    return Block(first, last, end, ctx.shape([end]), mask)
+
+
+def _first(ctx: Context, operand: ir.Value, block: Block, type: TensorType) -> ir.Value:
+    """The keys, or the values, that a block sees; `type` is that of all keys."""
+    if same(block.keys, type.shape[1]):
+        return operand
+    part = ctx.op("Slice", operand, ctx.constant([0]), block.end, ctx.constant([1]))
+    if operand.shape is not None:
+        length = _resized(type, block.keys)[1]
+        part.shape = ir.Shape([operand.shape[0], length, operand.shape[2]])
+    return part
+
+
+def _resized(type: TensorType, length: Dim) -> ir.Shape:
+    return onnx_shape(TensorType(type.dtype, (type.shape[0], length, *type.shape[2:])))

@@ -1,0 +1,301 @@
+"""The ways in which a packed attention is written to ONNX: one function for each form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import sympy
+import torch
+
+from attngraph.export.kernels import Choice, Form
+from attngraph.export.kernels.table import GROUPED, MULTI_HEAD, PRIMITIVE
+from attngraph.export.lowering.attention_blocks import in_blocks, prepare_blocks
+from attngraph.export.lowering.context import MICROSOFT, Context
+from attngraph.export.lowering.masks import Prepared, causal_mask
+from attngraph.ir import Value
+from attngraph.ir.dims import Dim, as_dim
+
+_SOFTMAX = 3  # qk_matmul_output_mode: the probabilities
+
+Emitted = tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]
+"""Context, weights if asked for, and with a past both presents."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Query (B, S, H·D), key (B, T, G·D) and value (B, T, G·E), with what is done to them.
+
+    With a past, which is (B, G, P, D) and (B, G, P, E), T counts the new keys.
+    """
+
+    query: Value
+    key: Value
+    value: Value
+    past_key: Value | None
+    past_value: Value | None
+    heads: int
+    groups: int
+    scale: float
+    softcap: float
+    weights: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.query.dtype
+
+
+def emit(ctx: Context, choice: Choice, site: Packed, prepared: Prepared) -> Emitted:
+    """The context (B, S, H·E) and, where asked for, the probabilities (B, H, S, T)."""
+    long = _form(ctx, choice.form, site, prepared)
+    if choice.below is None:
+        return long()
+    short = _form(ctx, choice.below, site, prepared)
+    length = ctx.dim(site.query.shape[1])
+    is_long = ctx.once(
+        ("at least", site.query.shape[1], choice.start),
+        lambda: ctx.op("GreaterOrEqual", length, ctx.constant(choice.start)),
+    )
+    return ctx.branch(is_long, lambda: long()[0], lambda: short()[0]), None
+
+
+def _form(ctx: Context, form: Form, site: Packed, prepared: Prepared) -> Callable[[], Emitted]:
+    """Emits what layers share, and returns what emits the rest."""
+    qkv = ctx.value(site.query), ctx.value(site.key), ctx.value(site.value)
+    if form.blocks:
+        blocks = prepare_blocks(ctx, form.blocks, site.query, site.key, prepared)
+
+        def attend(query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value) -> ir.Value:
+            part = Prepared(mask, causal=False)
+            return attention_op(ctx, (query, key, value), part, site)[0]
+
+        return lambda: (in_blocks(ctx, blocks, qkv, attend), None)
+    if form == GROUPED:
+        lengths = _key_lengths(ctx, site.key)
+        return lambda: (_grouped(ctx, qkv, lengths, site), None)
+    if form == MULTI_HEAD:
+        return lambda: (_multi_head(ctx, qkv, site), None)
+    if form == PRIMITIVE:
+        return lambda: _primitive(ctx, qkv, prepared, site)
+    if form.padded:
+        return lambda: (_padded(ctx, qkv, prepared, site), None)
+    return lambda: attention_op(ctx, qkv, prepared, site)
+
+
+def attention_op(
+    ctx: Context, qkv: tuple[ir.Value, ir.Value, ir.Value], prepared: Prepared, site: Packed
+) -> Emitted:
+    """ai.onnx `Attention`-24 on packed heads."""
+    return emit_attention(
+        ctx,
+        qkv,
+        prepared,
+        site.dtype,
+        scale=site.scale,
+        softcap=site.softcap,
+        weights=site.weights,
+        heads=(site.heads, site.groups),
+        pasts=_pasts(ctx, site),
+    )
+
+
+def _pasts(ctx: Context, site: Packed) -> list[ir.Value]:
+    pasts = (site.past_key, site.past_value)
+    return [ctx.value(past) for past in pasts if past is not None]
+
+
+def emit_attention(
+    ctx: Context,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    dtype: torch.dtype,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    weights: bool = False,
+    heads: tuple[int, int] | tuple[None, None] = (None, None),
+    pasts: Sequence[ir.Value] = (),
+) -> Emitted:
+    """`Attention`-24 on packed heads, or on (B, H, S, D) where `heads` is left out.
+
+    With pasts it wants both presents bound.
+    """
+    query, key, value = qkv
+    if scale <= 0 or dtype == torch.float64:
+        # the op wants a positive scale, and takes the root of it in float32 where it is expanded
+        query, scale = ctx.op("Mul", query, ctx.constant(float(scale), dtype)), 1.0
+    results = ctx.ops(
+        "Attention",
+        query,
+        key,
+        value,
+        prepared.attn_mask,
+        *pasts,
+        outputs=(True, bool(pasts), bool(pasts), True) if weights else 3 if pasts else 1,
+        scale=float(scale),
+        is_causal=int(prepared.causal) or None,
+        softcap=float(softcap) or None,
+        qk_matmul_output_mode=_SOFTMAX if weights else None,
+        softmax_precision=ir.DataType.DOUBLE if dtype == torch.float64 else None,
+        q_num_heads=heads[0],
+        kv_num_heads=heads[1],
+    )
+    return results[0], results[3] if weights else None, *results[1:3][: len(pasts)]
+
+
+def _key_lengths(ctx: Context, key: Value) -> tuple[ir.Value, ir.Value]:
+    """GroupQueryAttention's `seqlens_k` (B,), the last key's position, and the number of keys."""
+    batch, keys = key.shape[0], key.shape[1]
+
+    def last() -> ir.Value:
+        position = ctx.cast(ctx.op("Sub", ctx.shape([keys]), ctx.constant([1])), torch.int32)
+        return ctx.op("Expand", position, ctx.shape([batch]))
+
+    return (
+        ctx.once(("last key", batch, keys), last),
+        ctx.once(("key count", keys), lambda: ctx.cast(ctx.dim(keys), torch.int32)),
+    )
+
+
+def _grouped(
+    ctx: Context,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    lengths: tuple[ir.Value, ir.Value],
+    site: Packed,
+) -> ir.Value:
+    """com.microsoft `GroupQueryAttention`, which is causal, on a prompt without a cache."""
+    presents = ctx.target.provider == "cuda"  # which that kernel writes to in any case
+    return ctx.ops(
+        "GroupQueryAttention",
+        *qkv,
+        None,
+        None,
+        *lengths,
+        outputs=(True, True, True) if presents else 1,
+        domain=MICROSOFT,
+        num_heads=site.heads,
+        kv_num_heads=site.groups,
+        scale=float(site.scale),
+        softcap=float(site.softcap) or None,
+    )[0]
+
+
+def _multi_head(ctx: Context, qkv: tuple[ir.Value, ir.Value, ir.Value], site: Packed) -> ir.Value:
+    """com.microsoft `MultiHeadAttention` without a mask."""
+    return ctx.op(
+        "MultiHeadAttention",
+        *qkv,
+        domain=MICROSOFT,
+        num_heads=site.heads,
+        scale=float(site.scale),
+    )
+
+
+def _padded(
+    ctx: Context,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    site: Packed,
+) -> ir.Value:
+    """Heads widened with zeros to a multiple of 8, and the context narrowed again."""
+    query, key, value = site.query, site.key, site.value
+    wide = (
+        _widened(ctx, qkv[0], query.shape, site.heads),
+        _widened(ctx, qkv[1], key.shape, site.groups),
+        _widened(ctx, qkv[2], value.shape, site.groups),
+    )
+    context, *_ = attention_op(ctx, wide, prepared, site)
+    size = _head_size(value.shape[2], site.groups)
+    if size % 8 == 0:
+        return context
+    lead, heads = list(query.shape[:2]), site.heads
+    full = size + -size % 8
+    split = ctx.reshape(context, [*lead, heads * full], [*lead, heads, full])
+    ends, axis = ctx.constant([size]), ctx.constant([3])
+    narrow = ctx.op("Slice", split, ctx.constant([0]), ends, axis)
+    return ctx.reshape(narrow, [*lead, heads, size], [*lead, heads * size])
+
+
+def _widened(ctx: Context, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
+    size = _head_size(shape[2], heads)
+    if size % 8 == 0:
+        return value
+    lead, full = list(shape[:2]), size + -size % 8
+    split = ctx.reshape(value, shape, [*lead, heads, size])
+    zero = ctx.constant(torch.zeros((), dtype=_torch_dtype(value)))
+    wide = ctx.op("Pad", split, ctx.constant([0, full - size]), zero, ctx.constant([3]))
+    return ctx.reshape(wide, [*lead, heads, full], [*lead, heads * full])
+
+
+def _head_size(width: Dim, heads: int) -> int:
+    assert isinstance(width, int)  # the kernel table asks for it
+    return width // heads
+
+
+def _torch_dtype(value: ir.Value) -> torch.dtype:
+    assert value.dtype is not None
+    return ir.tensor_adapters.to_torch_dtype(value.dtype)
+
+
+def _primitive(
+    ctx: Context,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    site: Packed,
+) -> Emitted:
+    """The two products and the softmax as operators of their own."""
+    query = ctx.op("Mul", qkv[0], ctx.constant(float(site.scale), site.dtype))
+    query = _by_head(ctx, query, site.query.shape, site.heads)
+    key, value = (
+        _by_head(ctx, packed, operand.shape, site.groups)
+        for packed, operand in zip(qkv[1:], (site.key, site.value), strict=True)
+    )
+    pasts, new = _pasts(ctx, site), site.key.shape[1]
+    keys: Dim = new
+    if pasts and site.past_key is not None:
+        key, value = (
+            ctx.op("Concat", past, part, axis=2)
+            for past, part in zip(pasts, (key, value), strict=True)
+        )
+        keys = as_dim(sympy.sympify(new) + site.past_key.shape[2])
+    presents = (key, value) if pasts else ()
+    key = _repeated(ctx, key, keys, site.key, site)
+    value = _repeated(ctx, value, keys, site.value, site)
+    logits = ctx.op("MatMul", query, ctx.op("Transpose", key, perm=[0, 1, 3, 2]))
+    if site.softcap:
+        cap = ctx.constant(float(site.softcap), site.dtype)
+        logits = ctx.op("Mul", ctx.op("Tanh", ctx.op("Div", logits, cap)), cap)
+    low = ctx.constant(-torch.inf, site.dtype)
+    if prepared.causal:
+        past = as_dim(sympy.sympify(keys) - new)
+        lower = causal_mask(ctx, past, as_dim(past + site.query.shape[1]), keys)
+        logits = ctx.op("Where", lower, logits, low)
+    if (mask := prepared.attn_mask) is not None:
+        if mask.dtype == ir.DataType.BOOL:
+            logits = ctx.op("Where", mask, logits, low)
+        else:
+            logits = ctx.op("Add", logits, mask)
+    weights = ctx.op("Softmax", logits, axis=-1)
+    context = ctx.op("Transpose", ctx.op("MatMul", weights, value), perm=[0, 2, 1, 3])
+    lead, width = list(site.query.shape[:2]), site.value.shape[2] // site.groups
+    packed = ctx.reshape(context, [*lead, site.heads, width], [*lead, site.heads * width])
+    return packed, weights if site.weights else None, *presents
+
+
+def _by_head(ctx: Context, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
+    """(B, S, H·D) → (B, H, S, D)."""
+    split = ctx.reshape(value, shape, [*shape[:2], heads, shape[2] // heads])
+    return ctx.op("Transpose", split, perm=[0, 2, 1, 3])
+
+
+def _repeated(ctx: Context, value: ir.Value, keys: Dim, packed: Value, site: Packed) -> ir.Value:
+    """(B, G, T, D) → (B, H, T, D), each group repeated for its heads."""
+    heads, groups = site.heads, site.groups
+    if heads == groups:
+        return value
+    batch, width = packed.shape[0], packed.shape[2] // groups
+    one = [batch, groups, 1, keys, width]
+    many = [batch, groups, heads // groups, keys, width]
+    repeated = ctx.expand(ctx.op("Unsqueeze", value, ctx.constant([2])), one, many)
+    return ctx.reshape(repeated, many, [batch, heads, keys, width])
