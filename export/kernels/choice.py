@@ -17,6 +17,7 @@ from attngraph.export.kernels.table import (
     FORMS,
     KERNELS,
     LEGAL,
+    PRIMITIVE,
     VERSIONS,
     Form,
     Kernel,
@@ -168,10 +169,12 @@ def _with_runner_up(
     first: Candidate,
 ) -> Choice:
     others = [c for c in ranked if c.form not in (choice.form, choice.below)]
+    fused = [c for c in others if c.form != PRIMITIVE]
+    if not fused and refused:
+        other = max(refused, key=lambda c: c.form.op != choice.form.op)
+        return replace(choice, runner_up=other.form, why_not=other.refused)
     if not others:
-        if not refused:
-            return choice
-        return replace(choice, runner_up=refused[0].form, why_not=refused[0].refused)
+        return choice
     same = [c for c in others if c.rank == first.rank and c.form.name in timed]
     if not same or choice.form.name not in timed:
         other = others[0]

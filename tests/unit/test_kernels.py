@@ -21,6 +21,7 @@ from attngraph.export.kernels.table import (
     KERNELS,
     LEGAL,
     MASKED,
+    MULTI_HEAD,
     PADDED,
     PRIMITIVE,
 )
@@ -117,8 +118,9 @@ def test_the_runner_up_says_why_not() -> None:
     assert padded.runner_up is not None
     assert padded.why_not
     half = chosen("cpu", CAUSAL, SOFTCAP)
-    assert half.runner_up is not None
-    assert "float16" in half.why_not or "slower" in half.why_not
+    assert (half.runner_up, half.why_not) == (GROUPED, "it has no kernel for float16")
+    masked = chosen("cpu", BOOL, dtype=F32)
+    assert (masked.runner_up, masked.why_not) == (MULTI_HEAD, "it takes no bool mask")
 
 
 @pytest.mark.parametrize("version", ["1.30.2", "1.32.0", "2.0.0", "unknown"])
