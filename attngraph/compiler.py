@@ -197,6 +197,12 @@ def _run_passes(
     with _stage("passes", report.timings, progress):
         report.passes = run(graph, passes, after_each=after)
     report.reassociated = reassociations_of(report.passes)
+    report.notes += [
+        f"{remark.blamed}: {remark.reason} {remark.hint}"
+        for result in report.passes
+        for remark in result.remarks
+        if remark.status == "note" and remark.code == "unequal"
+    ]
 
 
 class _Check:

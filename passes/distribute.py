@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES
+from attngraph.passes.checked import Checked
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import is_cast
@@ -30,16 +31,18 @@ class Distribute:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        build = Builder(graph)
+        build, checked = Builder(graph), Checked(graph, self.name)
         remarks = []
         for node in list(graph):
-            if node.graph is not None and node.op in _PRODUCTS and _distribute(graph, build, node):
+            if node.graph is None or node.op not in _PRODUCTS:
+                continue
+            if _distribute(build, checked, node):
                 what = "The values are multiplied with each of two weights, then subtracted."
                 remarks.append(reassociated(node, what))
-        return remarks
+        return [*remarks, *checked.remarks]
 
 
-def _distribute(graph: Graph, build: Builder, product: Node) -> bool:
+def _distribute(build: Builder, checked: Checked, product: Node) -> bool:
     for side in product.inputs:
         path = _path_to_sum(side) if side is not None else None
         if path is None or side is None:
@@ -56,8 +59,7 @@ def _distribute(graph: Graph, build: Builder, product: Node) -> bool:
             for layout in reversed(path[:-1]):
                 value = _with(build, layout, layout.inputs[0], value)
             terms.append(_with(build, product, side, value))
-        graph.replace_uses(product.output, build(total.op, *terms, **total.attrs))
-        return True
+        return checked.replace([(product.output, build(total.op, *terms, **total.attrs))])
     return False
 
 

@@ -10,6 +10,7 @@ import torch
 
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
 from attngraph.passes.matching import (
     equals,
@@ -47,8 +48,9 @@ class FuseActivations:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        Rewriter(graph, [gated_product, bias_gelu]).run()
-        return []
+        checked = Checked(graph, self.name, rounds=True)
+        Rewriter(graph, [gated_product, bias_gelu], checked).run()
+        return checked.remarks
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dims import same, same_shape
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
 from attngraph.passes.matching import (
     equals,
@@ -44,11 +45,12 @@ class FuseNorms:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        Rewriter(graph, [rms_norm, aten_rms_norm, rms_of_cast, weighted_rms]).run()
+        checked = Checked(graph, self.name, rounds=True)
+        Rewriter(graph, [rms_norm, aten_rms_norm, rms_of_cast, weighted_rms], checked).run()
         for node in graph:
             if node.op in ("aten.layer_norm", _RMS):
-                _take_sum(graph, node)
-        return []
+                _take_sum(graph, checked, node)
+        return checked.remarks
 
 
 def _source(node: Node) -> Value | None:
@@ -177,7 +179,7 @@ def weighted_rms(rewriter: Rewriter, node: Node) -> Replacement:
     return None
 
 
-def _take_sum(graph: Graph, norm: Node) -> None:
+def _take_sum(graph: Graph, checked: Checked, norm: Node) -> None:
     """The norm of a sum becomes one node, in the place of the sum: others may read that earlier."""
     total = norm.inputs[0]
     add = producer(total, "aten.add.Tensor")
@@ -208,9 +210,9 @@ def _take_sum(graph: Graph, norm: Node) -> None:
             loc=fuse_locs([add, norm], norm),
             before=add,
         )
-    graph.replace_uses(norm.output, node.outputs[0])
+    if not checked.replace([(norm.output, node.outputs[0]), (total, node.outputs[1])]):
+        return
     graph.erase(norm)
-    graph.replace_uses(total, node.outputs[1])
     graph.erase(add)
     for value in (first, second):
         made = value.producer

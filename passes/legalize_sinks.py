@@ -12,7 +12,9 @@ import torch
 
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
+from attngraph.passes.trials import ATTENTION
 
 
 @register
@@ -24,14 +26,14 @@ class LegalizeSinks:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        build = Builder(graph)
+        build, checked = Builder(graph), Checked(graph, self.name, kinds=ATTENTION)
         for node in list(graph):
             if node.op == "attn.attention" and input_of(node, "sinks") is not None:
-                _legalize(graph, build, node)
-        return []
+                _legalize(build, checked, node)
+        return checked.remarks
 
 
-def _legalize(graph: Graph, build: Builder, node: Node) -> None:
+def _legalize(build: Builder, checked: Checked, node: Node) -> None:
     query, key, value, sinks = (input_of(node, name) for name in ("query", "key", "value", "sinks"))
     heads, keys = attribute(node, "heads"), key.shape[1]
     build.at(node, node.loc)
@@ -50,11 +52,13 @@ def _legalize(graph: Graph, build: Builder, node: Node) -> None:
         build("aten.cat", wide, sink, dim=3),
         **attrs,
     )
-    graph.replace_uses(node.outputs[0], legal.outputs[0])
+    pairs = [(node.outputs[0], legal.outputs[0])]
     if len(node.outputs) > 1:
         weights = build("aten.slice.Tensor", legal.outputs[1], dim=3, start=0, end=keys)
-        graph.replace_uses(node.outputs[1], weights)
-    graph.erase(node)
+        pairs.append((node.outputs[1], weights))
+    given = input_of(node, "bias")
+    if checked.replace(pairs, biases=[] if given is None else [given]):
+        checked.graph.erase(node)
 
 
 def _with_zero_key(build: Builder, value: Value) -> Value:

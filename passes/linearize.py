@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.passes.axes import Atom, Axes, Operand, fresh_axes, resolve, top
+from attngraph.passes.checked import Checked
 from attngraph.passes.contraction import Contraction, read_contraction
 from attngraph.passes.manager import register
 from attngraph.passes.materialize import materialize
@@ -28,14 +29,14 @@ class Linearize:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        build = Builder(graph)
+        build, checked = Builder(graph), Checked(graph, self.name)
         for node in list(graph):
             if node.op in _OPS and node.output.dtype.is_floating_point:
-                _linearize(graph, build, node)
-        return []
+                _linearize(build, checked, node)
+        return checked.remarks
 
 
-def _linearize(graph: Graph, build: Builder, node: Node) -> None:
+def _linearize(build: Builder, checked: Checked, node: Node) -> None:
     output = fresh_axes(node.output.shape)
     product = read_contraction(node, output)
     if product is None or product.factor != 1.0 or not product.summed:
@@ -45,7 +46,7 @@ def _linearize(graph: Graph, build: Builder, node: Node) -> None:
         if weight.value.is_constant and not top(x).value.is_constant:
             result = _rewrite(build, node, product, x, weight, output)
             if result is not None:
-                graph.replace_uses(node.output, result)
+                checked.replace([(node.output, result)])
             return
 
 

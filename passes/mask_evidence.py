@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from attngraph.errors import IRError
-from attngraph.ir import Dim, DimInfo, Node, ScalarType, Value
+from attngraph.ir import Dim, DimInfo, ScalarType, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import evaluate
+from attngraph.passes.trials import backward_slice, discrete, seed_of, shown, trial_sizes
 
 _ROWS = 48
 _KINDS = ("mixed", "sparse", "none", "all")
@@ -60,56 +60,10 @@ def disagreement(
                 expected = _probabilities(before, full, past, memory)
                 found = _probabilities(after, full, past, memory)
             except (IRError, RuntimeError, IndexError, TypeError, ValueError) as error:
-                return f"at {_named(sizes)} it can't be evaluated: {error}"
+                return f"at {shown(sizes)} it can't be evaluated: {error}"
             if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE, equal_nan=True):
-                return f"at {_named(sizes)} it gives other probabilities"
+                return f"at {shown(sizes)} it gives other probabilities"
     return None
-
-
-def _named(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "its size"
-
-
-def backward_slice(
-    roots: Iterable[Value], is_leaf: Callable[[Value], bool]
-) -> tuple[list[Value], list[Node]]:
-    """The leaves under the roots, and the nodes between, inputs first."""
-    sampled: list[Value] = []
-    nodes: dict[Node, None] = {}
-    seen: set[Value] = set()
-    stack = [(root, False) for root in roots]
-    while stack:
-        value, done = stack.pop()
-        if done:
-            if value.producer is not None:
-                nodes.setdefault(value.producer)
-            continue
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.producer is None or is_leaf(value):
-            sampled.append(value)
-            continue
-        stack.append((value, True))
-        stack.extend((source, False) for source in value.producer.inputs if source is not None)
-    return sampled, list(nodes)
-
-
-def trial_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
-    """Growing, falling and least sizes: no two dims equal but in the last."""
-    count = len(dims)
-
-    def fitted(info: DimInfo, size: int) -> int:
-        size = max(size, info.low)
-        return size if info.high is None else min(size, info.high)
-
-    named = list(dims.items())
-    trials = [
-        {name: fitted(info, 2 + 3 * place) for place, (name, info) in enumerate(named)},
-        {name: fitted(info, 3 * (count - place)) for place, (name, info) in enumerate(named)},
-        {name: fitted(info, 0) for name, info in named},
-    ]
-    return trials if dims else [{}]
 
 
 def _sample(value: Value, sizes: Mapping[str, int], kind: str) -> Any:
@@ -117,17 +71,14 @@ def _sample(value: Value, sizes: Mapping[str, int], kind: str) -> Any:
         return value.data
     if isinstance(value.type, ScalarType):
         return sizes[value.type.name or ""]
-    seed = torch.Generator().manual_seed(zlib.crc32(f"{value.name}{kind}".encode()))
+    seed = seed_of(value, kind)
     shape = [int(substitute(dim, sizes)) for dim in value.shape]
     if value.dtype.is_floating_point:
         return torch.randn(shape, generator=seed).to(value.dtype)
     if value.dtype.is_complex:
         raise ValueError(f"%{value.name} is complex.")
     chance = {"mixed": 0.7, "sparse": 0.2, "none": 0.0, "all": 1.0}[kind]
-    there = torch.rand(shape, generator=seed) < chance
-    if value.dtype == torch.bool:
-        return there
-    return (there * torch.randint(1, 3, shape, generator=seed)).to(value.dtype)
+    return discrete(value, shape, seed, chance)
 
 
 def _probabilities(

@@ -13,6 +13,7 @@ import torch
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.graph import UNKNOWN, fuse_locs
 from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
 
 _ATTENTIONS = frozenset(
@@ -48,6 +49,7 @@ class MergeProjections:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
+        checked = Checked(graph, self.name)
         found: dict[tuple[Value, str], list[_Projection]] = {}
         addresses = _addresses(graph)
         order: dict[Node, tuple[int, int]] = {}
@@ -62,8 +64,8 @@ class MergeProjections:
         for candidates in found.values():
             if len(candidates) > 1:
                 for group in _groups(candidates, order):
-                    _merge(graph, group)
-        return []
+                    _merge(graph, checked, group)
+        return checked.remarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ def _reachable(start: Node, targets: frozenset[str], through: frozenset[str]) ->
     return found
 
 
-def _merge(graph: Graph, group: Sequence[_Projection]) -> None:
+def _merge(graph: Graph, checked: Checked, group: Sequence[_Projection]) -> None:
     first = group[0]
     nodes = [item.node for item in group]
     loc = fuse_locs(nodes, first.node)
@@ -201,8 +203,10 @@ def _merge(graph: Graph, group: Sequence[_Projection]) -> None:
         loc=loc,
         before=first.node,
     )
-    for node, part in zip(nodes, parts.outputs, strict=True):
-        graph.replace_uses(node.output, part)
+    pairs = zip((node.output for node in nodes), parts.outputs, strict=True)
+    if not checked.replace(pairs):
+        return
+    for node in nodes:
         graph.erase(node)
     constants = dict.fromkeys([c for item in group for c in (item.weight, item.bias)])
     for constant in constants:

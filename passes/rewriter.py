@@ -15,6 +15,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Graph, Node, Type, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import op_def
+from attngraph.passes.checked import Checked
 from attngraph.passes.effects import dim_definers
 
 _REWRITES_PER_NODE = 32
@@ -40,10 +41,15 @@ def rule(*ops: str) -> Callable[[Callable[[Rewriter, Node], Replacement]], Rule]
 
 
 class Rewriter:
-    """Applies rules to a graph. Rules insert nodes with `emit`."""
+    """Applies rules to a graph. Rules insert nodes with `emit`.
 
-    def __init__(self, graph: Graph, rules: Iterable[Rule]) -> None:
+    With `checked`, a replacement is made only if it is equal (checked.py).
+    """
+
+    def __init__(self, graph: Graph, rules: Iterable[Rule], checked: Checked | None = None) -> None:
         self.graph = graph
+        self._checked = checked
+        self._wrong: set[tuple[Rule, Node]] = set()
         self._rules: dict[str, list[Rule]] = {}
         for item in rules:
             for op in item.ops:
@@ -68,9 +74,13 @@ class Rewriter:
             if node.graph is not self.graph or node in self._definers:
                 continue
             for item in self._rules.get(node.op, ()):
+                if (item, node) in self._wrong:
+                    continue
                 replacement = item.apply(self, node)
                 if replacement is not None:
-                    self._replace(node, replacement)
+                    if not self._replace(node, replacement):
+                        self._wrong.add((item, node))
+                        continue
                     count += 1
                     if count > limit:
                         raise IRError(f"The rule {item.name} never settles on {node!r}.")
@@ -110,16 +120,21 @@ class Rewriter:
             self._queued.add(node)
             self._queue.append(node)
 
-    def _replace(self, node: Node, replacement: Value | Sequence[Value]) -> None:
+    def _replace(self, node: Node, replacement: Value | Sequence[Value]) -> bool:
         values = [replacement] if isinstance(replacement, Value) else replacement
-        for old, new in zip(node.outputs, values, strict=True):
-            for user in old.users:
+        pairs = list(zip(node.outputs, values, strict=True))
+        users = {old: old.users for old in node.outputs}
+        if self._checked is not None and not self._checked.replace(pairs):
+            return False
+        for old, new in pairs:
+            for user in users[old]:
                 self._push(user)
             self.graph.replace_uses(old, new)
             if old in self._returned:
                 self._returned.discard(old)
                 self._returned.add(new)
         self._erase_unread(node)
+        return True
 
     def _erase_unread(self, node: Node) -> None:
         """Erases a node and the producers that only it kept alive."""

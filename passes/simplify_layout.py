@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from attngraph.ir import Builder, Graph, Node, Remark
 from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES, Operand, climb, fresh_axes
+from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
 from attngraph.passes.materialize import cost, layout_cost, materialize
+from attngraph.passes.trials import LAYOUT
 
 
 @register
@@ -25,12 +27,13 @@ class SimplifyLayout:
 
     def run(self, graph: Graph) -> list[Remark]:
         build = Builder(graph)
+        checked = Checked(graph, self.name, kinds=LAYOUT, exact=True)
         for node in list(graph):
             if node.graph is not None and _is_layout(node) and _is_last(graph, node):
                 for value in node.outputs:
                     if value.uses or value in graph.outputs:
-                        _shorten(graph, build, Operand(value, fresh_axes(value.shape)))
-        return []
+                        _shorten(build, checked, Operand(value, fresh_axes(value.shape)))
+        return checked.remarks
 
 
 def _is_layout(node: Node) -> bool:
@@ -45,7 +48,7 @@ def _is_last(graph: Graph, node: Node) -> bool:
     )
 
 
-def _shorten(graph: Graph, build: Builder, operand: Operand) -> None:
+def _shorten(build: Builder, checked: Checked, operand: Operand) -> None:
     """Rewrites the chain above one value, if that saves anything.
 
     Ops that others read as well stay whatever happens, so only the rest of the chain can be saved.
@@ -64,4 +67,4 @@ def _shorten(graph: Graph, build: Builder, operand: Operand) -> None:
     if best is None or value.producer is None:
         return
     build.at(value.producer, value.producer.loc)
-    graph.replace_uses(value, materialize(build, best[1], target))
+    checked.replace([(value, materialize(build, best[1], target))])

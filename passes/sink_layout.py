@@ -12,6 +12,7 @@ from typing import ClassVar
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
+from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
 
 
@@ -24,14 +25,14 @@ class SinkLayout:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        build = Builder(graph)
+        build, checked = Builder(graph), Checked(graph, self.name)
         for node in list(graph):
             if node.op == "aten.linear":
-                _sink(graph, build, node)
-        return []
+                _sink(build, checked, node)
+        return checked.remarks
 
 
-def _sink(graph: Graph, build: Builder, linear: Node) -> None:
+def _sink(build: Builder, checked: Checked, linear: Node) -> None:
     value = linear.inputs[0]
     above: list[Node] = []
     while value is not None and (node := value.producer) is not None and _keeps_rows(node):
@@ -43,7 +44,7 @@ def _sink(graph: Graph, build: Builder, linear: Node) -> None:
     result = build("aten.linear", value, *linear.inputs[1:])
     for node in reversed(above):
         result = _again(build, node, result)
-    graph.replace_uses(linear.output, result)
+    checked.replace([(linear.output, result)])
 
 
 def _keeps_rows(node: Node) -> bool:

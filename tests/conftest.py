@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 
@@ -16,3 +18,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the expected halves of tests/passes/**/*.ir, then check them as usual",
     )
+
+
+@pytest.fixture(autouse=True)
+def no_pass_is_wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rewrite that is taken back since it isn't equal is a defect of the pass: the test fails.
+
+    Tests that plant a defect are marked `defect`.
+    """
+    if request.node.get_closest_marker("defect") is not None:
+        return
+    from attngraph.passes.checked import Checked
+
+    def fail(checked: Checked, old: Any, difference: str) -> None:
+        raise AssertionError(f"{checked.pass_name} made something else of {old!r}: {difference}.")
+
+    monkeypatch.setattr(Checked, "_defect", fail)

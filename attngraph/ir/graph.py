@@ -83,9 +83,12 @@ class Value:
 
 
 class Node:
-    """One operation. `inputs` is a tuple: only the graph's methods change it."""
+    """One operation. `inputs` is a tuple: only the graph's methods change it.
 
-    __slots__ = ("_next", "_previous", "attrs", "graph", "inputs", "loc", "op", "outputs")
+    `number` counts the nodes that a graph has ever made: later ones have larger numbers.
+    """
+
+    __slots__ = ("_next", "_previous", "attrs", "graph", "inputs", "loc", "number", "op", "outputs")
 
     def __init__(
         self, op: str, inputs: tuple[Value | None, ...], attrs: Mapping[str, Any], loc: Loc
@@ -95,6 +98,7 @@ class Node:
         self.attrs = dict(attrs)
         self.outputs: tuple[Value, ...] = ()
         self.loc = loc
+        self.number = 0
         self.graph: Graph | None = None
         self._previous: Node | None = None
         self._next: Node | None = None
@@ -112,7 +116,10 @@ class Node:
 
 
 class Graph:
-    """Inputs, constants, nodes in execution order, outputs, and the named dims of their shapes."""
+    """Inputs, constants, nodes in execution order, outputs, and the named dims of their shapes.
+
+    `created` is the number of the latest node; `epoch` counts mutations.
+    """
 
     def __init__(self, name: str = "main") -> None:
         self.name = name
@@ -122,6 +129,7 @@ class Graph:
         self.constants: dict[str, Value] = {}
         self.dims: dict[str, DimInfo] = {}
         self.epoch = 0
+        self.created = 0
         self._names: dict[str, int] = {}
         self._first: Node | None = None
         self._last: Node | None = None
@@ -201,6 +209,8 @@ class Graph:
     ) -> Node:
         """Inserts a node before another (default: at the end). `Builder` infers the types."""
         node = Node(op, tuple(inputs), attrs or {}, loc)
+        self.created += 1
+        node.number = self.created
         if names is None:
             stem = op.split(".")[1] if "." in op else op
             names = [stem] * len(types)

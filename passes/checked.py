@@ -1,0 +1,153 @@
+"""Rewrites that are evaluated before they are made: the one call that every fusion ends with.
+
+A pass makes a `Checked(graph, self.name)`, inserts the nodes of each rewrite, calls
+`checked.replace([(old, new)])` instead of `graph.replace_uses(old, new)`, and returns
+`checked.remarks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from attngraph.ir import Graph, Node, Remark, Value
+from attngraph.passes.evidence import TOLERANCE, Evidence
+from attngraph.passes.trials import ARITHMETIC
+
+_DEPTH = 24  # nodes above a rewrite in which what it relied on is looked for
+_CONTEXT = (0, 1, 2, 4, 8)  # levels of nodes above the leaves
+
+
+@dataclass
+class Checked:
+    """Makes the rewrites of one pass over one graph, each only if it is equal.
+
+    `kinds` are the trials (trials.py). With `exact` not a bit may differ. With `rounds` the pass
+    takes a constant for another that is equal in the value's dtype, so the results may differ by
+    that much.
+    """
+
+    graph: Graph
+    pass_name: str
+    kinds: Sequence[str] = ARITHMETIC
+    exact: bool = False
+    rounds: bool = False
+    remarks: list[Remark] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._evidence = Evidence(self.graph)
+        self._mark = self.graph.created
+
+    def replace(
+        self,
+        pairs: Iterable[tuple[Value, Value]],
+        *,
+        leaves: Iterable[Value] | None = None,
+        biases: Iterable[Value] = (),
+    ) -> bool:
+        """Puts the second value of each pair in the place of the first, if they are equal.
+
+        Both are compared as functions of `leaves`: by default what the nodes read that were made
+        since the last call. Where they differ, the rewrite may have relied on how a leaf is made,
+        so they are compared again as functions of what lies above. Leaves in `biases` may hold
+        -inf.
+
+        Where they differ, the new nodes and the constants that only they read are erased, the old
+        ones stay, a remark blames this pass, and the result is False.
+        """
+        pairs = list(pairs)
+        if leaves is None:
+            leaves = self._frontier([new for _, new in pairs])
+        difference = self._difference(pairs, list(leaves), list(biases))
+        if difference is None:
+            for old, new in pairs:
+                self.graph.replace_uses(old, new)
+        else:
+            self.remarks.append(self._defect(pairs[0][0], difference))
+            self._erase([new for _, new in pairs])
+        self._mark = self.graph.created
+        return difference is None
+
+    def _difference(
+        self, pairs: Sequence[tuple[Value, Value]], leaves: list[Value], biases: Sequence[Value]
+    ) -> str | None:
+        difference: str | None = None
+        tolerance, level = self._tolerance(pairs), 0
+        for context in _CONTEXT:
+            while level < context:
+                above = _above(leaves)
+                if above == leaves:
+                    return difference
+                leaves, level = above, level + 1
+            difference = self._evidence.disagreement(
+                pairs, leaves, biases, kinds=self.kinds, tolerance=tolerance, depth=_DEPTH
+            )
+            if difference is None:
+                return None
+        return difference
+
+    def _tolerance(self, pairs: Sequence[tuple[Value, Value]]) -> float:
+        if self.exact:
+            return 0.0
+        dtypes = [old.dtype for old, _ in pairs if self.rounds and old.dtype.is_floating_point]
+        return max([TOLERANCE, *(4 * torch.finfo(dtype).eps for dtype in dtypes)])
+
+    def _frontier(self, values: Sequence[Value]) -> list[Value]:
+        """What the new nodes under some values read that was there before them."""
+        leaves: dict[Value, None] = {}
+        seen: set[Value] = set()
+        queue = list(values)
+        while queue:
+            value = queue.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            node = value.producer
+            if node is None or node.number <= self._mark:
+                leaves[value] = None
+            else:
+                queue += [source for source in node.inputs if source is not None]
+        return list(leaves)
+
+    def _defect(self, old: Value, difference: str) -> Remark:
+        node = old.producer
+        assert node is not None
+        return Remark(
+            "note",
+            "unequal",
+            f"What {self.pass_name} made of it is not equal, so it was taken back: {difference}.",
+            node.loc,
+            op=node.op,
+            hint=f"This is a defect of {self.pass_name}: please report it with the model's source "
+            "line.",
+            node=old.name,
+            blamed=f"{node.op} at {node.loc}",
+        )
+
+    def _erase(self, values: Sequence[Value]) -> None:
+        """Erases the new nodes under some values that nothing else reads."""
+        returned = set(self.graph.outputs)
+        queue: list[Node | None] = [value.producer for value in values]
+        while queue:
+            node = queue.pop()
+            if node is None or node.graph is not self.graph or node.number <= self._mark:
+                continue
+            if any(value.uses or value in returned for value in node.outputs):
+                continue
+            sources = dict.fromkeys(value for value in node.inputs if value is not None)
+            self.graph.erase(node)
+            for source in sources:
+                queue.append(source.producer)
+                if source.is_constant and not source.uses and source not in returned:
+                    self.graph.erase_constant(source)
+
+
+def _above(leaves: Sequence[Value]) -> list[Value]:
+    """What the nodes read that make the leaves; inputs and constants stay."""
+    above: dict[Value, None] = {}
+    for value in leaves:
+        sources = (value,) if value.producer is None else value.producer.inputs
+        above.update((source, None) for source in sources if source is not None)
+    return list(above)

@@ -1,0 +1,135 @@
+"""Regions of a graph, and the sizes and inputs on which they are tried.
+
+A region is what lies between some roots and some leaves. Its leaves are drawn at random from a seed
+made of their name, so that a run says the same thing twice.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from attngraph.ir import DimInfo, Node, ScalarType, Value
+from attngraph.ir.dims import substitute
+
+ATTENTION = ("plain", "large", "holes", "masked", "open")
+"""Padding with holes, rows that may attend to nothing, -inf and finfo.min among the biases."""
+ARITHMETIC = ("plain", "large", "huge", "tiny", "equal", "zero")
+"""Magnitudes from 1e-3 to 1e4 of either sign, rows of one number (variance 0), and zeros."""
+LAYOUT = ("plain",)
+"""No two elements alike: where each one goes is all there is to see."""
+
+_CHANCE = {"holes": 0.3, "masked": 0.0, "open": 1.0, "zero": 0.0, "huge": 1.0}
+_SCALE = {"large": 8.0, "huge": 1e4, "tiny": 1e-3, "zero": 0.0}
+_KEPT = 8  # positions of an axis of a sparse sample
+
+
+def backward_slice(
+    roots: Iterable[Value], is_leaf: Callable[[Value], bool], depth: int | None = None
+) -> tuple[list[Value], list[Node]]:
+    """The leaves under the roots, and the nodes between, inputs first.
+
+    Values more than `depth` nodes above every root count as leaves too.
+    """
+    roots = list(roots)
+    within = None if depth is None else _within(roots, is_leaf, depth)
+    sampled: list[Value] = []
+    nodes: dict[Node, None] = {}
+    seen: set[Value] = set()
+    stack = [(root, False) for root in roots]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            if value.producer is not None:
+                nodes.setdefault(value.producer)
+            continue
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.producer
+        if node is None or is_leaf(value) or (within is not None and node not in within):
+            sampled.append(value)
+            continue
+        stack.append((value, True))
+        stack.extend((source, False) for source in node.inputs if source is not None)
+    return sampled, list(nodes)
+
+
+def _within(roots: Iterable[Value], is_leaf: Callable[[Value], bool], depth: int) -> set[Node]:
+    """The nodes at most `depth` above a root, not past leaves."""
+    found: set[Node] = set()
+    level = list(roots)
+    for _ in range(depth):
+        above: dict[Node, None] = {}
+        for value in level:
+            if value.producer is not None and value.producer not in found and not is_leaf(value):
+                above[value.producer] = None
+        found.update(above)
+        level = [value for node in above for value in node.inputs if value is not None]
+    return found
+
+
+def trial_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
+    """Growing, falling and least sizes: no two dims equal but in the last."""
+    count = len(dims)
+
+    def fitted(info: DimInfo, size: int) -> int:
+        size = max(size, info.low)
+        return size if info.high is None else min(size, info.high)
+
+    named = list(dims.items())
+    trials = [
+        {name: fitted(info, 2 + 3 * place) for place, (name, info) in enumerate(named)},
+        {name: fitted(info, 3 * (count - place)) for place, (name, info) in enumerate(named)},
+        {name: fitted(info, 0) for name, info in named},
+    ]
+    return trials if dims else [{}]
+
+
+def shown(sizes: Mapping[str, int]) -> str:
+    """The sizes of a trial, for a message."""
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "its size"
+
+
+def seed_of(value: Value, kind: str) -> torch.Generator:
+    """A generator that depends on the value's name and the kind of trial only."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{value.name}{kind}".encode()))
+
+
+def discrete(value: Value, shape: list[int], seed: torch.Generator, chance: float) -> torch.Tensor:
+    """Bools that are true with a chance, or integers that are 1 or 2 with it and else 0."""
+    there = torch.rand(shape, generator=seed) < chance
+    if value.dtype == torch.bool:
+        return there
+    return (there * torch.randint(1, 3, shape, generator=seed)).to(value.dtype)
+
+
+def sample(
+    value: Value, sizes: Mapping[str, int], kind: str, *, may_mask: bool, sparse: bool
+) -> torch.Tensor | int:
+    """A leaf's elements in one kind of trial: floats in float64, complex numbers in complex128.
+
+    `may_mask`: -inf and finfo.min occur. `sparse`: only a few positions of each static axis differ
+    from zero, so that products with large weights are cheap.
+    """
+    if isinstance(value.type, ScalarType):
+        return sizes[value.type.name or ""]
+    seed = seed_of(value, kind)
+    shape = [int(substitute(dim, sizes)) for dim in value.shape]
+    if not value.dtype.is_floating_point and not value.dtype.is_complex:
+        return discrete(value, shape, seed, _CHANCE.get(kind, 0.7))
+    wide = torch.complex128 if value.dtype.is_complex else torch.float64
+    drawn = torch.randn(shape, generator=seed, dtype=wide) * _SCALE.get(kind, 1.0)
+    if kind == "equal" and shape:
+        drawn = drawn[..., :1].real.mul(4).round().to(wide).expand(shape).clone()
+    if may_mask and kind in ("holes", "masked"):
+        low = -torch.inf if kind == "masked" else torch.finfo(torch.float32).min
+        drawn = torch.where(torch.rand(shape, generator=seed) < _CHANCE[kind], drawn, low)
+    if sparse:
+        for axis, dim in enumerate(value.shape):
+            if isinstance(dim, int) and dim > 2 * _KEPT:
+                dropped = torch.randperm(dim, generator=seed)[_KEPT:]
+                drawn.index_fill_(axis, dropped, 0)
+    return drawn
