@@ -19,12 +19,14 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_axes, resolve
+from attngraph.passes.checked import Checked
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.decline import is_product
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import fill_of, is_binary, is_cast
 from attngraph.passes.sinks import raise_plus_one, raise_sink_column
+from attngraph.passes.trials import LOGITS
 
 _EXP = "aten.exp"
 _SUM = "aten.sum.dim_IntList"
@@ -45,36 +47,35 @@ class RaiseSoftmax:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        build = Builder(graph)
+        build, checked = Builder(graph), Checked(graph, self.name, kinds=LOGITS)
         remarks: list[Remark] = []
         for node in list(graph):
             if node.graph is None:
                 continue
             if node.op == "aten.exp2":
-                node = _natural(graph, build, node)
+                node = _natural(build, checked, node)
             if node.op == _EXP:
-                _raise_log(graph, build, node)
+                _raise_log(build, checked, node)
             elif node.op in _SOFTMAXES:
-                raise_sink_column(graph, build, node)
-            elif raise_plus_one(graph, build, node):
+                raise_sink_column(build, checked, node)
+            elif raise_plus_one(build, checked, node):
                 continue
             elif (pair := _quotient(node)) is not None:
-                if _raise_quotient(graph, build, node, *pair, late=not self.exact_only):
+                if _raise_quotient(build, checked, node, *pair, late=not self.exact_only):
                     what = "The weights are normalised before the values are summed, not after."
                     remarks.append(reassociated(node, what))
                 remarks += _epsilon(node, *pair)
-        return remarks
+        return [*remarks, *checked.remarks]
 
 
-def _natural(graph: Graph, build: Builder, node: Node) -> Node:
+def _natural(build: Builder, checked: Checked, node: Node) -> Node:
     """exp(x · ln 2) for exp2(x), where a sum normalises it."""
     source = node.inputs[0]
     if source is None or all(user.op != _SUM for user in node.output.users):
         return node
     build.at(node, node.loc)
     power = build.node(_EXP, build("aten.mul.Scalar", source, other=math.log(2)))
-    graph.replace_uses(node.output, power.output)
-    return power
+    return power if checked.replace([(node.output, power.output)]) else node
 
 
 def _epsilon(node: Node, numerator: Value, denominator: Value) -> list[Remark]:
@@ -229,7 +230,7 @@ def _softmax(build: Builder, terms: Value, dim: int) -> Value | None:
     return build("aten.softmax.int", x, dim=dim)
 
 
-def _raise_log(graph: Graph, build: Builder, node: Node) -> None:
+def _raise_log(build: Builder, checked: Checked, node: Node) -> None:
     """exp(x − logsumexp(x)) and exp(log_softmax(x))."""
     source = node.inputs[0]
     inner = source.producer if source is not None else None
@@ -251,11 +252,17 @@ def _raise_log(graph: Graph, build: Builder, node: Node) -> None:
     if x is None or x.dtype != node.output.dtype:
         return
     build.at(node, fuse_locs([node, inner], node))
-    graph.replace_uses(node.output, build("aten.softmax.int", x, dim=dim))
+    checked.replace([(node.output, build("aten.softmax.int", x, dim=dim))])
 
 
 def _raise_quotient(
-    graph: Graph, build: Builder, node: Node, numerator: Value, denominator: Value, *, late: bool
+    build: Builder,
+    checked: Checked,
+    node: Node,
+    numerator: Value,
+    denominator: Value,
+    *,
+    late: bool,
 ) -> bool:
     """Whether the normalisation was late, and came first instead."""
     shape = node.output.shape
@@ -270,9 +277,9 @@ def _raise_quotient(
         build.at(node, fuse_locs([node], node))
         softmax = _softmax(build, total.terms, total.dim)
         if softmax is not None and softmax.dtype == node.output.dtype:
-            graph.replace_uses(node.output, softmax)
+            checked.replace([(node.output, softmax)])
         return False
-    return late and _raise_late(graph, build, node, top, total)
+    return late and _raise_late(build, checked, node, top, total)
 
 
 def _rows(axes: Axes, dim: int) -> tuple[tuple[object, ...], ...]:
@@ -292,7 +299,7 @@ def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
 
 
 def _raise_late(
-    graph: Graph, build: Builder, node: Node, numerator: Operand, total: _Total
+    build: Builder, checked: Checked, node: Node, numerator: Operand, total: _Total
 ) -> bool:
     """(exp(x) · V) / Σ exp(x): the same product, of the softmax."""
     operand, above = numerator, numerator
@@ -330,8 +337,7 @@ def _raise_late(
         for layout in reversed(outer):
             build.at(node)
             result = _again(build, layout, layout.inputs[0], result)
-        graph.replace_uses(node.output, result)
-        return True
+        return checked.replace([(node.output, result)])
     return False
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from attngraph.ir import Builder, Graph, Node, Value
+from attngraph.ir import Builder, Node, Value
 from attngraph.ir.dims import same
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import COPIES
+from attngraph.passes.checked import Checked
 from attngraph.passes.scalars import is_cast
 
 _SUM = "aten.sum.dim_IntList"
@@ -29,7 +30,7 @@ def _through_copies(value: Value) -> list[Node]:
     return readers
 
 
-def raise_sink_column(graph: Graph, build: Builder, softmax: Node) -> None:
+def raise_sink_column(build: Builder, checked: Checked, softmax: Node) -> None:
     """softmax(cat(x, s))[…, :-1] where nobody reads the last column."""
     source = softmax.inputs[0]
     if source is None or source.dtype != softmax.output.dtype:
@@ -48,7 +49,7 @@ def raise_sink_column(graph: Graph, build: Builder, softmax: Node) -> None:
     if len(parts) != 2 or attribute(joined, "dim") % len(source.shape) != dim:
         return
     x, sink = parts
-    if sink.shape[dim] != 1 or softmax.output in graph.outputs:
+    if sink.shape[dim] != 1 or softmax.output in checked.graph.outputs:
         return
     readers = _through_copies(softmax.output)
     kept = x.shape[dim]
@@ -58,11 +59,13 @@ def raise_sink_column(graph: Graph, build: Builder, softmax: Node) -> None:
     if sink.data is not None:
         sink = build.constant(_narrowed(sink.data.detach()), "sink")
     result = build("attn.sink_softmax", x, sink, dim=dim)
+    pairs = []
     for node in readers:
         cut = node.outputs[0]
         same_type = cut.dtype == result.dtype
         cast = result if same_type else build("aten._to_copy", result, dtype=cut.dtype)
-        graph.replace_uses(cut, cast)
+        pairs.append((cut, cast))
+    checked.replace(pairs)
 
 
 def _narrowed(data: torch.Tensor) -> torch.Tensor:
@@ -91,7 +94,7 @@ def _cuts(node: Node, dim: int, kept: object) -> bool:
     return same(cut.shape[dim], kept)
 
 
-def raise_plus_one(graph: Graph, build: Builder, node: Node) -> bool:
+def raise_plus_one(build: Builder, checked: Checked, node: Node) -> bool:
     """exp(x) / (1 + Σ exp(x)), and exp(y − m) / (exp(−m) + Σ exp(y − m))."""
     if node.op != "aten.div.Tensor":
         return False
@@ -121,8 +124,7 @@ def raise_plus_one(graph: Graph, build: Builder, node: Node) -> bool:
     build.at(node, fuse_locs([power, node], node))
     zero = build.constant(torch.zeros([1] * len(x.shape), dtype=x.dtype), "sink")
     softmax = build("attn.sink_softmax", x, zero, dim=dims[0])
-    graph.replace_uses(node.output, softmax)
-    return True
+    return checked.replace([(node.output, softmax)])
 
 
 def _shift(x: Value, total: Node) -> tuple[Value, Value | None] | None:

@@ -13,6 +13,7 @@ import torch
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
+from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
 
 Pair: TypeAlias = tuple[Value, Value]
@@ -47,19 +48,38 @@ class SplitComplex:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        parts = _Parts(graph)
+        parts, checked = _Parts(graph), Checked(graph, self.name)
         for node in list(graph):
             if node.op not in _TO_REALS or not _is_complex(source := node.inputs[0]):
                 continue
             assert source is not None
             is_read = node.output.uses or node.output in graph.outputs
             if is_read and parts.known(source):
-                graph.replace_uses(node.output, parts.real_result(node, parts.of(source)))
-        return []
+                result = parts.real_result(node, parts.of(source))
+                if not checked.replace([(node.output, result)], leaves=_real_sources(source)):
+                    parts = _Parts(graph)  # some of the parts it remembers were erased
+        return checked.remarks
 
 
 def _is_complex(value: Value | None) -> bool:
     return value is not None and value.dtype.is_complex
+
+
+def _real_sources(value: Value) -> list[Value]:
+    """What complex numbers are made of; their parts may have been built for another result."""
+    found: dict[Value, None] = {}
+    seen: set[Value] = set()
+    queue = [value]
+    while queue:
+        value = queue.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.producer is None or not _is_complex(value):
+            found[value] = None
+        else:
+            queue += [source for source in value.producer.inputs if source is not None]
+    return list(found)
 
 
 class _Parts:

@@ -18,6 +18,8 @@ ATTENTION = ("plain", "large", "holes", "masked", "open")
 """Padding with holes, rows that may attend to nothing, -inf and finfo.min among the biases."""
 ARITHMETIC = ("plain", "large", "huge", "tiny", "equal", "zero")
 """Magnitudes from 1e-3 to 1e4 of either sign, rows of one number (variance 0), and zeros."""
+LOGITS = ("plain", "large", "tiny", "equal", "zero")
+"""As `ARITHMETIC`, within the range of the exponential."""
 LAYOUT = ("plain",)
 """No two elements alike: where each one goes is all there is to see."""
 
