@@ -14,6 +14,8 @@ _STAGES = (
     "distribute",
     "canonicalize",
     "dce",
+    "fuse-rotary",
+    "dce",
     "fuse-attention",
     "fuse-cache",
     "fold-masks",

@@ -143,8 +143,8 @@ def _lower_node(context: Context, node: Node) -> None:
 
 def _results(context: Context, node: Node) -> list[ir.Value]:
     lowering = find_lowering(node.op)
-    if lowering is not None:
-        results = lowering(context, node)
+    results = None if lowering is None else lowering(context, node)
+    if results is not None:
         return [results] if isinstance(results, ir.Value) else list(results)
     parts = decompose(node, context.graph)
     if parts is None:
@@ -153,9 +153,9 @@ def _results(context: Context, node: Node) -> list[ir.Value]:
         context.alias(value, operand)
     for part in parts:
         lowering = find_lowering(part.op)
-        if lowering is None:
+        results = None if lowering is None else lowering(context, part)
+        if results is None:
             raise LoweringError(f"its part {part.op} has no ONNX lowering")
-        results = lowering(context, part)
         results = [results] if isinstance(results, ir.Value) else results
         for value, result in zip(part.outputs, results, strict=True):
             context.bind(value, context.cast(result, value.dtype), own=False)

@@ -15,6 +15,7 @@ from attngraph.export.lowering import (
     random,
     recurrent,
     reduction,
+    rotary,
     shape,
     softmax,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "random",
     "recurrent",
     "reduction",
+    "rotary",
     "shape",
     "softmax",
 ]
