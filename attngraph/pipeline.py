@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attngraph.passes import Pass, make, only_exact, registered
+from attngraph.passes.loop_bodies import LoopBodies
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
@@ -36,4 +37,5 @@ def pipeline(*, exact: bool = False) -> list[Pass]:
     """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`."""
     known = registered()
     names = [name for name in _STAGES if name in known]
-    return only_exact(names) if exact else make(names)
+    stages = only_exact(names) if exact else make(names)
+    return [LoopBodies(tuple(stages)), *stages]

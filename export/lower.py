@@ -43,7 +43,7 @@ def lower(
     for node in graph:
         _lower_node(context, node)
     context.node = None
-    outputs = _outputs(graph, context)
+    outputs = _outputs(graph, context, output_names(graph))
     nodes, used = _reachable(context.nodes, outputs)
     inputs = [context.value(value) for value in graph.inputs]
     initializers = [value for value in context.initializers.values() if value in used]
@@ -64,6 +64,29 @@ def lower(
         producer_name="attngraph",
         producer_version=version("attngraph"),
     )
+
+
+def lower_body(context: Context, body: Graph, captured: Mapping[Value, Value]) -> ir.Graph:
+    """A loop's body as a subgraph. `captured` inputs are values of the graph around it.
+
+    Names are unique over both graphs, as ONNX wants, and constants lie in the outer one.
+    """
+    names = {value: context.unique(f"{body.name}/{value.name}") for value in body.values()}
+    kernels = choose_all(body, context.target)
+    inner = Context(body, context.target, names, kernels, context, captured)
+    inputs = []
+    for value in body.inputs:
+        if value not in captured:
+            inner.bind(value, _input(value, names[value]), own=True)
+            inputs.append(inner.value(value))
+    for node in body:
+        _lower_node(inner, node)
+    inner.node = None
+    named = [context.unique(f"{body.name}/{name}") for name in body.output_names]
+    outputs = _outputs(body, inner, named)
+    nodes, _ = _reachable(inner.nodes, outputs)
+    context.initializers.update(inner.initializers)
+    return ir.Graph(inputs, outputs, nodes=nodes, name=body.name)
 
 
 def value_names(graph: Graph) -> dict[Value, str]:
@@ -107,11 +130,13 @@ def _free(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def _input(value: Value) -> TracedValue:
+def _input(value: Value, name: str | None = None) -> TracedValue:
     if not isinstance(value.type, TensorType):
         raise LoweringError(f"Input {value.name} is a {value.type}; pass it as a tensor.")
     return TracedValue(
-        name=value.name, type=ir.TensorType(onnx_dtype(value.dtype)), shape=onnx_shape(value.type)
+        name=name or value.name,
+        type=ir.TensorType(onnx_dtype(value.dtype)),
+        shape=onnx_shape(value.type),
     )
 
 
@@ -162,10 +187,10 @@ def _results(context: Context, node: Node) -> list[ir.Value]:
     return [context.value(value) for value in parts.outputs]
 
 
-def _outputs(graph: Graph, context: Context) -> list[ir.Value]:
+def _outputs(graph: Graph, context: Context, names: Sequence[str]) -> list[ir.Value]:
     """The graph's outputs; what can't carry the output's name goes through an Identity."""
     outputs: list[ir.Value] = []
-    for value, name in zip(graph.outputs, output_names(graph), strict=True):
+    for value, name in zip(graph.outputs, names, strict=True):
         result = context.value(value)
         if result.name != name or result in outputs:
             result = context.op("Identity", result)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraph.errors import UsageError
+from attngraph.export.eager_loops import plain_loops
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
@@ -62,7 +63,7 @@ class Reference:
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> ReferenceOutputs:
         """Outputs for one input, flattened; see `flatten_outputs` for what raises UsageError."""
-        with _quiet(self.module):
+        with _quiet(self.module), plain_loops():
             eager = flatten_outputs(self._run(args, kwargs or {}, double=False))
             names = tuple(name for name, _ in eager)
             tensors = tuple(tensor for _, tensor in eager)

@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.functional import functionalize
+from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.outputs import output_names
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import trace, user_placeholders
-from attngraph.frontend.translate import Translator
 from attngraph.ir.dims import DimInfo
 from attngraph.ir.graph import Graph, Value
 
@@ -126,7 +126,7 @@ def _captured(
     symbols = Symbols()
     _name_dims(program, leaves, requests, symbols)
     functional = functionalize(program)
-    translator = Translator(functional, symbols)
+    translator = LoopTranslator(functional, symbols)
     results = translator.run()
     graph = translator.graph
     graph.dims.update(symbols.infos)

@@ -73,6 +73,18 @@ def functionalize(program: ExportedProgram) -> Functional:
     return found
 
 
+def functional_body(program: ExportedProgram, module: fx.GraphModule) -> Functional:
+    """A loop's body without mutation. Raises CaptureError where a view or an input is mutated."""
+    found = _with_twins(program, inline(module))
+    if found is None:
+        node = next(node for node in module.graph.nodes if _mutates(node))
+        raise CaptureError(
+            f"A loop's body mutates a tensor in place ({node.target} at {Locator().of(node)}); "
+            "write it out of place."
+        )
+    return found
+
+
 def _mutates(node: fx.Node) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload)

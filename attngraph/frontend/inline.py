@@ -18,6 +18,8 @@ _SUBGRAPH_AND_OPERANDS = {
 }
 """Positions of the subgraph and of its first operand among the operator's arguments."""
 _AUTOCAST_ENABLED = 2
+BODY = "attngraph.body"
+"""Where a loop's node keeps the GraphModule that is its body."""
 
 
 def enables_autocast(module: fx.GraphModule) -> bool:
@@ -43,7 +45,8 @@ def batches(module: fx.GraphModule) -> bool:
 def inline(module: fx.GraphModule) -> fx.Graph:
     """The module's graph without subgraphs; the module itself is left as it is.
 
-    Raises CaptureError for control flow (cond, while_loop, scan, …), with the user's line.
+    A scan stays, with its body in its `meta`. Raises CaptureError for other control flow (cond,
+    while_loop, …), with the user's line.
     """
     if not any(_wrapper(node) for node in module.graph.nodes):
         return module.graph
@@ -70,6 +73,8 @@ def _copy(module: fx.GraphModule, flat: fx.Graph, environment: dict[fx.Node, Any
         part = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(part, fx.GraphModule):
             environment[node] = part
+        elif _wrapper(node) == "scan":
+            environment[node] = _keep_scan(node, flat, environment)
         elif name := _wrapper(node):
             environment[node] = _inline_call(node, name, flat, environment)
         elif node.target is operator.getitem and isinstance(read(node.args[0]), (list, tuple)):
@@ -79,11 +84,21 @@ def _copy(module: fx.GraphModule, flat: fx.Graph, environment: dict[fx.Node, Any
     return None
 
 
+def _keep_scan(node: fx.Node, flat: fx.Graph, environment: dict[fx.Node, Any]) -> fx.Node:
+    reference, *operands = node.args[:4]
+    assert isinstance(reference, fx.Node)
+    read = [fx.map_arg(operand, lambda item: environment[item]) for operand in operands]
+    kept = flat.create_node("call_function", node.target, (None, *read))
+    kept.meta = {**node.meta, BODY: environment[reference]}
+    return kept
+
+
 def _inline_call(node: fx.Node, name: str, flat: fx.Graph, environment: dict[fx.Node, Any]) -> Any:
     if name not in _SUBGRAPH_AND_OPERANDS:
         raise CaptureError(
             f"The model uses the higher-order operator {name} at {Locator().of(node)}, which a "
-            "dataflow graph can't hold; write that part without it (torch.where, a fixed loop)."
+            "dataflow graph can't hold; write that part without it (torch.where, a fixed loop, or "
+            "torch._higher_order_ops.scan)."
         )
     subgraph, first = _SUBGRAPH_AND_OPERANDS[name]
     reference = node.args[subgraph]

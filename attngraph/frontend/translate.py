@@ -51,9 +51,10 @@ _UNSAFE_NAME = re.compile(r"[^\w.$/-]")
 class Translator:
     """Builds `graph`. Inputs first, then `run`."""
 
-    def __init__(self, functional: Functional, symbols: Symbols) -> None:
-        self.graph = Graph()
+    def __init__(self, functional: Functional, symbols: Symbols, name: str = "main") -> None:
+        self.graph = Graph(name)
         self._program = functional.program
+        self._module = functional.program.graph_module
         self._functional = functional
         self._symbols = symbols
         self._locator = Locator()
@@ -72,7 +73,7 @@ class Translator:
                 self._locate_first()
                 return results
             if node.op == "get_attr":
-                data = operator.attrgetter(str(node.target))(self._program.graph_module)
+                data = operator.attrgetter(str(node.target))(self._module)
                 self._weights[node] = (str(node.target), data)
             elif node.op == "call_function":
                 self._call(node)

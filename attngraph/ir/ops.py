@@ -73,12 +73,13 @@ def op(name: str, outputs: int | None = 1) -> Callable[[Callable[..., Any]], Cal
         args = []
         for parameter in inspect.signature(function).parameters.values():
             hint = hints[parameter.name]
+            is_list = typing.get_origin(hint) is list
             is_tensor = hint is torch.Tensor or torch.Tensor in typing.get_args(hint)
             default = parameter.default
             args.append(
                 Arg(
                     parameter.name,
-                    "tensor" if is_tensor else "attr",
+                    ("tensors" if is_list else "tensor") if is_tensor else "attr",
                     REQUIRED if default is inspect.Parameter.empty else default,
                     keyword=parameter.kind is inspect.Parameter.KEYWORD_ONLY,
                     optional=default is None,

@@ -32,6 +32,9 @@ class Context:
     `cache` keeps what later nodes can share (masks, sizes), by any hashable key. The nodes run in
     the order in which they are emitted, so whatever is cached is defined for all that follows.
     `kernels` is the form chosen for each attention.
+
+    A loop's body has a context of its own, whose `outer` is that of the graph around it;
+    `captured` maps its inputs to the values of that graph which every step reads as they are.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class Context:
         target: Target,
         names: Mapping[Value, str],
         kernels: Mapping[Node, Choice],
+        outer: Context | None = None,
+        captured: Mapping[Value, Value] | None = None,
     ) -> None:
         self.graph = graph
         self.target = target
@@ -49,7 +54,10 @@ class Context:
         self.cache: dict[Hashable, Any] = {}
         self.node: Node | None = None
         self._names = names
-        self._taken = {*names.values()}
+        self._outer = outer
+        self._captured = captured or {}
+        self._taken: set[str] = outer._taken if outer is not None else set()
+        self._taken.update(names.values())
         self._counts: dict[str, int] = {}
         self._values: dict[Value, ir.Value] = {}
         self._plain: set[tuple[Hashable, ...]] | None = None
@@ -79,12 +87,14 @@ class Context:
     def value(self, value: Value) -> ir.Value:
         """The ONNX value of an IR value; a constant becomes an initializer on first use."""
         found: ir.Value | None = self._values.get(value)
+        if found is None and self._outer is not None and value in self._captured:
+            return self._outer.value(self._captured[value])
         if found is None:
             if value.data is None:
                 raise LoweringError(f"%{value.name} has no data, so it can't be written to ONNX.")
             key = ("stored", _memory(value.data))
             if key not in self.cache or not value.data.numel():
-                name = self._names.get(value) or self._unique(value.name)
+                name = self._names.get(value) or self.unique(value.name)
                 self.cache[key] = self._initializer(name, value.data)
             found = self._values[value] = self.cache[key]
         return found
@@ -95,10 +105,12 @@ class Context:
         A weight that nothing else reads untransposed is transposed while it is being written, so
         no second copy of it is ever held; one that is read both ways is stored once.
         """
+        if self._outer is not None and value in self._captured:
+            return self._outer.transposed(self._captured[value])
         key = ("transposed", value if value.data is None else _memory(value.data))
         if key not in self.cache:
             if value.data is not None and self._only_transposed(value.data):
-                name = self._unique(f"{self._names[value]}.T")
+                name = self.unique(f"{self._names[value]}.T")
                 self.cache[key] = self._initializer(name, value.data.t())
             else:
                 self.cache[key] = self.op("Transpose", self.value(value), perm=[1, 0])
@@ -149,7 +161,7 @@ class Context:
             kept.pop()
         wanted = (True,) * outputs if isinstance(outputs, int) else tuple(outputs)
         stem = f"{self._stem()}/{op_type}"
-        results = [TracedValue(name=self._unique(stem) if named else "") for named in wanted]
+        results = [TracedValue(name=self.unique(stem) if named else "") for named in wanted]
         dtypes = [dtype or _output_dtype(op_type, domain, kept, attrs)]
         dtypes += [_output_dtype(op_type, domain, kept, {}, i) for i in range(1, len(results))]
         for result, known in zip(results, dtypes, strict=True):
@@ -180,7 +192,7 @@ class Context:
         content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         key = ("constant", tensor.dtype, tuple(tensor.shape), content)
         if key not in self.cache:
-            self.cache[key] = self._initializer(self._unique(name), tensor)
+            self.cache[key] = self._initializer(self.unique(name), tensor)
         result: ir.Value = self.cache[key]
         return result
 
@@ -253,7 +265,7 @@ class Context:
             if isinstance(value, ir.Value) and value.producer() is None:
                 known.setdefault(key, value)  # an initializer, which belongs to the whole graph
         self.cache = known
-        return ir.Graph([], [result], nodes=nodes, name=self._unique(f"{self._stem()}/{name}"))
+        return ir.Graph([], [result], nodes=nodes, name=self.unique(f"{self._stem()}/{name}"))
 
     def _only_transposed(self, data: torch.Tensor) -> bool:
         """Whether every reader of that memory is a linear that wants it transposed."""
@@ -271,7 +283,8 @@ class Context:
             return "shared"
         return self._names[self.node.outputs[0]]
 
-    def _unique(self, stem: str) -> str:
+    def unique(self, stem: str) -> str:
+        """A name that no value has, which is then taken."""
         name = stem
         while name in self._taken:
             self._counts[stem] = self._counts.get(stem, 0) + 1

@@ -1,0 +1,82 @@
+"""`attn.scan`: a loop over a sequence, as `torch._higher_order_ops.scan` and ONNX's Scan are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from attngraph.errors import IRError
+from attngraph.ir.graph import Graph
+from attngraph.ir.interpreter import interpret
+from attngraph.ir.ops import op
+from attngraph.ir.parser import parse
+from attngraph.ir.types import TensorType
+
+
+@functools.lru_cache(maxsize=64)
+def body_of(text: str) -> Graph:
+    """The loop's body as a graph; it is shared, so nobody may change it."""
+    return parse(text)
+
+
+@op("attn.scan", outputs=None)
+def scan(
+    tensors: list[torch.Tensor], *, body: str, carried: int, scanned: int
+) -> tuple[torch.Tensor, ...]:
+    """Runs `body` once per step, and hands what it carries from each step to the next.
+
+    `tensors` are the initial values of what is carried, then what is scanned along its first axis
+    (T, …), then what every step reads as it is. `body` is the text of a graph whose inputs are the
+    same with the scanned ones as one step's (…); it returns the next carried values, then what the
+    step gives.
+
+    Returns the last carried values, then what the steps gave, stacked (T, …). T is at least 1.
+    """
+    graph = body_of(body)
+    states, fixed = list(tensors[:carried]), list(tensors[carried + scanned :])
+    sequences = tensors[carried : carried + scanned]
+    steps = sequences[0].shape[0]
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        operands = [*states, *(sequence[0] for sequence in sequences), *fixed]
+        return tuple(_results(graph, operands, carried, steps))
+    stacks: list[list[torch.Tensor]] = [[] for _ in graph.outputs[carried:]]
+    for step in range(steps):
+        results = interpret(graph, [*states, *(each[step] for each in sequences), *fixed])
+        states = list(results[:carried])
+        for stack, result in zip(stacks, results[carried:], strict=True):
+            stack.append(result)
+    return (*states, *map(torch.stack, stacks))
+
+
+def _results(
+    graph: Graph, operands: Sequence[torch.Tensor], carried: int, steps: int
+) -> list[torch.Tensor]:
+    """Fake results, whose sizes come from the body's own types."""
+    sizes: dict[str, int] = {}
+    for value, operand in zip(graph.inputs, operands, strict=True):
+        for dim, size in zip(value.shape, operand.shape, strict=True):
+            if isinstance(dim, sympy.Symbol):
+                sizes[dim.name] = size
+
+    def shape(type: TensorType) -> list[int]:
+        return [_size(dim, sizes) for dim in type.shape]
+
+    results = []
+    for at, value in enumerate(graph.outputs):
+        lead = [] if at < carried else [steps]
+        results.append(operands[0].new_empty([*lead, *shape(value.tensor_type)], dtype=value.dtype))
+    return results
+
+
+def _size(dim: int | sympy.Expr, sizes: dict[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    symbols = sorted(dim.free_symbols, key=str)
+    if missing := [str(symbol) for symbol in symbols if str(symbol) not in sizes]:
+        raise IRError(f"A loop's body makes the size {missing[0]}, which its inputs don't have.")
+    size: int = sympy.lambdify(symbols, dim)(*(sizes[str(symbol)] for symbol in symbols))
+    return size

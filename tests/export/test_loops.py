@@ -1,0 +1,114 @@
+"""A scan stays a loop: one ONNX Scan, its body optimised, at any length."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import onnx_ir
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch.export import Dim
+
+import attngraph
+from attngraph.errors import CaptureError
+from attngraph.ir import interpret, parse
+from attngraph.ir.printer import format_graph
+
+SHAPES = ({0: Dim("batch"), 1: Dim("seq", min=2, max=64)},)
+
+
+class Recurrence(nn.Module):
+    """h ← tanh(W x + U h), and what a step gives is h doubled."""
+
+    def __init__(self, *, reverse: bool = False) -> None:
+        super().__init__()
+        self.input, self.state = nn.Linear(4, 6), nn.Linear(6, 6)
+        self.reverse = reverse
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def step(h: torch.Tensor, x_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = torch.tanh(self.input(x_t) + self.state(h))
+            return h, h * 2
+
+        last, states = scan(step, x.new_zeros(x.shape[0], 6), x, dim=1, reverse=self.reverse)
+        return states, last
+
+
+class Decoder(nn.Module):
+    """Each step attends to the whole input, with a query from its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.keys, self.mix = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(16, 8)
+        self.register_buffer("places", torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys = self.keys(x)
+
+        def step(h: torch.Tensor, x_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            scores = self.query(h)[:, None] @ keys.transpose(1, 2) / 8**0.5
+            context = (scores.softmax(-1) @ x)[:, 0]
+            h = torch.tanh(self.mix(torch.cat([context + x_t @ self.places, h], -1)))
+            return h, h.clone()
+
+        return scan(step, x[:, 0].contiguous(), x, dim=1)[1]
+
+
+def optimize(module: nn.Module, width: int = 4) -> tuple[Any, Counter[str], Counter[str]]:
+    """The result, in its error budget at three lengths, and its operators outside and inside."""
+    optimized = attngraph.optimize(module, (torch.randn(3, 5, width),), dynamic_shapes=SHAPES)
+    outside = Counter(node.op_type for node in optimized.model.graph)
+    (loop,) = [node for node in optimized.model.graph if node.op_type == "Scan"]
+    inside = Counter(node.op_type for node in loop.attributes["body"].as_graph())
+    return optimized, outside, inside
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_recurrence_of_any_length(reverse: bool) -> None:
+    _, outside, inside = optimize(Recurrence(reverse=reverse))
+    assert outside["Scan"] == 1
+    assert inside["Gemm"] == 2
+    assert not {"Transpose", "Constant"} & inside.keys()
+
+
+def test_the_attention_in_a_body_is_fused_and_told() -> None:
+    optimized, _, inside = optimize(Decoder(), 8)
+    assert inside["Attention"] == 1
+    assert "Softmax" not in inside
+    (site,) = optimized.report.sites
+    assert site.status == "fused"
+
+
+def test_the_text_of_a_loop_parses_back_and_runs_alike() -> None:
+    graph = attngraph.capture(Recurrence(), (torch.randn(3, 5, 4),), dynamic_shapes=SHAPES)
+    weights = {name: value.data for name, value in graph.constants.items()}
+    again = parse(format_graph(graph), weights)
+    x = torch.randn(2, 7, 4)
+    torch.testing.assert_close(interpret(graph, [x]), interpret(again, [x]), rtol=0, atol=0)
+    torch.testing.assert_close(interpret(graph, [x]), Recurrence.forward(*_plain(graph, x)))
+
+
+def _plain(graph: Any, x: torch.Tensor) -> tuple[Recurrence, torch.Tensor]:
+    module = Recurrence()
+    module.load_state_dict({name: value.data for name, value in graph.constants.items()})
+    return module.requires_grad_(False), x
+
+
+def test_the_saved_file_runs_without_us(tmp_path: Any) -> None:
+    optimized, _, _ = optimize(Recurrence())
+    optimized.save(tmp_path / "loop.onnx")
+    model = onnx_ir.load(tmp_path / "loop.onnx")
+    assert [node.op_type for node in model.graph].count("Scan") == 1
+
+
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+def test_other_control_flow_is_refused_with_a_way_out() -> None:
+    with pytest.raises(CaptureError, match="cond"):
+        attngraph.optimize(Branch(), (torch.randn(3, 4),))
