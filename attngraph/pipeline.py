@@ -21,6 +21,11 @@ _STAGES = (
     "fuse-cache",
     "fold-masks",
     "dce",
+    "constant-fold",
+    "fold-scales",
+    "compose-linears",
+    "fold-scales",
+    "drop-key-bias",
     "simplify-layout",
     "sink-layout",
     "simplify-layout",
@@ -29,6 +34,7 @@ _STAGES = (
     "merge-projections",
     "fuse-norms",
     "fuse-activations",
+    "fold-input-scales",
     *CLEAN,
 )
 

@@ -15,6 +15,7 @@ from attngraph.ir.graph import UNKNOWN, fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
+from attngraph.passes.weights import Owners, discard
 
 _ATTENTIONS = frozenset(
     ["attn.attention", "aten.scaled_dot_product_attention", "aten.softmax.int", "aten._softmax"]
@@ -51,13 +52,13 @@ class MergeProjections:
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name)
         found: dict[tuple[Value, str], list[_Projection]] = {}
-        addresses = _addresses(graph)
+        owners = Owners(graph)
         order: dict[Node, tuple[int, int]] = {}
         attentions = 0
         for position, node in enumerate(graph):
             attentions += node.op in _ATTENTIONS
             order[node] = (position, attentions)
-            projection = _read(graph, node, addresses)
+            projection = _read(node, owners)
             if projection is not None:
                 key = (projection.source, projection.family)
                 found.setdefault(key, []).append(projection)
@@ -84,21 +85,7 @@ class _Projection:
         return 0 if self.family == "linear" else 1
 
 
-def _addresses(graph: Graph) -> dict[int, int]:
-    """How many constants that are read start at each address: tied weights may have two names."""
-    counts: dict[int, int] = {}
-    for value in graph.constants.values():
-        if value.data is not None and (value.uses or value in graph.outputs):
-            address = _address(value.data)
-            counts[address] = counts.get(address, 0) + 1
-    return counts
-
-
-def _address(data: torch.Tensor) -> int:
-    return id(data) if data.is_meta else data.data_ptr()
-
-
-def _read(graph: Graph, node: Node, addresses: Mapping[int, int]) -> _Projection | None:
+def _read(node: Node, owners: Owners) -> _Projection | None:
     match node.op:
         case "aten.linear":
             source, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
@@ -113,9 +100,7 @@ def _read(graph: Graph, node: Node, addresses: Mapping[int, int]) -> _Projection
             return None
     if source is None or weight is None or source.is_constant or not weight.is_constant:
         return None
-    if len(weight.shape) != 2 or len(weight.uses) != 1 or weight in graph.outputs:
-        return None
-    if weight.data is not None and addresses[_address(weight.data)] > 1:
+    if len(weight.shape) != 2 or not owners.is_sole(weight):
         return None
     projection = _Projection(node, source, weight, bias, family)
     if bias is not None and (not bias.is_constant or bias.shape != (_width(projection),)):
@@ -208,11 +193,7 @@ def _merge(graph: Graph, checked: Checked, group: Sequence[_Projection]) -> None
         return
     for node in nodes:
         graph.erase(node)
-    constants = dict.fromkeys([c for item in group for c in (item.weight, item.bias)])
-    for constant in constants:
-        if constant is not None and not constant.uses and constant not in graph.outputs:
-            graph.erase_constant(constant)
-            constant.data = None  # the erased nodes still refer to it until they are collected
+    discard(graph, [constant for item in group for constant in (item.weight, item.bias)])
 
 
 def _op(projection: _Projection, bias: Value | None) -> str:
