@@ -47,7 +47,8 @@ class DropKeyBias:
 def _projection(graph: Graph, attention: Node) -> Node | None:
     """The linear with a bias whose features are the keys' features, and nothing else."""
     key = attention.inputs[_KEY]
-    if key is None or attribute(attention, "softcap") or input_of(attention, "sinks") is not None:
+    joined = any(input_of(attention, name) is not None for name in ("sinks", "past_key"))
+    if key is None or joined or attribute(attention, "softcap"):
         return None
     axes = fresh_axes(key.shape)
     operand, reader = Operand(key, axes), attention
