@@ -23,7 +23,7 @@ from typing import Any
 from bench.machine import write
 
 
-def _llama(layers: int) -> tuple[Any, tuple[Any, ...], Any]:
+def llama(layers: int) -> tuple[Any, tuple[Any, ...], Any]:
     """A Llama of hidden size 256 with a padding mask, dynamic in batch and sequence."""
     import torch
     from transformers import LlamaConfig, LlamaModel
@@ -58,7 +58,7 @@ def measure(kind: str, layers: int) -> dict[str, Any]:
 
     from attngraph.compiler import optimize
 
-    module, args, shapes = _llama(layers)
+    module, args, shapes = llama(layers)
     wall, cpu = time.perf_counter(), time.process_time()
     result: dict[str, Any] = {}
     if kind == "export":
