@@ -14,11 +14,11 @@ from attngraph.passes.evidence import Evidence
 from attngraph.passes.fuse_attention import erase_dead
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
-from attngraph.passes.mask_evidence import backward_slice
 from attngraph.passes.materialize import materialize
 from attngraph.passes.narrow import Narrow
 from attngraph.passes.roles import Stage, cheapest, stages
 from attngraph.passes.rotary_reading import Rotation, Table, read_rotation
+from attngraph.passes.trials import backward_slice
 
 
 @register

@@ -14,7 +14,7 @@ from attngraph.ir import DimInfo, Graph, Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import evaluate
 from attngraph.passes.cse import hashable
-from attngraph.passes.mask_evidence import backward_slice, trial_sizes
+from attngraph.passes.trials import backward_slice, trial_sizes
 
 _TOLERANCE = 1e-9  # of float64 against itself, in another order
 _MOST_ELEMENTS = 1 << 24
