@@ -26,7 +26,7 @@ from attngraph.ir import Graph, clone, interpret, verify
 from attngraph.optimized import Optimized
 from attngraph.passes import Pass, PassResult, run
 from attngraph.pipeline import pipeline
-from attngraph.report import Report, reassociations_of, sites_of
+from attngraph.report import Report, defects_of, reassociations_of, sites_of
 
 VERIFY = ("final", "each", "off")
 Progress = Callable[[str], None]
@@ -197,12 +197,7 @@ def _run_passes(
     with _stage("passes", report.timings, progress):
         report.passes = run(graph, passes, after_each=after)
     report.reassociated = reassociations_of(report.passes)
-    report.notes += [
-        f"{remark.blamed}: {remark.reason} {remark.hint}"
-        for result in report.passes
-        for remark in result.remarks
-        if remark.status == "note" and remark.code == "unequal"
-    ]
+    report.notes += defects_of(report.passes)
 
 
 class _Check:

@@ -141,6 +141,16 @@ def reassociations_of(results: Iterable[PassResult]) -> list[Reassociation]:
     ]
 
 
+def defects_of(results: Iterable[PassResult]) -> list[str]:
+    """A sentence on each rewrite that was taken back because it was not equal."""
+    return [
+        f"{remark.blamed}: {remark.reason} {remark.hint}"
+        for result in results
+        for remark in result.remarks
+        if remark.status == "note" and remark.code == "unequal"
+    ]
+
+
 def _location(remark: Remark) -> str:
     return f"{remark.loc.file}:{remark.loc.line}" if remark.loc.file else ""
 

@@ -1,0 +1,360 @@
+"""A rewrite that is broken on purpose, one or more for each pass, is caught and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from attngraph.ir import Builder, Graph, format_graph, parse, verify
+from attngraph.passes import evidence, merge_projections, run
+from attngraph.passes.checked import Checked
+from attngraph.passes.evidence import Evidence
+from attngraph.passes.sparse_products import only_needed
+from attngraph.report import defects_of
+from tests.passes.fixtures import load
+
+Change = Callable[[list[Any], dict[str, Any]], None]
+
+SPELLED = """
+  input %x : f32[batch, seq, seq]
+  %e = aten.exp(%x)
+  %s = aten.sum.dim_IntList(%e) {dim = [-1], keepdim = true}
+  %y = aten.div.Tensor(%e, %s)
+  return %y"""
+SINK = """
+  input %x : f32[batch, 2, seq, seq]
+  input %sink : f32[batch, 2, seq, 1]
+  %c = aten.cat(%x, %sink) {dim = -1}
+  %p = aten.softmax.int(%c) {dim = -1}
+  %y = aten.slice.Tensor(%p) {dim = -1, start = 0, end = seq}
+  return %y"""
+DIFFERENCE = """
+  input %x : f32[batch, seq, seq]
+  input %z : f32[batch, seq, seq]
+  input %v : f32[batch, seq, 8]
+  %p = aten.softmax.int(%x) {dim = -1}
+  %q = aten.softmax.int(%z) {dim = -1}
+  %d = aten.sub.Tensor(%p, %q)
+  %y = aten.matmul(%d, %v)
+  return %y"""
+CONV1D = """
+  input %x : f32[batch, 8]
+  parameter %w : f32[8, 8]
+  parameter %b : f32[8]
+  %y = aten.addmm(%b, %x, %w)
+  return %y"""
+ROWS = """
+  input %x : f32[batch, 4, 4, 8]
+  parameter %w : f32[6, 8]
+  %p = aten.permute(%x) {dims = [0, 2, 1, 3]}
+  %y = aten.linear(%p, %w)
+  return %y"""
+CHAIN = """
+  input %x : f32[batch, 4, 4, 4]
+  %a = aten.permute(%x) {dims = [0, 2, 1, 3]}
+  %b = aten.permute(%a) {dims = [0, 3, 1, 2]}
+  %y = aten.neg(%b)
+  return %y"""
+SINKS = """
+  input %q : f32[batch, seq, 8]
+  input %k : f32[batch, seq, 8]
+  input %v : f32[batch, seq, 8]
+  parameter %sinks : f32[2]
+  %y = attn.attention(%q, %k, %v, none, none, %sinks) {heads = 2, kv_heads = 2, scale = 0.5}
+  return %y"""
+SIBLINGS = """
+  input %x : f32[batch, seq, 8]
+  parameter %one : f32[8, 8]
+  parameter %one.bias : f32[8]
+  parameter %two : f32[8, 8]
+  %a = aten.linear(%x, %one, %one.bias)
+  %g = aten.silu(%a)
+  %b = aten.linear(%x, %two)
+  %y = aten.mul.Tensor(%g, %b)
+  return %y"""
+RMS = """
+  input %x : f32[batch, seq, 8]
+  %a = aten.pow.Tensor_Scalar(%x) {exponent = 2}
+  %b = aten.mean.dim(%a) {dim = [-1], keepdim = true}
+  %c = aten.add.Scalar(%b) {other = 1e-06}
+  %d = aten.rsqrt(%c)
+  %y = aten.mul.Tensor(%x, %d)
+  return %y"""
+RESIDUAL = """
+  input %x : f32[batch, seq, 8]
+  input %skip : f32[batch, seq, 8]
+  parameter %w : f32[8, 8]
+  parameter %b : f32[8]
+  parameter %scale : f32[8]
+  parameter %shift : f32[8]
+  %l = aten.linear(%x, %w, %b)
+  %t = aten.add.Tensor(%l, %skip)
+  %y = aten.layer_norm(%t, %scale, %shift) {normalized_shape = [8], eps = 1e-05}
+  return %y, %t"""
+GELU = """
+  input %x : f32[batch, seq, 8]
+  %a = aten.mul.Scalar(%x) {other = 0.7071067811865476}
+  %b = aten.erf(%a)
+  %c = aten.add.Scalar(%b) {other = 1.0}
+  %d = aten.mul.Tensor(%x, %c)
+  %y = aten.mul.Scalar(%d) {other = 0.5}
+  return %y"""
+QUICK = """
+  input %x : f32[batch, seq, 8]
+  %a = aten.mul.Scalar(%x) {other = 1.702}
+  %b = aten.sigmoid(%a)
+  %y = aten.mul.Tensor(%x, %b)
+  return %y"""
+BIAS_GELU = """
+  input %x : f32[batch, seq, 8]
+  parameter %w : f32[8, 8]
+  parameter %b : f32[8]
+  %a = aten.linear(%x, %w, %b)
+  %y = aten.gelu(%a)
+  return %y"""
+ROTARY = """
+  input %x : f32[batch, seq, 8]
+  input %angle : f32[seq, 4]
+  %p = aten.reshape(%x) {shape = [batch, seq, 4, 2]}
+  %z = aten.view_as_complex(%p)
+  %one = aten.ones_like(%angle)
+  %r = aten.polar(%one, %angle)
+  %t = aten.mul.Tensor(%z, %r)
+  %y = aten.view_as_real(%t)
+  return %y"""
+
+
+def _graph(body: str) -> Graph:
+    return load(f"graph @main {{\n  dim batch = 3 in 1..\n  dim seq = 5 in 1..64{body}\n}}\n")
+
+
+def _set(**changed: Any) -> Change:
+    return lambda inputs, attrs: attrs.update(changed)
+
+
+def _swap(first: int, second: int) -> Change:
+    def change(inputs: list[Any], attrs: dict[str, Any]) -> None:
+        inputs[first], inputs[second] = inputs[second], inputs[first]
+
+    return change
+
+
+def _keep(count: int) -> Change:
+    def change(inputs: list[Any], attrs: dict[str, Any]) -> None:
+        del inputs[count:]
+
+    return change
+
+
+BREAKS: dict[str, tuple[str, str, str, Change]] = {
+    "softmax over the wrong axis": ("raise-softmax", SPELLED, "aten.softmax.int", _set(dim=-2)),
+    "sink along the wrong axis": ("raise-softmax", SINK, "attn.sink_softmax", _set(dim=2)),
+    "difference scaled": ("distribute", DIFFERENCE, "aten.sub.Tensor", _set(alpha=2)),
+    "difference swapped": ("distribute", DIFFERENCE, "aten.sub.Tensor", _swap(0, 1)),
+    "bias dropped": ("linearize", CONV1D, "aten.linear", _keep(2)),
+    "weight not transposed": ("linearize", CONV1D, "aten.permute", _set(dims=[0, 1])),
+    "rows permuted wrongly": ("sink-layout", ROWS, "aten.permute", _set(dims=[0, 1, 2, 3])),
+    "layout composed wrongly": ("simplify-layout", CHAIN, "aten.permute", _set(dims=[0, 1, 3, 2])),
+    "zero key of ones": ("legalize-sinks", SINKS, "aten.full", _set(fill_value=1.0)),
+    "masked rows changed": ("legalize-sinks", SINKS, "attn.attention", _set(causal=True)),
+    "split along the wrong axis": (
+        "merge-projections",
+        SIBLINGS,
+        "aten.split_with_sizes",
+        _set(dim=1),
+    ),
+    "epsilon a tenth": ("fuse-norms", RMS, "attn.rms_norm", _set(eps=1e-7)),
+    "epsilon of layer norm": ("fuse-norms", RESIDUAL, "attn.skip_layer_norm", _set(eps=1e-6)),
+    "bias of the residual dropped": ("fuse-norms", RESIDUAL, "attn.skip_layer_norm", _keep(4)),
+    "scale and shift swapped": ("fuse-norms", RESIDUAL, "attn.skip_layer_norm", _swap(2, 3)),
+    "other approximation": ("fuse-activations", GELU, "aten.gelu", _set(approximate="tanh")),
+    "gate of another slope": ("fuse-activations", QUICK, "attn.quick_gelu", _set(alpha=1.7)),
+    "bias of GELU added twice": (
+        "fuse-activations",
+        BIAS_GELU,
+        "aten.linear",
+        lambda inputs, attrs: inputs.append(inputs[0].users[0].inputs[2]),
+    ),
+    "product not conjugated": ("split-complex", ROTARY, "aten.sub.Tensor", _set(alpha=-1)),
+    "sine and cosine in turn": ("split-complex", ROTARY, "aten.stack", _swap(0, 1)),
+}
+
+
+def _tamper(monkeypatch: pytest.MonkeyPatch, op: str, change: Change) -> list[str]:
+    """Every node of this op that is made from now on is another one. Returns what was changed."""
+    create, changed = Graph.create, []
+
+    def broken(graph: Graph, name: str, inputs: Any, attrs: Any = None, **rest: Any) -> Any:
+        inputs, attrs = list(inputs), dict(attrs or {})
+        if name == op:
+            change(inputs, attrs)
+            changed.append(name)
+        return create(graph, name, inputs, attrs, **rest)
+
+    monkeypatch.setattr(Graph, "create", broken)
+    return changed
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize("name", list(BREAKS))
+def test_a_broken_rewrite_is_taken_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    item, body, op, change = BREAKS[name]
+    graph = _graph(body)
+    before = format_graph(graph)
+    changed = _tamper(monkeypatch, op, change)
+    (result,) = run(graph, item)
+    monkeypatch.undo()
+    verify(graph)
+    assert changed
+    assert format_graph(graph) == before
+    (remark,) = result.remarks
+    assert (remark.status, remark.code) == ("note", "unequal")
+    assert f"defect of {item}" in remark.hint
+    assert remark.blamed.startswith(("aten.", "attn."))
+    assert len(defects_of([result])) == 1
+
+
+@pytest.mark.parametrize("name", list(BREAKS))
+def test_the_rewrite_itself_is_made(name: str) -> None:
+    item, body, op, _ = BREAKS[name]
+    graph = _graph(body)
+    (result,) = run(graph, item)
+    verify(graph)
+    assert op in {node.op for node in graph}
+    assert result.changed
+    assert not defects_of([result])
+
+
+def _reversed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = merge_projections._concatenated
+    monkeypatch.setattr(
+        merge_projections, "_concatenated", lambda g, weights, axis: joined(g, weights[::-1], axis)
+    )
+
+
+def _no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_projections, "_biases", lambda *_: None)
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize("plant", [_reversed_weights, _no_bias])
+def test_weights_merged_wrongly_are_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = _graph(SIBLINGS)
+    before = format_graph(graph)
+    plant(monkeypatch)
+    (result,) = run(graph, "merge-projections")
+    assert [remark.code for remark in result.remarks] == ["unequal"]
+    assert format_graph(graph) == before
+    assert all(value.data is not None for value in graph.constants.values())
+
+
+def test_defects_fail_tests() -> None:
+    graph = _graph(GELU)
+    (last,) = [node for node in graph if node.output.name == "y"]
+    checked = Checked(graph, "some-pass")
+    twice = Builder(graph)("aten.mul.Scalar", last.inputs[0], other=2.0)
+    with pytest.raises(AssertionError, match="some-pass made something else of %y"):
+        checked.replace([(last.output, twice)])
+
+
+def test_equal_rewrites_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    compare = Evidence._compare
+
+    def counted(*args: Any) -> str | None:
+        calls.append("")
+        return compare(*args)
+
+    monkeypatch.setattr(Evidence, "_compare", counted)
+    lines = GELU.strip().splitlines()
+    second = "\n".join(lines[1:-1])
+    for name in "abcdy":
+        second = second.replace(f"%{name} ", f"%{name}2 ").replace(f"%{name})", f"%{name}2)")
+    second = second.replace("%x", "%x2")
+    head = "\n".join(["", lines[0], "  input %x2 : f32[batch, seq, 8]", *lines[1:-1], second])
+    graph = _graph(f"{head}\n  return %y, %y2")
+    run(graph, "fuse-activations")
+    assert [node.op for node in graph] == ["aten.gelu", "aten.gelu"]
+    assert len(calls) == 1
+
+
+def test_what_a_rewrite_relied_on_is_looked_for() -> None:
+    graph = _graph("""
+  input %x : f32[batch, seq, 8]
+  %a = aten.abs(%x)
+  %b = aten.mul.Scalar(%a) {other = 2.0}
+  %y = aten.abs(%b)
+  return %y""")
+    (last,) = [node for node in graph if node.output.name == "y"]
+    checked = Checked(graph, "some-pass")
+    copied = Builder(graph, last)("aten.clone", last.inputs[0])
+    assert checked.replace([(last.output, copied)])
+    assert graph.outputs == (copied,)
+
+
+@pytest.mark.parametrize("numbers", [1e-4, 1.0])
+def test_a_relative_error_of_a_millionth_is_seen(numbers: float) -> None:
+    graph = _graph("\n  input %x : f32[batch, 8]\n  %y = aten.neg(%x)\n  return %y")
+    (node,) = graph
+    wrong = Builder(graph)("aten.mul.Scalar", graph.inputs[0], other=-1 - 3e-6 * numbers)
+    with_error = Evidence(graph).disagreement([(node.output, wrong)], graph.inputs, kinds=["plain"])
+    assert (with_error is None) == (numbers < 1)
+
+
+def test_large_weights_are_never_multiplied_at_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = [0]
+    widened = evidence._widened
+
+    def seen(value: Any) -> Any:
+        result = widened(value)
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            largest[0] = max(largest[0], result.numel())
+        return result
+
+    monkeypatch.setattr(evidence, "_widened", seen)
+    body = SIBLINGS.replace("f32[8, 8]", "f32[1024, 1024]").replace("f32[8]", "f32[1024]")
+    graph = _graph(body.replace("seq, 8]", "seq, 1024]"))
+    run(graph, "merge-projections")
+    assert "aten.split_with_sizes" in {node.op for node in graph}
+    assert 0 < largest[0] < 1024 * 1024 / 8
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs"),
+    [
+        ("aten.linear", [(2, 300), (400, 300), (400,)], {}),
+        ("aten.mm", [(2, 300), (300, 400)], {}),
+        ("aten.matmul", [(2, 3, 300), (300, 400)], {}),
+        ("aten.matmul", [(400, 300), (2, 300, 3)], {}),
+        ("aten.addmm", [(400,), (2, 300), (300, 400)], {}),
+        ("aten.einsum", [(2, 3, 10, 30), (10, 30, 400)], {"equation": "bshd,hde->bse"}),
+    ],
+)
+def test_rows_that_meet_zeros_are_left_out(
+    op: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any]
+) -> None:
+    from attngraph.ir.ops import evaluate
+
+    graph = Graph()
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    values = [graph.add_constant(f"c{i}", tensor) for i, tensor in enumerate(tensors)]
+    node = Builder(graph).node(op, *values, **attrs)
+    small = min((t for t in tensors if t.ndim > 1), key=torch.Tensor.numel)
+    axis = small.shape.index(300) if 300 in small.shape else -1
+    small.index_fill_(axis, torch.arange(1, small.shape[axis]), 0)
+    cut = only_needed(node, tensors)
+    assert max(t.numel() for t in cut) < max(t.numel() for t in tensors) / 8
+    (expected,), (found,) = (evaluate(node, given, {}) for given in (tensors, cut))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_without_weights_a_merge_is_not_evaluated() -> None:
+    graph = parse(f"graph @main {{\n  dim batch = 3 in 1..\n  dim seq = 5 in 1..{SIBLINGS}\n}}\n")
+    run(graph, "merge-projections")
+    assert "aten.split_with_sizes" in {node.op for node in graph}
