@@ -48,6 +48,7 @@ def _cut(inputs: list[Any], first: tuple[int, int], second: tuple[int, int]) -> 
     if len(needed) == small.shape[axis]:
         return inputs
     result = list(inputs)
-    result[left] = a.index_select(left_axis, needed)
-    result[right] = b.index_select(right_axis, needed)
+    # index_select would first copy a whole operand that isn't contiguous.
+    result[left] = a.movedim(left_axis, 0)[needed].movedim(0, left_axis)
+    result[right] = b.movedim(right_axis, 0)[needed].movedim(0, right_axis)
     return result
