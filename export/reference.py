@@ -7,9 +7,8 @@ dtype that is asked for during that run becomes float64.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraph.errors import UsageError
 from attngraph.export.eager_loops import plain_loops
+from attngraph.inference import inference
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
@@ -63,7 +63,7 @@ class Reference:
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> ReferenceOutputs:
         """Outputs for one input, flattened; see `flatten_outputs` for what raises UsageError."""
-        with _quiet(self.module), plain_loops():
+        with inference(self.module), plain_loops():
             eager = flatten_outputs(self._run(args, kwargs or {}, double=False))
             names = tuple(name for name, _ in eager)
             tensors = tuple(tensor for _, tensor in eager)
@@ -179,20 +179,3 @@ def _key(entry: Any) -> str:
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     return str(entry)
-
-
-@contextlib.contextmanager
-def _quiet(module: torch.nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients, no fast path. Set by attribute: an exported module has no eval()."""
-    modes = [(part, part.training) for part in module.modules()]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        for part, _ in modes:
-            part.training = False
-        torch.backends.mha.set_fastpath_enabled(False)
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for part, mode in modes:
-            part.training = mode

@@ -33,6 +33,7 @@ _GUARDS = frozenset(
         "aten.where.ScalarSelf",
         "aten.where.ScalarOther",
         "aten.masked_fill.Scalar",
+        "aten.masked_fill.Tensor",
         "aten.isnan",
     ]
 )

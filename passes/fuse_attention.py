@@ -18,6 +18,7 @@ from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve
 from attngraph.passes.evidence import Evidence
 from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
+from attngraph.passes.mask_terms import magnitude
 from attngraph.passes.masking import Masking, broadcastable
 from attngraph.passes.materialize import materialize
 from attngraph.passes.roles import Stage, cheapest
@@ -186,10 +187,11 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
         weights = materialize(build, scores, site.weights.axes)
         pairs.append((site.weights.value, _as(build, weights, site.weights.value.dtype)))
     biases = [found[0].value for found in places if found is not None]
+    infinite = [value for value in biases if math.isinf(magnitude(value))]
     factors = (*site.factors, *site.gains)
     others = [factor.operand.value for factor in factors if factor.operand is not None]
     leaves = [*(stage.operand.value for stage in chosen), *others, *biases]
-    if (difference := evidence.disagreement(pairs, leaves, biases)) is not None:
+    if (difference := evidence.disagreement(pairs, leaves, infinite)) is not None:
         return Declined(
             "unequal",
             f"The fused form is not equal, so it was taken back: {difference}.",

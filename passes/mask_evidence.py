@@ -54,7 +54,9 @@ def disagreement(
                 memory = {value: _sample(value, sizes, kind) for value in sampled}
                 for node in nodes:
                     inputs = [None if v is None else memory[v] for v in node.inputs]
-                    memory.update(zip(node.outputs, evaluate(node, inputs, sizes), strict=True))
+                    results = evaluate(node, inputs, sizes)
+                    for value, result in zip(node.outputs, results, strict=True):
+                        memory.setdefault(value, result)
                 full = [int(substitute(dim, sizes)) for dim in shape]
                 past = int(substitute(before.past, sizes))
                 expected = _probabilities(before, full, past, memory)

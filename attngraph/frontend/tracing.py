@@ -21,6 +21,7 @@ from attngraph.errors import CaptureError
 from attngraph.frontend.locations import quote, user_frame
 from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.shapes import Request, requested_dims
+from attngraph.inference import inference
 
 _ATTEMPTS = 4
 _LOGGERS = (
@@ -61,7 +62,7 @@ def trace(
         requests = requested_dims(combined, dynamic_shapes)
         fixed: dict[str, tuple[str, int] | None] = {}
         try:
-            with _inference(module), recurrent_layers(), _quiet(), _watch_specialisations(fixed):
+            with inference(module), recurrent_layers(), _quiet(), _watch_specialisations(fixed):
                 program = torch.export.export(
                     module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
                 )
@@ -76,22 +77,6 @@ def trace(
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
     )
-
-
-@contextmanager
-def _inference(module: torch.nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients, and torch.nn's fused fast path off: it hides attention."""
-    training = {part: part.training for part in module.modules()}
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for part, was_training in training.items():
-            part.training = was_training
 
 
 class _WithoutGraphs:

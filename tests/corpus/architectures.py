@@ -1,7 +1,7 @@
 """Tiny random models of the architectures in `transformers`, made from their config classes alone.
 
-Nothing is downloaded. `architectures()` lists the model types that are known to build and trace;
-`build("llama", "eager")` makes one, with sample inputs, at two layers and a width of 64.
+Nothing is downloaded. `build("llama", "eager")` makes one, with sample inputs, at two layers and a
+width of 64; `build("llama head=CausalLM length=33", "sdpa")` another (see tests/corpus/rows.py).
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import contextlib
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
+from tests.corpus.rows import Row, parse_row
 from tests.models import peaked, present, states, tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LIST = Path(__file__).with_name("architectures.txt")
 MAX_PARAMETERS = 40_000_000
 BATCH, LENGTH = 3, 16
 FRAMES, SAMPLES = 128, 4000  # of audio: a spectrogram's, a waveform's
@@ -58,36 +59,35 @@ class UnknownInputError(NotImplementedError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A tiny model in eval mode with the positional inputs that it takes, by name."""
+    """A tiny model in eval mode with the positional inputs that it takes, by name.
+
+    `dynamic_shapes` is torch.export's, None where every dim is static.
+    """
 
     module: nn.Module
     args: tuple[Tensor, ...]
     input_names: tuple[str, ...]
+    dynamic_shapes: tuple[tuple[dict[int, Dim] | None, ...]] | None = None
 
 
-def architectures() -> list[str]:
-    """The model types of architectures.txt, in its order."""
-    return LIST.read_text().split()
-
-
-def build(model_type: str, attention: str = "eager") -> Architecture:
-    """Build `model_type` with random, peaked weights and `attention` "eager" or "sdpa".
+def build(text: str, attention: str = "eager") -> Architecture:
+    """Build the row `text` with random, peaked weights and `attention` "eager" or "sdpa".
 
     Raises MemoryError where the architecture stays too large when shrunk, UnknownInputError where
     its input is of an unknown kind, and what transformers raises where it can't be built.
     """
+    row = parse_row(text)
     with _quiet():
         with torch.device("meta"):
-            size = sum(
-                parameter.numel() for parameter in _model(model_type, attention).parameters()
-            )
+            size = sum(parameter.numel() for parameter in _model(row, attention).parameters())
         if size > MAX_PARAMETERS:
-            raise MemoryError(f"{model_type} has {size:,} parameters even when shrunk")
+            raise MemoryError(f"{text} has {size:,} parameters even when shrunk")
         torch.manual_seed(0)
-        model = _model(model_type, attention).float()
-    peaked(model, GAIN.get(model_type, 1.5))
-    feed = _inputs(model)
-    return Architecture(FirstTensor(model, tuple(feed)).eval(), tuple(feed.values()), tuple(feed))
+        model = _model(row, attention).float()
+    peaked(model, GAIN.get(row.model_type, 1.5))
+    feed = _inputs(model, row.length or LENGTH)
+    module = FirstTensor(model, tuple(feed)).eval()
+    return Architecture(module, tuple(feed.values()), tuple(feed), _dynamic(feed, row.dims))
 
 
 class FirstTensor(nn.Module):
@@ -105,21 +105,26 @@ class FirstTensor(nn.Module):
         return next(value for value in result.values() if isinstance(value, Tensor))
 
 
-def _model(model_type: str, attention: str) -> PreTrainedModel:
-    from transformers import AutoModel
+def _model(row: Row, attention: str) -> PreTrainedModel:
+    import transformers
 
-    config = _config(model_type, attention)
-    return AutoModel.from_config(config, attn_implementation=attention)
+    config = _config(row, attention)
+    maker = getattr(transformers, f"AutoModelFor{row.head}" if row.head else "AutoModel")
+    model: PreTrainedModel = maker.from_config(config, attn_implementation=attention)
+    return model
 
 
-def _config(model_type: str, attention: str) -> PreTrainedConfig:
+def _config(row: Row, attention: str) -> PreTrainedConfig:
     from transformers import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[model_type]()
+    config = CONFIG_MAPPING[row.model_type]()
     for name in getattr(config, "sub_configs", None) or {}:
         if getattr(config, name, None) is not None:
             _shrink(getattr(config, name))
     _shrink(config)
+    for key, value in row.options.items():
+        *path, name = key.split(".")
+        setattr(reduce(getattr, path, config), name, value)
     config.use_cache = False
     config._attn_implementation = attention
     return config
@@ -135,17 +140,17 @@ def _shrink(config: PreTrainedConfig) -> None:
         config.layer_types = (kinds * 2)[:2]
 
 
-def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+def _inputs(model: PreTrainedModel, length: int) -> dict[str, Tensor]:
     """Sample inputs by name, in the order in which `FirstTensor` takes them."""
     config: Any = model.config
     names = inspect.signature(model.forward).parameters
     match model.main_input_name:
         case "input_ids":
-            feed = {"input_ids": tokens(BATCH, LENGTH)}
+            feed = {"input_ids": tokens(BATCH, length)}
             if "attention_mask" in names:
-                feed["attention_mask"] = present(BATCH, LENGTH).long()
+                feed["attention_mask"] = present(BATCH, length).long()
             if "decoder_input_ids" in names:
-                feed["decoder_input_ids"] = tokens(BATCH, LENGTH // 2, seed=1)
+                feed["decoder_input_ids"] = tokens(BATCH, length // 2, seed=1)
             vision = getattr(config, "vision_config", None)
             if "pixel_values" in names and vision is not None:
                 feed["pixel_values"] = states(BATCH, 3, vision.image_size, vision.image_size)
@@ -165,6 +170,22 @@ def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
             return {"input_values": states(BATCH, SAMPLES)}
         case other:
             raise UnknownInputError(f"no sample input is known for {other}")
+
+
+def _dynamic(
+    feed: Mapping[str, Tensor], dims: Sequence[str]
+) -> tuple[tuple[dict[int, Dim] | None, ...]] | None:
+    """The batch, and the lengths of the token inputs, as dims; the decoder's length is its own."""
+    if not dims:
+        return None
+    made = {name: Dim(name, min=2, max=64) for name in (*dims, "target")}
+    shapes: list[dict[int, Dim]] = []
+    for name, tensor in feed.items():
+        length = "target" if name.startswith("decoder") else "seq"
+        shapes.append({0: made["batch"]} if "batch" in dims else {})
+        if "seq" in dims and tensor.ndim == 2 and ("input_ids" in name or "mask" in name):
+            shapes[-1][1] = made[length]
+    return (tuple(shape or None for shape in shapes),)  # they are one starred parameter
 
 
 @contextlib.contextmanager

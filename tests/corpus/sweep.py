@@ -1,7 +1,7 @@
 """Compiles every architecture of the corpus and writes what came of it.
 
-`python -m tests.corpus.sweep` runs all of them with eager and with sdpa attention; names restrict
-it to some. Each model has a process of its own, so that a crash or a hang costs one row. Rows are
+`python -m tests.corpus.sweep` runs the rows of both lists with eager and with sdpa attention; rows
+restrict it to some. Each model has a process of its own, so that a crash or a hang costs one row. Rows are
 written to bench/results/corpus.json as they come, next to those of earlier runs, and
 docs/coverage.md is made of that file.
 """
@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.corpus.architectures import architectures
 from tests.corpus.page import write_page
+from tests.corpus.rows import LISTS, rows
 from tests.corpus.trial import Record, attempt
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,11 @@ def _send(sender: Connection, model: str, attention: str) -> None:
     sender.send(attempt(model, attention))
 
 
+def corpus() -> list[str]:
+    """The rows of every list."""
+    return [text for name in LISTS for text in rows(name)]
+
+
 def read_results() -> dict[str, Any]:
     """The stored results, or empty ones."""
     if RESULTS.exists():
@@ -79,9 +84,13 @@ def read_results() -> dict[str, Any]:
 
 
 def store(record: Record) -> None:
-    """Writes a record in place of an earlier one of that model."""
-    order = {name: place for place, name in enumerate(architectures())}
-    kept = [old for old in read_results()["records"] if _key(old) != _key(record)]
+    """Writes a record in place of an earlier one of that row; those of rows that are gone go."""
+    order = {text: place for place, text in enumerate(corpus())}
+    kept = [
+        old
+        for old in read_results()["records"]
+        if _key(old) != _key(record) and old["model"] in order
+    ]
     records = sorted([*kept, record], key=lambda row: (order[row["model"]], row["attention"]))
     results = {"environment": _environment(), "records": records}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
@@ -124,18 +133,19 @@ def _line(record: Record) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", help="model types; all of them if none is given")
+    parser.add_argument("rows", nargs="*", help="rows of the lists; all of them if none is given")
+    parser.add_argument("--list", choices=LISTS, help="the rows of one list")
     parser.add_argument("--attention", choices=ATTENTION, help="both if not given")
     parser.add_argument("--jobs", type=int, default=2, help="models at a time")
     parser.add_argument("--timeout", type=float, default=180, help="seconds per model")
     parser.add_argument("--page", action="store_true", help="only write the page anew")
     options = parser.parse_args()
-    if unknown := set(options.names) - {*architectures()}:
+    chosen = options.rows or (rows(options.list) if options.list else corpus())
+    if unknown := set(chosen) - {*corpus()}:
         parser.error(f"not in the corpus: {', '.join(sorted(unknown))}")
     if not options.page:
         kinds = (options.attention,) if options.attention else ATTENTION
-        names = options.names or architectures()
-        trials = [(name, kind) for name in names for kind in kinds]
+        trials = [(text, kind) for text in chosen for kind in kinds]
         tree, begin = commit(), time.perf_counter()
         for record in sweep(trials, jobs=options.jobs, timeout=options.timeout):
             store({**record, "commit": tree})

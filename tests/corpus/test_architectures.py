@@ -5,13 +5,32 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.corpus.architectures import FirstTensor, architectures, build
+from tests.corpus.architectures import FirstTensor, build
+from tests.corpus.rows import GIVEN, HELD_OUT, parse_row, rows
 
 
 def test_the_list_names_each_type_once_in_order() -> None:
-    names = architectures()
+    names = rows(GIVEN)
     assert len(names) == 129
     assert names == sorted(set(names))
+
+
+def test_the_held_out_list_repeats_no_row() -> None:
+    held_out = rows(HELD_OUT)
+    assert len(held_out) == len({*held_out})
+    assert not {*held_out} & {*rows(GIVEN)}
+
+
+def test_a_row_says_its_head_its_length_and_options() -> None:
+    row = parse_row("phi head=CausalLM length=9 dims=batch,seq a.rope={'type':'yarn'} act=relu")
+    assert (row.model_type, row.head, row.length) == ("phi", "CausalLM", 9)
+    assert row.dims == ("batch", "seq")
+    assert row.options == {"a.rope": {"type": "yarn"}, "act": "relu"}
+
+
+def test_a_word_that_is_no_option_is_named() -> None:
+    with pytest.raises(ValueError, match="'causal' in the row 'phi causal'"):
+        parse_row("phi causal")
 
 
 @pytest.mark.parametrize("model_type", ["electra", "marian", "deit", "aimv2", "unispeech"])

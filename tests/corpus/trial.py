@@ -43,12 +43,18 @@ def attempt(model: str, attention: str) -> Record:
         record["stage"] = stage
 
     try:
-        optimized = optimize(built.module, built.args, verify="final", progress=at)
+        optimized = optimize(
+            built.module,
+            built.args,
+            dynamic_shapes=built.dynamic_shapes,
+            verify="final",
+            progress=at,
+        )
     except Exception as error:
         wrong = isinstance(error, ParityError)
         record |= {"outcome": "wrong" if wrong else "failed", "error": _sentence(error)}
         if record["stage"] in ("lower", "parity"):
-            _, report = analyse(Model(built.module, None, built.args, {}, None, model))
+            _, report = analyse(Model(built.module, None, built.args, {}, built.dynamic_shapes, model))
             record |= _sites(report.sites)
     else:
         report = optimized.report

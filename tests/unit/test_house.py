@@ -24,7 +24,12 @@ ALLOWED = {
     "attngraph.ir": {"attngraph.errors"},
     "attngraph.dialect": {"attngraph.errors", "attngraph.ir"},
     "attngraph.passes": {"attngraph.errors", "attngraph.ir", "attngraph.dialect"},
-    "attngraph.export": {"attngraph.errors", "attngraph.ir", "attngraph.dialect"},
+    "attngraph.export": {
+        "attngraph.errors",
+        "attngraph.inference",
+        "attngraph.ir",
+        "attngraph.dialect",
+    },
 }
 
 
