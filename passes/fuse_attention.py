@@ -133,9 +133,9 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
             "from key to key.",
             hint="Mask the scores before the softmax instead.",
         )
-    heads = set(resolve((*roles.kv_heads, *roles.groups)))
-    if site.sinks is not None and not set(site.sinks.atoms) <= heads:
-        return Declined("sink-per-row", "The sink differs within a head, which no op can do.")
+    per_row = broadcastable(site.sinks, roles.scores) if site.sinks is not None else None
+    if site.sinks is not None and per_row is None:
+        return Declined("axes-not-attention", "The sink has axes that the scores lack.")
     places = [broadcastable(step.operand, roles.scores) for step in site.steps]
     if None in places:
         return Declined("axes-not-attention", "A bias has axes that the scores lack.")
@@ -157,8 +157,11 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     masking = Masking(build, roles.scores, q.dtype)
     masking.apply(site.steps)
     sinks = None
-    if site.sinks is not None:
-        sinks = _as(build, materialize(build, site.sinks, (roles.scores[1],)), q.dtype)
+    if site.sinks is not None and per_row is not None:
+        heads = set(resolve((*roles.kv_heads, *roles.groups)))
+        is_per_head = set(site.sinks.atoms) <= heads
+        place = (site.sinks, (roles.scores[1],)) if is_per_head else per_row
+        sinks = _as(build, materialize(build, *place), q.dtype)
     node = build.node(
         "attn.attention",
         q,

@@ -38,11 +38,11 @@ def _legalize(build: Builder, checked: Checked, node: Node) -> None:
     heads, keys = attribute(node, "heads"), key.shape[1]
     build.at(node, node.loc)
     bias = _bias(build, node, query, keys)
-    rows = bias.shape[:3]
-    full: list[Dim] = [rows[0], heads, rows[2], keys]
-    column: list[Dim] = [rows[0], heads, rows[2], 1]
-    wide = build("aten.expand", bias, size=full)
-    sink = build("aten.expand", build("aten.reshape", sinks, shape=[1, heads, 1, 1]), size=column)
+    if len(sinks.shape) == 1:
+        sinks = build("aten.reshape", sinks, shape=[1, heads, 1, 1])
+    batch, _, rows, _ = (b if a == 1 else a for a, b in zip(bias.shape, sinks.shape, strict=True))
+    wide = build("aten.expand", bias, size=[batch, heads, rows, keys])
+    sink = build("aten.expand", sinks, size=[batch, heads, rows, 1])
     attrs = {**node.attrs, "causal": False, "masked_rows": "zero"}
     legal = build.node(
         "attn.attention",

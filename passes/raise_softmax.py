@@ -2,8 +2,9 @@
 
 Read: exp(x) / Σ exp(x) (Bridle 1990), with the exponentials masked by zeros or not; exp(x −
 logsumexp(x)); exp(log_softmax(x)); a softmax with one more column that is dropped, and with one
-more in the denominator (sinks.py); and late normalisation, (exp(x) · V) / Σ exp(x). The usual shift
-by the row's maximum stays in x: softmax doesn't see it, and fuse-attention drops it.
+more in the denominator (sinks.py), or scaled afterwards by its share (sink_gate.py); and late
+normalisation, (exp(x) · V) / Σ exp(x). The usual shift by the row's maximum stays in x: softmax
+doesn't see it, and fuse-attention drops it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from attngraph.passes.decline import is_product
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import fill_of, is_binary, is_cast
+from attngraph.passes.sink_gate import raise_sink_gate
 from attngraph.passes.sinks import raise_plus_one, raise_sink_column
 from attngraph.passes.trials import LOGITS
 
@@ -58,7 +60,7 @@ class RaiseSoftmax:
                 _raise_log(build, checked, node)
             elif node.op in _SOFTMAXES:
                 raise_sink_column(build, checked, node)
-            elif raise_plus_one(build, checked, node):
+            elif raise_plus_one(build, checked, node) or raise_sink_gate(build, checked, node):
                 continue
             elif (pair := _quotient(node)) is not None:
                 if _raise_quotient(build, checked, node, *pair, late=not self.exact_only):

@@ -49,8 +49,9 @@ def attention(
     `masked_rows` is the result of a query that may attend to nothing: "zero" (as torch's SDPA gives
     for a bool mask), "mean" (of all T values, as a large finite fill) or "nan" (as −inf).
 
-    sinks (H,) are logits of one more key per head, which has no value (Xiao et al. 2023); with
-    them a row that may attend to nothing gives zero, whatever `masked_rows` says.
+    sinks (H,) are logits of one more key per head, which has no value (Xiao et al. 2023), or per
+    query where they broadcast to (B, H, S, 1); with them a row that may attend to nothing gives
+    zero, whatever `masked_rows` says.
 
     past_key (B, G, P, D) and past_value (B, G, P, E) come before the keys and values: T is then
     P + the length of `key`, and `causal` allows j ≤ i + P, as ONNX's Attention-24 has it.
@@ -86,7 +87,9 @@ def attention(
     if sinks is None:
         probabilities = torch.softmax(logits, -1)
     else:
-        probabilities = sink_softmax(logits, sinks[:, None, None], dim=-1)
+        probabilities = sink_softmax(
+            logits, sinks.view(-1, 1, 1) if sinks.dim() == 1 else sinks, dim=-1
+        )
     if masked_rows == "zero" and sinks is None:
         dead = (logits == -torch.inf).all(-1, keepdim=True)
         probabilities = probabilities.masked_fill(dead, 0.0)

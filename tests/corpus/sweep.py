@@ -1,8 +1,8 @@
 """Compiles every architecture of the corpus and writes what came of it.
 
 `python -m tests.corpus.sweep` runs the rows of both lists with eager and with sdpa attention; rows
-restrict it to some. Each model has a process of its own, so that a crash or a hang costs one row. Rows are
-written to bench/results/corpus.json as they come, next to those of earlier runs, and
+restrict it to some. Each row has a process of its own, so that a crash or a hang costs no other.
+Records are written to bench/results/corpus.json as they come, next to those of earlier runs, and
 docs/coverage.md is made of that file.
 """
 

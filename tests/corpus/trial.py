@@ -54,7 +54,9 @@ def attempt(model: str, attention: str) -> Record:
         wrong = isinstance(error, ParityError)
         record |= {"outcome": "wrong" if wrong else "failed", "error": _sentence(error)}
         if record["stage"] in ("lower", "parity"):
-            _, report = analyse(Model(built.module, None, built.args, {}, built.dynamic_shapes, model))
+            _, report = analyse(
+                Model(built.module, None, built.args, {}, built.dynamic_shapes, model)
+            )
             record |= _sites(report.sites)
     else:
         report = optimized.report
