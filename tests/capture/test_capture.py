@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from attngraph.compiler import optimize
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.locations import short_path
@@ -171,33 +170,6 @@ def test_tied_weights_are_one_shared_constant() -> None:
 
 
 # module state
-
-
-class Remembers(nn.Module):
-    """Keeps a table for the next call, and writes into a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("rates", torch.ones(8), persistent=False)
-        self.table: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.table = x.sum(0).relu()
-        self.last = self.table
-        self.rates.copy_(torch.where(x.max() > 0, self.table, 2.0))
-        return x * self.rates
-
-
-def test_what_a_model_sets_as_it_runs_is_as_before() -> None:
-    module = Remembers()
-    rates = module.rates
-    capture(module, (states(2, 8),))
-    assert module.table is None
-    assert not hasattr(module, "last")
-    assert module.rates is rates
-    assert rates.eq(1).all()
-    assert optimize(module, (states(2, 8),)).report.parity is not None
-    assert module.table is None
 
 
 def test_training_flags_and_the_fast_path_are_as_before() -> None:

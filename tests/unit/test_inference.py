@@ -1,0 +1,50 @@
+"""A module is as it was after a run at inference, whatever it set on the way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attngraph.inference import inference
+
+
+class Remembers(nn.Module):
+    """Keeps a table for the next call, and replaces a buffer."""
+
+    rates: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rates", torch.ones(3), persistent=False)
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table = x.sum(0)
+        self.last = self.table
+        self.rates = self.rates + self.table
+        return x * self.rates
+
+
+def test_what_a_model_sets_as_it_runs_is_as_before() -> None:
+    part = Remembers()
+    module, rates = nn.Sequential(part), part.rates
+    with inference(module):
+        module(torch.ones(2, 3))
+        assert part.table is not None
+    assert part.table is None
+    assert not hasattr(part, "last")
+    assert part.rates is rates
+
+
+def test_an_error_leaves_the_module_as_it_was_too() -> None:
+    part = Remembers()
+    part.train()
+    try:
+        with inference(part):
+            assert not part.training
+            part(torch.ones(2, 3))
+            raise ValueError
+    except ValueError:
+        pass
+    assert part.training
+    assert part.table is None
