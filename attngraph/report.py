@@ -18,7 +18,8 @@ class Site:
 
     `op` is what it became, or the op that stayed; `location` is "file:line", `module` the path of
     the module that ran it; `mask` says what its masks became, `cache` how keys and values are
-    joined to a past; `kernel` is the ONNX form of a fused site and what it is expected to run on.
+    joined to a past, `merged` which attention of more heads it is now a part of; `kernel` is the
+    ONNX form of a fused site and what it is expected to run on.
     """
 
     status: str
@@ -31,6 +32,7 @@ class Site:
     blamed: str = ""
     mask: str = ""
     cache: str = ""
+    merged: str = ""
     kernel: Choice | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def sites_of(results: Iterable[PassResult], kernels: Mapping[Node, Choice]) -> l
     notes: dict[tuple[str, str], str] = {(r.code, r.node): r.reason for r in remarks}
     # An attention that took a cache in is another node since.
     now = {r.details["replaces"]: r.node for r in remarks if "replaces" in r.details}
+    merged = {name: remark for remark in remarks for name in remark.details.get("merged", ())}
     by_name = {node.outputs[0].name: choice for node, choice in kernels.items()}
     by_place = {
         (loc.file, loc.line, loc.module): choice
@@ -124,9 +127,11 @@ def sites_of(results: Iterable[PassResult], kernels: Mapping[Node, Choice]) -> l
             continue
         loc, choice = remark.loc, None
         node = now.get(remark.node, remark.node)
+        said = {code: notes.get((code, node), "") for code in ("mask", "cache")}
+        while (joined := merged.get(node)) is not None:  # some are merged in two steps
+            node, said["merged"] = joined.node, joined.reason
         if remark.status == "fused":
             choice = by_name.get(node) or by_place.get((loc.file, loc.line, loc.module))
-        said = {code: notes.get((code, node), "") for code in ("mask", "cache")}
         sites.append(_site(remark, said, choice))
     return sites
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from attngraph.ir import Graph, Remark
 from attngraph.passes.canonicalize_layout import LAYOUT_RULES
+from attngraph.passes.canonicalize_scatters import SCATTER_RULES
 from attngraph.passes.canonicalize_slices import SLICE_RULES
 from attngraph.passes.canonicalize_values import VALUE_RULES
 from attngraph.passes.manager import register
@@ -34,6 +35,6 @@ class Canonicalize:
 
     def run(self, graph: Graph) -> list[Remark]:
         reads_strides = any(node.op.startswith("aten.as_strided") for node in graph)
-        rules = VALUE_RULES + SLICE_RULES + ([] if reads_strides else LAYOUT_RULES)
+        rules = VALUE_RULES + SLICE_RULES + SCATTER_RULES + ([] if reads_strides else LAYOUT_RULES)
         Rewriter(graph, rules).run()
         return []

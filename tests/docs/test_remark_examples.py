@@ -96,7 +96,7 @@ def test_example_gets_its_code(code: str, source: str) -> None:
     shapes = (dims,) if any(dims) else None
     _, report = analyse(Model(module.eval(), None, args, {}, shapes))
     assert report.sites
-    if code in ("mask", "cache"):
+    if code in ("mask", "cache", "merged"):
         assert all(getattr(site, code) for site in report.sites)
     elif code == "reassociated":
         assert report.reassociated

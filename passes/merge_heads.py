@@ -1,0 +1,176 @@
+"""merge-heads: attentions written one by one, and brought together, become one attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir.graph import fuse_locs
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.branches import ATTENTION, Family, Reader
+from attngraph.passes.evidence import Evidence
+from attngraph.passes.fuse_attention import erase_dead
+from attngraph.passes.joins import Join, read_join
+from attngraph.passes.labels import reassociated
+from attngraph.passes.manager import register
+from attngraph.passes.stacking import Stacking
+
+
+@register
+@dataclass(frozen=True)
+class MergeHeads:
+    """Merges isomorphic branches of a concatenation, stack or sum that hold an attention each.
+
+    The merged attention has their heads in the order in which they are joined; keys and values
+    that several branches share stay shared (multi-query, grouped-query). Projections of one input
+    get one weight; output projections of single heads that are summed become one as well.
+
+    What a branch shares with the others feeds each of them at the same place, so it can't depend
+    on the attention of any: no path leaves the merged region and comes back.
+
+    `exact_only` leaves sums as they are, and heads whose scales differ apart.
+    """
+
+    exact_only: bool = False
+
+    name: ClassVar[str] = "merge-heads"
+    exact: ClassVar[bool] = False
+
+    def run(self, graph: Graph) -> list[Remark]:
+        if sum(node.op == ATTENTION for node in graph) < 2:
+            return []
+        merger = _Merger(graph, self.exact_only)
+        for node in graph:
+            merger.visit(node)
+        if merger.changed:
+            graph.sort()
+        return merger.remarks
+
+
+class _Merger:
+    """Visits the nodes of one graph at which branches may come together."""
+
+    def __init__(self, graph: Graph, exact_only: bool) -> None:
+        self.graph = graph
+        self.exact_only = exact_only
+        self.build = Builder(graph)
+        self.reader = Reader(set(graph.outputs))
+        self.evidence = Evidence(graph)
+        self.remarks: list[Remark] = []
+        self.changed = False
+
+    def visit(self, node: Node) -> None:
+        """Merges what comes together at a node, until nothing more does."""
+        following: Node | None = node
+        while following is not None and following.graph is self.graph:
+            join = read_join(following, self.reader.returned)
+            if join is None or (join.kind == "sum" and self.exact_only):
+                return
+            families = self.reader.families(join.operands)
+            following = next(filter(None, (self._merge(join, f) for f in families)), None)
+
+    def _merge(self, join: Join, family: Family) -> Node | None:
+        """Merges one family at a join; returns the node that joins what there is then."""
+        all_of_them = len(family.members) == len(join.operands)
+        roots = set(family.column(family.first.root))
+        if len(roots) < max(2, len(family.members)):
+            return None
+        if not family.first.attentions and not all_of_them:
+            return None
+        stacking = Stacking(family, self.exact_only)
+        plan = join.plan(stacking)
+        if plan is None:
+            return None
+        heads = [node for branch in family.branches for node in branch.attentions]
+        self.build.at(join.node, fuse_locs([*heads, join.node], join.node))
+        new = plan(self.build)
+        leaves = {source for branch in family.branches for source in branch.leaves.values()}
+        biases = [bias for node in heads if (bias := input_of(node, "bias")) is not None]
+        pairs = [(join.node.output, new)]
+        if self._differ(pairs, [*leaves, *join.operands_beside(family.members)], biases, join.node):
+            return None
+        self.changed = True
+        self._replace(pairs)
+        self.build.at(None)
+        for nodes, merged in reversed(stacking.merged):  # readers before what they read
+            self._read_parts(nodes, merged, [*leaves], biases)
+            if merged.op == ATTENTION:
+                self.remarks.append(_remark(nodes, merged))
+                if join.kind == "sum":
+                    self.remarks.append(reassociated(merged, "a sum over heads inside one product"))
+                elif len({attribute(node, "scale") for node in nodes}) > 1:
+                    self.remarks.append(reassociated(merged, "scales of single heads in the query"))
+        return new.producer
+
+    def _read_parts(
+        self, nodes: Sequence[Node], merged: Node, leaves: Sequence[Value], biases: Sequence[Value]
+    ) -> None:
+        """What else reads one of the merged nodes' results reads a part of the new one."""
+        for index, whole in enumerate(merged.outputs):
+            old = [node.outputs[index] for node in nodes]
+            if not any(v.uses or v in self.reader.returned for v in old):
+                continue
+            axis = 1 if index else len(whole.shape) - 1  # all but the context are (B, H, …)
+            sizes = [value.shape[axis] for value in old]
+            cut = self.build.node("aten.split_with_sizes", whole, split_sizes=sizes, dim=axis)
+            pairs = list(zip(old, cut.outputs, strict=True))
+            if not self._differ(pairs, leaves, biases, merged):
+                self._replace(pairs)
+        for node in nodes:
+            if node.graph is self.graph:
+                erase_dead(self.graph, node)
+
+    def _replace(self, pairs: Sequence[tuple[Value, Value]]) -> None:
+        for old, new in pairs:
+            self.graph.replace_uses(old, new)
+            if old in self.reader.returned:
+                self.reader.returned.discard(old)
+                self.reader.returned.add(new)
+        for old, _ in pairs:
+            if old.producer is not None:
+                erase_dead(self.graph, old.producer)
+
+    def _differ(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        leaves: Sequence[Value],
+        biases: Sequence[Value],
+        node: Node,
+    ) -> bool:
+        """Whether what was built gives other values; it is taken back then, with a remark."""
+        difference = self.evidence.disagreement(pairs, leaves, biases)
+        if difference is None:
+            return False
+        for _, new in pairs:
+            if new.producer is not None:
+                erase_dead(self.graph, new.producer)
+        self.remarks.append(
+            Remark(
+                "note",
+                "unequal",
+                f"The merged heads are not equal, so they were taken back: {difference}.",
+                node.loc,
+                op=node.op,
+                hint="This is a defect of merge-heads: please report it with the source line.",
+                node=node.outputs[0].name,
+                blamed=f"{node.op} at {node.loc}",
+            )
+        )
+        return True
+
+
+def _remark(nodes: Sequence[Node], merged: Node) -> Remark:
+    heads, kv_heads = attribute(merged, "heads"), attribute(merged, "kv_heads")
+    plural = "s" if kv_heads > 1 else ""
+    shared = "" if kv_heads == heads else f" and {kv_heads} key-value head{plural}"
+    return Remark(
+        "note",
+        "merged",
+        f"{len(nodes)} attentions are one of {heads} heads{shared}.",
+        merged.loc,
+        op=merged.op,
+        node=merged.outputs[0].name,
+        details={"merged": [node.outputs[0].name for node in nodes]},
+    )
