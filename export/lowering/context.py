@@ -167,6 +167,8 @@ class Context:
         for result, known in zip(results, dtypes, strict=True):
             if known is not None:
                 result.dtype = known
+        if self.target.provider == "cpu" and op_type != "Cast" and _is_bf16(*kept):
+            return self._in_float32(op_type, kept, results, outputs, domain, attrs)
         attributes = {name: value for name, value in attrs.items() if value is not None}
         node = ir.Node(
             domain,
@@ -180,6 +182,37 @@ class Context:
             node.metadata_props["attngraph.loc"] = str(self.node.loc)
         self.nodes.append(node)
         return tuple(results)
+
+    def _in_float32(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        results: Sequence[ir.Value],
+        outputs: int | Sequence[bool],
+        domain: str,
+        attrs: Mapping[str, Any],
+    ) -> tuple[ir.Value, ...]:
+        """The op on float32, rounded to bfloat16 afterwards, as torch computes it on a CPU.
+
+        onnxruntime's CPU provider has next to no kernel for bfloat16.
+        """
+        single = ir.DataType.FLOAT
+        wide = [
+            self.op("Cast", value, to=single) if value is not None and _is_bf16(value) else value
+            for value in inputs
+        ]
+        found = self.ops(
+            op_type,
+            *wide,
+            outputs=outputs,
+            domain=domain,
+            dtype=single if _is_bf16(results[0]) else results[0].dtype,
+            **attrs,
+        )
+        return tuple(
+            self.op("Cast", value, to=ir.DataType.BFLOAT16) if _is_bf16(result) else value
+            for value, result in zip(found, results, strict=True)
+        )
 
     def constant(
         self, value: Any, dtype: torch.dtype | None = None, *, name: str = "constant"
@@ -314,6 +347,10 @@ def _signature(op_type: str) -> ir.schemas.OpSignature | None:
         return ir.schemas.OpSignature.from_op_schema(onnx.defs.get_schema(op_type, OPSET))
     except onnx.defs.SchemaError:
         return None
+
+
+def _is_bf16(*values: ir.Value | None) -> bool:
+    return any(value is not None and value.dtype == ir.DataType.BFLOAT16 for value in values)
 
 
 def _output_dtype(

@@ -101,3 +101,18 @@ def lower_scatter(ctx: Context, node: Node) -> ir.Value:
     return ctx.op(
         "ScatterElements", args["self"], args["index"], updates, axis=axis, reduction=reduction
     )
+
+
+@register_lowering("aten.index_add")
+def lower_index_add(ctx: Context, node: Node) -> ir.Value:
+    """Adds slice i of the source to slice index[i]."""
+    args, dtype = ctx.args(node), node.output.dtype
+    axis = axis_of(args["dim"], len(node.output.shape))
+    source = input_of(node, "source")
+    place: list[Dim] = [-1 if i == axis else 1 for i in range(len(source.shape))]
+    rows = ctx.op("Reshape", ctx.cast(args["index"], torch.int64), ctx.shape(place))
+    wide = ctx.op("Expand", rows, ctx.shape(source.shape))
+    updates = args["source"]
+    if args["alpha"] != 1:
+        updates = ctx.op("Mul", updates, ctx.number(args["alpha"], dtype))
+    return ctx.op("ScatterElements", args["self"], wide, updates, axis=axis, reduction="add")

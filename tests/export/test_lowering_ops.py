@@ -171,6 +171,14 @@ CASES = {
         X + "  input %k : i64[batch, 1, 3]\n",
         "aten.scatter.value(%x, %k) {dim = 2, value = 9.0}",
     ),
+    "index-add": (
+        XY + "  input %k : i64[8]\n",
+        "aten.index_add(%x, %k, %y) {dim = -1, alpha = 2}",
+    ),
+    "bf16": (
+        X + "  %n = aten._to_copy(%x) {dtype = bf16}\n  %p = aten.mul.Tensor(%n, %n)\n",
+        "aten._to_copy(%p) {dtype = f32}",
+    ),
     "topk": (X, "aten.max.dim(%x) {dim = -1}"),
     # casts
     "to": (X, "aten._to_copy(%x) {dtype = i64}"),
