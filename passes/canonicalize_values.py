@@ -32,6 +32,7 @@ _FILLS = {
     "aten.zeros_like": 0,
     "aten.new_zeros": 0,
 }
+_NEGATIONS = ("aten.bitwise_not", "aten.logical_not")
 _EXACT_BITS = {  # the widest integers that a dtype holds without rounding
     torch.float16: 11,
     torch.bfloat16: 8,
@@ -166,9 +167,12 @@ def assigned_under_mask(rewriter: Rewriter, node: Node) -> Replacement:
 
 @rule("aten.neg", "aten.bitwise_not", "aten.logical_not")
 def double_negation(rewriter: Rewriter, node: Node) -> Replacement:
-    """−(−x), ~~x, and not not x of a bool."""
-    inner = source_of(node).producer
-    return _only(node, source_of(inner)) if inner is not None and inner.op == node.op else None
+    """−(−x), ~~x, and not not x of a bool, for which both kinds of not are one."""
+    source = source_of(node)
+    inner = source.producer
+    if inner is None or inner.op not in (_NEGATIONS if source.dtype == torch.bool else (node.op,)):
+        return None
+    return _only(node, source_of(inner))
 
 
 @rule("aten.where.self")

@@ -10,7 +10,7 @@ import torch
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve
-from attngraph.passes.evidence import Evidence
+from attngraph.passes.checked import Checked
 from attngraph.passes.fuse_attention import erase_dead
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
@@ -37,17 +37,18 @@ class FuseRotary:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        build, evidence, remarks = Builder(graph), Evidence(graph), []
+        build, checked = Builder(graph), Checked(graph, self.name)
+        remarks = []
         for node in reversed(list(graph)):
             if node.graph is None or len(node.outputs) != 1:
                 continue
             found = read_rotation(node.output)
             if found is None or (self.exact_only and _reassociates(found)):
                 continue
-            if _fuse(graph, build, evidence, node, found) and _reassociates(found):
+            if _fuse(graph, build, checked, node, found) and _reassociates(found):
                 what = "The tables that scale a feature are multiplied before the feature is."
                 remarks.append(reassociated(node, what))
-        return remarks
+        return remarks + checked.remarks
 
 
 def _reassociates(rotation: Rotation) -> bool:
@@ -63,7 +64,7 @@ class _Roles:
     heads: tuple[Atom, ...]
 
 
-def _fuse(graph: Graph, build: Builder, evidence: Evidence, node: Node, rotation: Rotation) -> bool:
+def _fuse(graph: Graph, build: Builder, checked: Checked, node: Node, rotation: Rotation) -> bool:
     """Whether the rotation was written down, and is equal."""
     roles = _roles(rotation)
     if roles is None:
@@ -88,9 +89,8 @@ def _fuse(graph: Graph, build: Builder, evidence: Evidence, node: Node, rotation
     x = _as(build, materialize(build, stage.operand, target), node.output.dtype)
     turned = build("attn.rotary", x, cos, sin, heads=count, interleaved=rotation.interleaved)
     result = materialize(build, Operand(turned, target), rotation.output.axes)
-    if evidence.disagreement([(node.output, result)], [stage.operand.value], []) is not None:
+    if not checked.replace([(node.output, result)]):
         return False
-    graph.replace_uses(node.output, result)
     erase_dead(graph, node)
     return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import onnx_ir
 import pytest
 
 from attngraph import passes
@@ -16,13 +17,17 @@ from tests.models import CASES
 _LAYER = re.compile(r"\.(?:layers?|h)\.1\.")
 
 
-def _layer(name: str) -> list[str]:
-    """The ONNX operators of the model's second layer."""
+def _nodes(name: str) -> list[onnx_ir.Node]:
     built = next(case for case in CASES if case.name == name).build()
     graph = capture(built.module, built.args, dynamic_shapes=built.dynamic_shapes).graph
     passes.run(graph, pipeline())
-    nodes = lower(graph).graph
-    return [node.op_type for node in nodes if _LAYER.search(node.metadata_props["attngraph.loc"])]
+    return list(lower(graph).graph)
+
+
+def _layer(name: str) -> list[str]:
+    """The ONNX operators of the model's second layer."""
+    layer = [node for node in _nodes(name) if _LAYER.search(node.metadata_props["attngraph.loc"])]
+    return [node.op_type for node in layer]
 
 
 def test_a_bert_layer_is_ten_nodes() -> None:
@@ -55,3 +60,16 @@ def test_no_layout_op_from_the_projections_to_the_output(model: str, kind: str) 
     layer = _layer(f"{model}-{kind}")
     assert layer.count("Attention") == 1
     assert not {"Transpose", "Reshape", "Expand", "Concat"} & set(layer)
+
+
+def test_sequence_first_is_permuted_at_the_ends_only() -> None:
+    operators = Counter(node.op_type for node in _nodes("encoder-prenorm"))
+    assert operators["Attention"] == 2
+    assert operators["Transpose"] == 2
+
+
+def test_an_output_projection_by_heads_is_one_product() -> None:
+    """`bhqd,hde->bqe`, as of the context that the attention packs."""
+    operators = Counter(node.op_type for node in _nodes("einsum"))
+    assert operators["MatMul"] == 8  # four in each of two layers
+    assert "Einsum" not in operators
