@@ -18,6 +18,7 @@ from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.reference import Precision, Reference
 from attngraph.export.sizes import choose_sizes, resized_inputs
 from attngraph.export.target import Target, parse_target
+from attngraph.export.tune import tuned
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.load import Loaded
 from attngraph.frontend.script import script_to_program
@@ -85,6 +86,7 @@ def optimize(
     precision: Precision = "fp32",
     verify: str = "final",
     exact: bool = False,
+    tune: bool = False,
     progress: Progress | None = None,
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
@@ -93,13 +95,20 @@ def optimize(
     is "cpu", "cuda" or "cuda:sm80". `verify` is "final" (the result, at the sample's sizes and at
     two more where dims are dynamic), "each" (after every pass as well) or "off". With `exact` no
     rewrite is made that reassociates: each result is computed by the model's own formula.
+    `tune` measures the forms that each distinct attention may have, once for each machine.
 
     Raises CaptureError, LoweringError, ProviderError, and ParityError where the result is out of
     its error budget; the message names the first node that diverges.
     """
     model = Model(module, None, tuple(args), dict(kwargs or {}), dynamic_shapes, _name(module))
     return compile_model(
-        model, target=target, precision=precision, verify=verify, exact=exact, progress=progress
+        model,
+        target=target,
+        precision=precision,
+        verify=verify,
+        exact=exact,
+        tune=tune,
+        progress=progress,
     )
 
 
@@ -150,6 +159,7 @@ def compile_model(
     precision: Precision = "fp32",
     verify: str = "final",
     exact: bool = False,
+    tune: bool = False,
     progress: Progress | None = None,
 ) -> Optimized:
     """As `optimize`, for any form of model."""
@@ -166,7 +176,10 @@ def compile_model(
     passes = pipeline(exact=exact)
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
     with _stage("lower", report.timings, progress):
-        kernels = choose_all(captured.graph, device)
+        if tune:
+            kernels = tuned(captured.graph, device, report.notes.append)
+        else:
+            kernels = choose_all(captured.graph, device)
         onnx = lower(captured.graph, target=device, kernels=kernels)
     report.sites = sites_of(report.passes, kernels)
     optimized = Optimized(captured.graph, onnx, report, device)

@@ -53,6 +53,14 @@ def optimize(
             "each other or moves a factor through a sum.",
         ),
     ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Measure on this machine which form of each attention is fastest; what was "
+            "measured is kept in $XDG_CACHE_HOME/attngraph.",
+        ),
+    ] = False,
     factory: FactoryOption = None,
     trust_pickle: TrustOption = False,
     inputs: InputOption = None,
@@ -85,6 +93,7 @@ def optimize(
                 precision=precision,
                 verify=verify,
                 exact=exact,
+                tune=tune,
                 stages=stages,
             )
             stages("save")

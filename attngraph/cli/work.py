@@ -29,7 +29,14 @@ from attngraph.report import Report
 
 
 def optimised(
-    source: Source, *, target: str, precision: Any, verify: str, exact: bool, stages: Stages
+    source: Source,
+    *,
+    target: str,
+    precision: Any,
+    verify: str,
+    exact: bool,
+    tune: bool,
+    stages: Stages,
 ) -> Optimized:
     """The model of the options, compiled and checked but not saved."""
     parse_target(target)
@@ -41,6 +48,7 @@ def optimised(
             precision=precision,
             verify=verify,
             exact=exact,
+            tune=tune,
             progress=stages,
         )
     result.report.timings = {"load": seconds, **result.report.timings}

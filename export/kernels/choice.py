@@ -138,7 +138,7 @@ def pick(
         below = by_name[found.short]
         choice = replace(choice, start=found.start, below=below.form, below_kernel=below.kernel)
     choice = _without_empty_blocks(choice, ranked, facts)
-    return _with_runner_up(choice, ranked, refused, timed, first)
+    return _with_runner_up(choice, ranked, refused, timed, first, facts.queries)
 
 
 def _without_empty_blocks(choice: Choice, ranked: list[Candidate], facts: Facts) -> Choice:
@@ -167,6 +167,7 @@ def _with_runner_up(
     refused: list[Candidate],
     timed: lengths.Times,
     first: Candidate,
+    queries: tuple[int, int | None],
 ) -> Choice:
     others = [c for c in ranked if c.form not in (choice.form, choice.below)]
     fused = [c for c in others if c.form != PRIMITIVE]
@@ -183,14 +184,18 @@ def _with_runner_up(
             why = "it ranks the same, and nobody has measured which is faster here"
         return replace(choice, runner_up=other.form, why_not=why)
     mine = timed[choice.form.name]
-    length = max(mine)
-    if choice.start:
-        length = min(n for n in mine if n >= choice.start)
-    other = min(same, key=lambda c: timed[c.form.name].get(length, float("inf")))
-    theirs = timed[other.form.name].get(length)
-    if theirs is None:
-        return replace(choice, runner_up=other.form, why_not="it was not measured")
+    known = [n for n in lengths.within(sorted(mine), queries) if n >= choice.start]
+    if not known:
+        return replace(choice, runner_up=same[0].form, why_not="it was not measured here")
+    length = known[0] if choice.start else known[-1]
+    timed_there = [c for c in same if length in timed[c.form.name]]
+    if not timed_there:
+        return replace(choice, runner_up=same[0].form, why_not="it was not measured here")
+    other = min(timed_there, key=lambda c: timed[c.form.name][length])
+    theirs = timed[other.form.name][length]
     why = f"{theirs:.3g} ms against {mine[length]:.3g} at {length} queries, as measured"
+    if theirs < mine[length]:
+        why += ", which is too little to gain"
     return replace(choice, runner_up=other.form, why_not=why)
 
 

@@ -16,7 +16,7 @@ Times: TypeAlias = Mapping[str, Mapping[int, float]]
 """Milliseconds by the name of a form, then by the number of queries."""
 
 MARGIN = 1.05
-"""A longer form must win by this factor to be worth a branch."""
+"""What a form must win by over one that the table names before it, or to be worth a branch."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,30 @@ def split(times: Times, lengths: tuple[int, int | None]) -> Split | None:
     fastest over the rest of the range.
     """
     known = sorted({length for row in times.values() for length in row})
-    grid = _within(known, lengths)
+    grid = within(known, lengths)
     forms = [form for form, row in times.items() if all(length in row for length in grid)]
     if not forms or not grid:
         return None
-    long = min(forms, key=lambda form: times[form][grid[-1]])
+    long = _best(times, forms, grid[-1:])
     start = len(grid) - 1
     while start and _wins(times, long, forms, grid[start - 1]):
         start -= 1
     shorter = grid[:start]
     if not shorter:
         return Split(long)
-    short = min(forms, key=lambda form: _total(times, form, shorter))
+    short = _best(times, forms, shorter)
     if _total(times, long, shorter) <= _total(times, short, shorter) + math.log(MARGIN) * start:
         return Split(long)
     if times[short][grid[-1]] <= times[long][grid[-1]] * MARGIN:
         return Split(short)
     return Split(long, grid[start], short)
+
+
+def _best(times: Times, forms: list[str], lengths: list[int]) -> str:
+    """The fastest form over some lengths, or an earlier one that is hardly slower."""
+    least = min(_total(times, form, lengths) for form in forms)
+    bound = least + math.log(MARGIN) * len(lengths)
+    return next(form for form in forms if _total(times, form, lengths) <= bound)
 
 
 def _wins(times: Times, form: str, forms: list[str], length: int) -> bool:
@@ -87,7 +94,7 @@ def _total(times: Times, form: str, lengths: list[int]) -> float:
     return sum(math.log(times[form][length]) for length in lengths)
 
 
-def _within(known: list[int], lengths: tuple[int, int | None]) -> list[int]:
+def within(known: list[int], lengths: tuple[int, int | None]) -> list[int]:
     """The measured lengths of a range, and the one that its lower end is nearest to from above."""
     low, high = lengths
     if not known:

@@ -207,3 +207,15 @@ def test_an_onnxruntime_outside_the_kernel_table(
         assert ran.code == 7
         assert "no row for onnxruntime 1.19.2" in ran.sentence
     assert not (here / "out.onnx").exists()
+
+
+def test_tuning_is_told_in_the_report(
+    attngraph: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    command = ["optimize", "--factory", "user_models:attention", "-o", "out.onnx", "--tune"]
+    found = _json(attngraph(*command, "--json"))
+    assert found["sites"][0]["kernel"]["tuned"] is True
+    assert found["parity"]["passed"] is True
+    assert _json(attngraph(*command, "--json"))["sites"] == found["sites"]
+    assert list((here / "cache" / "attngraph" / "kernels").glob("*.json"))

@@ -129,7 +129,7 @@ def test_a_size_is_computed_once() -> None:
     assert op_types(model).count("Mul") == 1
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # the op table keeps what it has read of an op
 def custom_op() -> Iterator[str]:
     library = torch.library.Library("attngraph_lowering_test", "DEF")
     library.define("twice(Tensor x) -> Tensor")

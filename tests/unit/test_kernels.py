@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,7 @@ from attngraph.export.kernels.table import (
     PRIMITIVE,
 )
 from attngraph.export.target import Target, parse_target
+from bench import block_causal, machine
 
 F16, F32, F64 = torch.float16, torch.float32, torch.float64
 FACTS = Facts(
@@ -175,3 +177,20 @@ def test_blocks_are_never_empty() -> None:
     assert (found.form, found.start, found.below) == (BLOCKS[-1], 64, ATTENTION)
     static = pick(ranked, [], times, replace(facts, queries=(5, 5)))
     assert (static.form, static.start, static.below) == (BLOCKS[-1], 0, None)
+
+
+def test_the_table_chooses_by_what_the_bench_measured() -> None:
+    results = json.loads((machine.RESULTS / "block_causal.json").read_text())
+    assert json.loads(block_causal.MEASURED.read_text()) == block_causal.kept(results)
+
+
+@pytest.mark.parametrize("features", [(CAUSAL,), (CAUSAL, BOOL), (CAUSAL, BIAS)])
+def test_long_causal_prompts_are_cut_on_the_cpu(features: tuple[str, ...]) -> None:
+    for queries in ((2048, 2048), (1, None)):
+        found = chosen("cpu", *features, dtype=F32, queries=queries, keys=queries)
+        assert found.form.blocks > 1
+        assert "as measured" in found.why_not
+        assert (found.below is None) == (queries[1] is not None)
+    short = chosen("cpu", *features, dtype=F32, queries=(1, 32), keys=(1, 32))
+    assert short.form.blocks < 2
+    assert short.below is None

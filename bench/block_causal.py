@@ -1,0 +1,174 @@
+"""Which form of an attention is fastest at which number of queries, on this CPU.
+
+    python -m bench.block_causal [--seconds 1.0] [--longest 4096] [--cpu-time] [--keep]
+
+Measures every form that the kernel table allows, of static lengths, and the block forms of a
+dynamic length behind their branch. Writes bench/results/block_causal.json; with --keep also
+export/kernels/measured.json, which the kernel table chooses by. Run it on a quiet machine; where
+others work, --cpu-time measures the processor time of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+
+from attngraph.export.kernels import Choice, Facts
+from attngraph.export.kernels.choice import candidates, version_of
+from attngraph.export.kernels.facts import BOOL, CAUSAL
+from attngraph.export.kernels.lengths import case_of
+from attngraph.export.kernels.table import MASKED, PRIMITIVE
+from attngraph.export.lower import lower
+from attngraph.export.save import to_session
+from attngraph.export.target import Target
+from attngraph.export.timing import milliseconds, site_graph, time_forms
+from attngraph.ir import DimInfo, Graph, TensorType
+from attngraph.ir.dims import symbol
+from bench import machine
+
+LENGTHS = (1, 8, 32, 128, 256, 512, 1024, 2048, 4096)
+HEADS, SIZE = 12, 64
+CPU = Target("cpu")
+MEASURED = Path(__file__).parents[1] / "export" / "kernels" / "measured.json"
+
+
+def _facts(features: Sequence[str], length: int) -> Facts:
+    return Facts(
+        dtype=torch.float32,
+        heads=HEADS,
+        groups=HEADS,
+        head_size=SIZE,
+        value_size=SIZE,
+        batch=(1, 1),
+        queries=(length, length),
+        keys=(length, length),
+        square=True,
+        aligned_keys=length % 4 == 0,
+        features=frozenset(features),
+        positive_scale=True,
+    )
+
+
+@dataclass(frozen=True)
+class Timer:
+    """Wall time on all cores, or the processor time of one thread."""
+
+    threads: int
+    clock: Callable[[], float]
+
+
+CASES = ((CAUSAL,), (CAUSAL, BOOL), (BOOL,), ())
+
+
+def static(
+    lengths: Sequence[int], seconds: float, timer: Timer
+) -> dict[str, dict[str, dict[int, float]]]:
+    """Milliseconds by case, form and length, each length a number in the model."""
+    version = version_of(onnxruntime.__version__)
+    results: dict[str, dict[str, dict[int, float]]] = {}
+    for features in CASES:
+        rows = results.setdefault(case_of(_facts(features, 8)), {})
+        for length in lengths:
+            facts = _facts(features, length)
+            forms = [c.form for c in candidates(facts, CPU, version) if not c.refused]
+            forms = [form for form in forms if form != PRIMITIVE or length <= 1024]
+            graph = site_graph(facts, length)
+            found = time_forms(graph, forms, CPU, seconds, threads=timer.threads, clock=timer.clock)
+            for name, ms in found.items():
+                rows.setdefault(name, {})[length] = ms
+            print(f"{case_of(facts):16} S={length:5} " + _line(found), flush=True)
+    return results
+
+
+def dynamic(lengths: Sequence[int], seconds: float, timer: Timer) -> dict[str, dict[int, float]]:
+    """Causal blocks of a dynamic length, which an `If` takes from 256 queries on."""
+    facts = _facts((CAUSAL,), 8)
+    forms = [c.form for c in candidates(facts, CPU, version_of(onnxruntime.__version__))]
+    results: dict[str, dict[int, float]] = {}
+    for form in forms:
+        if form.blocks > 1:
+            graph = _dynamic(site_graph(facts, 8))
+            (node,) = graph
+            model = lower(graph, kernels={node: Choice(form, "", 256, MASKED)})
+            with to_session(model, CPU, threads=timer.threads) as session:
+                for length in lengths:
+                    inputs = [torch.randn(1, length, HEADS * SIZE) for _ in graph.inputs]
+                    session.run(inputs)
+                    blocks = [
+                        milliseconds(partial(session.run, inputs), seconds / 5, timer.clock)
+                        for _ in range(5)
+                    ]
+                    results.setdefault(f"{form.name}, dynamic", {})[length] = sorted(blocks)[2]
+    return results
+
+
+def _dynamic(graph: Graph) -> Graph:
+    """The same site with a named number of queries and keys."""
+    graph.dims["seq"] = DimInfo(low=1, high=None, hint=8)
+    for value in [*graph.inputs, *graph.outputs]:
+        batch, _, width = value.shape
+        value.type = TensorType(value.dtype, (batch, symbol("seq"), width))
+    return graph
+
+
+def _line(found: dict[str, float]) -> str:
+    return ", ".join(f"{name} {ms:.3f}" for name, ms in sorted(found.items(), key=lambda i: i[1]))
+
+
+def kept(results: dict[str, Any]) -> dict[str, Any]:
+    """What the kernel table keeps of the results: no primitives, three digits."""
+    rows = {
+        case: {
+            form: {str(length): float(f"{ms:.3g}") for length, ms in row.items()}
+            for form, row in forms.items()
+            if form != PRIMITIVE.name
+        }
+        for case, forms in results["static"].items()
+    }
+    return {
+        "measured_by": "bench.block_causal",
+        "onnxruntime": results["onnxruntime"],
+        "shape": results["shape"],
+        "milliseconds": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each form and length")
+    parser.add_argument("--longest", type=int, default=LENGTHS[-1])
+    parser.add_argument("--keep", action="store_true", help="also write the kernel table's times")
+    parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread")
+    options = parser.parse_args()
+    timer = Timer(os.cpu_count() or 1, time.perf_counter)
+    if options.cpu_time:
+        timer = Timer(1, time.thread_time)
+    lengths = [length for length in LENGTHS if length <= options.longest]
+    results: dict[str, Any] = {
+        "onnxruntime": onnxruntime.__version__,
+        "shape": f"batch 1, {HEADS} heads of {SIZE}, float32, "
+        f"{f'{timer.threads} threads' if not options.cpu_time else 'processor time of 1 thread'}",
+        "load_before": os.getloadavg()[0],
+        "static": static(lengths, options.seconds, timer),
+        "dynamic": dynamic(lengths, options.seconds, timer),
+    }
+    path = machine.write("block_causal", results)
+    print(f"wrote {path}")
+    if options.keep:
+        text = json.dumps(kept(json.loads(path.read_text())), indent=1)
+        MEASURED.write_text(f"{text}\n")
+        print(f"wrote {MEASURED}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The kernel table says of CUDA what the real provider's dispatch does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attngraph.export.kernels import Choice, Facts, Form
+from attngraph.export.kernels.choice import candidates
+from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, SOFTCAP
+from attngraph.export.kernels.table import ATTENTION, GROUPED, MULTI_HEAD, PADDED
+from attngraph.export.lower import lower
+from attngraph.export.save import save
+from attngraph.export.target import Target
+from attngraph.export.timing import site_graph
+from tests.placement.tool import Tool
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+FACTS = Facts(
+    dtype=F16,
+    heads=4,
+    groups=4,
+    head_size=64,
+    value_size=64,
+    batch=(2, 2),
+    queries=(128, 128),
+    keys=(128, 128),
+    square=True,
+    aligned_keys=True,
+    features=frozenset(),
+    positive_scale=True,
+)
+NAMES = {
+    "Flash": {"FLASH_ATTENTION"},
+    "memory-efficient": {"EFFICIENT_ATTENTION"},
+    "unfused": {"MATH"},
+    "cuDNN": {"CUDNN_FLASH_ATTENTION"},
+    "memory-efficient or unfused": {"EFFICIENT_ATTENTION", "MATH"},
+}
+ODD = {"queries": (127, 127), "keys": (127, 127), "aligned_keys": False}
+NARROW = {"head_size": 60, "value_size": 60}
+SITES: list[tuple[Form, int, tuple[str, ...], dict[str, Any]]] = [
+    (ATTENTION, 80, (), {}),
+    (ATTENTION, 75, (), {}),
+    (ATTENTION, 90, (CAUSAL,), {}),
+    (ATTENTION, 80, (CAUSAL, SOFTCAP), {"dtype": BF16}),
+    (ATTENTION, 80, (CAUSAL,), {"groups": 2}),
+    (ATTENTION, 80, (CAUSAL,), {"square": False, "keys": (256, 256)}),
+    (ATTENTION, 80, (BOOL,), {}),
+    (ATTENTION, 80, (BIAS,), {}),
+    (ATTENTION, 80, (BOOL,), ODD),
+    (ATTENTION, 80, (), {"value_size": 32}),
+    (ATTENTION, 80, (), NARROW),
+    (ATTENTION, 80, (), {"dtype": F32}),
+    (ATTENTION, 80, (), {"dtype": F32, "groups": 2}),
+    (ATTENTION, 80, (BOOL,), {"dtype": F32, **ODD}),
+    (PADDED, 80, (), NARROW),
+    (PADDED, 80, (BOOL,), NARROW),
+    (PADDED, 80, (), {"dtype": F32, **NARROW}),
+    (GROUPED, 80, (CAUSAL,), {"groups": 2}),
+    (GROUPED, 75, (CAUSAL,), {"groups": 2}),
+    (GROUPED, 90, (CAUSAL,), {"groups": 2}),
+    (MULTI_HEAD, 80, (), {}),
+    (MULTI_HEAD, 90, (), {}),
+    (MULTI_HEAD, 80, (), {"dtype": F32}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "sm", "features", "changes"),
+    SITES,
+    ids=lambda value: value.name if isinstance(value, Form) else None,
+)
+def test_the_table_names_the_kernel(
+    form: Form,
+    sm: int,
+    features: tuple[str, ...],
+    changes: dict[str, Any],
+    placement: Tool,
+    tmp_path: Path,
+) -> None:
+    facts = replace(FACTS, features=frozenset(features), **changes)
+    target = Target("cuda", sm)
+    (expected,) = (c for c in candidates(facts, target, (1, 31)) if c.form == form)
+    assert not expected.refused
+    graph = site_graph(facts, facts.queries[0])
+    (node,) = graph
+    path = tmp_path / "site.onnx"
+    save(lower(graph, target=target, kernels={node: Choice(form, expected.kernel)}), path)
+    said = placement(path, "--sm", str(sm), "--run")
+    assert said["run"]["error"] is None
+    (attention,) = said["attention"]
+    assert attention["ep"] == "CUDAExecutionProvider"
+    assert {*attention["kernels"]} <= NAMES[expected.kernel]
+    assert attention["kernels"]

@@ -1,0 +1,38 @@
+"""Every model of the suite, lowered for CUDA: its attention runs there, and nothing is copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attngraph.compiler import Model, analyse
+from attngraph.export.kernels import choose_all
+from attngraph.export.kernels.table import PRIMITIVE
+from attngraph.export.lower import lower
+from attngraph.export.save import save
+from attngraph.export.target import parse_target
+from tests.models import CASES, Case
+from tests.placement.tool import Tool
+
+TARGET = parse_target("cuda:sm80")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_attention_is_on_cuda(case: Case, precision: str, placement: Tool, tmp_path: Path) -> None:
+    built = case.build()
+    model = Model(built.module, None, built.args, {}, built.dynamic_shapes)
+    graph, _ = analyse(model, target=str(TARGET))
+    kernels = choose_all(graph, TARGET)
+    save(lower(graph, target=TARGET, kernels=kernels), tmp_path / "model.onnx")
+    said = placement(tmp_path / "model.onnx", "--sm", str(TARGET.sm))
+    fused = sum(choice.form != PRIMITIVE for choice in kernels.values())
+    assert [node["ep"] for node in said["attention"]] == ["CUDAExecutionProvider"] * fused
+    assert said["decomposed_attention"] == 0
+    assert said["memcpy"] == 0, said["off_cuda"]
+    # the arithmetic of sizes belongs on the CPU; nothing that computes on tensors does
+    products = {"MatMul", "Gemm", "FusedMatMul", "Softmax", "LayerNormalization"}
+    off = {node["op"].partition(":")[2] for node in said["off_cuda"]}
+    assert not off & products
