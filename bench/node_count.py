@@ -36,11 +36,40 @@ def _bert(layers: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     return Hidden().eval(), args
 
 
-def count(layers: int) -> tuple[int, dict[str, int]]:
+def _llama(layers: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """Llama's layers at a small width: grouped heads, rotary halves, SwiGLU."""
+    from transformers import LlamaConfig, LlamaModel
+
+    class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            config = LlamaConfig(
+                num_hidden_layers=layers,
+                vocab_size=1000,
+                hidden_size=256,
+                intermediate_size=512,
+                num_attention_heads=8,
+                num_key_value_heads=2,
+            )
+            self.model = LlamaModel(config)
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            result = self.model(input_ids, attention_mask, use_cache=False)
+            hidden: torch.Tensor = result.last_hidden_state
+            return hidden
+
+    args = (torch.randint(0, 1000, (2, 16)), torch.ones(2, 16, dtype=torch.int64))
+    return Hidden().eval(), args
+
+
+_MODELS = {"BERT-base": _bert, "Llama": _llama}
+
+
+def count(name: str, layers: int) -> tuple[int, dict[str, int]]:
     """(all nodes, nodes by op) of the saved file."""
     import onnx
 
-    module, args = _bert(layers)
+    module, args = _MODELS[name](layers)
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=512)}
     optimized = optimize(module, args, dynamic_shapes=(dims, dims), verify="off")
     with tempfile.TemporaryDirectory() as folder:
@@ -53,16 +82,19 @@ def count(layers: int) -> tuple[int, dict[str, int]]:
 def main() -> None:
     warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    (few, few_ops), (many, many_ops) = count(2), count(12)
-    by_op = {op: (n - few_ops.get(op, 0)) / 10 for op, n in many_ops.items()}
-    result: dict[str, Any] = {
-        "model": "BERT-base",
-        "nodes": many,
-        "per_layer": (many - few) / 10,
-        "per_layer_by_op": {op: n for op, n in sorted(by_op.items()) if n},
-    }
-    print(f"{result['nodes']} nodes at 12 layers, {result['per_layer']:g} per layer")
-    print(write("node_count", result))
+    results: list[dict[str, Any]] = []
+    for name in _MODELS:
+        (few, few_ops), (many, many_ops) = count(name, 2), count(name, 12)
+        by_op = {op: (n - few_ops.get(op, 0)) / 10 for op, n in many_ops.items()}
+        result: dict[str, Any] = {
+            "model": name,
+            "nodes": many,
+            "per_layer": (many - few) / 10,
+            "per_layer_by_op": {op: n for op, n in sorted(by_op.items()) if n},
+        }
+        print(f"{name}: {many} nodes at 12 layers, {result['per_layer']:g} per layer")
+        results.append(result)
+    print(write("node_count", {"models": results}))
 
 
 if __name__ == "__main__":

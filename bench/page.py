@@ -73,15 +73,18 @@ def _spread(values: list[float]) -> str:
 
 def _node_count() -> list[str]:
     result = _load("node_count")
-    by_op = ", ".join(f"{n:g} {op}" for op, n in result["per_layer_by_op"].items())
-    return [
+    lines = [
         "## Nodes",
         "",
-        f"{result['model']}, 12 layers, dynamic batch and sequence: {result['nodes']} ONNX nodes "
-        f"in the saved file, {result['per_layer']:g} per layer ({by_op}).",
+        "12 layers, dynamic batch and sequence, ONNX nodes in the saved file.",
         "",
-        _measured_on(result),
     ]
+    for model in result["models"]:
+        by_op = ", ".join(f"{n:g} {op}" for op, n in model["per_layer_by_op"].items())
+        lines.append(
+            f"- {model['model']}: {model['nodes']}, {model['per_layer']:g} per layer ({by_op})."
+        )
+    return [*lines, "", _measured_on(result)]
 
 
 def page() -> str:
