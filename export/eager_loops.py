@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 @contextmanager
@@ -30,17 +31,16 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _scan(
-    step: Callable[..., Sequence[torch.Tensor]],
+    step: Callable[..., tuple[Any, Any]],
     init: Sequence[torch.Tensor],
     xs: Sequence[torch.Tensor],
     additional_inputs: Sequence[Any] = (),
-) -> list[torch.Tensor]:
-    state = list(init)
-    stacks: list[list[torch.Tensor]] = []
+) -> tuple[Any, Any]:
+    """What is carried and what the steps give may be any structure of tensors."""
+    state: Any = init
+    given: list[Any] = []
     for at in range(xs[0].shape[0]):
-        results = step(*state, *(x[at] for x in xs), *additional_inputs)
-        state = list(results[: len(init)])
-        stacks = stacks or [[] for _ in results[len(init) :]]
-        for stack, result in zip(stacks, results[len(init) :], strict=True):
-            stack.append(result)
-    return [*state, *map(torch.stack, stacks)]
+        carried = pytree.tree_leaves(state)
+        state, result = step(*carried, *(x[at] for x in xs), *additional_inputs)
+        given.append(result)
+    return state, pytree.tree_map(lambda *results: torch.stack(results), *given)
