@@ -45,7 +45,8 @@ class ManyQueries(nn.Module):
 
     def forward(self, queries: Tensor, x: Tensor) -> Tensor:
         scores = queries @ x.mT / x.shape[-1] ** 0.5
-        return scores.softmax(-1) @ x
+        context: Tensor = scores.softmax(-1) @ x
+        return context
 
 
 class KeysAndValues(nn.Module):

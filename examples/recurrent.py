@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-
 Kind = type[nn.RNN] | type[nn.LSTM] | type[nn.GRU]
 
 
