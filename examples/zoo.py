@@ -27,16 +27,16 @@ class Entry:
     what: str
     sites: tuple[str, ...] = ()
     operators: tuple[tuple[str, int], ...] = ()
-    make: Callable[[], Any] | None = None
+    make: Callable[[], tuple[Any, tuple[Any, ...], Any]] | None = None
 
     def build(self) -> tuple[Any, tuple[Any, ...], Any]:
         """The module, its sample inputs and its dynamic shapes."""
         if self.make is not None:
-            built: tuple[Any, tuple[Any, ...], Any] = self.make()
-            return built
+            return self.make()
         module, _, function = self.name.partition(":")
-        built = getattr(importlib.import_module(f"examples.{module}"), function or "build")()
-        return built
+        make: Callable[[], tuple[Any, tuple[Any, ...], Any]]
+        make = getattr(importlib.import_module(f"examples.{module}"), function or "build")
+        return make()
 
 
 _RUNGS = {
@@ -98,7 +98,7 @@ ENTRIES = (
     ),
     Entry("eager_attention", "masked attention as usually written", ("causal ∧ padding (bool)",)),
     Entry("einsum_attention", "multi-head in einsums", (_PADDED,) * 2),
-    Entry("talking_heads", "talking heads", ("talking-heads",)),
+    Entry("talking_heads", "talking heads", ("talking-heads", "no mask")),
     Entry(
         "transformer",
         "Transformer, post-norm",

@@ -37,8 +37,6 @@ def test_an_example_becomes_what_its_entry_says(entry: Entry) -> None:
         assert told.startswith(expected)
     counts = Counter(node.op_type for node in _nodes(optimized.model.graph))
     assert all(counts[operator] == count for operator, count in entry.operators)
-    if entry.sites and all(site.status == "fused" for site in optimized.report.sites):
-        assert "Softmax" not in counts or "Scan" in counts
 
 
 def _run(built: Any, x: torch.Tensor) -> torch.Tensor:
