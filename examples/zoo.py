@@ -98,6 +98,18 @@ ENTRIES = (
     ),
     Entry("eager_attention", "masked attention as usually written", ("causal ∧ padding (bool)",)),
     Entry("einsum_attention", "multi-head in einsums", (_PADDED,) * 2),
+    Entry(
+        "per_head",
+        "twelve separate heads, concatenated",
+        ("causal ∧ padding (bool)",) * 24,
+        (("Attention", 2),),
+    ),
+    Entry(
+        "per_head:build_summed",
+        "twelve separate heads, summed",
+        ("causal ∧ padding (bool)",) * 24,
+        (("Attention", 2),),
+    ),
     Entry("talking_heads", "talking heads", ("talking-heads", "no mask")),
     Entry(
         "transformer",
