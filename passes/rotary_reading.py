@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeAlias
 
-from attngraph.ir import Node, Value
+from attngraph.ir import Node, ScalarType, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import (
@@ -104,7 +104,9 @@ def read_rotation(y: Value) -> Rotation | None:
 
 def _may_be(y: Value) -> bool:
     node = y.producer
-    if node is None or not y.dtype.is_floating_point or len(y.shape) < 2:
+    if node is None or isinstance(y.type, ScalarType):
+        return False
+    if not y.dtype.is_floating_point or len(y.shape) < 2:
         return False
     width = y.shape[-1]
     if not isinstance(width, int) or not 2 <= width <= _MOST_FEATURES:
