@@ -9,6 +9,7 @@ CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
     "split-complex",
     *CLEAN,
+    "split-products",
     "linearize",
     "sink-layout",
     "raise-softmax",

@@ -14,7 +14,8 @@ from attngraph.passes.manager import PassResult
 
 @dataclass(frozen=True)
 class Site:
-    """One attention: `status` is "fused" or "declined"; docs/remarks.md explains `code`.
+    """One attention: `status` is "fused" or "declined"; docs/remarks.md explains `code`. A softmax
+    with values that is named, but is no attention, has the status "named".
 
     `op` is what it became, or the op that stayed; `location` is "file:line", `module` the path of
     the module that ran it; `mask` says what its masks became, `cache` how keys and values are
@@ -123,7 +124,7 @@ def sites_of(results: Iterable[PassResult], kernels: Mapping[Node, Choice]) -> l
     }
     sites = []
     for remark in remarks:
-        if remark.status not in ("fused", "declined"):
+        if remark.status not in ("fused", "declined", "named"):
             continue
         loc, choice = remark.loc, None
         node = now.get(remark.node, remark.node)

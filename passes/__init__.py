@@ -27,6 +27,7 @@ from attngraph.passes import (
     simplify_layout,
     sink_layout,
     split_complex,
+    split_products,
 )
 from attngraph.passes.manager import (
     Pass,
@@ -73,4 +74,5 @@ __all__ = [
     "simplify_layout",
     "sink_layout",
     "split_complex",
+    "split_products",
 ]

@@ -244,6 +244,13 @@ def fill(rewriter: Rewriter, node: Node) -> Replacement:
     )
 
 
+@rule("aten.special_softmax", "aten.special_log_softmax")
+def special(rewriter: Rewriter, node: Node) -> Replacement:
+    """The other names of softmax and log_softmax."""
+    op = f"{node.op.replace('special_', '')}.int"
+    return rewriter.emit(op, node.inputs, node.attrs, at=node)
+
+
 VALUE_RULES = [
     nothing,
     dropout,
@@ -258,4 +265,5 @@ VALUE_RULES = [
     where_of_equals,
     cast,
     fill,
+    special,
 ]

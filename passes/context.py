@@ -19,6 +19,7 @@ from attngraph.passes.axes import (
     climb,
     fresh_axes,
     resolve,
+    top,
 )
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.logits import Declined, Factor, Mask
@@ -157,7 +158,7 @@ def _up(node: Node, state: _Reached, goal: Value) -> Iterator[_Reached]:
             yield replace(at(mine, axes), gains=(*state.gains, factor))
 
 
-def _hands_on(node: Node, value: Value) -> bool:
+def hands_on(node: Node) -> bool:
     """Whether a node may lie between probabilities and their product with the values."""
     if node.op in RESHAPES or node.op in COPIES or is_cast(node):
         return True
@@ -170,7 +171,7 @@ def _consumers(probabilities: Value) -> Iterator[Node]:
     while queue:
         value = queue.pop(0)
         for node in value.users:
-            if _hands_on(node, value):
+            if hands_on(node):
                 queue.extend(v for v in node.outputs if v not in seen)
                 seen.update(node.outputs)
             else:
@@ -180,9 +181,11 @@ def _consumers(probabilities: Value) -> Iterator[Node]:
 def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
     """The product of the probabilities with values, summed over exactly axis `dim`.
 
-    Declined where they are only multiplied over another axis; None where they never are.
+    Declined where they are only multiplied over another axis; None where they never are. Values
+    without features of their own come last: weights are masked and summed to be normalised again.
     """
     elsewhere: Declined | None = None
+    total: Below | None = None
     for node in _consumers(probabilities):
         if len(node.outputs) != 1:
             continue
@@ -211,7 +214,7 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
                 continue
             inner = node.inputs[0].producer if node.op == _SUM and node.inputs[0] else None
             nodes = reached.nodes if inner is None else (*reached.nodes, inner)
-            return Below(
+            below = Below(
                 node,
                 output,
                 reached.operand,
@@ -223,7 +226,10 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
                 reached.refills,
                 nodes,
             )
-    return elsewhere
+            if set(top(other).atoms) - set(reached.operand.atoms):
+                return below
+            total = total or below
+    return total or elsewhere
 
 
 def _other_axis(node: Node, other: Operand) -> Declined:

@@ -15,11 +15,11 @@ from attngraph.passes.scalars import is_cast
 _NONLINEAR = frozenset(
     ["aten.tanh", "aten.relu", "aten.leaky_relu", "aten.sigmoid", "aten.gelu", "aten.silu"]
 )
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     "aten." + name
     for name in ["add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Scalar", "div.Tensor"]
 )
-_MASKS = frozenset(
+MASKS = frozenset(
     [
         "aten.where.self",
         "aten.where.ScalarOther",
@@ -41,7 +41,9 @@ def explain(
     if top(below.value).value.is_constant:
         return None  # an expectation under a distribution
     if rows and rows <= set(below.value.atoms):
-        return None  # every row has values of its own: a mixture, such as experts
+        return pooling(anchor)
+    if (mixer := _mixer(source)) is not None:
+        return _mixed_heads("scores are mixed across heads before the softmax", mixer)
     if _projected(source):
         return Declined(
             "linear-attention",
@@ -66,6 +68,77 @@ def additive(anchor: Node) -> Declined | None:
         node,
         "It is kept as it is; scaled dot-product attention would fuse.",
     )
+
+
+def pooling(anchor: Node) -> Declined:
+    """Weights for values that each row has of its own: gated pooling, or a mixture of experts."""
+    return Declined(
+        "pooling",
+        "The softmax weighs values that each row has of its own, by scores without keys: pooling, "
+        "or a mixture.",
+        anchor,
+    )
+
+
+def synthesizer(logits: Logits, anchor: Node) -> Declined | None:
+    """Weights that a projection makes of each token alone (Tay et al., 2021)."""
+    sides = (logits.contraction.left, logits.contraction.right)
+    if sum(top(side).value.is_constant for side in sides) != 1:
+        return None
+    return Declined(
+        "synthesizer",
+        "The scores are a projection of each token to one number per position (Synthesizer): "
+        "there are no keys.",
+        logits.node,
+        "It is kept as it is; scores that are a product of queries and keys would fuse.",
+    )
+
+
+def convolved(anchor: Node) -> Declined | None:
+    """Scores or weights that a 1 × 1 convolution mixes across heads."""
+    source = anchor.inputs[0]
+    if source is None:
+        return None
+    before, after = _mixer(source), None
+    if before is None and not is_product(source):
+        return None
+    queue = [anchor.output]
+    for _ in range(16):
+        for user in queue.pop(0).users if queue else ():
+            if _is_mixing(user):
+                after = after or user
+            elif user.op in ELEMENTWISE or user.op in MASKS or _is_layout(user):
+                queue += user.outputs
+    mixer = after or before
+    what = "weights are" if before is None else "scores are"
+    return None if mixer is None else _mixed_heads(f"{what} mixed across heads", mixer)
+
+
+def _mixed_heads(what: str, mixer: Node) -> Declined:
+    return Declined(
+        "talking-heads",
+        f"The {what} by a convolution.",
+        mixer,
+        "No attention op mixes heads; the layer stays as it is.",
+    )
+
+
+def _is_mixing(node: Node) -> bool:
+    """Whether a node is a 1 × 1 convolution of (B, H, S, T)."""
+    weight = node.inputs[1] if node.op == "aten.conv2d" else None
+    return weight is not None and weight.shape[-2:] == (1, 1)
+
+
+def _mixer(scores: Value | None) -> Node | None:
+    """The 1 × 1 convolution that made scores of a product of queries and keys."""
+    while scores is not None and (node := scores.producer) is not None:
+        if _is_mixing(node):
+            source = node.inputs[0]
+            return node if source is not None and is_product(source) else None
+        if not _is_layout(node) and node.op not in MASKS and node.op not in ELEMENTWISE:
+            return None
+        scores = node.inputs[1] if node.op == "aten.where.self" else node.inputs[0]
+    return None
 
 
 def is_mixture(
@@ -102,7 +175,7 @@ def _additive(logits: Value) -> Node | None:
             varying = [source for source in _sources(node) if not source.is_constant]
             if not weighted and len(varying) == 1:
                 queue.append((varying[0], True))
-        elif node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node):
+        elif node.op in ELEMENTWISE or node.op in MASKS or _is_layout(node):
             queue += [(source, weighted) for source in _sources(node)]
     return None
 
@@ -123,7 +196,7 @@ def joined(anchor: Node) -> Declined | None:
                     node,
                     "Concatenate the keys and the values instead of the scores.",
                 )
-        elif node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node):
+        elif node.op in ELEMENTWISE or node.op in MASKS or _is_layout(node):
             queue += _sources(node)
     return None
 
@@ -131,7 +204,7 @@ def joined(anchor: Node) -> Declined | None:
 def is_product(value: Value) -> bool:
     """Whether a value is a product of two activations, past layout, scales and masks."""
     node = value.producer
-    while node is not None and (node.op in _ELEMENTWISE or node.op in _MASKS or _is_layout(node)):
+    while node is not None and (node.op in ELEMENTWISE or node.op in MASKS or _is_layout(node)):
         sources = [source for source in _sources(node) if not source.is_constant]
         node = max(sources, key=lambda v: len(v.shape)).producer if sources else None
     if node is None or len(node.outputs) != 1:
@@ -161,7 +234,7 @@ def _projected(logits: Value | None) -> bool:
     while logits is not None and (node := logits.producer) is not None:
         if node.op in ("aten.linear", "aten.addmm", "aten.conv1d", "aten.conv2d"):
             return True
-        if not _is_layout(node) and node.op not in _MASKS and node.op not in _ELEMENTWISE:
+        if not _is_layout(node) and node.op not in MASKS and node.op not in ELEMENTWISE:
             return False
         logits = node.inputs[1] if node.op == "aten.where.self" else node.inputs[0]
     return logits is not None and not logits.is_constant

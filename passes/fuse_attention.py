@@ -14,7 +14,7 @@ import torch
 
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
-from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve
+from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve, top
 from attngraph.passes.evidence import Evidence
 from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
@@ -23,6 +23,9 @@ from attngraph.passes.masking import Masking, broadcastable
 from attngraph.passes.materialize import materialize
 from attngraph.passes.roles import Stage, cheapest
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
+from attngraph.passes.strays import strays
+
+_NOT_ATTENTION = frozenset(["pooling"])  # named, but nothing that could have been fused
 
 
 @register
@@ -44,7 +47,7 @@ class FuseAttention:
                 remarks.append(_declined(anchor, result))
             elif result is not None:
                 remarks.append(result)
-        return remarks
+        return [*remarks, *(_declined(root, why) for root, why in strays(graph))]
 
 
 def _fuse(
@@ -76,7 +79,7 @@ def erase_dead(graph: Graph, node: Node) -> None:
 def _declined(anchor: Node, declined: Declined) -> Remark:
     blamed = declined.node or anchor
     return Remark(
-        "declined",
+        "named" if declined.code in _NOT_ATTENTION else "declined",
         declined.code,
         declined.reason,
         anchor.loc,
@@ -189,11 +192,15 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
         scores = Operand(node.outputs[1], roles.scores)
         weights = materialize(build, scores, site.weights.axes)
         pairs.append((site.weights.value, _as(build, weights, site.weights.value.dtype)))
-    biases = [found[0].value for found in places if found is not None]
-    infinite = [value for value in biases if math.isinf(magnitude(value))]
+    terms = [found[0].value for found in places if found is not None]
+    infinite = [
+        value
+        for value, step in zip(terms, site.steps, strict=True)
+        if math.isinf(magnitude(value)) and (isinstance(step, Mask) or step.factor > 0)
+    ]
     factors = (*site.factors, *site.gains)
-    others = [factor.operand.value for factor in factors if factor.operand is not None]
-    leaves = [*(stage.operand.value for stage in chosen), *others, *biases]
+    others = [top(factor.operand).value for factor in factors if factor.operand is not None]
+    leaves = [*(top(stage.operand).value for stage in chosen), *others, *terms]
     if (difference := evidence.disagreement(pairs, leaves, infinite)) is not None:
         return Declined(
             "unequal",

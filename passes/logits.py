@@ -152,6 +152,13 @@ class _Reader:
             return self._number(node, operand)
         if node.op == "aten.tanh":
             return self._tanh(node, operand)
+        if node.op in ("aten.tril", "aten.triu"):
+            return Declined(
+                "fill-not-a-mask",
+                "Scores outside of a triangle are replaced by 0, which is not low enough to mask.",
+                node,
+                "Fill masked scores with -inf or torch.finfo(dtype).min.",
+            )
         if node.op in ("aten.clamp", "aten.clamp_min", "aten.maximum", "aten.max.other"):
             return self._floor(node, operand)
         return self._product(node, operand.axes)

@@ -17,22 +17,30 @@ from typing import ClassVar
 import torch
 
 from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir.dims import product
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
-from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_axes, resolve
+from attngraph.passes.axes import Operand, climb, fresh_axes, resolve, top
 from attngraph.passes.checked import Checked
 from attngraph.passes.contraction import read_contraction
-from attngraph.passes.decline import is_product
+from attngraph.passes.exponentials import (
+    EXP,
+    SOFTMAXES,
+    SUM,
+    Exponent,
+    Total,
+    placed,
+    read_exponent,
+    read_total,
+    reciprocal_of,
+    same_rows,
+)
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
-from attngraph.passes.scalars import fill_of, is_binary, is_cast
+from attngraph.passes.scalars import number
 from attngraph.passes.sink_gate import raise_sink_gate
 from attngraph.passes.sinks import raise_plus_one, raise_sink_column
 from attngraph.passes.trials import LOGITS
-
-_EXP = "aten.exp"
-_SUM = "aten.sum.dim_IntList"
-_SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
 
 
 @register
@@ -40,7 +48,7 @@ _SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
 class RaiseSoftmax:
     """Turns softmaxes that are spelled out in exponentials into `aten.softmax`.
 
-    With `exact_only`, not those that are normalised after the product with the values.
+    With `exact_only`, not those that are normalised after the product with the values, or twice.
     """
 
     exact_only: bool = False
@@ -54,182 +62,73 @@ class RaiseSoftmax:
         for node in list(graph):
             if node.graph is None:
                 continue
-            if node.op == "aten.exp2":
+            if node.op in ("aten.exp2", "aten.pow.Scalar"):
                 node = _natural(build, checked, node)
-            if node.op == _EXP:
+            if node.op == EXP:
                 _raise_log(build, checked, node)
-            elif node.op in _SOFTMAXES:
+            elif node.op in SOFTMAXES:
                 raise_sink_column(build, checked, node)
             elif raise_plus_one(build, checked, node) or raise_sink_gate(build, checked, node):
                 continue
             elif (pair := _quotient(node)) is not None:
-                if _raise_quotient(build, checked, node, *pair, late=not self.exact_only):
-                    what = "The weights are normalised before the values are summed, not after."
-                    remarks.append(reassociated(node, what))
-                remarks += _epsilon(node, *pair)
+                what = _raise_quotient(build, checked, node, *pair, exact_only=self.exact_only)
+                remarks += [reassociated(node, what)] if what else []
         return [*remarks, *checked.remarks]
 
 
 def _natural(build: Builder, checked: Checked, node: Node) -> Node:
-    """exp(x · ln 2) for exp2(x), where a sum normalises it."""
+    """exp(x · ln b) for bˣ, where a sum normalises it."""
     source = node.inputs[0]
-    if source is None or all(user.op != _SUM for user in node.output.users):
+    base = 2 if node.op == "aten.exp2" else number(attribute(node, "self"))
+    if source is None or base is None or base <= 1 or not source.dtype.is_floating_point:
+        return node
+    if all(user.op != SUM for user in node.output.users):
         return node
     build.at(node, node.loc)
-    power = build.node(_EXP, build("aten.mul.Scalar", source, other=math.log(2)))
+    x = source if base == math.e else build("aten.mul.Scalar", source, other=math.log(base))
+    power = build.node(EXP, x)
     return power if checked.replace([(node.output, power.output)]) else node
 
 
-def _epsilon(node: Node, numerator: Value, denominator: Value) -> list[Remark]:
-    """A remark on attention scores that are normalised by their sum and something more."""
-    total = denominator.producer
-    if total is None or total.op != "aten.add.Scalar" or _negligible(total) is not None:
-        return []
-    reduced = total.inputs[0].producer if total.inputs[0] is not None else None
-    exponent = _exponent(numerator)
-    if reduced is None or reduced.op != _SUM or reduced.inputs[0] is not numerator:
-        return []
-    if exponent is None or not is_product(exponent[0]) or not node.output.uses:
-        return []
-    return [
-        Remark(
-            "declined",
-            "epsilon-in-softmax",
-            f"{attribute(total, 'other'):g} is added to the sum that normalises the weights, so "
-            "this is no softmax.",
-            node.loc,
-            op=node.op,
-            hint="Subtract the row maximum and leave the number out: the sum is then at least 1.",
-            node=node.output.name,
-            blamed=f"{total.op} at {total.loc}",
-        )
-    ]
-
-
-def _quotient(node: Node) -> tuple[Value, Value] | None:
+def _quotient(node: Node) -> tuple[Operand, Operand] | None:
     """(numerator, denominator) of a division or a product with a reciprocal."""
+    if node.op not in ("aten.div.Tensor", "aten.mul.Tensor"):
+        return None
+    first, second = node.inputs
+    if first is None or second is None:
+        return None
+    axes = fresh_axes(node.output.shape)
+    left, right = placed(axes, first, node), placed(axes, second, node)
     if node.op == "aten.div.Tensor":
-        top, bottom = node.inputs
-        return None if top is None or bottom is None else (top, bottom)
-    if node.op == "aten.mul.Tensor":
-        for index in (0, 1):
-            top, other = node.inputs[index], node.inputs[1 - index]
-            inverse = other.producer if other is not None else None
-            if inverse is not None and inverse.op == "aten.reciprocal" and top is not None:
-                bottom = inverse.inputs[0]
-                return None if bottom is None else (top, bottom)
+        return left, right
+    for numerator, other in ((left, right), (right, left)):
+        inverse = top(other)
+        bottom = reciprocal_of(inverse.value.producer)
+        if bottom is not None:
+            return numerator, Operand(bottom, inverse.axes)
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Total:
-    """Σ over one dim of an exponential: the node, what is summed, and the sum's axes."""
-
-    terms: Value
-    dim: int
-    axes: Axes
-
-
-def _total(operand: Operand) -> _Total | None:
-    """The sum that a denominator broadcasts, its kept dim included as an empty index."""
-    while True:
-        node = operand.value.producer
-        if node is None:
-            return None
-        if node.op == _SUM:
-            break
-        if is_cast(node) and node.inputs[0] is not None:
-            operand = Operand(node.inputs[0], operand.axes)
-            continue
-        rounded_off = _negligible(node)
-        above = Operand(rounded_off, operand.axes) if rounded_off is not None else climb(operand)
-        if above is None:
-            return None
-        operand = above
-    terms = node.inputs[0]
-    dims = attribute(node, "dim")
-    if terms is None or not dims or len(dims) != 1:
+def _softmax(build: Builder, terms: Value, dims: tuple[int, ...]) -> Value | None:
+    exponent = read_exponent(terms, dims)
+    if exponent is None or dims != tuple(range(dims[0], dims[-1] + 1)):
         return None
-    dim = dims[0] % len(terms.shape)
-    axes = operand.axes
-    if not attribute(node, "keepdim"):
-        axes = (*axes[:dim], (), *axes[dim:])
-    return _Total(terms, dim, axes)
-
-
-def _negligible(node: Node) -> Value | None:
-    """s where the node is s + ε or max(s, ε), and s ≥ 1 since the row maximum was subtracted."""
-    if node.op == "aten.add.Scalar":
-        epsilon, source = attribute(node, "other"), node.inputs[0]
-    elif node.op == "aten.clamp_min":
-        epsilon, source = attribute(node, "min"), node.inputs[0]
-    else:
-        return None
-    total = source.producer if source is not None else None
-    if source is None or total is None or total.op != _SUM or total.inputs[0] is None:
-        return None
-    if not isinstance(epsilon, float) or not 0 <= epsilon <= torch.finfo(source.dtype).eps / 2:
-        return None
-    exponent = _exponent(total.inputs[0])
-    return source if exponent is not None and _is_shifted(exponent[0]) else None
-
-
-def _is_shifted(x: Value) -> bool:
-    node = x.producer
-    if node is None or node.op != "aten.sub.Tensor" or node.inputs[1] is None:
-        return False
-    row = node.inputs[1].producer
-    return (
-        row is not None
-        and row.op in ("aten.amax", "aten.max.dim")
-        and (row.inputs[0] is node.inputs[0])
-    )
-
-
-def _exponent(value: Value) -> tuple[Value, Value | None, bool] | None:
-    """(x, predicate, keep) where the value is exp(x), or zero where the predicate isn't `keep`."""
-    node = value.producer
-    if node is None:
-        return None
-    if node.op == _EXP:
-        source = node.inputs[0]
-        return None if source is None else (source, None, True)
-    if is_cast(node) and node.inputs[0] is not None and node.inputs[0].dtype == value.dtype:
-        return _exponent(node.inputs[0])
-    if (filling := fill_of(node)) is not None and filling[3] == 0.0:
-        inner = _exponent(filling[0])
-        if inner is None or inner[1] is not None or filling[0].shape != value.shape:
-            return None
-        return inner[0], filling[1], filling[2]
-    if node.op == "aten.mul.Tensor":
-        for index in (0, 1):
-            side, other = node.inputs[index], node.inputs[1 - index]
-            cast = other.producer if other is not None else None
-            inner = _exponent(side) if side is not None else None
-            if side is None or other is None or inner is None or inner[1] is not None:
-                continue
-            if side.shape != value.shape:
-                continue
-            if cast is not None and is_cast(cast) and cast.inputs[0] is not None:
-                if cast.inputs[0].dtype == torch.bool:
-                    return inner[0], cast.inputs[0], True
-            elif is_binary(other):
-                return inner[0], other, True
-    return None
-
-
-def _softmax(build: Builder, terms: Value, dim: int) -> Value | None:
-    exponent = _exponent(terms)
-    if exponent is None:
-        return None
-    x, predicate, keep = exponent
+    x = exponent.x
+    predicate, keep = exponent.predicate, exponent.keep
+    if exponent.triangle is not None:
+        ones = build("aten.full", size=list(x.shape[-2:]), fill_value=True, dtype=torch.bool)
+        predicate = build(exponent.triangle.op, ones, **exponent.triangle.attrs)
     if predicate is not None:
         if predicate.dtype != torch.bool:
             predicate = build("aten._to_copy", predicate, dtype=torch.bool)
         low = build.constant(torch.tensor(-torch.inf, dtype=x.dtype), "masked")
-        choices = (x, low) if keep else (low, x)
-        x = build("aten.where.self", predicate, *choices)
-    return build("aten.softmax.int", x, dim=dim)
+        x = build("aten.where.self", predicate, *((x, low) if keep else (low, x)))
+    if len(dims) == 1:
+        return build("aten.softmax.int", x, dim=dims[0])
+    shape = list(x.shape)
+    joined = [*shape[: dims[0]], product(shape[dims[0] : dims[-1] + 1]), *shape[dims[-1] + 1 :]]
+    flat = build("aten.reshape", x, shape=joined)
+    return build("aten.reshape", build("aten.softmax.int", flat, dim=dims[0]), shape=shape)
 
 
 def _raise_log(build: Builder, checked: Checked, node: Node) -> None:
@@ -242,13 +141,10 @@ def _raise_log(build: Builder, checked: Checked, node: Node) -> None:
         x, dim = inner.inputs[0], attribute(inner, "dim")
     elif inner.op == "aten.sub.Tensor" and attribute(inner, "alpha") == 1:
         x, total = inner.inputs
-        norm = total.producer if total is not None else None
-        if norm is None or norm.op != "aten.logsumexp" or norm.inputs[0] is not x:
+        found = None if x is None or total is None else _log_normaliser(x, total, inner)
+        if found is None:
             return
-        dims = attribute(norm, "dim")
-        if len(dims) != 1 or not attribute(norm, "keepdim"):
-            return
-        dim = dims[0]
+        dim = found
     else:
         return
     if x is None or x.dtype != node.output.dtype:
@@ -257,35 +153,61 @@ def _raise_log(build: Builder, checked: Checked, node: Node) -> None:
     checked.replace([(node.output, build("aten.softmax.int", x, dim=dim))])
 
 
+def _log_normaliser(x: Value, total: Value, difference: Node) -> int | None:
+    """The dim over which `total` is log Σ exp(x), broadcast along it."""
+    axes = fresh_axes(difference.output.shape)
+    if x.shape != difference.output.shape:
+        return None
+    log = top(placed(axes, total, difference))
+    node = log.value.producer
+    if node is None or not node.inputs or node.inputs[0] is None:
+        return None
+    if node.op == "aten.logsumexp" and node.inputs[0] is x:
+        dims = tuple(dim % len(x.shape) for dim in attribute(node, "dim"))
+        rows = log.axes
+        if len(dims) == 1 and not attribute(node, "keepdim"):
+            rows = (*rows[: dims[0]], (), *rows[dims[0] :])
+    elif node.op == "aten.log":
+        reduced = read_total(Operand(node.inputs[0], log.axes))
+        exponent = None if reduced is None else read_exponent(reduced.terms, reduced.dims)
+        if reduced is None or exponent != Exponent(x):
+            return None
+        dims, rows = reduced.dims, reduced.axes
+    else:
+        return None
+    return dims[0] if len(dims) == 1 and same_rows(rows, axes, dims) else None
+
+
 def _raise_quotient(
     build: Builder,
     checked: Checked,
     node: Node,
-    numerator: Value,
-    denominator: Value,
+    numerator: Operand,
+    denominator: Operand,
     *,
-    late: bool,
-) -> bool:
-    """Whether the normalisation was late, and came first instead."""
-    shape = node.output.shape
-    axes = fresh_axes(shape)
-    total = _total(Operand(denominator, broadcast_axes(axes, denominator.shape, shape)))
-    if total is None or _exponent(total.terms) is None:
-        return False
-    top = Operand(numerator, broadcast_axes(axes, numerator.shape, shape))
-    if numerator is total.terms:
-        if _rows(top.axes, total.dim) != _rows(total.axes, total.dim):
-            return False
+    exact_only: bool,
+) -> str:
+    """What was reassociated: a normalisation that was late, or a second one."""
+    total = read_total(denominator)
+    exponent = None if total is None else read_exponent(total.terms, total.dims)
+    if total is None or exponent is None:
+        return ""
+    if numerator.value is total.terms:
+        if not same_rows(numerator.axes, total.axes, total.dims):
+            return ""
+        if exact_only and exponent.is_normalised:
+            return ""
         build.at(node, fuse_locs([node], node))
-        softmax = _softmax(build, total.terms, total.dim)
-        if softmax is not None and softmax.dtype == node.output.dtype:
-            checked.replace([(node.output, softmax)])
-        return False
-    return late and _raise_late(build, checked, node, top, total)
-
-
-def _rows(axes: Axes, dim: int) -> tuple[tuple[object, ...], ...]:
-    return tuple(resolve(index) for position, index in enumerate(axes) if position != dim)
+        softmax = _softmax(build, total.terms, total.dims)
+        if softmax is None or softmax.dtype != node.output.dtype:
+            return ""
+        is_raised = checked.replace([(node.output, softmax)])
+        second = "The weights are normalised once, under the mask, and not again."
+        return second if is_raised and exponent.is_normalised else ""
+    if exact_only or len(total.dims) != 1:
+        return ""
+    is_raised = _raise_late(build, checked, node, numerator, total)
+    return "The weights are normalised before the values are summed, not after." * is_raised
 
 
 def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
@@ -301,15 +223,15 @@ def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
 
 
 def _raise_late(
-    build: Builder, checked: Checked, node: Node, numerator: Operand, total: _Total
+    build: Builder, checked: Checked, node: Node, numerator: Operand, total: Total
 ) -> bool:
     """(exp(x) · V) / Σ exp(x): the same product, of the softmax."""
     operand, above = numerator, numerator
     outer: list[Node] = []
     while above is not None and (producer := above.value.producer) is not None:
         operand = above
-        product = read_contraction(producer, operand.axes)
-        if product is not None:
+        summed = read_contraction(producer, operand.axes)
+        if summed is not None:
             break
         outer.append(producer)
         following = climb(operand)
@@ -318,21 +240,21 @@ def _raise_late(
         above = following
     else:
         return False
-    if product.addends or product.factor != 1.0:
+    if summed.addends or summed.factor != 1.0:
         return False
     root = operand.value.producer
     assert root is not None
-    for side in (product.left, product.right):
+    for side in (summed.left, summed.right):
         found = _path(side, total.terms)
         if found is None:
             continue
         reached, passed = found
-        if resolve(reached.axes[total.dim]) != resolve(product.summed):
+        if resolve(reached.axes[total.dims[0]]) != resolve(summed.summed):
             continue
-        if _rows(reached.axes, total.dim) != _rows(total.axes, total.dim):
+        if not same_rows(reached.axes, total.axes, total.dims):
             continue
         build.at(root, fuse_locs([node, root], root))
-        softmax = _softmax(build, total.terms, total.dim)
+        softmax = _softmax(build, total.terms, total.dims)
         if softmax is None or softmax.dtype != total.terms.dtype:
             return False
         result = _again(build, root, side.value, _replay(build, passed, total.terms, softmax))

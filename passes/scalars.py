@@ -96,10 +96,11 @@ def is_binary(value: Value | None) -> bool:
 
 
 def blend_of(node: Node) -> tuple[Value, Value, bool, float] | None:
-    """As `fill_of`, for m·x + c·(1 - m) with m of zeros and ones."""
-    if node.op != "aten.add.Tensor" or attribute(node, "alpha") != 1:
+    """As `fill_of`, for m·x ± c·(1 - m) with m of zeros and ones."""
+    if node.op not in ("aten.add.Tensor", "aten.sub.Tensor") or attribute(node, "alpha") != 1:
         return None
-    for index in (0, 1):
+    subtracts = node.op == "aten.sub.Tensor"
+    for index in (0,) if subtracts else (0, 1):
         kept, filled = node.inputs[index], node.inputs[1 - index]
         product = kept.producer if kept is not None else None
         if product is None or product.op != "aten.mul.Tensor":
@@ -110,7 +111,7 @@ def blend_of(node: Node) -> tuple[Value, Value, bool, float] | None:
                 continue
             fill = _filled_by(filled, predicate)
             if fill is not None:
-                return source, predicate, True, fill
+                return source, predicate, True, -fill if subtracts else fill
     return None
 
 
@@ -121,7 +122,8 @@ def _filled_by(value: Value | None, predicate: Value) -> float | None:
         return found[0]
     if value is None or value.data is None or predicate.data is None:
         return None
-    fill = float(value.data.detach().min())
+    low, high = (float(bound) for bound in value.data.detach().aminmax())
+    fill = low if abs(low) > abs(high) else high
     wanted = fill * (1 - predicate.data.to(value.dtype))
     if fill == 0 or not torch.broadcast_to(wanted, value.data.shape).equal(value.data):
         return None

@@ -31,7 +31,7 @@ def _through_copies(value: Value) -> list[Node]:
 
 
 def raise_sink_column(build: Builder, checked: Checked, softmax: Node) -> None:
-    """softmax(cat(x, s))[…, :-1] where nobody reads the last column."""
+    """softmax(cat(x, s))[…, :-1], or with s first, where nobody reads the column of s."""
     source = softmax.inputs[0]
     if source is None or source.dtype != softmax.output.dtype:
         return
@@ -43,25 +43,24 @@ def raise_sink_column(build: Builder, checked: Checked, softmax: Node) -> None:
         if row is None or row.op not in ("aten.amax", "aten.max.dim") or row.inputs[0] is not inner:
             return
         joined = inner.producer if inner is not None else None
-    if joined is None or joined.op != "aten.cat":
+    column = None if joined is None else _column(joined, dim)
+    if joined is None or column is None or softmax.output in checked.graph.outputs:
         return
-    parts = input_of(joined, "tensors")
-    if len(parts) != 2 or attribute(joined, "dim") % len(source.shape) != dim:
-        return
-    x, sink = parts
-    if sink.shape[dim] != 1 or softmax.output in checked.graph.outputs:
-        return
+    x, sink, is_first = column
     readers = _through_copies(softmax.output)
-    kept = x.shape[dim]
-    if not readers or not all(_cuts(node, dim, kept) for node in readers):
+    kept = [_kept(node, dim, x.shape[dim], is_first) for node in readers]
+    if not kept or any(cut is None for cut in kept):
         return
     build.at(softmax, fuse_locs([joined, softmax], softmax))
-    if sink.data is not None:
+    if sink is None:
+        zero = torch.full([1] * len(x.shape), _padding(joined), dtype=x.dtype)
+        sink = build.constant(zero, "sink")
+    elif sink.data is not None:
         sink = build.constant(_narrowed(sink.data.detach()), "sink")
     result = build("attn.sink_softmax", x, sink, dim=dim)
     pairs = []
-    for node in readers:
-        cut = node.outputs[0]
+    for cut in kept:
+        assert cut is not None
         same_type = cut.dtype == result.dtype
         cast = result if same_type else build("aten._to_copy", result, dtype=cut.dtype)
         pairs.append((cut, cast))
@@ -77,21 +76,44 @@ def _narrowed(data: torch.Tensor) -> torch.Tensor:
     return data
 
 
-def _cuts(node: Node, dim: int, kept: object) -> bool:
-    """Whether a node keeps exactly the first `kept` columns."""
-    if node.op not in ("aten.slice.Tensor", "aten.split_with_sizes"):
-        return False
-    cut = node.outputs[0]
-    if (
-        any(value.uses for value in node.outputs[1:])
-        or attribute(node, "dim") % len(cut.shape) != dim
-    ):
-        return False
-    if node.op == "aten.slice.Tensor" and (
-        (attribute(node, "start") or 0) != 0 or attribute(node, "step") != 1
-    ):
-        return False
-    return same(cut.shape[dim], kept)
+def _column(joined: Node, dim: int) -> tuple[Value, Value | None, bool] | None:
+    """(x, sink, whether the sink is first) of a cat with one column; no sink where x is padded."""
+    rank = len(joined.outputs[0].shape)
+    if joined.op == "aten.pad":
+        x, widths = joined.inputs[0], list(attribute(joined, "pad"))
+        place = 2 * (rank - 1 - dim)
+        here = widths[place : place + 2]
+        is_plain = attribute(joined, "mode") == "constant" and sum(map(abs, widths)) == 1
+        return (x, None, here == [1, 0]) if x is not None and is_plain and sum(here) == 1 else None
+    if joined.op != "aten.cat" or attribute(joined, "dim") % rank != dim:
+        return None
+    parts = input_of(joined, "tensors")
+    if len(parts) != 2:
+        return None
+    first, last = parts
+    if last.shape[dim] == 1:
+        return first, last, False
+    return (last, first, True) if first.shape[dim] == 1 else None
+
+
+def _padding(node: Node) -> float:
+    return float(attribute(node, "value") or 0.0)
+
+
+def _kept(node: Node, dim: int, size: object, drops_first: bool) -> Value | None:
+    """What a reader takes, where that is exactly the other columns."""
+    if node.op == "aten.split_with_sizes":
+        cut, rest = node.outputs[-1 if drops_first else 0], node.outputs
+        others = [value for value in rest if value is not cut]
+        is_cut = not any(value.uses for value in others) and len(rest) == 2
+    elif node.op == "aten.slice.Tensor":
+        cut = node.output
+        start = attribute(node, "start") or 0
+        is_cut = start == int(drops_first) and attribute(node, "step") == 1
+    else:
+        return None
+    is_cut = is_cut and attribute(node, "dim") % len(cut.shape) == dim
+    return cut if is_cut and same(cut.shape[dim], size) else None
 
 
 def raise_plus_one(build: Builder, checked: Checked, node: Node) -> bool:

@@ -8,9 +8,19 @@ from dataclasses import dataclass, replace
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes, resolve, top
-from attngraph.passes.context import Below, find_below
+from attngraph.passes.context import Below, find_below, hands_on
 from attngraph.passes.contraction import Contraction, read_contraction
-from attngraph.passes.decline import additive, explain, is_mixture, is_product, joined, mixed_heads
+from attngraph.passes.decline import (
+    additive,
+    convolved,
+    explain,
+    is_mixture,
+    is_product,
+    joined,
+    mixed_heads,
+    pooling,
+    synthesizer,
+)
 from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
 from attngraph.passes.masking import refilled
 from attngraph.passes.roles import Roles, Stage, assign, stages
@@ -67,7 +77,7 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
     values = set(below.value.atoms) if isinstance(below, Below) else set()
 
     def prefer(product: Contraction) -> int | None:
-        pair = _pair(product, keys)
+        pair = pair_of(product, keys)
         if pair is None:
             return None
         return len(set(pair[1].atoms) - values - set(resolve(product.summed)))
@@ -91,7 +101,7 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
                 "Mask the scores before the softmax instead.",
             )
         logits, guarded = replace(logits, steps=steps), True
-    pair = _pair(logits.contraction, keys)
+    pair = pair_of(logits.contraction, keys)
     assert pair is not None
     chain = (*below.nodes, below.root)
     inside = {*chain, *(test for node in below.nodes for test in _tests(node))}
@@ -166,10 +176,11 @@ def _escapes(node: Node, until: set[Node]) -> bool:
     return False
 
 
-def _pair(product: Contraction, keys: tuple[Atom, ...]) -> tuple[Operand, Operand] | None:
+def pair_of(product: Contraction, keys: tuple[Atom, ...]) -> tuple[Operand, Operand] | None:
     """(Q, K): the side that has the key axis is K; None where both or neither have it."""
     wanted = set(resolve(keys))
-    left, right = (wanted & set(side.atoms) for side in (product.left, product.right))
+    sides = (stages(side)[-1].operand for side in (product.left, product.right))
+    left, right = (wanted & set(side.atoms) for side in sides)
     if right == wanted and not left:
         return product.left, product.right
     if left == wanted and not right:
@@ -181,20 +192,48 @@ def _without_values(
     anchor: Node, below: Declined | None, logits: Logits | Declined
 ) -> Declined | None:
     """Scores of two activations without values are worth a remark; a classifier is not."""
+    if (mixed := convolved(anchor)) is not None:
+        return mixed
     if isinstance(logits, Declined):
         source = anchor.inputs[0]
         stray = below if source is not None and is_product(source) else None
         return joined(anchor) or stray
     # Talking heads mix such scores with weights before the softmax, and the probabilities after it.
-    mixed = () if below is None else _inner(logits.contraction)
-    if not any(map(_pairs_activations, (logits.contraction, *mixed))):
+    inner = () if below is None else _inner(logits.contraction)
+    if not any(map(_pairs_activations, (logits.contraction, *inner))):
         return None
-    return below or Declined(
-        "no-values",
-        "The attention weights are not multiplied with values over the key axis.",
-        anchor,
-        "Only the weights are used: there is no attention to fuse.",
+    return (
+        below
+        or _changed(anchor)
+        or Declined(
+            "no-values",
+            "The attention weights are not multiplied with values over the key axis.",
+            anchor,
+            "Only the weights are used: there is no attention to fuse.",
+        )
     )
+
+
+def _changed(anchor: Node) -> Declined | None:
+    """Weights that pass through some function before a product with values."""
+    queue: list[tuple[Node, Node | None]] = [(anchor, None)]
+    for _ in range(_FAR):
+        node, function = queue.pop(0) if queue else (None, None)
+        for user in () if node is None else node.output.users:
+            if len(user.outputs) != 1:
+                continue
+            product = read_contraction(user, fresh_axes(user.output.shape))
+            if product is not None and function is not None and _pairs_activations(product):
+                return Declined(
+                    "weights-changed",
+                    f"The attention weights go through {function.op} before they meet the values.",
+                    function,
+                    "Multiply the weights with the values as they come from the softmax.",
+                )
+            is_known = hands_on(user) or function is not None
+            if product is None and (is_known or user.output.shape == anchor.output.shape):
+                queue.append((user, function if is_known else user))
+    return None
 
 
 def _pairs_activations(product: Contraction) -> bool:
@@ -242,10 +281,9 @@ def _assemble(
     )
     if isinstance(roles, str):
         if is_mixture(logits, stages(operands[2]), scores, keys):
-            return None
-        return mixed_heads(logits, roles) or Declined(
-            "axes-not-attention", f"This is no attention op: {roles}.", anchor
-        )
+            return pooling(anchor)
+        named = mixed_heads(logits, roles) or synthesizer(logits, anchor)
+        return named or Declined("axes-not-attention", f"This is no attention op: {roles}.", anchor)
     scale, cap, steps = logits.scale, logits.outer, logits.steps
     if cap is not None:
         scale, cap = (scale * abs(cap), abs(cap)) if cap > 0 else (-scale * abs(cap), abs(cap))

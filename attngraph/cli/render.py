@@ -119,11 +119,13 @@ def _print_declined(page: Page, site: Site) -> None:
 def _became(site: Site) -> Text:
     if site.status == "fused":
         return Text.assemble(("✓ ", "green"), site.op)
+    if site.status == "named":
+        return Text(f"· stays {site.op}")
     return Text.assemble(("✗ ", "yellow"), f"stays {site.op}")
 
 
 def _why(site: Site) -> str:
-    code = f"[{site.code}] " if site.status == "declined" else ""
+    code = f"[{site.code}] " if site.status != "fused" else ""
     mask = f"; mask: {site.mask.rstrip('.')}" if site.mask else ""
     kernel = f"; kernel: {site.kernel}" if site.kernel else ""
     hint = f" Hint: {site.hint}" if site.hint else ""
@@ -131,7 +133,7 @@ def _why(site: Site) -> str:
 
 
 def _plain(site: Site) -> str:
-    verdict = f"fused into {site.op}: " if site.status == "fused" else "declined "
+    verdict = f"fused into {site.op}: " if site.status == "fused" else f"{site.status} "
     return f"{site.location or '?'}: {site.module or '-'}: {verdict}{_why(site)}"
 
 

@@ -28,7 +28,7 @@ class Builder:
         return self
 
     def node(
-        self, op: str, *inputs: Value | None, names: Sequence[str] | None = None, **attrs: Any
+        self, op: str, /, *inputs: Value | None, names: Sequence[str] | None = None, **attrs: Any
     ) -> Node:
         """Inserts an op, dropping attributes that equal their defaults.
 
@@ -48,7 +48,7 @@ class Builder:
             op, flat, kept, types=types, names=names, loc=self.loc, before=self.before
         )
 
-    def __call__(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
+    def __call__(self, op: str, /, *inputs: Value | None, **attrs: Any) -> Value:
         """As `node`, returning the only output."""
         return self.node(op, *inputs, **attrs).output
 

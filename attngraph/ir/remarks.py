@@ -10,7 +10,9 @@ from attngraph.ir.graph import UNKNOWN, Loc
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """`status` is "fused", "declined" or "note"; docs/remarks.md explains each `code`."""
+    """`status` is "fused", "declined", "named" (a softmax with values that is no attention) or
+    "note"; docs/remarks.md explains each `code`.
+    """
 
     status: str
     code: str

@@ -29,9 +29,9 @@ def _given() -> set[str]:
 def _shown() -> dict[str, set[str]]:
     """The codes in each file's remarks."""
     folder = ROOT / "tests" / "passes" / "fuse-attention"
+    given = r"^# remark: (?:declined|named) \[([a-z-]+)\]"
     return {
-        path.stem: set(re.findall(r"^# remark: declined \[([a-z-]+)\]", path.read_text(), re.M))
-        for path in folder.glob("*.ir")
+        path.stem: set(re.findall(given, path.read_text(), re.M)) for path in folder.glob("*.ir")
     }
 
 

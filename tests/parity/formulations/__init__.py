@@ -6,7 +6,8 @@ import importlib
 
 from tests.parity.formulations.kit import FORMULATIONS, Formulation
 
-_THEMES = """scale products softmaxes masks biases heads positions kinds outputs refusals"""
+_THEMES = """scale products softmaxes masks biases heads positions kinds outputs refusals
+    spellings"""
 for _theme in _THEMES.split():
     importlib.import_module(f"tests.parity.formulations.{_theme}")
 

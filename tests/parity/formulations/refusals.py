@@ -22,7 +22,7 @@ def linear_efficient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 
-@formulation(*SQUARE, fused=0)
+@formulation(*SQUARE, fused=0, declined=("linear-attention",))
 def linear_elu(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Katharopoulos: elu + 1 feature maps, normalised by their sum; no softmax."""
     q, k = F.elu(q) + 1, F.elu(k) + 1
@@ -173,7 +173,7 @@ def top_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(scores < lowest, float("-inf")).softmax(-1) @ v
 
 
-@formulation(*SQUARE, fused=0)
+@formulation(*SQUARE, fused=0, declined=("no-softmax",))
 def sparsemax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Sparsemax instead of softmax."""
     scores = _scores(q, k)
@@ -185,13 +185,13 @@ def sparsemax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores - threshold).clamp(min=0) @ v
 
 
-@formulation(*SQUARE, fused=0)
+@formulation(*SQUARE, fused=0, declined=("no-softmax",))
 def sigmoid_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Sigmoid attention: no normaliser."""
     return (_scores(q, k) - 1.6).sigmoid() @ v
 
 
-@formulation(*SQUARE, fused=0)
+@formulation(*SQUARE, fused=0, declined=("no-softmax",))
 def relu_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """ReLU over length."""
     return (_scores(q, k).relu() / q.shape[2]) @ v

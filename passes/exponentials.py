@@ -1,0 +1,201 @@
+"""Reads sums of exponentials, and what was exponentiated: the parts of a softmax by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute
+from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_axes, resolve, top
+from attngraph.passes.contraction import read_contraction
+from attngraph.passes.scalars import fill_of, is_binary, is_cast, number, uniform
+
+EXP = "aten.exp"
+SUM = "aten.sum.dim_IntList"
+SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
+NORM = "aten.linalg_vector_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Exponent:
+    """exp(x), up to a factor that is the same along the dims; zero where `predicate` isn't `keep`.
+
+    `triangle` is the tril or triu that masks instead of a predicate. `is_normalised` says that the
+    exponentials alone already sum to one.
+    """
+
+    x: Value
+    predicate: Value | None = None
+    keep: bool = True
+    triangle: Node | None = None
+    is_normalised: bool = False
+
+    @property
+    def is_masked(self) -> bool:
+        return self.predicate is not None or self.triangle is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Σ of `terms` over `dims`, and how the terms' other dims are indexed by a quotient's axes."""
+
+    terms: Value
+    dims: tuple[int, ...]
+    axes: Axes
+
+
+def read_exponent(value: Value, dims: tuple[int, ...]) -> Exponent | None:
+    """The value as exponentials to be normalised along `dims`, masked by zeros or not.
+
+    A softmax along the same dim is exponentials that were divided by a number per row.
+    """
+    node = value.producer
+    if node is None:
+        return None
+    source = node.inputs[0] if node.inputs else None
+    if node.op == EXP:
+        return None if source is None else Exponent(source)
+    if node.op in SOFTMAXES and source is not None:
+        is_same = dims == (attribute(node, "dim") % len(source.shape),)
+        return Exponent(source, is_normalised=True) if is_same else None
+    if is_cast(node) and source is not None and source.dtype == value.dtype:
+        return read_exponent(source, dims)
+    if node.op in ("aten.tril", "aten.triu") and source is not None:
+        inner = read_exponent(source, dims)
+        return None if inner is None or inner.is_masked else replace(inner, triangle=node)
+    if (filling := fill_of(node)) is not None and filling[3] == 0.0:
+        return _masked(filling[0], filling[1], filling[2], value, dims)
+    if node.op == "aten.mul.Tensor":
+        for index in (0, 1):
+            side, other = node.inputs[index], node.inputs[1 - index]
+            if side is None or other is None or not is_binary(other):
+                continue
+            cast = other.producer
+            bare = cast.inputs[0] if cast is not None and is_cast(cast) else None
+            predicate = bare if bare is not None and bare.dtype == torch.bool else other
+            if (masked := _masked(side, predicate, True, value, dims)) is not None:
+                return masked
+    return None
+
+
+def _masked(
+    side: Value, predicate: Value, keep: bool, value: Value, dims: tuple[int, ...]
+) -> Exponent | None:
+    inner = read_exponent(side, dims)
+    if inner is None or inner.is_masked or side.shape != value.shape:
+        return None
+    return replace(inner, predicate=predicate, keep=keep)
+
+
+def reciprocal_of(node: Node | None) -> Value | None:
+    """x where the node computes 1 / x."""
+    if node is None or not node.inputs:
+        return None
+    if node.op == "aten.reciprocal":
+        return node.inputs[0]
+    if node.op == "aten.pow.Tensor_Scalar" and number(attribute(node, "exponent")) == -1:
+        return node.inputs[0]
+    if node.op == "aten.div.Tensor" and uniform(node.inputs[0]) == 1.0:
+        x = node.inputs[1]
+        return x if x is not None and x.shape == node.output.shape else None
+    return None
+
+
+def read_total(operand: Operand) -> Total | None:
+    """The sum that a denominator broadcasts, past layout, casts and a negligible number."""
+    while (node := operand.value.producer) is not None:
+        source = node.inputs[0] if node.inputs else None
+        if node.op in (SUM, NORM):
+            return _reduced(node, operand.axes)
+        if is_cast(node) and source is not None:
+            operand = Operand(source, operand.axes)
+            continue
+        rounded_off = _negligible(node)
+        above = Operand(rounded_off, operand.axes) if rounded_off is not None else climb(operand)
+        if above is None:
+            return _times_ones(node, operand.axes)
+        operand = above
+    return None
+
+
+def _reduced(node: Node, axes: Axes) -> Total | None:
+    """A sum, or the L1 norm of what is not negative."""
+    terms, dims = node.inputs[0], attribute(node, "dim")
+    if terms is None or not dims:
+        return None
+    rank = len(terms.shape)
+    dims = tuple(sorted(dim % rank for dim in dims))
+    if node.op == NORM and (attribute(node, "ord") != 1 or read_exponent(terms, dims) is None):
+        return None
+    if not attribute(node, "keepdim"):
+        for dim in dims:
+            axes = (*axes[:dim], (), *axes[dim:])
+    return Total(terms, dims, axes)
+
+
+def _times_ones(node: Node, axes: Axes) -> Total | None:
+    """The sum as a product with ones."""
+    if len(node.outputs) != 1:
+        return None
+    product = read_contraction(node, axes)
+    if product is None or product.addends or product.factor != 1.0 or not product.summed:
+        return None
+    for terms, ones in ((product.left, product.right), (product.right, product.left)):
+        if uniform(top(ones).value) != 1.0:
+            continue
+        summed = resolve(product.summed)
+        dims = tuple(i for i, index in enumerate(terms.axes) if resolve(index) == summed)
+        return Total(terms.value, dims, terms.axes) if len(dims) == 1 else None
+    return None
+
+
+def _negligible(node: Node) -> Value | None:
+    """s where the node is s + ε or max(s, ε), and s ≥ 1 since the row maximum was subtracted."""
+    epsilon = added(node)
+    source = node.inputs[0] if epsilon is not None else None
+    if source is None or epsilon is None:
+        return None
+    if not 0 <= epsilon <= torch.finfo(source.dtype).eps / 2:
+        return None
+    total = read_total(Operand(source, fresh_axes(source.shape)))
+    exponent = None if total is None else read_exponent(total.terms, total.dims)
+    if exponent is None or exponent.is_masked:
+        return None
+    return source if exponent.is_normalised or _is_shifted(exponent.x) else None
+
+
+def added(node: Node) -> float | None:
+    """ε where the node is s + ε or max(s, ε)."""
+    if node.op == "aten.add.Scalar":
+        return number(attribute(node, "other"))
+    if node.op == "aten.clamp_min" or (node.op == "aten.clamp" and attribute(node, "max") is None):
+        return number(attribute(node, "min"))
+    return None
+
+
+def _is_shifted(x: Value) -> bool:
+    node = x.producer
+    if node is None or node.op != "aten.sub.Tensor" or node.inputs[1] is None:
+        return False
+    row = node.inputs[1].producer
+    return (
+        row is not None
+        and row.op in ("aten.amax", "aten.max.dim")
+        and (row.inputs[0] is node.inputs[0])
+    )
+
+
+def same_rows(left: Axes, right: Axes, dims: tuple[int, ...]) -> bool:
+    """Whether two indexings of a tensor agree on all dims but these."""
+    return all(
+        resolve(first) == resolve(second)
+        for position, (first, second) in enumerate(zip(left, right, strict=True))
+        if position not in dims
+    )
+
+
+def placed(axes: Axes, value: Value, node: Node) -> Operand:
+    """An operand of an elementwise node whose output is indexed by `axes`."""
+    return Operand(value, broadcast_axes(axes, value.shape, node.output.shape))
