@@ -25,6 +25,7 @@ from attngraph.passes.checked import Checked
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.exponentials import (
     EXP,
+    NORM,
     SOFTMAXES,
     SUM,
     Exponent,
@@ -41,6 +42,8 @@ from attngraph.passes.scalars import number
 from attngraph.passes.sink_gate import raise_sink_gate
 from attngraph.passes.sinks import raise_plus_one, raise_sink_column
 from attngraph.passes.trials import LOGITS
+
+_SUMS = frozenset([SUM, NORM, "aten.matmul", "aten.bmm", "aten.einsum"])
 
 
 @register
@@ -82,7 +85,7 @@ def _natural(build: Builder, checked: Checked, node: Node) -> Node:
     base = 2 if node.op == "aten.exp2" else number(attribute(node, "self"))
     if source is None or base is None or base <= 1 or not source.dtype.is_floating_point:
         return node
-    if all(user.op != SUM for user in node.output.users):
+    if not any(user.op in _SUMS for user in node.output.users):
         return node
     build.at(node, node.loc)
     x = source if base == math.e else build("aten.mul.Scalar", source, other=math.log(base))

@@ -230,7 +230,7 @@ def scores_convolved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-@formulation(SELF, fused=0, declined=("",))
+@formulation(SELF, fused=0, declined=("synthesizer",))
 class Synthesizer(nn.Module):
     """Synthesizer: scores from an MLP of the query, which are no product with keys."""
 

@@ -147,15 +147,3 @@ class ReAttention(nn.Module):
 
     def forward(self, q: Tensor, v: Tensor) -> Tensor:
         return self.norm(self.mix((q @ q.mT * 0.4).softmax(-1))) @ v
-
-
-@formulation("b 7 m", fused=0, declined=("synthesizer",))
-class SynthesizerOfAllHeads(nn.Module):
-    """Dense: each token makes its own row of scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden, self.scores, self.v = nn.Linear(M, M), nn.Linear(M, 7), nn.Linear(M, M)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scores(F.relu(self.hidden(x))).softmax(-1) @ self.v(x)
