@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from attngraph import export, passes
     from attngraph.api import capture
     from attngraph.compiler import optimize
+    from attngraph.decoder import Decoder
+    from attngraph.decoding import optimize_decoder
     from attngraph.ir import Graph
     from attngraph.optimized import Optimized
     from attngraph.report import Report, Site
@@ -20,16 +22,19 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "Decoder": "attngraph.decoder",
     "Graph": "attngraph.ir",
     "Optimized": "attngraph.optimized",
     "Report": "attngraph.report",
     "Site": "attngraph.report",
     "capture": "attngraph.api",
     "optimize": "attngraph.compiler",
+    "optimize_decoder": "attngraph.decoding",
 }
 _PACKAGES = frozenset({"export", "passes"})
 
 __all__ = [
+    "Decoder",
     "Graph",
     "Optimized",
     "Report",
@@ -38,6 +43,7 @@ __all__ = [
     "capture",
     "export",
     "optimize",
+    "optimize_decoder",
     "passes",
 ]
 

@@ -31,6 +31,8 @@ from attngraph.report import Report, defects_of, reassociations_of, sites_of
 
 VERIFY = ("final", "each", "off")
 Progress = Callable[[str], None]
+Cases = Mapping[str, tuple[torch.Tensor, ...]]
+"""Inputs by label, in the order of the graph's."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,14 @@ def compile_model(
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
+    prepare: Callable[[Captured], Cases] | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
-    """As `optimize`, for any form of model."""
+    """As `optimize`, for any form of model.
+
+    `prepare` is called with the model as it was captured. What it says of the graph's dims holds
+    for the passes, and the inputs that it returns are those that parity is checked on.
+    """
     _check_options(precision, verify)
     device = parse_target(target)
     check_version()
@@ -171,7 +178,8 @@ def compile_model(
         captured = trace(model)
     report.notes.extend(captured.notes)
     report.nodes_before = len(captured.graph)
-    check = _Check(model, captured, precision)
+    cases = None if prepare is None else prepare(captured)
+    check = _Check(model, captured, precision, cases)
     pristine = clone(captured.graph) if verify != "off" else None
     passes = pipeline(exact=exact)
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
@@ -216,7 +224,10 @@ def _run_passes(
 class _Check:
     """Parity of one model: references are computed once per size."""
 
-    def __init__(self, model: Model, captured: Captured, precision: Precision) -> None:
+    def __init__(
+        self, model: Model, captured: Captured, precision: Precision, cases: Cases | None = None
+    ) -> None:
+        self.cases = cases
         self.model = model
         self.captured = captured
         self.precision = precision
@@ -261,13 +272,20 @@ class _Check:
 
     def final(self, optimized: Optimized) -> Parity:
         """Parity over all sizes."""
-        cases = {}
-        for sizes in self.sizes():
-            tensors = resized_inputs(self.captured.args, self.captured.dynamic, sizes)
-            reference = self._references(tensors)
-            label = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
-            cases[label] = compare(reference, optimized.run(tensors), self.precision)
-        return merge(cases)
+        return merge(
+            {
+                label: compare(self._references(tensors), optimized.run(tensors), self.precision)
+                for label, tensors in (self.cases or self._resized()).items()
+            }
+        )
+
+    def _resized(self) -> Cases:
+        return {
+            ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample": resized_inputs(
+                self.captured.args, self.captured.dynamic, sizes
+            )
+            for sizes in self.sizes()
+        }
 
 
 __all__ = ["Model", "Target", "analyse", "compile_model", "optimize", "trace"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import onnxruntime
 import torch
@@ -32,6 +32,9 @@ _DTYPES: dict[str, torch.dtype] = {
     "tensor(uint32)": torch.uint32,
     "tensor(uint64)": torch.uint64,
 }
+
+OrtValue: TypeAlias = onnxruntime.OrtValue
+"""A tensor in onnxruntime's hands, on whichever device."""
 
 GraphOptimization = Literal["all", "basic", "off"]
 
@@ -161,6 +164,67 @@ class Session:
             # onnxruntime hands an input that is also an output back as the same memory.
             outputs.append(output.clone() if name in self.input_names else output)
         return tuple(outputs)
+
+    def step(
+        self,
+        feeds: Mapping[str, torch.Tensor],
+        kept: Mapping[str, OrtValue],
+        fetched: Sequence[str],
+        keep: Sequence[str],
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[OrtValue, ...]]:
+        """One run of a model with a state: the outputs `fetched` as tensors, `keep` as they are.
+
+        What is kept stays where the provider computes, and is given to the next step in `kept`
+        without a copy. Fetched tensors are on the CPU. Raises as `run` does.
+        """
+        session = self._session
+        if session is None:
+            raise UsageError("This session is closed: open it again to run the model.")
+        try:
+            values = {name: _to_ort(tensor.contiguous()) for name, tensor in feeds.items()}
+            values.update(kept)
+            if self.provider == "CPUExecutionProvider":
+                results = session.run_with_ort_values([*fetched, *keep], values)
+            else:
+                binding = session.io_binding()
+                for name, value in values.items():
+                    binding.bind_ortvalue_input(name, value)
+                for name in fetched:
+                    binding.bind_output(name, "cpu")
+                for name in keep:
+                    binding.bind_output(name, "cuda")
+                session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+                results = list(binding.get_outputs())
+        except Exception as error:
+            raise ProviderError(
+                f"onnxruntime failed while running the model on {self.provider}: {_reason(error)}."
+            ) from error
+        tensors = tuple(from_dlpack(value) for value in results[: len(fetched)])
+        return tensors, tuple(results[len(fetched) :])
+
+    def empty(self, name: str, sizes: Mapping[str, int]) -> OrtValue:
+        """An input's value at these sizes of its named dims, of which one is 0."""
+        declared = self.input_shape(name)
+        shape = [dim if isinstance(dim, int) else sizes.get(dim or "", 0) for dim in declared]
+        return _to_ort(torch.empty(shape, dtype=self.input_dtype(name)))
+
+    def _input(self, name: str) -> _Input:
+        return self._inputs[self.input_names.index(name)]
+
+    def input_dtype(self, name: str) -> torch.dtype:
+        return self._input(name).dtype
+
+    def input_shape(self, name: str) -> tuple[int | str | None, ...]:
+        """Sizes and names of an input's dims."""
+        return self._input(name).shape or ()
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says beside the graph. Raises UsageError once the session is closed."""
+        if self._session is None:
+            raise UsageError("This session is closed: open it again to read its metadata.")
+        return dict(self._session.get_modelmeta().custom_metadata_map)
 
     def _run_bound(
         self, session: onnxruntime.InferenceSession, tensors: Sequence[torch.Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -24,6 +24,13 @@ from attngraph.cli.options import (
 )
 from attngraph.cli.output import check_output, written_bytes
 from attngraph.cli.stages import working
+from attngraph.errors import UsageError
+
+if TYPE_CHECKING:
+    from attngraph.decoder import Decoder
+    from attngraph.optimized import Optimized
+
+_DECODING = "Decoding"
 
 
 def optimize(
@@ -61,6 +68,34 @@ def optimize(
             "measured is kept in $XDG_CACHE_HOME/attngraph.",
         ),
     ] = False,
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode",
+            rich_help_panel=_DECODING,
+            help="Compile a causal language model with its key-value cache: one graph for the "
+            "prompt and for each token after it, which attngraph.Decoder runs.",
+        ),
+    ] = False,
+    cache: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cache",
+            metavar="PAST=PRESENT",
+            show_default=False,
+            rich_help_panel=_DECODING,
+            help="An input with keys or values, and the output that takes its place at the next "
+            "step. Where it isn't plain; once for each past.",
+        ),
+    ] = None,
+    all_logits: Annotated[
+        bool,
+        typer.Option(
+            "--all-logits",
+            rich_help_panel=_DECODING,
+            help="The logits of every position, not of the last alone (models of transformers).",
+        ),
+    ] = False,
     factory: FactoryOption = None,
     trust_pickle: TrustOption = False,
     inputs: InputOption = None,
@@ -75,6 +110,8 @@ def optimize(
 
     attngraph optimize --factory examples.nanogpt:build -o model.onnx
 
+    attngraph optimize --factory examples.cached_gpt:build --decode -o model.onnx
+
     attngraph optimize weights.safetensors --factory my.model:build -o model.onnx
     --input "input_ids=int64\\[batch=2,seq=8]" --dim seq=2..2048
     """
@@ -82,20 +119,26 @@ def optimize(
         with working(debug) as stages:
             check_output(output, (model, npz))
             stages("import torch")
-            from attngraph.cli.work import optimised
+            from attngraph.cli.work import decoder, optimised
 
             source = Source(
                 model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
             )
-            result = optimised(
-                source,
-                target=target,
-                precision=precision,
-                verify=verify,
-                exact=exact,
-                tune=tune,
-                stages=stages,
-            )
+            settings = {
+                "target": target,
+                "precision": precision,
+                "verify": verify,
+                "exact": exact,
+                "tune": tune,
+            }
+            result: Decoder | Optimized
+            if decode:
+                names = tuple(cache or ())
+                result = decoder(source, names, all_logits, settings, stages=stages)
+            elif cache or all_logits:
+                raise UsageError("--cache and --all-logits are for --decode; add it.")
+            else:
+                result = optimised(source, settings, stages=stages)
             stages("save")
             start = time.perf_counter()
             result.save(output)

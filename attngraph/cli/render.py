@@ -31,6 +31,10 @@ def print_summary(report: Report, output: Path, size: int) -> None:
     _field(page, "attention", _attention(report))
     for kernel, count in Counter(site.kernel for site in report.sites if site.kernel).items():
         _field(page, "kernel", Text(f"{kernel} ({counted(count, 'site')})"))
+    if joined := sum(bool(site.cache) for site in report.sites):
+        _field(
+            page, "cache", Text(f"joined inside {joined} of {counted(report.fused, 'attention')}")
+        )
     weights = f"{counted(report.weights, 'tensor')}, {human_bytes(report.weight_bytes)}"
     _field(page, "weights", Text(weights))
     _print_parity(page, report.parity)

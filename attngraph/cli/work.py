@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from inspect import Parameter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from attngraph.cli.options import Source
 from attngraph.cli.stages import Stages
 from attngraph.compiler import Model, analyse, compile_model
+from attngraph.decoder import Decoder
+from attngraph.decoding import compile_decoder, of_causal_lm
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.target import parse_target
 from attngraph.frontend.binding import bind, forward_signature
+from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.factory import importable_cwd
 from attngraph.frontend.load import Loaded, load
 from attngraph.frontend.specs import (
@@ -28,31 +32,66 @@ from attngraph.optimized import Optimized
 from attngraph.report import Report
 
 
-def optimised(
-    source: Source,
-    *,
-    target: str,
-    precision: Any,
-    verify: str,
-    exact: bool,
-    tune: bool,
-    stages: Stages,
-) -> Optimized:
-    """The model of the options, compiled and checked but not saved."""
-    parse_target(target)
+def optimised(source: Source, settings: Mapping[str, Any], *, stages: Stages) -> Optimized:
+    """The model of the options, compiled and checked but not saved.
+
+    `settings` are those of `compile_model`.
+    """
+    parse_target(settings["target"])
     with importable_cwd():  # a user's module may import others as late as in forward
         model, seconds = _timed_model(source, stages)
-        result = compile_model(
-            model,
-            target=target,
-            precision=precision,
-            verify=verify,
-            exact=exact,
-            tune=tune,
-            progress=stages,
-        )
+        result = compile_model(model, **settings, progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
     return result
+
+
+def decoder(
+    source: Source,
+    cache: Sequence[str],
+    all_logits: bool,
+    settings: Mapping[str, Any],
+    *,
+    stages: Stages,
+) -> Decoder:
+    """The model of the options as a decoder; `cache` are the texts of `--cache`."""
+    parse_target(settings["target"])
+    pairs = _pairs(cache)
+    specs, by_name = _parsed(source)
+    with importable_cwd():
+        stages("load")
+        start = time.perf_counter()
+        loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
+        if is_causal_lm(loaded.module):
+            if source.inputs or source.npz or source.dims or cache:
+                raise UsageError(
+                    f"{loaded.source} is a model of transformers, whose inputs --decode makes "
+                    "itself: leave out --input, --inputs, --dim and --cache."
+                )
+            model = Model(loaded.module, None, (), {}, None, loaded.source)
+            model = of_causal_lm(model, all_logits=all_logits)
+        elif all_logits:
+            raise UsageError(
+                f"{loaded.source} is no causal language model of transformers: it returns the "
+                "logits it returns; leave out --all-logits."
+            )
+        else:
+            model = _model_of(loaded, source, specs, by_name)
+        seconds = time.perf_counter() - start
+        result = compile_decoder(model, cache=pairs, **settings, progress=stages)
+    result.report.timings = {"load": seconds, **result.report.timings}
+    return result
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str] | None:
+    pairs = {}
+    for text in texts:
+        past, sign, present = (part.strip() for part in text.partition("="))
+        if not (past and sign and present):
+            raise UsageError(
+                f"--cache {text!r} doesn't parse; write past=present, an input and an output."
+            )
+        pairs[past] = present
+    return pairs or None
 
 
 def analysed(source: Source, *, target: str, stages: Stages) -> Report:
@@ -76,10 +115,21 @@ def read_model(source: Source) -> Model:
 
     Raises LoadError for the file, UsageError where the inputs don't fit it.
     """
-    specs = parse_inputs(source.inputs)
-    ranges = tuple(parse_dim(text) for text in source.dims)
-    by_name = dynamic_shapes(specs, ranges)
+    specs, by_name = _parsed(source)
     loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
+    return _model_of(loaded, source, specs, by_name)
+
+
+_Specs: TypeAlias = tuple[InputSpec, ...]
+_Dims: TypeAlias = dict[str, dict[int, torch.export.Dim] | None]
+
+
+def _parsed(source: Source) -> tuple[_Specs, _Dims]:
+    specs = parse_inputs(source.inputs)
+    return specs, dynamic_shapes(specs, tuple(parse_dim(text) for text in source.dims))
+
+
+def _model_of(loaded: Loaded, source: Source, specs: _Specs, by_name: _Dims) -> Model:
     if loaded.program is not None:
         return _of_program(loaded, source)
     if not specs and source.npz is None:
@@ -105,8 +155,8 @@ def _of_program(loaded: Loaded, source: Source) -> Model:
 def _with_inputs(
     loaded: Loaded,
     source: Source,
-    specs: tuple[InputSpec, ...],
-    by_name: dict[str, dict[int, torch.export.Dim] | None],
+    specs: _Specs,
+    by_name: _Dims,
 ) -> Model:
     assert loaded.module is not None
     tensors = read_npz(source.npz, specs) if source.npz is not None else make_inputs(specs)

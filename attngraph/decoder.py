@@ -1,0 +1,184 @@
+"""A compiled decoder: one ONNX graph for the prompt and for every token after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngraph.errors import UsageError
+from attngraph.export.session import OrtValue, Session
+from attngraph.export.target import parse_target
+from attngraph.frontend.cache import METADATA_KEY, Layout
+from attngraph.optimized import Optimized
+from attngraph.report import Report
+from attngraph.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of the tokens so far, where the provider computes; a step leaves it as is."""
+
+    values: tuple[OrtValue, ...]
+    batch: int
+    length: int
+
+
+class Decoder:
+    """A causal language model in onnxruntime. Its cache stays on the device between steps.
+
+    `optimized` is the compiled model, None for a decoder that was loaded from a file.
+    """
+
+    def __init__(
+        self, session: Session, layout: Layout, optimized: Optimized | None = None
+    ) -> None:
+        self.session = session
+        self.layout = layout
+        self.optimized = optimized
+
+    @classmethod
+    def of(cls, optimized: Optimized, layout: Layout) -> Decoder:
+        """From a compiled model, whose file will then say what its inputs are."""
+        optimized.model.metadata_props[METADATA_KEY] = layout.to_json()
+        return cls(optimized.session, layout, optimized)
+
+    @classmethod
+    def load(cls, path: str | Path, target: str = "cpu", **options: Any) -> Decoder:
+        """A decoder that `save` wrote; `options` are those of `Session.open`.
+
+        Raises LoadError where the file isn't one, ProviderError where the target can't be used.
+        """
+        session = Session.open(Path(path), parse_target(target), **options)
+        return cls(session, Layout.from_json(session.metadata.get(METADATA_KEY), str(path)))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the ONNX file; its metadata says which inputs are the cache.
+
+        Raises OutputError, and UsageError for a decoder that was loaded: copy its file.
+        """
+        self._compiled.save(path)
+
+    @property
+    def report(self) -> Report:
+        """What was done and measured. Raises UsageError for a decoder that was loaded."""
+        return self._compiled.report
+
+    @property
+    def _compiled(self) -> Optimized:
+        if self.optimized is None:
+            raise UsageError("This decoder was loaded from a file, which holds no more than it.")
+        return self.optimized
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> tuple[torch.Tensor, Cache]:
+        """Logits of ids (B, S) that follow a cache of P tokens, and the cache with them in it.
+
+        `attention_mask` (B, P + S) is 0 where there is padding; without it there is none. The
+        logits are (B, S, V), or those of the last position (B, 1, V) where the model was compiled
+        so. Raises UsageError for shapes that don't fit.
+        """
+        layout = self.layout
+        if ids.ndim != 2 or ids.shape[1] == 0:
+            raise UsageError(f"ids has shape {tuple(ids.shape)}; it must be (batch, length).")
+        batch, length = ids.shape
+        cache = cache or self._empty(batch)
+        if cache.batch != batch:
+            raise UsageError(f"ids has {batch} rows, and the cache {cache.batch}.")
+        total = cache.length + length
+        if attention_mask is not None and tuple(attention_mask.shape) != (batch, total):
+            raise UsageError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}; for {cache.length} "
+                f"tokens in the cache and {length} new ones it must be {(batch, total)}."
+            )
+        feeds = {layout.ids: self._cast(layout.ids, ids)}
+        if layout.mask is not None:
+            mask = torch.ones(batch, total) if attention_mask is None else attention_mask
+            feeds[layout.mask] = self._cast(layout.mask, mask)
+        elif attention_mask is not None and not bool(attention_mask.all()):
+            raise UsageError("The model takes no mask, so no row can be padded.")
+        if layout.positions is not None:
+            places = _positions(attention_mask, cache.length, length)
+            if len(self.session.input_shape(layout.positions)) == 2:
+                places = places.expand(batch, length)
+            elif len(places) > 1:
+                raise UsageError("The model takes one row of positions, so no row can be padded.")
+            else:
+                places = places[0]
+            feeds[layout.positions] = self._cast(layout.positions, places)
+        pasts = dict(zip(layout.pasts, cache.values, strict=True))
+        results = self.session.step(feeds, pasts, (layout.logits,), layout.presents)
+        return results[0][0], Cache(results[1], batch, total)
+
+    def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.session.input_dtype(name))
+
+    def _empty(self, batch: int) -> Cache:
+        sizes = {self.layout.batch: batch, self.layout.past: 0}
+        values = tuple(self.session.empty(name, sizes) for name in self.layout.pasts)
+        return Cache(values, batch, 0)
+
+    def generate(
+        self,
+        ids: torch.Tensor,
+        max_new_tokens: int,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> torch.Tensor:
+        """The prompt ids (B, S) with up to `max_new_tokens` more, as `transformers`' generate.
+
+        Greedy at temperature 0, else drawn (see `Sampling`). Rows of different lengths are padded
+        on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
+        with `pad_token_id` (by default that token); when all have, it ends early.
+
+        Raises UsageError for rows padded on the right, whose last position is no token.
+        """
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        if ids.ndim != 2:
+            raise UsageError(f"ids has shape {tuple(ids.shape)}; it must be (batch, length).")
+        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+            row = int((attention_mask[:, -1] == 0).nonzero()[0])
+            raise UsageError(
+                f"Row {row} of attention_mask ends in padding; pad on the left, so that the last "
+                "position of each row is a token."
+            )
+        batch, length = ids.shape
+        ends = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=ids.dtype).reshape(
+            -1
+        )
+        filler = int(ends[0]) if pad_token_id is None and len(ends) else (pad_token_id or 0)
+        mask = attention_mask
+        if mask is not None:
+            mask = torch.cat([mask, mask.new_ones(batch, max_new_tokens)], 1)
+        random, done = sampling.generator(), torch.zeros(batch, dtype=torch.bool)
+        whole, new, cache = [ids], ids, None
+        for total in range(length, length + max_new_tokens):
+            logits, cache = self(new, None if mask is None else mask[:, :total], cache)
+            token = sampling.choose(logits[:, -1].cpu(), random).to(ids.dtype)
+            token = torch.where(done, filler, token)
+            new = token[:, None]
+            whole.append(new)
+            done |= torch.isin(token, ends)
+            if bool(done.all()):
+                break
+        return torch.cat(whole, 1)
+
+
+def _positions(mask: torch.Tensor | None, past: int, length: int) -> torch.Tensor:
+    """(1 | B, S): how many tokens come before each."""
+    if mask is None:
+        return torch.arange(past, past + length)[None]
+    return (mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]

@@ -1,0 +1,232 @@
+"""The driver for decoders: one graph for the prompt and the steps, checked over both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from attngraph.compiler import Cases, Model, Progress, compile_model
+from attngraph.decoder import Decoder
+from attngraph.errors import ParityError, UsageError
+from attngraph.export.parity import Parity, compare, merge
+from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.frontend.cache import Layout, find_layout
+from attngraph.frontend.capture import Captured
+from attngraph.frontend.causal_lm import CausalLM, is_causal_lm
+from attngraph.ir import Graph
+
+# (batch, seq, past) of prompts, of a later part of one, and of a step. A dozen tokens or more each:
+# the rounding errors of one token go together, and those of a few are no measure for a budget.
+_SIZES = ((5, 6, 0), (1, 13, 0), (4, 5, 3), (12, 1, 7))
+_ROWS, _PROMPT, _STEPS = 4, 5, 3
+
+
+def optimize_decoder(
+    module: torch.nn.Module,
+    args: tuple[Any, ...] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    cache: Mapping[str, str] | None = None,
+    all_logits: bool = False,
+    target: str = "cpu",
+    precision: Precision = "fp32",
+    verify: str = "final",
+    exact: bool = False,
+    tune: bool = False,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Compiles a causal language model with its key-value cache, and checks it over several steps.
+
+    A model of transformers needs no `args`; its graph gives the logits of the last position, or
+    with `all_logits` of all. Any other module takes its past as tensors and returns them joined to
+    what is new: `args` are samples and `dynamic_shapes` torch.export's, with dims for batch, new
+    and past tokens; `cache` names the output of each past where it isn't plain (`find_layout`).
+
+    Raises UsageError where no cache is found, and as `optimize` does.
+    """
+    name = type(module).__name__
+    if args is None and not kwargs:
+        model = of_causal_lm(Model(module, None, (), {}, None, name), all_logits=all_logits)
+    else:
+        model = Model(module, None, tuple(args or ()), dict(kwargs or {}), dynamic_shapes, name)
+    return compile_decoder(
+        model,
+        cache=cache,
+        target=target,
+        precision=precision,
+        verify=verify,
+        exact=exact,
+        tune=tune,
+        progress=progress,
+    )
+
+
+def of_causal_lm(model: Model, *, all_logits: bool = False) -> Model:
+    """A model of transformers with its cache as inputs and outputs. Raises UsageError."""
+    if model.module is None or not is_causal_lm(model.module):
+        raise UsageError(
+            f"The cache of {model.source} can't be found: it is no causal language model of "
+            "transformers. Give sample inputs, its past among them."
+        )
+    wrapper = CausalLM(model.module, all_logits=all_logits)
+    args, shapes = wrapper.sample()
+    return replace(model, module=wrapper, args=args, kwargs={}, dynamic_shapes=shapes)
+
+
+def compile_decoder(
+    model: Model,
+    *,
+    cache: Mapping[str, str] | None = None,
+    target: str = "cpu",
+    precision: Precision = "fp32",
+    verify: str = "final",
+    exact: bool = False,
+    tune: bool = False,
+    progress: Progress | None = None,
+) -> Decoder:
+    """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache."""
+    seen: list[tuple[Captured, Layout]] = []
+
+    def prepare(captured: Captured) -> Cases:
+        graph = captured.graph
+        layout = find_layout(graph, cache, model.source)
+        seen.append((captured, layout))
+        graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
+        return _cases(captured, layout)
+
+    optimized = compile_model(
+        model,
+        target=target,
+        precision=precision,
+        verify=verify,
+        exact=exact,
+        tune=tune,
+        prepare=prepare,
+        progress=progress,
+    )
+    ((captured, layout),) = seen
+    decoder = Decoder.of(optimized, layout)
+    if verify != "off":
+        if progress is not None:
+            progress("decode")
+        start = time.perf_counter()
+        parity = _generated(model, captured, decoder, precision)
+        optimized.report.timings["decode"] = time.perf_counter() - start
+        if not parity.passed:
+            raise ParityError(
+                f"Decoding with {model.source} step by step is out of its error budget: {parity}. "
+                "If its pasts and presents were paired wrongly, name them: "
+                'cache={"past": "present"}, or --cache past=present. Nothing was written.'
+            )
+        if optimized.report.parity is not None:
+            optimized.report.parity = merge({"": optimized.report.parity, "decoding": parity})
+    return decoder
+
+
+class _Inputs:
+    """Inputs of a decoder at any size, from the samples it was captured with."""
+
+    def __init__(self, captured: Captured, layout: Layout) -> None:
+        self.layout = layout
+        self.graph: Graph = captured.graph
+        self.shapes = {value.name: value.shape for value in captured.graph.inputs}
+        self.dtypes = {value.name: value.dtype for value in captured.graph.inputs}
+        samples = dict(zip(captured.input_names, captured.args, strict=True))
+        self.tokens = max(int(samples[layout.ids].max()) + 1, 2)
+        self.random = torch.Generator().manual_seed(0)
+
+    def ids(self, batch: int, length: int) -> torch.Tensor:
+        drawn = torch.randint(self.tokens, (batch, length), generator=self.random)
+        return drawn.to(self.dtypes[self.layout.ids])
+
+    def mask(self, batch: int, length: int) -> torch.Tensor:
+        """Row b is padded on the left by b, as far as it has room."""
+        padding = torch.arange(batch)[:, None].clamp_max(length - 1)
+        return torch.arange(length)[None] >= padding
+
+    def all(self, ids: torch.Tensor, mask: torch.Tensor, past: int) -> tuple[torch.Tensor, ...]:
+        """Every input of the graph, in its order; the past is random."""
+        layout = self.layout
+        sizes = {layout.batch: ids.shape[0], layout.past: past}
+        given = {layout.ids: ids}
+        if layout.mask is not None:
+            given[layout.mask] = mask.to(self.dtypes[layout.mask])
+        if layout.positions is not None:
+            places = (mask.long().cumsum(-1) - 1).clamp_min(0)[:, past:]
+            if len(self.shapes[layout.positions]) == 1:
+                places = torch.arange(past, past + ids.shape[1])
+            given[layout.positions] = places.to(self.dtypes[layout.positions])
+        for name in layout.pasts:
+            shape = [dim if isinstance(dim, int) else sizes[str(dim)] for dim in self.shapes[name]]
+            given[name] = torch.randn(shape, generator=self.random).to(self.dtypes[name])
+        return tuple(given[value.name] for value in self.graph.inputs)
+
+
+def _cases(captured: Captured, layout: Layout) -> Cases:
+    """A prompt, a part of one and steps, padded on the left, within the ranges of the dims."""
+    inputs = _Inputs(captured, layout)
+    dims = captured.graph.dims
+    seq = str(inputs.shapes[layout.ids][1])
+    cases = {}
+    for sizes in _SIZES:
+        batch, length, past = (
+            size if dims[name].high is None else min(size, dims[name].high or size)
+            for name, size in zip((layout.batch, seq, layout.past), sizes, strict=True)
+        )
+        padding = inputs.mask(batch, past + length)
+        label = f"batch={batch}, seq={length}, past={past}"
+        cases[label] = inputs.all(inputs.ids(batch, length), padding, past)
+    return cases
+
+
+def _generated(model: Model, captured: Captured, decoder: Decoder, precision: Precision) -> Parity:
+    """The last logits of a prompt and of a few steps, against the eager model on all tokens so far.
+
+    The eager model computes each without a cache, so that a cache handed on wrongly shows.
+    """
+    layout, inputs = decoder.layout, _Inputs(captured, decoder.layout)
+    module = model.module
+    if module is None and model.program is not None:
+        module = model.program.module()
+    assert module is not None
+    reference = Reference(module, precision=precision)
+    whole = inputs.ids(_ROWS, _PROMPT + _STEPS)
+    mask = inputs.mask(_ROWS, _PROMPT + _STEPS)
+    state, done = None, 0
+    found: list[torch.Tensor] = []
+    expected: list[ReferenceOutputs] = []
+    for length in range(_PROMPT, _PROMPT + _STEPS + 1):
+        given = mask[:, :length] if layout.mask is not None else None
+        logits, state = decoder(whole[:, done:length], given, state)
+        found.append(logits[:, -1:])
+        args, kwargs = captured.call(inputs.all(whole[:, :length], mask[:, :length], 0))
+        expected.append(_last_logits(reference(args, kwargs), captured, layout))
+        done = length
+    return compare(_joined(expected), (torch.cat(found, 1),), precision)
+
+
+def _last_logits(outputs: ReferenceOutputs, captured: Captured, layout: Layout) -> ReferenceOutputs:
+    place = captured.output_names.index(layout.logits)
+
+    def cut(tensors: Sequence[Any]) -> tuple[Any, ...]:
+        return (None if tensors[place] is None else tensors[place][:, -1:],)
+
+    return ReferenceOutputs(
+        (outputs.names[place],), cut(outputs.eager), cut(outputs.exact), outputs.note
+    )
+
+
+def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
+    """One output (B, steps, V) of one for each step; without float64 where a step has none."""
+    exact = [step.exact[0] for step in steps if step.exact[0] is not None]
+    return ReferenceOutputs(
+        steps[0].names,
+        (torch.cat([step.eager[0] for step in steps], 1),),
+        (torch.cat(exact, 1) if len(exact) == len(steps) else None,),
+        next((step.note for step in steps if step.note), ""),
+    )

@@ -1,0 +1,146 @@
+"""A causal LM of `transformers` as a module whose cache is explicit: tensors in, tensors out."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from attngraph.errors import UsageError
+
+_PROBED = 3  # tokens; no model has as many key heads and features in every layer
+Layers = list[dict[str, Tensor]]
+_MOST = 1 << 20
+
+
+def is_causal_lm(module: nn.Module | None) -> bool:
+    """Whether the module is a model of transformers that can generate."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return False
+    return bool(module.can_generate()) and not module.config.is_encoder_decoder
+
+
+class CausalLM(nn.Module):
+    """Token ids and a cache to logits and the longer cache, as `model.generate` calls the model.
+
+    input_ids (B, S), attention_mask (B, P + S) with 1 where there is a token, and for each layer a
+    key and a value (B, G, P, D). Positions count the tokens that the mask shows, so that rows may
+    be padded on the left. Gives the logits (B, S, V), of the last position alone (B, 1, V) unless
+    `all_logits`, and for each layer a key and a value (B, G, P + S, D).
+
+    Raises UsageError where the model has no cache of that kind.
+    """
+
+    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.all_logits = all_logits
+        taken = inspect.signature(model.forward).parameters
+        self.takes_positions = "position_ids" in taken
+        self.cuts_early = "logits_to_keep" in taken and not all_logits
+        self.shapes = _probe(model)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, past: Layers) -> dict[str, Any]:
+        length = input_ids.shape[1]
+        fits: Any = torch._check
+        fits(attention_mask.shape[1] == past[0]["key"].shape[2] + length)
+        kwargs: dict[str, Any] = {}
+        if self.takes_positions:
+            counted = attention_mask.long().cumsum(-1) - 1
+            kwargs["position_ids"] = counted.masked_fill(attention_mask == 0, 0)[:, -length:]
+        if self.cuts_early:
+            kwargs["logits_to_keep"] = 1
+        cache = _filled(past)
+        result = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            use_cache=True,
+            **kwargs,
+        )
+        logits = result.logits if self.all_logits else result.logits[:, -1:]
+        present = [{"key": layer.keys, "value": layer.values} for layer in cache.layers]
+        return {"logits": logits, "present": present}
+
+    def sample(
+        self, batch: int = 2, seq: int = 3, past: int = 5
+    ) -> tuple[tuple[Tensor, Tensor, Layers], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        seed = torch.Generator().manual_seed(0)
+        model: Any = self.model
+        vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        ids = torch.randint(vocabulary, (batch, seq), generator=seed)
+        mask = torch.ones(batch, past + seq, dtype=torch.long)
+        layers = [
+            {
+                name: torch.randn(batch, heads, past, width, generator=seed).to(dtype)
+                for name, (heads, width, dtype) in layer.items()
+            }
+            for layer in self.shapes
+        ]
+        rows, length, before = (
+            Dim("batch", max=_MOST),
+            Dim("seq", max=_MOST),
+            Dim("past", max=_MOST),
+        )
+        shapes = {
+            "input_ids": {0: rows, 1: length},
+            "attention_mask": {0: rows, 1: Dim.AUTO},
+            "past": [{part: {0: rows, 2: before} for part in layer} for layer in layers],
+        }
+        return (ids, mask, layers), shapes
+
+
+def _filled(past: Layers) -> Any:
+    """transformers' growing cache with these tensors in it: every layer kept at full length."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for index, layer in enumerate(past):
+        cache.update(layer["key"], layer["value"], index)
+    return cache
+
+
+def _probe(model: nn.Module) -> list[dict[str, tuple[int, int, torch.dtype]]]:
+    """(heads, width, dtype) of each layer's key and value, from a run on a few tokens."""
+    from transformers import DynamicCache
+
+    name = type(model).__name__
+    cache = DynamicCache()
+    training = model.training
+    device = next(model.parameters()).device
+    ids = torch.ones(1, _PROBED, dtype=torch.long, device=device)
+    try:
+        with torch.no_grad():
+            model.eval()(input_ids=ids, past_key_values=cache, use_cache=True)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(
+            f"The cache of {name} can't be found: it doesn't run with a DynamicCache of "
+            f"transformers ({reason.rstrip('.')})."
+        ) from error
+    finally:
+        model.train(training)
+    layers = []
+    for index, layer in enumerate(cache.layers):
+        found: dict[str, tuple[int, int, torch.dtype]] = {}
+        for part, attribute in (("key", "keys"), ("value", "values")):
+            tensor = getattr(layer, attribute, None)
+            if not isinstance(tensor, Tensor) or tensor.ndim != 4 or tensor.shape[2] != _PROBED:
+                raise UsageError(
+                    f"The cache of {name} can't be found: layer {index} keeps a "
+                    f"{type(layer).__name__} without {attribute} (batch, heads, length, width)."
+                )
+            found[part] = tensor.shape[1], tensor.shape[3], tensor.dtype
+        layers.append(found)
+    if not layers:
+        raise UsageError(
+            f"The cache of {name} can't be found: it put nothing into a DynamicCache of "
+            "transformers."
+        )
+    return layers

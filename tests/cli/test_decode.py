@@ -1,0 +1,46 @@
+"""`attngraph optimize --decode`: a file that Decoder reads, or a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attngraph import Decoder
+from examples import cached_gpt
+
+USAGE = 2
+CACHED = ("--factory", "examples.cached_gpt:build")
+
+
+def test_a_decoder_is_written_and_read(attngraph: Any, here: Path) -> None:
+    ran = attngraph("optimize", *CACHED, "--decode", "-o", "out.onnx", "--json")
+    assert ran.code == 0, ran.err
+    report = json.loads(ran.out)
+    assert report["parity"]["passed"] is True
+    assert [site["mask"] for site in report["sites"]] == ["causal", "causal"]
+    assert all(site["cache"] for site in report["sites"])
+    module, (ids, _), _ = cached_gpt.build()
+    found = Decoder.load(here / "out.onnx").generate(ids, 8)
+    assert torch.equal(found, cached_gpt.generate(module, ids, 8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--factory", "examples.nanogpt:build", "--decode"), "cache of examples.nanogpt:build"),
+        ((*CACHED, "--decode", "--cache", "past_0_0"), "'past_0_0' doesn't parse"),
+        ((*CACHED, "--decode", "--cache", "past=output_1"), "no input past; there are input_ids"),
+        ((*CACHED, "--decode", "--all-logits"), "leave out --all-logits"),
+        ((*CACHED, "--cache", "a=b"), "are for --decode"),
+    ],
+)
+def test_what_is_no_decoder(attngraph: Any, arguments: tuple[str, ...], message: str) -> None:
+    ran = attngraph("optimize", *arguments, "-o", "out.onnx")
+    assert ran.code == USAGE
+    assert message in ran.sentence
+    assert not [name for name in os.listdir() if ".onnx" in name]

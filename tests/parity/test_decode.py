@@ -1,0 +1,274 @@
+"""Compiled decoders give the tokens that eager models give, step by step, padded or not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attngraph
+from attngraph import Decoder
+from attngraph.errors import LoadError, ParityError, UsageError
+from attngraph.export.parity import compare
+from attngraph.export.reference import Reference, ReferenceOutputs
+from attngraph.frontend.causal_lm import CausalLM
+from examples import cached_gpt
+from tests.models.kit import FEED_FORWARD, HEADS, HIDDEN, LAYERS, POSITIONS, VOCABULARY, peaked
+
+STEPS = 32
+PROMPT = 7
+
+
+def _common(**more: object) -> dict[str, object]:
+    return {
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": FEED_FORWARD,
+        "max_position_embeddings": POSITIONS,
+        "vocab_size": VOCABULARY,
+        **more,
+    }
+
+
+def _gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_embd=HIDDEN, n_head=HEADS, n_layer=LAYERS, n_positions=POSITIONS, vocab_size=VOCABULARY
+    )
+    return GPT2LMHeadModel(config)
+
+
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_common(num_key_value_heads=HEADS // 2)))
+
+
+def _gpt_neox() -> nn.Module:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**_common(attn_implementation="eager")))
+
+
+def _mistral() -> nn.Module:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    window = _common(num_key_value_heads=HEADS // 2, sliding_window=5)
+    return MistralForCausalLM(MistralConfig(**window))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "gpt-neox": _gpt_neox,
+    "mistral": _mistral,
+}
+
+
+@functools.cache
+def compiled(name: str) -> tuple[nn.Module, Decoder]:
+    module = peaked(MODELS[name]())
+    return module, attngraph.optimize_decoder(module)
+
+
+def prompts(batch: int) -> tuple[Tensor, Tensor]:
+    """Token ids, and a mask under which row b is padded on the left by 2 b."""
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, VOCABULARY, (batch, PROMPT), generator=random)
+    return ids, (torch.arange(PROMPT) >= 2 * torch.arange(batch)[:, None]).long()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_32_greedy_tokens_are_those_of_eager(name: str) -> None:
+    module, decoder = compiled(name)
+    for batch in (1, 3):
+        ids, mask = prompts(batch)
+        expected = module.generate(
+            ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        assert torch.equal(decoder.generate(ids, STEPS, mask), expected)
+        assert expected[:, PROMPT:].unique().numel() > batch  # a model that says something
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_logits_of_each_step_are_within_budget(name: str) -> None:
+    """Eager computes each step without a cache; the decoder from its own, of 32 steps."""
+    module, decoder = compiled(name)
+    ids, mask = prompts(3)
+    whole = decoder.generate(ids, STEPS, mask)
+    mask = torch.cat([mask, mask.new_ones(3, STEPS)], 1)
+    full = CausalLM(module, all_logits=True)
+    _, _, layers = full.sample(batch=3, past=0)[0]
+    outputs = Reference(full, precision="fp32")((whole, mask, layers))
+    assert outputs.exact[0] is not None
+    exact = outputs.exact[0][:, PROMPT - 1 :]
+    expected = ReferenceOutputs(("logits",), (outputs.eager[0][:, PROMPT - 1 :],), (exact,))
+    logits, cache = decoder(ids, mask[:, :PROMPT])
+    found = [logits]
+    for step in range(PROMPT, PROMPT + STEPS):
+        logits, cache = decoder(whole[:, step : step + 1], mask[:, : step + 1], cache)
+        found.append(logits)
+    parity = compare(expected, (torch.cat(found, 1),), "fp32")
+    assert parity.passed, str(parity)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_copy_of_the_cache_is_left(name: str) -> None:
+    """Each layer's past goes straight into its attention, and its presents straight out."""
+    decoder = compiled(name)[1]
+    assert decoder.optimized is not None
+    graph = decoder.optimized.model.graph
+    attentions = [node for node in graph if node.op_type == "Attention"]
+    assert len(attentions) == LAYERS
+    pasts = [node.inputs[place] for node in attentions for place in (4, 5)]
+    assert [value.name for value in pasts if value is not None] == list(decoder.layout.pasts)
+    presents = [node.outputs[place].name for node in attentions for place in (1, 2)]
+    assert presents == list(decoder.layout.presents)
+    assert all(site.cache.endswith("inside the op") for site in decoder.report.sites)
+
+
+def test_a_prompt_in_parts_gives_what_it_gives_at_once() -> None:
+    decoder = compiled("llama")[1]
+    ids, mask = prompts(3)
+    at_once, _ = decoder(ids, mask)
+    first, cache = decoder(ids[:, :4], mask[:, :4])
+    second, grown = decoder(ids[:, 4:], mask, cache)
+    again, _ = decoder(ids[:, 4:], mask, cache)
+    # the same sums, of other lengths: a few roundings of the largest logit
+    atol = 32 * torch.finfo(torch.float32).eps * float(at_once.abs().max())
+    torch.testing.assert_close(second, at_once, rtol=0, atol=atol)
+    assert torch.equal(again, second)  # a cache is not used up
+    assert (cache.length, grown.length) == (4, PROMPT)
+    assert first.shape == (3, 1, VOCABULARY)
+
+
+def test_rows_that_have_ended_are_filled() -> None:
+    module, decoder = compiled("gpt2")
+    ids, mask = prompts(3)
+    open_end = decoder.generate(ids, STEPS, mask)
+    end = int(open_end[0, PROMPT + 2])
+    expected = module.generate(
+        ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False,
+        eos_token_id=end, pad_token_id=1,
+    )  # fmt: skip
+    found = decoder.generate(ids, STEPS, mask, eos_token_id=end, pad_token_id=1)
+    assert torch.equal(found, expected)
+
+
+def test_sampling_is_seeded_and_keeps_to_the_likeliest() -> None:
+    decoder = compiled("llama")[1]
+    ids, mask = prompts(3)
+    drawn = [decoder.generate(ids, 16, mask, temperature=2.0, seed=seed) for seed in (1, 1, 2)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    greedy = decoder.generate(ids, 16, mask)
+    assert torch.equal(decoder.generate(ids, 16, mask, temperature=2.0, top_k=1), greedy)
+    assert torch.equal(decoder.generate(ids, 16, mask, temperature=1.0, top_p=1e-6), greedy)
+
+
+def test_a_saved_decoder_knows_its_cache(tmp_path: Path) -> None:
+    decoder = compiled("llama")[1]
+    decoder.save(tmp_path / "llama.onnx")
+    loaded = Decoder.load(tmp_path / "llama.onnx")
+    ids, mask = prompts(3)
+    assert loaded.layout == decoder.layout
+    assert torch.equal(loaded.generate(ids, 8, mask), decoder.generate(ids, 8, mask))
+    with pytest.raises(UsageError, match="loaded from a file"):
+        loaded.save(tmp_path / "again.onnx")
+
+
+def test_another_onnx_file_is_no_decoder(tmp_path: Path) -> None:
+    module = nn.Linear(2, 2)
+    attngraph.optimize(module, (torch.ones(1, 2),), verify="off").save(tmp_path / "plain.onnx")
+    with pytest.raises(LoadError, match="attngraph optimize --decode"):
+        Decoder.load(tmp_path / "plain.onnx")
+
+
+def test_a_plain_module_with_its_own_past() -> None:
+    module, args, shapes = cached_gpt.build()
+    peaked(module)
+    decoder = attngraph.optimize_decoder(module, args, dynamic_shapes=shapes)
+    assert len(decoder.layout.pasts) == 2 * len(args[1])
+    assert {site.mask for site in decoder.report.sites} == {"causal"}
+    ids, mask = prompts(3)
+    assert torch.equal(decoder.generate(ids, STEPS), cached_gpt.generate(module, ids, STEPS))
+    with pytest.raises(UsageError, match="no row can be padded"):
+        decoder.generate(ids, 1, mask)
+
+
+class Stacked(nn.Module):
+    """Keeps its cache as one tensor (2, B, heads, P, width), and returns it first."""
+
+    def __init__(self, swapped: bool = False) -> None:
+        super().__init__()
+        self.inner, self.swapped = cached_gpt.build()[0], swapped
+        peaked(self.inner)
+
+    def forward(self, ids: Tensor, kept: Tensor, more: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits, past = self.inner(ids, [tuple(kept.unbind()), tuple(more.unbind())])
+        first, second = (torch.stack(layer) for layer in past)
+        return (second, first, logits) if self.swapped else (first, second, logits)
+
+    def sample(self) -> tuple[tuple[Tensor, ...], tuple[dict[int, torch.export.Dim], ...]]:
+        _, (ids, past), (dims, layers) = cached_gpt.build()
+        before = {1: dims[0], 3: layers[0][0][2]}
+        return (ids, *(torch.stack(layer) for layer in past)), (dims, before, before)
+
+
+def test_a_cache_of_another_form_is_found_by_its_shape() -> None:
+    module = Stacked()
+    args, shapes = module.sample()
+    decoder = attngraph.optimize_decoder(module, args, dynamic_shapes=shapes)
+    assert decoder.layout.pasts == ("kept", "more")
+    ids, _ = prompts(2)
+    plain, plain_args, plain_shapes = cached_gpt.build()
+    peaked(plain)
+    other = attngraph.optimize_decoder(plain, plain_args, dynamic_shapes=plain_shapes, verify="off")
+    assert torch.equal(decoder.generate(ids, 8), other.generate(ids, 8))
+
+
+def test_a_cache_paired_wrongly_is_noticed_and_can_be_named() -> None:
+    module = Stacked(swapped=True)
+    args, shapes = module.sample()
+    with pytest.raises(ParityError, match="paired wrongly"):
+        attngraph.optimize_decoder(module, args, dynamic_shapes=shapes)
+    names = {"kept": "output_1", "more": "output_0"}
+    decoder = attngraph.optimize_decoder(module, args, dynamic_shapes=shapes, cache=names)
+    assert decoder.report.parity is not None
+    assert decoder.report.parity.passed
+
+
+def test_models_without_such_a_cache() -> None:
+    from transformers import BertConfig, BertModel, MambaConfig, MambaForCausalLM
+
+    mamba = MambaForCausalLM(
+        MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=VOCABULARY, state_size=4)
+    )
+    bert = BertModel(BertConfig(**_common()))
+    for module in (mamba, bert, nn.Linear(2, 2)):
+        with pytest.raises(UsageError, match=f"cache of {type(module).__name__} can't be found"):
+            attngraph.optimize_decoder(module)
+
+
+def test_bad_calls() -> None:
+    decoder = compiled("llama")[1]
+    ids, mask = prompts(3)
+    _, cache = decoder(ids, mask)
+    for call, message in (
+        (lambda: decoder(ids[0]), "must be \\(batch, length\\)"),
+        (lambda: decoder(ids[:2], None, cache), "2 rows, and the cache 3"),
+        (lambda: decoder(ids, mask, cache), "it must be \\(3, 14\\)"),
+        (lambda: decoder.generate(ids, 2, mask.flip(1)), "Row 1 .* pad on the left"),
+        (lambda: decoder.generate(ids, 2, temperature=-1.0), "temperature"),
+        (lambda: decoder.generate(ids, 2, temperature=1.0, top_p=0.0), "top_p"),
+        (lambda: decoder.generate(ids, 2, temperature=1.0, top_k=0), "top_k"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            call()
