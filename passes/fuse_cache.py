@@ -6,6 +6,7 @@ back the joined tensors, so that what the caller keeps for the next step costs n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,10 +18,12 @@ from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import Atom, Axes, Operand, climb, fresh_axes, regroup, resolve, top
-from attngraph.passes.evidence import Evidence
+from attngraph.passes.checked import Checked
 from attngraph.passes.fuse_attention import erase_dead
 from attngraph.passes.manager import register
+from attngraph.passes.mask_terms import magnitude
 from attngraph.passes.materialize import materialize
+from attngraph.passes.trials import ATTENTION
 
 
 @register
@@ -33,14 +36,11 @@ class FuseCache:
     bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        build, evidence = Builder(graph), Evidence(graph)
-        remarks = []
+        build, checked = Builder(graph), Checked(graph, self.name, ATTENTION)
         for site in list(graph):
-            if site.graph is None or site.op != "attn.attention":
-                continue
-            if (remark := _fuse(graph, build, evidence, site)) is not None:
-                remarks.append(remark)
-        return remarks
+            if site.op == "attn.attention" and (remark := _fuse(build, checked, site)) is not None:
+                checked.remarks.append(remark)
+        return checked.remarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class _Joined:
     packed: Axes
 
 
-def _fuse(graph: Graph, build: Builder, evidence: Evidence, site: Node) -> Remark | None:
+def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
+    graph = build.graph
     # A causal site without a past aligns its queries with the first keys, which a past would move.
     if attribute(site, "causal") or any(
         input_of(site, name) is not None for name in ("sinks", "past_key")
@@ -95,12 +96,9 @@ def _fuse(graph: Graph, build: Builder, evidence: Evidence, site: Node) -> Remar
         same = same_shape(present.shape, whole.shape)
         shaped = present if same else build("aten.reshape", present, shape=list(whole.shape))
         pairs.append((whole, shaped))
-    biases = [] if bias is None else [bias]
-    if (difference := evidence.disagreement(pairs, leaves, biases)) is not None:
-        reason = f"The cache is joined outside of the op: with it inside, {difference}."
-        return Remark("note", "cache", reason, site.loc, site.op, node=site.outputs[0].name)
-    for old, new in pairs:
-        graph.replace_uses(old, new)
+    infinite = [bias] if bias is not None and math.isinf(magnitude(bias)) else []
+    if not checked.replace(pairs, leaves=leaves, biases=infinite):
+        return None
     erase_dead(graph, site)
     graph.sort()
     return Remark(
