@@ -47,6 +47,8 @@ def strays(graph: Graph) -> Iterator[tuple[Node, Declined]]:
             continue
         for weights, other in ((values.left, values.right), (values.right, values.left)):
             scores = _climb_to_scores(weights, values)
+            if scores is not None and not _has_features(other, scores.product):
+                continue  # scores that are weighed themselves: an index of heads
             found = None if scores is None else _name(scores, other, values)
             if scores is not None and found is not None and scores.node not in named:
                 named.add(scores.node)
@@ -59,6 +61,12 @@ def _is_float(node: Node) -> bool:
 
 def _varies(product: Contraction) -> bool:
     return not any(top(side).value.is_constant for side in (product.left, product.right))
+
+
+def _has_features(values: Operand, scores: Contraction) -> bool:
+    """Whether values have an axis of their own, as the features of an attention are."""
+    known = {atom for side in (scores.left, scores.right) for atom in top(side).atoms}
+    return bool(set(top(values).atoms) - known)
 
 
 def is_pointwise(node: Node) -> bool:
