@@ -93,7 +93,8 @@ def _bounds(queries: Dim, count: int) -> list[Dim]:
         step = -(-queries // count)
         return [*range(0, queries, step), queries]
     size = FloorDiv(queries + (count - 1), count)
-    return [*(as_dim(index * size) for index in range(count)), queries]
+    # fewer queries take the other branch, but the bounds and masks are computed for them too
+    return [0, *(least(as_dim(index * size), queries) for index in range(1, count)), queries]
 
 
 def _block(

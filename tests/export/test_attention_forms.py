@@ -102,7 +102,7 @@ def test_causal_at_any_length(name: str, form: Form) -> None:
 def test_blocks_above_a_length_and_one_mask_below_it(name: str, form: Form) -> None:
     model = written(CAUSALS[name], form, start=form.blocks**2, below=MASKED)
     at = form.blocks**2
-    check(CAUSALS[name], model, (1, at - 1, at, at + 1, at + 7))
+    check(CAUSALS[name], model, (1, 2, 9, at - 1, at, at + 1, at + 7))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
