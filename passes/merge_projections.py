@@ -37,10 +37,11 @@ _REACH = 64
 class MergeProjections:
     """Concatenates the weights of sibling projections: Q, K and V, gate and up, any widths.
 
-    Siblings read one value, and feed one attention, or are multiplied with each other, or are
-    children of one module with no attention between them, so that no result waits long for its
-    reader. Those without a bias get zeros where another has one. A weight that is also read
-    elsewhere stays, since merging it would store it twice.
+    Siblings read one value, and feed one attention, or are keys and values that several attentions
+    take from one memory, or are multiplied with each other, or are children of one module with no
+    attention between them, so that no result waits long for its reader. Those without a bias get
+    zeros where another has one. A weight that is also read elsewhere stays, since merging it would
+    store it twice.
 
     Each element is the same sum of products as before; how a GEMM blocks the sum may depend on its
     width, so the last bit may differ.
@@ -118,6 +119,10 @@ def _groups(
     """The candidates that belong together, each group in execution order."""
     attentions = [_reachable(item.node, _ATTENTIONS, _ONTO_ATTENTION) for item in candidates]
     products = [_reachable(item.node, _PRODUCTS, _ONTO_PRODUCT) for item in candidates]
+    is_memory = [
+        bool(found) and not _feeds_queries(c.node)
+        for c, found in zip(candidates, attentions, strict=True)
+    ]
     leader = list(range(len(candidates)))
     for first, second in combinations(range(len(candidates)), 2):
         a, b = candidates[first].node, candidates[second].node
@@ -125,6 +130,7 @@ def _groups(
             continue
         together = (
             attentions[first] & attentions[second]
+            or (is_memory[first] and is_memory[second])
             or products[first] & products[second]
             or (order[a][1] == order[b][1] and _same_parent(a, b))
         )
@@ -143,6 +149,15 @@ def _same_parent(a: Node, b: Node) -> bool:
         return False
     one, other = a.loc.module, b.loc.module
     return one == other or one.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def _feeds_queries(start: Node) -> bool:
+    """Whether an attention takes its queries from the node's result."""
+    attentions = _reachable(start, _ATTENTIONS, _ONTO_ATTENTION)
+    sources = {node.inputs[0].producer for node in attentions if node.inputs[0] is not None}
+    return start in sources or any(
+        node in sources for node in _reachable(start, _ONTO_ATTENTION, _ONTO_ATTENTION)
+    )
 
 
 def _reachable(start: Node, targets: frozenset[str], through: frozenset[str]) -> set[Node]:
