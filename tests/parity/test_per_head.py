@@ -19,6 +19,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 from attngraph.compiler import optimize
+from examples import per_head
 
 H, D, M = 4, 6, 24
 BATCH, SEQ, MEMORY = Dim("batch", max=64), Dim("seq", max=64), Dim("memory", max=64)
