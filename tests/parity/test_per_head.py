@@ -398,7 +398,7 @@ class Temperatures(Heads):
         return self.out(torch.cat(contexts, -1))
 
 
-@case(attentions=2, gemms=3)
+@case(attentions=2)
 class Windows(Heads):
     """Half of the heads are causal: two attentions of two heads."""
 
@@ -512,7 +512,7 @@ class SharedByChunks(nn.Module):
         return self.out(torch.cat(contexts, -1))
 
 
-@case(attentions=2, gemms=3)
+@case(attentions=2)
 class TwoSizes(nn.Module):
     """Heads of two sizes: grouped by size."""
 
