@@ -537,6 +537,11 @@ def _example(case: Case) -> tuple[nn.Module, tuple[Tensor, ...], tuple[dict[int,
     return case.make().eval(), tuple(args[name] for name in case.inputs), shapes
 
 
+def _attentions(counts: Counter[str]) -> int:
+    """Attention, GroupQueryAttention, MultiHeadAttention: whichever is fastest."""
+    return sum(number for op, number in counts.items() if op.endswith("Attention"))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_heads_merge(name: str) -> None:
     case = CASES[name]
@@ -546,7 +551,7 @@ def test_heads_merge(name: str) -> None:
     assert parity is not None
     assert parity.passed, str(parity)
     counts = Counter(node.op_type for node in optimized.model.graph)
-    found = counts["Attention"], counts["MatMul"] + counts["Gemm"]
+    found = _attentions(counts), counts["MatMul"] + counts["Gemm"]
     assert found == (case.attentions, case.gemms), counts
 
 
@@ -566,5 +571,5 @@ def test_the_example_has_one_attention_and_two_gemms_per_layer(
     }
     nodes = onnx.load(tmp_path / "model.onnx").graph.node
     counts = Counter(node.op_type for node in nodes)
-    assert counts["Attention"] == layers
+    assert _attentions(counts) == layers
     assert counts["MatMul"] + counts["Gemm"] == 2 * layers, counts
