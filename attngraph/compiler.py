@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -27,7 +27,7 @@ from attngraph.ir import Graph, clone, interpret, verify
 from attngraph.optimized import Optimized
 from attngraph.passes import Pass, PassResult, run
 from attngraph.pipeline import pipeline
-from attngraph.report import Report, defects_of, reassociations_of, sites_of
+from attngraph.report import Report, assumptions_of, defects_of, reassociations_of, sites_of
 
 VERIFY = ("final", "each", "off")
 Progress = Callable[[str], None]
@@ -89,6 +89,7 @@ def optimize(
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
+    assume: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
@@ -98,6 +99,8 @@ def optimize(
     two more where dims are dynamic), "each" (after every pass as well) or "off". With `exact` no
     rewrite is made that reassociates: each result is computed by the model's own formula.
     `tune` measures the forms that each distinct attention may have, once for each machine.
+    `assume` may hold "no-fully-masked-rows": every query has a key, so a finite fill may count as
+    -inf.
 
     Raises CaptureError, LoweringError, ProviderError, and ParityError where the result is out of
     its error budget; the message names the first node that diverges.
@@ -110,6 +113,7 @@ def optimize(
         verify=verify,
         exact=exact,
         tune=tune,
+        assume=assume,
         progress=progress,
     )
 
@@ -141,15 +145,21 @@ def _check_options(precision: str, verification: str) -> None:
 
 
 def analyse(
-    model: Model, *, target: str = "cpu", progress: Progress | None = None
+    model: Model,
+    *,
+    target: str = "cpu",
+    assume: Collection[str] = (),
+    progress: Progress | None = None,
 ) -> tuple[Graph, Report]:
     """Capture and passes only: the optimised graph and a report of its attention sites."""
     device = parse_target(target)
     check_version()
+    passes = pipeline(assume=assume)
     report = Report(model.source, str(device), "fp32")
     with _stage("capture", report.timings, progress):
         captured = trace(model)
-    _run_passes(captured.graph, pipeline(), report, progress)
+    _run_passes(captured.graph, passes, report, progress)
+    report.notes += assumptions_of(report.passes, assume)
     report.sites = sites_of(report.passes, choose_all(captured.graph, device))
     return captured.graph, report
 
@@ -163,6 +173,7 @@ def compile_model(
     exact: bool = False,
     tune: bool = False,
     prepare: Callable[[Captured], Cases] | None = None,
+    assume: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Optimized:
     """As `optimize`, for any form of model.
@@ -173,6 +184,7 @@ def compile_model(
     _check_options(precision, verify)
     device = parse_target(target)
     check_version()
+    passes = pipeline(exact=exact, assume=assume)
     report = Report(model.source, str(device), precision)
     with _stage("capture", report.timings, progress):
         captured = trace(model)
@@ -181,8 +193,8 @@ def compile_model(
     cases = None if prepare is None else prepare(captured)
     check = _Check(model, captured, precision, cases)
     pristine = clone(captured.graph) if verify != "off" else None
-    passes = pipeline(exact=exact)
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
+    report.notes += assumptions_of(report.passes, assume)
     with _stage("lower", report.timings, progress):
         if tune:
             kernels = tuned(captured.graph, device, report.notes.append)

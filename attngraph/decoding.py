@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ def optimize_decoder(
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
+    assume: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Decoder:
     """Compiles a causal language model with its key-value cache, and checks it over several steps.
@@ -62,6 +63,7 @@ def optimize_decoder(
         verify=verify,
         exact=exact,
         tune=tune,
+        assume=assume,
         progress=progress,
     )
 
@@ -87,6 +89,7 @@ def compile_decoder(
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
+    assume: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Decoder:
     """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache."""
@@ -106,6 +109,7 @@ def compile_decoder(
         verify=verify,
         exact=exact,
         tune=tune,
+        assume=assume,
         prepare=prepare,
         progress=progress,
     )

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
+from attngraph.errors import UsageError
 from attngraph.passes import Pass, make, only_exact, registered
+from attngraph.passes.fold_masks import NO_MASKED_ROWS, FoldMasks
 from attngraph.passes.loop_bodies import LoopBodies
+
+ASSUMPTIONS = (NO_MASKED_ROWS,)
+"""What a user may vouch for where it can't be proved."""
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
@@ -46,9 +54,20 @@ _STAGES = (
 )
 
 
-def pipeline(*, exact: bool = False) -> list[Pass]:
-    """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`."""
+def pipeline(*, exact: bool = False, assume: Collection[str] = ()) -> list[Pass]:
+    """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`.
+
+    `assume` are some of `ASSUMPTIONS`. Raises UsageError at another.
+    """
+    for name in assume:
+        if name not in ASSUMPTIONS:
+            raise UsageError(f"assume names {name!r}; it can be {', '.join(ASSUMPTIONS)}.")
     known = registered()
     names = [name for name in _STAGES if name in known]
     stages = only_exact(names) if exact else make(names)
+    if NO_MASKED_ROWS in assume:
+        stages = [
+            replace(item, no_masked_rows=True) if isinstance(item, FoldMasks) else item
+            for item in stages
+        ]
     return [LoopBodies(tuple(stages)), *stages]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -135,6 +136,17 @@ def sites_of(results: Iterable[PassResult], kernels: Mapping[Node, Choice]) -> l
             choice = by_name.get(node) or by_place.get((loc.file, loc.line, loc.module))
         sites.append(_site(remark, said, choice))
     return sites
+
+
+def assumptions_of(results: Iterable[PassResult], assume: Iterable[str]) -> list[str]:
+    """A sentence on each assumption: at how many attentions a rewrite relies on it."""
+    used = Counter(r.details.get("assumed") for result in results for r in result.remarks)
+    notes = []
+    for name in dict.fromkeys(assume):
+        count = f"{used[name]} attention{'s' if used[name] != 1 else ''}"
+        said = f"Assumed {name}, without proof, at {count}."
+        notes.append(said if used[name] else f"The assumption {name} was not needed.")
+    return notes
 
 
 def reassociations_of(results: Iterable[PassResult]) -> list[Reassociation]:

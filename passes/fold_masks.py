@@ -38,14 +38,22 @@ from attngraph.passes.predicates import (
     variables,
 )
 
+NO_MASKED_ROWS = "no-fully-masked-rows"
+"""The assumption, as the user states it."""
+
 
 @register
 @dataclass(frozen=True)
 class FoldMasks:
-    """Folds the mask and the masking bias of each `attn.attention`."""
+    """Folds the mask and the masking bias of each `attn.attention`.
+
+    `no_masked_rows` is the user's word that every query has a key: then a finite fill is -inf.
+    """
 
     name: ClassVar[str] = "fold-masks"
     exact: ClassVar[bool] = True
+
+    no_masked_rows: bool = False
 
     def run(self, graph: Graph) -> list[Remark]:
         sites = [node for node in graph if node.op == "attn.attention"]
@@ -67,13 +75,13 @@ class FoldMasks:
                 _shape(site),
             )
             if key not in folded:
-                folded[key] = _fold(graph, make, site, masking)
+                folded[key] = _fold(graph, make, site, masking, assume=self.no_masked_rows)
             found = folded[key]
             if found.after is not None:
                 _apply(graph, site, found.after)
-            remarks.append(
-                Remark("note", "mask", found.reason, site.loc, site.op, node=site.outputs[0].name)
-            )
+            said = Remark("note", "mask", found.reason, site.loc, site.op)
+            details = {"assumed": NO_MASKED_ROWS} if found.assumed else {}
+            remarks.append(replace(said, node=site.outputs[0].name, details=details))
         unread = [value.producer for value in replaced if value.producer is not None]
         _erase_unread(graph, [*make.made, *unread], definers)
         return remarks
@@ -81,10 +89,14 @@ class FoldMasks:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What to put in place of a masking (None: it stays), and what to say about it."""
+    """What to put in place of a masking (None: it stays), and what to say about it.
+
+    `assumed`: it relies on the user's word that no row is fully masked.
+    """
 
     after: Masking | None
     reason: str
+    assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +147,7 @@ def _apply(graph: Graph, site: Node, after: Masking) -> None:
     graph.epoch += 1
 
 
-def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking) -> Folded:
+def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking, *, assume: bool) -> Folded:
     shape = _shape(site)
     domain = Domain(shape, graph.dims)
     reader = Reader(domain)
@@ -143,6 +155,10 @@ def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking) -> Fold
     index = tuple(map(domain.index, VARIABLES))
     causal = Linear(index[3] - index[2] - before.past)
     plan = _decide(splitter, before, index, causal)
+    assumed = False
+    if assume:
+        proved, plan = plan, _decide(splitter, before, index, causal, assume=True)
+        assumed = plan != proved
     after = before
     problem = ""
     try:
@@ -151,16 +167,20 @@ def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking) -> Fold
         problem = "kept as it is"
     if after != before:
         is_leaf = _leaf_test(reader, splitter, make)
-        mismatch = disagreement(before, after, shape, graph.dims, is_leaf)
+        mismatch = disagreement(before, after, shape, graph.dims, is_leaf, every_row=not assumed)
         if mismatch is not None:
             problem = f"kept as it is: {mismatch}"
     reason = describe(plan.allowed, causal, before, after, plan.rest, reader)
     if problem:
         return Folded(None, f"{reason}; {problem}")
-    return Folded(after if after != before else None, reason)
+    if assumed:
+        reason += "; assumed that no row is fully masked"
+    return Folded(after if after != before else None, reason, assumed)
 
 
-def _decide(splitter: Splitter, before: Masking, index: Index, causal: Linear) -> _Plan:
+def _decide(
+    splitter: Splitter, before: Masking, index: Index, causal: Linear, *, assume: bool = False
+) -> _Plan:
     reader, domain, bias = splitter.reader, splitter.reader.domain, before.bias
     given: list[Predicate] = [causal] if before.causal else []
     if before.mask is not None:
@@ -176,7 +196,7 @@ def _decide(splitter: Splitter, before: Masking, index: Index, causal: Linear) -
         sources = frozenset(fill.source for fill in taken)
         rest = splitter.split(bias, aligned(bias, index), sources).rest if bias else None
         allowed = domain.simplify(conjunction(given_mask, *(fill.predicate for fill in taken)))
-        if math.isfinite(magnitude(rest)) and domain.always_a_key(allowed):
+        if assume or (math.isfinite(magnitude(rest)) and domain.always_a_key(allowed)):
             masked_rows = "zero"
         return _Plan(allowed, sources, rest, masked_rows)
 
@@ -186,7 +206,7 @@ def _decide(splitter: Splitter, before: Masking, index: Index, causal: Linear) -
     vain = [fill for fill in fills if fill.predicate == TRUE]
     hard = [fill for fill in fills if fill.number == -math.inf and fill not in vain]
     soft = [fill for fill in fills if fill not in hard and fill not in vain]
-    if rows == "mean":
+    if rows == "mean" and not assume:
         if fills:
             return _Plan(given_mask, frozenset(), bias, "mean")
         return plan([], "mean")
@@ -194,7 +214,8 @@ def _decide(splitter: Splitter, before: Masking, index: Index, causal: Linear) -
     if not soft:
         return every
     absorbed = _absorbed(every.rest, soft, bias)
-    if absorbed and every.masked_rows == "zero" and domain.always_a_key(every.allowed):
+    has_keys = every.masked_rows == "zero" and domain.always_a_key(every.allowed)
+    if absorbed and (assume or has_keys):
         return every
     if absorbed and len(soft) == 1 and not hard and given_mask == TRUE:
         return replace(every, masked_rows="mean")

@@ -12,6 +12,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Dim, DimInfo, ScalarType, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import evaluate
+from attngraph.passes.logits import ABSORBING_FILL
 from attngraph.passes.trials import backward_slice, discrete, seed_of, shown, trial_sizes
 
 _ROWS = 48
@@ -40,8 +41,12 @@ def disagreement(
     shape: Sequence[Dim],
     dims: Mapping[str, DimInfo],
     is_leaf: Callable[[Value], bool],
+    *,
+    every_row: bool = True,
 ) -> str | None:
     """Why the two differ, or None where the same random scores give the same probabilities.
+
+    Without `every_row`, rows whose every key is masked by `before` are not compared.
 
     Values that `is_leaf` accepts are sampled: padding with holes, rows without keys, integers from
     0 to 2. `shape` is (B, H, S, T).
@@ -59,8 +64,12 @@ def disagreement(
                         memory.setdefault(value, result)
                 full = [int(substitute(dim, sizes)) for dim in shape]
                 past = int(substitute(before.past, sizes))
-                expected = _probabilities(before, full, past, memory)
-                found = _probabilities(after, full, past, memory)
+                logits = _logits(before, full, past, memory)
+                expected = _probabilities(before, logits)
+                found = _probabilities(after, _logits(after, full, past, memory))
+                if not every_row:
+                    dead = (logits <= ABSORBING_FILL).all(-1, keepdim=True)
+                    expected, found = expected.masked_fill(dead, 0), found.masked_fill(dead, 0)
             except (IRError, RuntimeError, IndexError, TypeError, ValueError) as error:
                 return f"at {shown(sizes)} it can't be evaluated: {error}"
             if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE, equal_nan=True):
@@ -83,10 +92,10 @@ def _sample(value: Value, sizes: Mapping[str, int], kind: str) -> Any:
     return discrete(value, shape, seed, chance)
 
 
-def _probabilities(
+def _logits(
     masking: Masking, shape: Sequence[int], past: int, memory: Mapping[Value, torch.Tensor]
 ) -> torch.Tensor:
-    """softmax of random scores in float64 for at most `_ROWS` queries, broadcastable to `shape`."""
+    """Masked random scores in float64 for at most `_ROWS` queries, broadcastable to `shape`."""
     *_, queries, keys = shape
     rows = torch.arange(queries)
     if queries > _ROWS:
@@ -111,7 +120,11 @@ def _probabilities(
         allowed = allowed & (torch.arange(keys) <= rows[:, None] + past)
     mean = masking.masked_rows == "mean"
     fill = torch.finfo(torch.float64).min if mean else -torch.inf
-    logits = logits.masked_fill(~allowed, fill)
+    return logits.masked_fill(~allowed, fill)
+
+
+def _probabilities(masking: Masking, logits: torch.Tensor) -> torch.Tensor:
+    """Their softmax, with what the policy gives rows of -inf."""
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
     found = weights / weights.sum(-1, keepdim=True)  # NaN where every score is -inf, as softmax
     if masking.masked_rows == "zero":

@@ -6,6 +6,7 @@ import json
 
 from attngraph.cli.failures import reported
 from attngraph.cli.options import (
+    AssumeOption,
     DebugOption,
     DimOption,
     FactoryOption,
@@ -25,6 +26,7 @@ _SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
 def explain(
     model: ModelArgument = None,
     target: TargetOption = "cpu",
+    assume: AssumeOption = None,
     factory: FactoryOption = None,
     trust_pickle: TrustOption = False,
     inputs: InputOption = None,
@@ -45,7 +47,8 @@ def explain(
             source = Source(
                 model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
             )
-            report = analysed(source, target=target, stages=stages)
+            assumed = tuple(assume or ())
+            report = analysed(source, target=target, assume=assumed, stages=stages)
         if as_json:
             full = report.to_dict()
             print(json.dumps({key: full[key] for key in _SHOWN}, indent=2, allow_nan=False))

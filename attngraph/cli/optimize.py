@@ -11,6 +11,7 @@ import typer
 
 from attngraph.cli.failures import reported
 from attngraph.cli.options import (
+    AssumeOption,
     DebugOption,
     DimOption,
     FactoryOption,
@@ -96,6 +97,7 @@ def optimize(
             help="The logits of every position, not of the last alone (models of transformers).",
         ),
     ] = False,
+    assume: AssumeOption = None,
     factory: FactoryOption = None,
     trust_pickle: TrustOption = False,
     inputs: InputOption = None,
@@ -130,6 +132,7 @@ def optimize(
                 "verify": verify,
                 "exact": exact,
                 "tune": tune,
+                "assume": tuple(assume or ()),
             }
             result: Decoder | Optimized
             if decode:

@@ -66,6 +66,16 @@ DimOption: TypeAlias = Annotated[
         help="The sizes a named dim may take, e.g. seq=2..2048. Once for each dim.",
     ),
 ]
+AssumeOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--assume",
+        metavar="ASSUMPTION",
+        show_default=False,
+        help="What to rely on without proof. no-fully-masked-rows: every query has a key, so a "
+        "finite fill may count as -inf.",
+    ),
+]
 TargetOption: TypeAlias = Annotated[
     str,
     typer.Option("--target", help="The machine it will run on: cpu, cuda, or e.g. cuda:sm80."),

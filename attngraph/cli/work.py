@@ -94,12 +94,12 @@ def _pairs(texts: Sequence[str]) -> dict[str, str] | None:
     return pairs or None
 
 
-def analysed(source: Source, *, target: str, stages: Stages) -> Report:
+def analysed(source: Source, *, target: str, assume: tuple[str, ...], stages: Stages) -> Report:
     """The attention sites of the model of the options."""
     parse_target(target)
     with importable_cwd():
         model, seconds = _timed_model(source, stages)
-        _, report = analyse(model, target=target, progress=stages)
+        _, report = analyse(model, target=target, assume=assume, progress=stages)
     report.timings = {"load": seconds, **report.timings}
     return report
 

@@ -219,3 +219,17 @@ def test_tuning_is_told_in_the_report(
     assert found["parity"]["passed"] is True
     assert _json(attngraph(*command, "--json"))["sites"] == found["sites"]
     assert list((here / "cache" / "attngraph" / "kernels").glob("*.json"))
+
+
+def test_an_assumption_that_nothing_needs_is_said(attngraph: Any) -> None:
+    assume = ("--assume", "no-fully-masked-rows")
+    ran = attngraph("optimize", *ATTENTION, "-o", "out.onnx", *assume)
+    assert "The assumption no-fully-masked-rows was not needed." in ran.out
+    notes = _json(attngraph("explain", *ATTENTION, "--json", *assume))["notes"]
+    assert notes == ["The assumption no-fully-masked-rows was not needed."]
+
+
+def test_an_unknown_assumption_is_an_error_that_names_the_known_ones(attngraph: Any) -> None:
+    ran = attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--assume", "luck")
+    assert ran.code != 0
+    assert "no-fully-masked-rows" in ran.sentence

@@ -28,15 +28,15 @@ from attngraph.passes.predicates import (
 FIXTURES = Path(__file__).parents[1] / "passes" / "fold-masks"
 
 
-def _fold(name: str) -> tuple[str, Graph, list[Remark]]:
+def _fold(name: str, *, no_masked_rows: bool = False) -> tuple[str, Graph, list[Remark]]:
     graph = parse((FIXTURES / f"{name}.ir").read_text().partition("// ----")[0])
     before = format_graph(graph)
-    return before, graph, FoldMasks().run(graph)
+    return before, graph, FoldMasks(no_masked_rows).run(graph)
 
 
-def _kept(name: str) -> str:
+def _kept(name: str, *, no_masked_rows: bool = False) -> str:
     """The remark of a graph that the pass left as it was."""
-    before, graph, remarks = _fold(name)
+    before, graph, remarks = _fold(name, no_masked_rows=no_masked_rows)
     verify(graph)
     assert format_graph(graph) == before
     return remarks[0].reason
@@ -80,10 +80,25 @@ def test_a_comparison_read_as_its_neighbour_is_caught(monkeypatch: pytest.Monkey
     assert "other probabilities" in _kept("window")
 
 
+def test_rows_with_keys_are_compared_under_an_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold_masks, "conjuncts", lambda p: p.operands[:1])
+    assert "other probabilities" in _kept("finite-fill", no_masked_rows=True)
+
+
+def test_an_assumption_counts_only_where_it_is_needed() -> None:
+    *_, needed = _fold("finite-fill", no_masked_rows=True)
+    *_, idle = _fold("finite-fill-causal", no_masked_rows=True)
+    assert needed[0].details == {"assumed": "no-fully-masked-rows"}
+    assert needed[0].reason.endswith("assumed that no row is fully masked")
+    assert idle[0].details == {}
+
+
 def test_layers_with_equal_masks_are_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     fold = fold_masks._fold
-    monkeypatch.setattr(fold_masks, "_fold", lambda *args: calls.append(args) or fold(*args))
+    monkeypatch.setattr(
+        fold_masks, "_fold", lambda *args, **kw: calls.append(args) or fold(*args, **kw)
+    )
     _, graph, remarks = _fold("repeated-masks")
     assert len(calls) == 1
     assert len(remarks) == 2
