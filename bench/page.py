@@ -87,6 +87,25 @@ def _node_count() -> list[str]:
     return [*lines, "", _measured_on(result)]
 
 
+def _decode() -> list[str]:
+    """The decoding step, where it was measured."""
+    if not (RESULTS / "decode.json").exists():
+        return []
+    result = _load("decode")
+    size = result["model"]
+    lines = [
+        "## A decoding step",
+        "",
+        f"A Llama-shaped model of {size['layers']} layers and {size['parameters'] / 1e6:.0f} M "
+        f"parameters in {size['dtype']}, batch {result['batch']}, {result['past']} tokens in the "
+        f"cache, {result['threads']} threads. Milliseconds per token: the median, then the least "
+        "and the most of the rounds.",
+        "",
+    ]
+    lines += [f"- {name}: {_spread(times)}" for name, times in result["ms_per_token"].items()]
+    return [*lines, "", f"Ratio {result['ratio']:.2f}. {_measured_on(result)}", ""]
+
+
 def page() -> str:
     """The whole page."""
     lines = [
@@ -99,6 +118,7 @@ def page() -> str:
         "",
         *_node_count(),
         "",
+        *_decode(),
         "Speed of the compiled model against other engines is not measured yet; `make demo` prints "
         "the time per call of its model against eager PyTorch.",
         "",

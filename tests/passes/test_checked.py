@@ -126,6 +126,19 @@ ROTARY = """
   %y = aten.view_as_real(%t)
   return %y"""
 
+CACHED = """
+  input %q : f32[batch, seq, 8]
+  input %k : f32[batch, 1, seq, 8]
+  input %v : f32[batch, 1, seq, 8]
+  input %pk : f32[batch, 1, 3, 8]
+  input %pv : f32[batch, 1, 3, 8]
+  %keys = aten.cat(%pk, %k) {dim = 2}
+  %values = aten.cat(%pv, %v) {dim = 2}
+  %kp = aten.reshape(%keys) {shape = [batch, seq + 3, 8]}
+  %vp = aten.reshape(%values) {shape = [batch, seq + 3, 8]}
+  %y = attn.attention(%q, %kp, %vp) {heads = 1, kv_heads = 1, scale = 0.5}
+  return %y, %keys, %values"""
+
 
 def _graph(body: str) -> Graph:
     return load(f"graph @main {{\n  dim batch = 3 in 1..\n  dim seq = 5 in 1..64{body}\n}}\n")
@@ -178,6 +191,8 @@ BREAKS: dict[str, tuple[str, str, str, Change]] = {
         "aten.linear",
         lambda inputs, attrs: inputs.append(inputs[0].users[0].inputs[2]),
     ),
+    "pasts swapped": ("fuse-cache", CACHED, "attn.attention", _swap(6, 7)),
+    "cache read causally": ("fuse-cache", CACHED, "attn.attention", _set(causal=True)),
     "product not conjugated": ("split-complex", ROTARY, "aten.sub.Tensor", _set(alpha=-1)),
     "sine and cosine in turn": ("split-complex", ROTARY, "aten.stack", _swap(0, 1)),
 }
