@@ -202,7 +202,7 @@ def compile_model(
             kernels = choose_all(captured.graph, device)
         onnx = lower(captured.graph, target=device, kernels=kernels)
     report.sites = sites_of(report.passes, kernels)
-    optimized = Optimized(captured.graph, onnx, report, device)
+    optimized = Optimized(captured.graph, onnx, report, device, pristine)
     if pristine is not None:
         with _stage("parity", report.timings, progress):
             report.parity = check.final(optimized)

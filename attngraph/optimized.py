@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_ir
 import torch
 
+from attngraph.attend import AttentionWeights, attention_weights
 from attngraph.errors import UsageError
 from attngraph.export.save import save, to_session
 from attngraph.export.session import Session
@@ -20,11 +21,20 @@ from attngraph.report import Report
 class Optimized:
     """An optimised model. Calling it runs onnxruntime on the provider it was compiled for.
 
-    `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured.
+    `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured;
+    `origin` is the graph as it was captured, unless verification was off.
     """
 
-    def __init__(self, graph: Graph, model: onnx_ir.Model, report: Report, target: Target) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        model: onnx_ir.Model,
+        report: Report,
+        target: Target,
+        origin: Graph | None = None,
+    ) -> None:
         self.graph = graph
+        self.origin = origin
         self.model = model
         self.report = report
         self.target = target
@@ -65,6 +75,21 @@ class Optimized:
             feeds[name] = tensor
         outputs = self.session.run(feeds)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def attention(
+        self,
+        *tensors: torch.Tensor,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> list[AttentionWeights]:
+        """What the chosen attentions look at, for inputs in the order of `session.input_names`.
+
+        Weights (B, H, S, T), compared with eager's. Raises UsageError for a layer or head that
+        isn't there, with the list of what there is.
+        """
+        return attention_weights(
+            self.graph, self.origin, self.target, tensors, layers=layers, heads=heads
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes the ONNX file, and its weights beside it where they exceed 1 GiB.

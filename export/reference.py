@@ -100,6 +100,13 @@ class Reference:
         return functional_call(self.module, state, inputs, keywords)
 
 
+@contextlib.contextmanager
+def in_float64() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+    """Within it every floating operator computes in float64; gives what converts an operand."""
+    with torch.no_grad(), _Float64():
+        yield _double
+
+
 def flatten_outputs(output: Any) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a module's output with their path, such as "logits" or "hidden_states.3".
 
