@@ -195,7 +195,8 @@ def _anchors(
 
 def _sdpa(node: Node, memory: dict[Value | None, Any]) -> torch.Tensor:
     """The probabilities inside `scaled_dot_product_attention`, as torch documents them."""
-    query, key, mask = (memory.get(input_of(node, name)) for name in ("query", "key", "attn_mask"))
+    query, key = (memory[input_of(node, name)] for name in ("query", "key"))
+    mask = memory.get(input_of(node, "attn_mask"))
     scale = attribute(node, "scale")
     key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3) if key.dim() > 2 else key
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else float(scale))
@@ -205,7 +206,8 @@ def _sdpa(node: Node, memory: dict[Value | None, Any]) -> torch.Tensor:
     if mask is not None:
         boolean = mask.dtype == torch.bool
         logits = logits.masked_fill(~mask, -torch.inf) if boolean else logits + mask
-    return logits.softmax(-1).nan_to_num(0.0)
+    probabilities: torch.Tensor = logits.softmax(-1).nan_to_num(0.0)
+    return probabilities
 
 
 def _place(loc: Loc) -> Place:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from attngraph.cli.attend import attend
 from attngraph.cli.doctor import doctor
 from attngraph.cli.explain import explain
 from attngraph.cli.failures import INTERRUPTED, fail
@@ -27,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (optimize, explain, doctor, passes):
+for command in (optimize, explain, attend, doctor, passes):
     app.command()(command)
 
 

@@ -8,7 +8,9 @@ from inspect import Parameter
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils import _pytree as pytree
 
+from attngraph.attend import AttentionWeights
 from attngraph.cli.options import Source
 from attngraph.cli.stages import Stages
 from attngraph.compiler import Model, analyse, compile_model
@@ -102,6 +104,25 @@ def analysed(source: Source, *, target: str, assume: tuple[str, ...], stages: St
         _, report = analyse(model, target=target, assume=assume, progress=stages)
     report.timings = {"load": seconds, **report.timings}
     return report
+
+
+def attended(
+    source: Source,
+    *,
+    target: str,
+    layers: tuple[int, ...] | None,
+    heads: tuple[int, ...] | None,
+    stages: Stages,
+) -> tuple[str, list[AttentionWeights]]:
+    """The name of the model of the options, and its attentions' weights on its sample inputs."""
+    parse_target(target)
+    with importable_cwd():
+        model, _ = _timed_model(source, stages)
+        result = compile_model(model, target=target, progress=stages)
+        stages("attention")
+        tensors = pytree.tree_leaves((model.args, dict(model.kwargs)))
+        given = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]
+        return model.source, result.attention(*given, layers=layers, heads=heads)
 
 
 def _timed_model(source: Source, stages: Stages) -> tuple[Model, float]:

@@ -1,0 +1,162 @@
+"""`attngraph attend`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attngraph.cli.failures import reported
+from attngraph.cli.options import (
+    DebugOption,
+    DimOption,
+    FactoryOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    NpzOption,
+    Source,
+    TargetOption,
+    TrustOption,
+)
+from attngraph.cli.output import check_output
+from attngraph.cli.stages import working
+from attngraph.errors import UsageError
+
+_SHOWN = "What to show"
+
+
+def attend(
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="OUT.html", help="The page to write.", show_default=False
+        ),
+    ],
+    model: ModelArgument = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            metavar="0,1,…",
+            show_default=False,
+            rich_help_panel=_SHOWN,
+            help="The attentions to show, by their number in the model; all where left out.",
+        ),
+    ] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            "--heads",
+            metavar="0,1,…",
+            show_default=False,
+            rich_help_panel=_SHOWN,
+            help="The heads to show; all where left out.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar='"the cat sat"',
+            show_default=False,
+            rich_help_panel=_SHOWN,
+            help="Labels of the keys, and of the queries where there are as many.",
+        ),
+    ] = None,
+    query_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--query-tokens",
+            metavar='"le chat"',
+            show_default=False,
+            rich_help_panel=_SHOWN,
+            help="Labels of the queries, where they are not the keys.",
+        ),
+    ] = None,
+    element: Annotated[
+        int,
+        typer.Option(
+            "--element", min=0, rich_help_panel=_SHOWN, help="The element of the batch to show."
+        ),
+    ] = 0,
+    target: TargetOption = "cpu",
+    factory: FactoryOption = None,
+    trust_pickle: TrustOption = False,
+    inputs: InputOption = None,
+    npz: NpzOption = None,
+    dims: DimOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Draw what a model's attentions look at: heat maps on one HTML page.
+
+    The model is optimised, its attention weights become outputs, and they are compared with eager
+    PyTorch's on the same inputs before they are drawn.
+
+    attngraph attend model.pt2 --inputs sentence.npz --tokens "the cat sat" -o attention.html
+    """
+    with reported(debug):
+        with working(debug) as stages:
+            check_output(output, (model, npz))
+            chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
+            stages("import torch")
+            from attngraph.cli.attention_page import attention_page
+            from attngraph.cli.work import attended
+
+            source = Source(
+                model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
+            )
+            name, views = attended(
+                source, target=target, layers=chosen[0], heads=chosen[1], stages=stages
+            )
+            keys, queries = _words(tokens), _words(query_tokens or tokens)
+            _check_tokens(views, keys, queries if query_tokens else None, element)
+            output.write_text(attention_page(name, views, queries, keys, element), "utf-8")
+        found = [
+            {
+                "layer": view.layer,
+                "module": view.module,
+                "location": view.location,
+                "heads": list(view.heads),
+                "shape": list(view.weights.shape),
+                "checked": view.checked,
+            }
+            for view in views
+        ]
+        if as_json:
+            print(json.dumps({"attention": found, "output": str(output)}, indent=2))
+        else:
+            for view in views:
+                told = "as eager's" if view.checked else "not compared with eager's"
+                print(f"{view}: weights {tuple(view.weights.shape)}, {told}")
+            print(f"written to {output}")
+
+
+def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} is no list of numbers such as 0,2.") from error
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else text.split()
+
+
+def _check_tokens(
+    views: Any, keys: list[str] | None, queries: list[str] | None, element: int
+) -> None:
+    """Raises UsageError where tokens fit no attention, with the lengths there are."""
+    batch = min(view.weights.shape[0] for view in views)
+    if element >= batch:
+        raise UsageError(f"There is no batch element {element}; there are 0 to {batch - 1}.")
+    for words, axis, option in ((keys, 3, "--tokens"), (queries, 2, "--query-tokens")):
+        lengths = sorted({view.weights.shape[axis] for view in views})
+        if words is not None and len(words) not in lengths:
+            listed = " or ".join(map(str, lengths))
+            raise UsageError(f"{option} has {len(words)} tokens where the length is {listed}.")
