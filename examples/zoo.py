@@ -70,6 +70,7 @@ ENTRIES = (
     Entry("mutated_cells:build_mut3", "MUT3 in a loop", operators=(("Scan", 1),)),
     Entry("seq2seq", "encoder-decoder without attention", operators=(("GRU", 2),)),
     Entry("bahdanau", "additive alignment of whole sequences", ("additive",)),
+    Entry("alignment", "additive alignment, trained", ("additive",), (("GRU", 2),)),
     Entry("attentive_decoder", "Bahdanau's decoder", ("additive",), (("GRU", 1), ("Scan", 1))),
     Entry(
         "attentive_decoder:build_dot", "Luong's decoder, dot", (_PADDED,), (("GRU", 1), ("Scan", 1))

@@ -9,22 +9,14 @@ import onnx_ir as ir
 
 from attngraph.errors import AttngraphError, LoweringError
 from attngraph.export.kernels import Choice, choose_all
-from attngraph.export.kernels.table import ATTENTION, PRIMITIVE
 from attngraph.export.lowering import find_lowering
 from attngraph.export.lowering.context import MICROSOFT, OPSET, Context
 from attngraph.export.lowering.decompose import decompose
 from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
-from attngraph.ir.ops import attribute
 
 IR_VERSION = 10
-_NO_ATTENTION = Choice(
-    PRIMITIVE,
-    "separate kernels",
-    runner_up=ATTENTION,
-    why_not="onnx infers 0 keys for the weights it returns, and Scan allocates its output by that",
-)
 
 
 def lower(
@@ -80,10 +72,7 @@ def lower_body(context: Context, body: Graph, captured: Mapping[Value, Value]) -
     Names are unique over both graphs, as ONNX wants, and constants lie in the outer one.
     """
     names = {value: context.unique(f"{body.name}/{value.name}") for value in body.values()}
-    kernels = {
-        node: _NO_ATTENTION if attribute(node, "weights") else choice
-        for node, choice in choose_all(body, context.target).items()
-    }
+    kernels = choose_all(body, context.target)
     inner = Context(body, context.target, names, kernels, context, captured)
     inputs = []
     for value in body.inputs:

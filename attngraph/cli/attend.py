@@ -103,8 +103,8 @@ def attend(
             check_output(output, (model, npz))
             chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
             stages("import torch")
-            from attngraph.cli.attention_page import attention_page
             from attngraph.cli.work import attended
+            from attngraph.heat_map import attention_page
 
             source = Source(
                 model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())

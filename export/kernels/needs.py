@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, PAST, Facts
+from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, PAST, WEIGHTS, Facts
 
 Need = Callable[[Facts], bool | None]
 
@@ -51,6 +51,9 @@ NEEDS: Mapping[str, Need] = {
     "no mask or bias, or T % 4 = 0": lambda facts: _either(not _masked(facts), facts.aligned_keys),
     "not causal, or S = T or a past": lambda facts: _either(
         CAUSAL not in facts.features, PAST in facts.features, facts.square
+    ),
+    "T is a number where weights are returned": lambda facts: (
+        WEIGHTS not in facts.features or facts.keys[0] == facts.keys[1]
     ),
     "no empty row gets a mean": lambda facts: not facts.mean_rows,
 }

@@ -19,9 +19,11 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem
 h1 { font-size: 1.4rem } h2 { font-size: 1.05rem; margin: 2.2rem 0 .4rem }
 p { margin: .2rem 0; color: #55626f } .maps { display: flex; flex-wrap: wrap; gap: 1.2rem }
 figure { margin: 0 } figcaption { color: #55626f; font-size: .85rem }
-text { font: 10px ui-monospace, monospace; fill: #33414f }
-image { image-rendering: pixelated } rect { fill: none; stroke: #c9d2da }
 """
+_SVG_STYLE = (
+    "text{font:10px ui-monospace,monospace;fill:#33414f}"
+    "image{image-rendering:pixelated}rect{fill:none;stroke:#c9d2da}"
+)
 
 
 def attention_page(
@@ -47,30 +49,33 @@ def attention_page(
             f"<p>{escape(view.location)}; weights {told}.</p><div class=maps>"
         )
         for at, head in enumerate(view.heads):
-            drawn = _map(view.weights[element, at], queries, keys)
+            drawn = heat_map(view.weights[element, at], queries, keys)
             parts.append(f"<figure>{drawn}<figcaption>head {head}</figcaption></figure>")
         parts.append("</div>")
     return "\n".join([*parts, "</html>\n"])
 
 
-def _map(weights: torch.Tensor, queries: Sequence[str] | None, keys: Sequence[str] | None) -> str:
-    """One (S, T) heat map as SVG."""
+def heat_map(
+    weights: torch.Tensor, queries: Sequence[str] | None, keys: Sequence[str] | None
+) -> str:
+    """Weights (S, T) as SVG: a row for each query, a column for each key, with their tokens."""
     rows, columns = weights.shape
     left = _labels(queries, rows)
     top = _labels(keys, columns)
     width, height = _MARGIN + columns * _CELL, _MARGIN + rows * _CELL
     words = [
-        f"<text x={_MARGIN - 5} y={_MARGIN + at * _CELL + 10} text-anchor=end>{word}</text>"
+        f'<text x="{_MARGIN - 5}" y="{_MARGIN + at * _CELL + 10}" text-anchor="end">{word}</text>'
         for at, word in enumerate(left)
     ]
     for at, word in enumerate(top):
         x, y = _MARGIN + at * _CELL + 10, _MARGIN - 5
-        words.append(f'<text x={x} y={y} transform="rotate(-90 {x} {y})">{word}</text>')
-    place = f"x={_MARGIN} y={_MARGIN} width={columns * _CELL} height={rows * _CELL}"
+        words.append(f'<text x="{x}" y="{y}" transform="rotate(-90 {x} {y})">{word}</text>')
+    place = f'x="{_MARGIN}" y="{_MARGIN}" width="{columns * _CELL}" height="{rows * _CELL}"'
     picture = base64.b64encode(_png(weights)).decode()
     return (
-        f'<svg width={width} height={height} viewBox="0 0 {width} {height}">'
-        f'<image {place} preserveAspectRatio=none href="data:image/png;base64,{picture}"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}"><style>{_SVG_STYLE}</style>'
+        f'<image {place} preserveAspectRatio="none" href="data:image/png;base64,{picture}"/>'
         f"<rect {place} />{''.join(words)}</svg>"
     )
 
