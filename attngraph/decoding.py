@@ -221,16 +221,26 @@ def _last_logits(outputs: ReferenceOutputs, captured: Captured, layout: Layout) 
         return (None if tensors[place] is None else tensors[place][:, -1:],)
 
     return ReferenceOutputs(
-        (outputs.names[place],), cut(outputs.eager), cut(outputs.exact), outputs.note
+        (outputs.names[place],),
+        cut(outputs.eager),
+        cut(outputs.exact),
+        outputs.note,
+        lambda: tuple(cut(run) for run in outputs.sample()),
     )
 
 
 def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
     """One output (B, steps, V) of one for each step; without float64 where a step has none."""
     exact = [step.exact[0] for step in steps if step.exact[0] is not None]
+
+    def sample() -> tuple[tuple[torch.Tensor, ...], ...]:
+        runs = zip(*(step.sample() for step in steps), strict=True)
+        return tuple((torch.cat([tensor for (tensor,) in run], 1),) for run in runs)
+
     return ReferenceOutputs(
         steps[0].names,
         (torch.cat([step.eager[0] for step in steps], 1),),
         (torch.cat(exact, 1) if len(exact) == len(steps) else None,),
         next((step.note for step in steps if step.note), ""),
+        sample,
     )

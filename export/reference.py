@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,8 @@ from attngraph.inference import inference
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
+SAMPLES = 8
+
 _TO_DOUBLE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -37,13 +40,16 @@ _TO_DOUBLE = {
 class ReferenceOutputs:
     """What one input gives; `exact[i]` is None where float64 can't be had, and `note` says why.
 
-    Integer and bool outputs have no float64 form: theirs is the eager tensor.
+    Integer and bool outputs have no float64 form: theirs is the eager tensor. `sample` runs the
+    module again, SAMPLES times, on weights and inputs that differ by one rounding: what eager could
+    as well have returned.
     """
 
     names: tuple[str, ...]
     eager: tuple[torch.Tensor, ...]
     exact: tuple[torch.Tensor | None, ...]
     note: str = ""
+    sample: Callable[[], tuple[tuple[torch.Tensor, ...], ...]] = tuple
 
 
 class Reference:
@@ -64,40 +70,56 @@ class Reference:
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> ReferenceOutputs:
         """Outputs for one input, flattened; see `flatten_outputs` for what raises UsageError."""
+        sample = functools.partial(self._sample, args, kwargs or {})
         with inference(self.module), plain_loops():
-            eager = flatten_outputs(self._run(args, kwargs or {}, double=False))
+            eager = flatten_outputs(self._run(args, kwargs or {}, _copy))
             names = tuple(name for name, _ in eager)
             tensors = tuple(tensor for _, tensor in eager)
             try:
                 with _Float64():
-                    exact = flatten_outputs(self._run(args, kwargs or {}, double=True))
+                    exact = flatten_outputs(self._run(args, kwargs or {}, _double))
             except Exception as error:  # whatever a model does that only works in its own dtype
                 reason = " ".join(str(error).split()) or type(error).__name__
                 note = f"the module doesn't run in float64: {reason[:200]}"
-                return ReferenceOutputs(names, tensors, _only_exact(tensors), note)
+                return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample)
         if [(n, t.shape) for n, t in exact] != [(n, t.shape) for n, t in eager]:
             note = "the module returns other outputs in float64"
-            return ReferenceOutputs(names, tensors, _only_exact(tensors), note)
+            return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample)
         pairs = zip(tensors, exact, strict=True)
-        return ReferenceOutputs(
-            names, tensors, tuple(e if t.is_floating_point() else t for t, (_, e) in pairs)
-        )
+        doubled = tuple(e if t.is_floating_point() else t for t, (_, e) in pairs)
+        return ReferenceOutputs(names, tensors, doubled, sample=sample)
 
-    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, double: bool) -> Any:
-        def convert(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return _double(value) if double else value.detach().clone()
+    def _sample(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[torch.Tensor, ...], ...]:
+        random = torch.Generator().manual_seed(0)
+        nudge = functools.partial(_nudged, random=random)
+        with inference(self.module), plain_loops():
+            runs = [flatten_outputs(self._run(args, kwargs, nudge)) for _ in range(SAMPLES)]
+        return tuple(tuple(tensor for _, tensor in run) for run in runs)
 
-        inputs, keywords = pytree.tree_map(convert, (tuple(args), dict(kwargs)))
+    def _run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        convert: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Any:
+        """The module's output, with each weight, buffer and input as `convert` makes it."""
+
+        def converted(value: Any) -> Any:
+            return convert(value) if isinstance(value, torch.Tensor) else value
+
+        inputs, keywords = pytree.tree_map(converted, (tuple(args), dict(kwargs)))
+        plain = convert is _copy  # then nothing is written to the weights, nor are they copied
         if isinstance(self.module, torch.jit.ScriptModule):  # which functional_call refuses
-            module = copy.deepcopy(self.module).double() if double else self.module
+            module = self.module if plain else copy.deepcopy(self.module)
+            if not plain:
+                for tensor in (*module.parameters(), *module.buffers()):
+                    tensor.data = convert(tensor)
             return module(*inputs, **keywords)
-        state: dict[str, torch.Tensor] = {}
+        state = {name: convert(buffer) for name, buffer in self.module.named_buffers()}
         for name, parameter in self.module.named_parameters():
-            state[name] = _double(parameter) if double else parameter
-        for name, buffer in self.module.named_buffers():
-            state[name] = convert(buffer)
+            state[name] = parameter if plain else convert(parameter)
         return functional_call(self.module, state, inputs, keywords)
 
 
@@ -172,6 +194,23 @@ def _promote(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype in _TO_DOUBLE:
         return value.to(_TO_DOUBLE[value.dtype])
     return _promote_dtype(value)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _nudged(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """Each element times 1 ± up to half an eps, rounded.
+
+    Whole numbers and infinities stay: a mask's 1 is no result of rounding, and models compare it.
+    """
+    if not tensor.is_floating_point():
+        return _copy(tensor)
+    tensor = tensor.detach()
+    drawn = torch.rand(tensor.shape, generator=random, dtype=torch.float64).to(tensor.device)
+    moved = tensor.double() * (1 + torch.finfo(tensor.dtype).eps * (drawn - 0.5))
+    return torch.where(tensor == tensor.round(), tensor, moved.to(tensor.dtype))
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -48,10 +48,6 @@ NAMES: dict[int, str] = {
 }
 SMALL = {name: size for size, names in NAMES.items() for name in names.split()}
 
-# Without norms each layer multiplies what it gets: scores would reach thousands, and a softmax over
-# them is an argmax whose ties rounding decides.
-GAIN = {"mobilebert": 1.0}
-
 
 class UnknownInputError(NotImplementedError):
     """No sample input is known for what the model asks for."""
@@ -84,7 +80,7 @@ def build(text: str, attention: str = "eager") -> Architecture:
             raise MemoryError(f"{text} has {size:,} parameters even when shrunk")
         torch.manual_seed(0)
         model = _model(row, attention).float()
-    peaked(model, GAIN.get(row.model_type, 1.5))
+    peaked(model)
     feed = _inputs(model, row.length or LENGTH)
     module = FirstTensor(model, tuple(feed)).eval()
     return Architecture(module, tuple(feed.values()), tuple(feed), _dynamic(feed, row.dims))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,12 +25,14 @@ PRECISIONS = pytest.mark.parametrize("precision", DTYPES)
 class Attention(torch.nn.Module):
     """Two residual attention layers with a padding mask, peaked; `fill` is what hides a key.
 
-    `order` permutes every contraction: the same function with other rounding.
+    `order` permutes every contraction: the same function with other rounding. `epsilon` is the
+    norms'.
     """
 
     def __init__(self, fill: float = -math.inf) -> None:
         super().__init__()
         self.fill = fill
+        self.epsilon = 1e-5
         self.order: torch.Tensor | None = None
         self.weights = torch.nn.ParameterList(
             [torch.nn.Parameter(torch.randn(32, 32) / 4) for _ in range(8)]
@@ -47,7 +50,9 @@ class Attention(torch.nn.Module):
             scores = scores.masked_fill(~mask[:, None], 0) + torch.where(mask, 0, self.fill).to(
                 x.dtype
             ).unsqueeze(1)
-            x = F.layer_norm(x + self.product(torch.softmax(scores, -1) @ v, out), (32,))
+            x = F.layer_norm(
+                x + self.product(torch.softmax(scores, -1) @ v, out), (32,), eps=self.epsilon
+            )
         return x
 
 
@@ -59,7 +64,7 @@ def sample() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 10, 32), mask
 
 
-def run(module: Attention, *args: torch.Tensor) -> torch.Tensor:
+def run(module: torch.nn.Module, *args: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         output = module(*args)
     assert isinstance(output, torch.Tensor)
@@ -147,6 +152,77 @@ def test_a_drift_of_a_thousandth_fails_in_fp32() -> None:
     module, args, reference = setting("fp32")
     assert not compare(reference, [run(module, *args) * 1.001], "fp32").passed
     assert not compare(reference, [run(module, *args) + 1e-3], "fp32").passed
+
+
+def test_small_defects_fail_though_eager_is_sampled() -> None:
+    module, (x, mask), reference = setting("fp32")
+    assert not compare(reference, [run(module, x, mask) * (1 + 1e-4)], "fp32").passed
+    unmasked = mask.clone()
+    unmasked[1, 6] = True
+    assert not compare(reference, [run(module, x, unmasked)], "fp32").passed
+    module.epsilon = 1e-6
+    wrong = run(module, x, mask)
+    module.epsilon = 1e-5
+    assert not compare(reference, [wrong], "fp32").passed
+
+
+class OneDirection(torch.nn.Module):
+    """A vector times one sum, of which most cancels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64))
+        self.order: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        terms = torch.cat((x * self.weight, -0.97 * x * self.weight))[self.order]
+        total = torch.zeros(())
+        for term in terms.unbind():
+            total = total + term
+        return total * self.weight
+
+
+def test_a_model_of_one_ill_conditioned_direction_gets_the_budget_of_its_noise() -> None:
+    lucky = 0  # runs of eager with an error too small for a budget
+    for seed in range(40):
+        torch.manual_seed(seed)
+        module, x = OneDirection(), torch.randn(64)
+        module.order = torch.randperm(128)
+        reference = Reference(module, precision="fp32")((x,))
+        module.order = torch.randperm(128)
+        output = run(module, x)
+        alone = replace(reference, sample=tuple)
+        lucky += not compare(alone, [output], "fp32").passed
+        assert compare(reference, [output], "fp32").passed, seed
+        assert not compare(reference, [output * (1 + 1e-3)], "fp32").passed, seed
+    assert lucky
+
+
+def test_eager_is_sampled_only_where_its_one_run_doesnt_do() -> None:
+    module, args, reference = setting("fp32")
+
+    def sample() -> tuple[tuple[torch.Tensor, ...], ...]:
+        raise AssertionError("sampled without need")
+
+    assert compare(replace(reference, sample=sample), [run(module, *args)], "fp32").passed
+    first, second = reference.sample(), reference.sample()
+    assert all(torch.equal(a, b) for (a,), (b,) in zip(first, second, strict=True))
+    assert len({str(tensor.flatten()[:50].tolist()) for (tensor,) in first}) == len(first)
+
+
+def test_a_sample_that_takes_another_branch_widens_nothing() -> None:
+    class Branches(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x[:, :1] > 0.3, 2 * x, x).sub(3)
+
+    x = torch.rand(8, 40) + 0.1
+    x[:, 0] = torch.tensor(0.3)
+    module = Branches()
+    reference = Reference(module, precision="fp32")((x,))
+    assert any(not torch.allclose(y, reference.eager[0]) for (y,) in reference.sample())
+    wrong = reference.eager[0].clone()
+    wrong[3] *= 2
+    assert not compare(reference, [wrong], "fp32").passed
 
 
 @pytest.mark.parametrize("fill", [-1e9, -1e30])
