@@ -12,7 +12,7 @@ import torch
 
 from attngraph.attend import AttentionWeights
 
-_CELL, _MARGIN = 14, 84
+_CELL, _LETTER = 14, 6
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem;
        color: #1c2733; background: #fff }
@@ -60,17 +60,18 @@ def heat_map(
 ) -> str:
     """Weights (S, T) as SVG: a row for each query, a column for each key, with their tokens."""
     rows, columns = weights.shape
-    left = _labels(queries, rows)
-    top = _labels(keys, columns)
-    width, height = _MARGIN + columns * _CELL, _MARGIN + rows * _CELL
+    left, top = _labels(queries, rows), _labels(keys, columns)
+    x, y = (10 + _LETTER * max(map(len, words)) for words in (left, top))
     words = [
-        f'<text x="{_MARGIN - 5}" y="{_MARGIN + at * _CELL + 10}" text-anchor="end">{word}</text>'
+        f'<text x="{x - 5}" y="{y + at * _CELL + 10}" text-anchor="end">{escape(word)}</text>'
         for at, word in enumerate(left)
     ]
     for at, word in enumerate(top):
-        x, y = _MARGIN + at * _CELL + 10, _MARGIN - 5
-        words.append(f'<text x="{x}" y="{y}" transform="rotate(-90 {x} {y})">{word}</text>')
-    place = f'x="{_MARGIN}" y="{_MARGIN}" width="{columns * _CELL}" height="{rows * _CELL}"'
+        turn = f"translate({x + at * _CELL + 10} {y - 5}) rotate(-90)"
+        words.append(f'<text transform="{turn}">{escape(word)}</text>')
+    width, height = columns * _CELL, rows * _CELL
+    place = f'x="{x}" y="{y}" width="{width}" height="{height}"'
+    width, height = x + width + 1, y + height + 1
     picture = base64.b64encode(_png(weights)).decode()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -82,7 +83,7 @@ def heat_map(
 
 def _labels(tokens: Sequence[str] | None, count: int) -> list[str]:
     if tokens is not None and len(tokens) == count:
-        return [escape(token) for token in tokens]
+        return list(tokens)
     return [str(at) for at in range(count)]
 
 

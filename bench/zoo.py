@@ -1,0 +1,187 @@
+"""The zoo's page: what each example becomes, its size and its time per call, before and after.
+
+    python -m bench.zoo [--only NAME …] [--rounds 5]
+
+"Before" is the same model lowered without any pass, "after" the optimised one, both on onnxruntime.
+Each runs in a process of its own, on the sample inputs; their blocks take turns. Writes
+bench/results/zoo.json and docs/zoo.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import torch
+from torch.utils import _pytree as pytree
+
+import attngraph
+from attngraph.compiler import Model, trace
+from attngraph.export.lower import lower
+from attngraph.export.save import save
+from bench.machine import write
+from examples.zoo import ENTRIES, Entry
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "zoo.md"
+SECONDS = 0.3
+
+_TIMER = """
+import json, sys, time
+import numpy, onnxruntime
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 3
+session = onnxruntime.InferenceSession(sys.argv[1], options, ["CPUExecutionProvider"])
+feeds = dict(numpy.load(sys.argv[2]))
+for _ in range(3):
+    session.run(None, feeds)
+print("ready", flush=True)
+for line in sys.stdin:
+    calls, start = 0, time.perf_counter()
+    while time.perf_counter() - start < float(line):
+        session.run(None, feeds)
+        calls += 1
+    print(json.dumps((time.perf_counter() - start) / calls * 1e3), flush=True)
+"""
+
+
+def measure(entry: Entry, rounds: int) -> dict[str, Any]:
+    """One row: sites, nodes and milliseconds."""
+    module, args, shapes = entry.build()
+    optimized = attngraph.optimize(module, args, dynamic_shapes=shapes)
+    plain = lower(trace(Model(module, None, args, {}, shapes)).graph)
+    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        save(plain, here / "before.onnx")
+        optimized.save(here / "after.onnx")
+        names = optimized.session.input_names
+        feeds: dict[str, Any] = dict(zip(names, (t.numpy() for t in tensors), strict=True))
+        np.savez(here / "inputs.npz", **feeds)
+        times = _times(here, rounds)
+    sites = [
+        f"{site.mask} → {site.op}" if site.status == "fused" else f"{site.status}: {site.code}"
+        for site in optimized.report.sites
+    ]
+    parity = optimized.report.parity
+    assert parity is not None
+    return {
+        "name": entry.name,
+        "what": entry.what,
+        "sites": sites,
+        "nodes": {"before": _count(plain.graph), "after": _count(optimized.model.graph)},
+        "ms": times,
+        "error": parity.worst.error,
+        "budget": parity.worst.budget,
+    }
+
+
+def _count(graph: onnx_ir.Graph) -> int:
+    """Nodes, those in the bodies of loops and branches included."""
+    total = 0
+    for node in graph:
+        total += 1
+        for held in node.attributes.values():
+            if held.type == onnx_ir.AttributeType.GRAPH:
+                total += _count(held.as_graph())
+    return total
+
+
+def _times(folder: Path, rounds: int) -> dict[str, list[float]]:
+    engines = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", _TIMER, folder / f"{name}.onnx", folder / "inputs.npz"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("before", "after")
+    }
+    figures: dict[str, list[float]] = {name: [] for name in engines}
+    for process in engines.values():
+        assert process.stdout is not None
+        process.stdout.readline()
+    for _ in range(rounds):
+        for name, process in engines.items():
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{SECONDS}\n")
+            process.stdin.flush()
+            figures[name].append(json.loads(process.stdout.readline()))
+    for process in engines.values():
+        process.communicate()
+    return figures
+
+
+def page(found: dict[str, Any]) -> str:
+    """docs/zoo.md from the results."""
+    machine = found["measured_on"]
+    packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    lines = [
+        "# The zoo",
+        "",
+        "Every model of examples/, optimised for the CPU. This page is made by `python -m "
+        "bench.zoo`; `tests/zoo` holds each row to its entry in examples/zoo.py. A site is told "
+        "by what its mask became, or by the [remark](remarks.md) that names it. *Before* is the "
+        "same model without any pass, on onnxruntime as well. Times are medians of blocks that "
+        "take turns, at the sample's sizes, which are tiny: what they show is overhead, not "
+        "arithmetic.",
+        "",
+        f"Measured on {machine['machine']} with {machine['cores']} cores, Python "
+        f"{machine['python']}, {packages}, at commit {machine['commit']}.",
+        "",
+        "| example | what | attention | nodes | ms per call | ratio | error ÷ budget |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found["rows"]:
+        nodes, times = row["nodes"], row["ms"]
+        before, after = (statistics.median(times[name]) for name in ("before", "after"))
+        counted: dict[str, int] = {}
+        for site in row["sites"]:
+            counted[site] = counted.get(site, 0) + 1
+        told = "; ".join(f"{count} × {site}" for site, count in counted.items()) or "none"
+        lines.append(
+            f"| `{row['name']}` | {row['what']} | {told} | {nodes['before']} → {nodes['after']} | "
+            f"{before:.3f} → {after:.3f} | {before / after:.2f} | "
+            f"{row['error'] / row['budget']:.2f} |"
+        )
+    lines += [
+        "",
+        "## Seeing it",
+        "",
+        "`examples/alignment.py` trains Bahdanau's attention for a few seconds on a language that "
+        "is written backwards with other words. The weights of the optimised model, a row for "
+        "each word written and a column for each word read:",
+        "",
+        "![The alignment runs along the other diagonal](alignment.svg)",
+        "",
+        "`attngraph attend MODEL -o attention.html` draws the weights of any model's attentions.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    chosen = [entry for entry in ENTRIES if not options.only or entry.name in options.only]
+    rows = []
+    for entry in chosen:
+        rows.append(measure(entry, options.rounds))
+        print(entry.name, rows[-1]["nodes"], flush=True)
+    if not options.only:
+        path = write("zoo", {"rows": rows})
+        PAGE.write_text(page(json.loads(path.read_text("utf-8"))), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
