@@ -242,7 +242,7 @@ def _build(
     if wanted != TRUE:
         mask = before.mask
         if mask is None or not _holds(mask, wanted, reader):
-            mask = build(make, site.loc, wanted, reader.known, reader.domain)
+            mask = build(make, site.loc, wanted, reader)
     return Masking(
         rebuild(make, site.loc, plan.rest), mask, is_causal, plan.masked_rows, before.past
     )

@@ -20,7 +20,7 @@ Index = tuple[Expr, ...]
 
 ZERO = sympy.Integer(0)
 
-_MOVES = """expand permute transpose.int t mT numpy_T select.int unbind.int slice.Tensor
+_MOVES = """expand permute transpose.int t mT numpy_T flip select.int unbind.int slice.Tensor narrow
     split.Tensor split_with_sizes chunk"""
 LAYOUTS = COPIES | RESHAPES | {f"aten.{name}" for name in _MOVES.split()}
 
@@ -52,6 +52,12 @@ def source_index(
         inner = _reshaped(source.shape, value.shape, index, domain)
     elif node.op == "aten.expand":
         inner = aligned(source, index)
+    elif node.op == "aten.flip":
+        back = {dim % len(index) for dim in attribute(node, "dims")}
+        inner = [
+            size - 1 - place if dim in back else place
+            for dim, (place, size) in enumerate(zip(index, source.shape, strict=True))
+        ]
     else:
         inner = _permuted(node, index) or _selected(node, source, value, index, domain)
     return None if inner is None else (source, settled(source, inner))
@@ -89,6 +95,11 @@ def _selected(
         case "aten.slice.Tensor":
             dim, step = attribute(node, "dim") % rank, attribute(node, "step")
             start = _from_start(attribute(node, "start") or 0, source.shape[dim], domain)
+            if start is None:
+                return None
+        case "aten.narrow":
+            dim, step = attribute(node, "dim") % rank, 1
+            start = _from_start(attribute(node, "start"), source.shape[dim], domain)
             if start is None:
                 return None
         case "aten.split.Tensor" | "aten.split_with_sizes" | "aten.chunk":

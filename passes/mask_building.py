@@ -10,11 +10,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import sympy
+from sympy.core.function import AppliedUndef
 
 from attngraph.ir import Builder, Dim, Graph, Loc, Node, Value
 from attngraph.ir.dims import as_dim, same, symbols_of
 from attngraph.passes.cse import hashable
-from attngraph.passes.index_maps import Index
+from attngraph.passes.index_maps import ZERO, Index
+from attngraph.passes.mask_reading import Reader
 from attngraph.passes.predicates import (
     VARIABLES,
     And,
@@ -26,10 +28,9 @@ from attngraph.passes.predicates import (
     Not,
     Or,
     Predicate,
+    elements,
     negation,
 )
-
-Known = Mapping[Predicate, tuple[Value, Index]]
 
 
 class Unbuildable(Exception):
@@ -85,33 +86,46 @@ class EarlyBuilder:
         return self._memory[key]
 
 
-def build(
-    make: EarlyBuilder, loc: Loc, predicate: Predicate, known: Known, domain: Domain
-) -> Value:
+def build(make: EarlyBuilder, loc: Loc, predicate: Predicate, reader: Reader) -> Value:
     """The predicate as a bool tensor of rank 4. Raises Unbuildable."""
-    if predicate in known:
+    domain = reader.domain
+    if predicate in reader.known:
         try:
-            return _laid_out(make, loc, *known[predicate], domain)
+            return _laid_out(make, loc, *reader.known[predicate], domain)
         except Unbuildable:
             pass
     match predicate:
         case Dense(value, index):
             return _laid_out(make, loc, make.adopt(value), index, domain)
         case Not(operand):
-            return make(loc, "aten.logical_not", build(make, loc, operand, known, domain))
-        case And(operands) | Or(operands):
+            return make(loc, "aten.logical_not", build(make, loc, operand, reader))
+        case And() | Or():
             op = "aten.logical_and" if isinstance(predicate, And) else "aten.logical_or"
-            total, *others = [build(make, loc, part, known, domain) for part in operands]
+            parts = _covered(predicate, reader)
+            total, *others = [build(make, loc, part, reader) for part in parts]
             for other in others:
                 total = make(loc, op, total, other)
             return total
         case Linear(expr):
-            if negation(predicate) in known:
-                held = build(make, loc, negation(predicate), known, domain)
+            if negation(predicate) in reader.known:
+                held = build(make, loc, negation(predicate), reader)
                 return make(loc, "aten.logical_not", held)
-            return _compared(make, loc, expr, domain)
+            return _compared(make, loc, expr, reader)
         case Const():
             raise Unbuildable("A constant needs no tensor.")
+
+
+def _covered(predicate: And | Or, reader: Reader) -> list[Predicate]:
+    """Its operands, those that a tensor of the graph holds together as one."""
+    kind, left = type(predicate), dict.fromkeys(predicate.operands)
+    held = [p for p in reader.known if isinstance(p, kind) and p != predicate]
+    together = []
+    for part in sorted(held, key=lambda p: -len(p.operands)):
+        if left.keys() >= set(part.operands):
+            together.append(part)
+            for operand in part.operands:
+                del left[operand]
+    return [*left, *together]
 
 
 def _laid_out(make: EarlyBuilder, loc: Loc, value: Value, index: Index, domain: Domain) -> Value:
@@ -153,27 +167,89 @@ def _reshaped(make: EarlyBuilder, loc: Loc, value: Value, shape: Sequence[Dim]) 
     return make(loc, "aten.reshape", value, shape=list(shape))
 
 
-def _compared(make: EarlyBuilder, loc: Loc, expr: Expr, domain: Domain) -> Value:
-    """expr ≤ 0 from one arange for each variable."""
-    rest = expr
-    terms = []
-    for variable in VARIABLES:
-        coefficient = rest.coeff(variable)
-        if coefficient == 0:
-            continue
-        rest = rest - coefficient * variable
+def _compared(make: EarlyBuilder, loc: Loc, expr: Expr, reader: Reader) -> Value:
+    """expr ≤ 0, as a comparison of what is added with what is subtracted."""
+    sides: tuple[list[Expr], list[Expr]] = ([], [])
+    offset = ZERO
+    for term, coefficient in sympy.expand(expr).as_coefficients_dict().items():
         if not coefficient.is_Integer:
-            raise Unbuildable(f"{expr} is not linear.")
-        terms.append((variable, int(coefficient)))
-    if not terms or not rest.is_Integer:
-        raise Unbuildable(f"{expr} is not linear with a constant.")
+            raise Unbuildable(f"{expr} is not of integers.")
+        if not (term.free_symbols & set(VARIABLES) or elements(term)):
+            offset += coefficient * term
+        elif elements(term) and abs(coefficient) != 1:
+            raise Unbuildable(f"{expr} may be out of the range of integers.")
+        else:
+            sides[bool(coefficient < 0)].append(abs(coefficient) * term)
+    if not any(sides):
+        raise Unbuildable(f"{expr} is of sizes only.")
+    left, right = sides
+    strict = offset == 1
+    if strict:
+        offset = ZERO
+    if not left or not right:
+        if not offset.is_Integer:
+            raise Unbuildable(f"{expr} is compared with a size.")
+        whole = _total(make, loc, left or right, ZERO, reader)
+        if left:
+            return make(loc, "aten.le.Scalar", whole, other=-int(offset) - strict)
+        return make(loc, "aten.ge.Scalar", whole, other=int(offset) + strict)
+    # An offset joins positions, which are small: an element might wrap around.
+    first = _total(make, loc, left, offset if _moves(left) else ZERO, reader)
+    second = _total(make, loc, right, ZERO if _moves(left) else -offset, reader)
+    return make(loc, "aten.lt.Tensor" if strict else "aten.le.Tensor", first, second)
+
+
+def _moves(terms: Sequence[Expr]) -> bool:
+    return any(term in VARIABLES for term in terms) and not any(map(elements, terms))
+
+
+def _total(
+    make: EarlyBuilder, loc: Loc, terms: Sequence[Expr], offset: Expr, reader: Reader
+) -> Value:
+    """The sum of the terms and an offset, as integers of rank 4."""
     total: Value | None = None
-    for variable, coefficient in terms:
-        places = make(loc, "aten.arange", end=domain.sizes[variable])
-        shape = [domain.sizes[variable] if v == variable else 1 for v in VARIABLES]
-        places = _reshaped(make, loc, places, shape)
-        if coefficient != 1:
-            places = make(loc, "aten.mul.Scalar", places, other=coefficient)
-        total = places if total is None else make(loc, "aten.add.Tensor", total, places)
+    for term in sorted(terms, key=str):
+        start = offset if term in VARIABLES else ZERO
+        made = _integers(make, loc, term, start, reader)
+        offset = offset - start
+        total = made if total is None else make(loc, "aten.add.Tensor", total, made)
     assert total is not None
-    return make(loc, "aten.le.Scalar", total, other=int(-rest))
+    if offset.is_Integer and offset != 0 and not any(map(elements, terms)):
+        return make(loc, "aten.add.Scalar", total, other=int(offset))
+    if offset != 0:
+        raise Unbuildable(f"{offset} is added to {terms}.")
+    return total
+
+
+def _integers(make: EarlyBuilder, loc: Loc, term: Expr, start: Expr, reader: Reader) -> Value:
+    """A variable from `start` on, an element, or a multiple, quotient or remainder of such."""
+    domain = reader.domain
+    if term in VARIABLES:
+        end = {"end": as_dim(sympy.sympify(start + domain.sizes[term]))}
+        if start == 0:
+            places = make(loc, "aten.arange", **end)
+        else:
+            places = make(loc, "aten.arange.start", start=as_dim(sympy.sympify(start)), **end)
+        shape = [domain.sizes[term] if v == term else 1 for v in VARIABLES]
+        return _reshaped(make, loc, places, shape)
+    if isinstance(term, AppliedUndef):
+        value = reader.integers[term.func.__name__]
+        return _laid_out(make, loc, value, term.args, domain)
+    coefficient, rest = term.as_coeff_Mul()
+    if coefficient != 1 and coefficient.is_Integer:
+        whole = _integers(make, loc, rest, ZERO, reader)
+        return make(loc, "aten.mul.Scalar", whole, other=int(coefficient))
+    if isinstance(term, sympy.floor | sympy.Mod):
+        is_quotient = isinstance(term, sympy.floor)
+        inner, by = term.args[0].as_numer_denom() if is_quotient else term.args
+        if by.is_Integer and not elements(inner):
+            parts = sympy.expand(inner).as_coefficients_dict()
+            moved = {t: c for t, c in parts.items() if t.free_symbols & set(VARIABLES)}
+            if all(c == 1 for c in moved.values()):
+                offset = sum((c * t for t, c in parts.items() if t not in moved), ZERO)
+                whole = _total(make, loc, list(moved), offset, reader)
+                if is_quotient:
+                    mode = {"other": int(by), "rounding_mode": "floor"}
+                    return make(loc, "aten.div.Scalar_mode", whole, **mode)
+                return make(loc, "aten.remainder.Scalar", whole, other=int(by))
+    raise Unbuildable(f"{term} is not a sum of positions.")

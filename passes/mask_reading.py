@@ -3,7 +3,7 @@
 An element is an integer expression of the index (positions), or one of two numbers told apart by a
 predicate (bools, padding multipliers, float fills). Ops on the latter are read from their truth
 table, so no spelling needs a rule of its own. A bool tensor that isn't understood is a leaf of the
-predicate; any other tensor reads as None.
+predicate, an integer tensor is a function of its index; any other tensor reads as None.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from attngraph.passes.bands import band, progression
 from attngraph.passes.index_maps import Index, aligned, settled, source_index
 from attngraph.passes.predicates import (
     TRUE,
+    VARIABLES,
     Const,
     Dense,
     Domain,
     Expr,
     Predicate,
     at_most,
+    element,
+    elements,
     equal,
     from_table,
     negation,
@@ -69,8 +72,14 @@ _POSITIONS: dict[str, Callable[[Expr, Expr], Expr]] = {
     "rsub": lambda a, b: b - a,
     "mul": lambda a, b: sympy.expand(a * b),
     "floor_divide": lambda a, b: sympy.floor(a / b),
+    "__rshift__": lambda a, b: sympy.floor(a / 2**b),
+    "bitwise_right_shift": lambda a, b: sympy.floor(a / 2**b),
     "remainder": lambda a, b: sympy.Mod(a, b),
 }
+_DIVISIONS = ("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+_SHIFTS = ("__rshift__", "bitwise_right_shift")
+_BITS = 31
+_SUMS = ("add", "sub", "rsub", "neg")
 _NAMES = """logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor
     bitwise_xor.Tensor bitwise_not bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
     __and__.Tensor __or__.Tensor __xor__.Tensor add.Tensor add.Scalar sub.Tensor sub.Scalar
@@ -99,7 +108,8 @@ class Reader:
 
     `known` maps a predicate to the first bool tensor that holds it, with the index into it, where
     the tensor has no dim that the predicate doesn't depend on. `understood` are the values read;
-    `opaque` those of them that are leaves of a predicate; `numbers` are the two that one may hold.
+    `opaque` those of them that are leaves of a predicate; `numbers` are the two that one may hold;
+    `integers` the opaque ones that expressions name.
     """
 
     def __init__(self, domain: Domain) -> None:
@@ -108,6 +118,7 @@ class Reader:
         self.understood: set[Value] = set()
         self.opaque: set[Value] = set()
         self.numbers: dict[Value, tuple[float, float]] = {}
+        self.integers: dict[str, Value] = {}
         self._memory: dict[tuple[Value, Index], Reading] = {}
         self._constants: dict[Value, Value] = {}
         self._depth = 0
@@ -124,6 +135,10 @@ class Reader:
                 self._depth -= 1
             if found is None and value.dtype == torch.bool:
                 found = Choice(Dense(value, index), 1.0, 0.0)
+                self.opaque.add(value)
+            if found is None and value.dtype in _INTEGERS:
+                found = element(value.name, index)
+                self.integers[value.name] = value
                 self.opaque.add(value)
             self._memory[key] = found
             if found is not None:
@@ -152,7 +167,7 @@ class Reader:
         if node.op in ELEMENTWISE:
             return self._elementwise(node, value, index)
         stem = node.op.removeprefix("aten.").split(".")[0]
-        if stem in _POSITIONS or node.op == "aten.div.Tensor_mode":
+        if stem in _POSITIONS or node.op in _DIVISIONS:
             return self._positions(node, value, self._operands(node, index))
         match stem:
             case "arange":
@@ -188,7 +203,10 @@ class Reader:
         if len(choices) == len(operands):
             return _table(node, value, choices)
         if node.op in ("aten._to_copy", "aten.to.dtype"):
-            return operands[0] if value.dtype in _INTEGERS else None
+            source = input_of(node, "self").dtype
+            widens = source in _INTEGERS and value.dtype in (source, torch.int64)
+            is_whole = value.dtype in _INTEGERS and (widens or not elements(operands[0]))
+            return operands[0] if is_whole else None
         return self._positions(node, value, operands)
 
     def _positions(self, node: Node, value: Value, operands: Sequence[Reading]) -> Reading:
@@ -201,19 +219,25 @@ class Reader:
         if len(places) < len(read):
             return None
         if stem in _COMPARISONS and len(places) == 2:
+            if not _says_where(places[0] - places[1]):
+                return None
             return Choice(_COMPARISONS[stem](*places), 1.0, 0.0)
         if value.dtype not in _INTEGERS:
             return None
+        if any(map(elements, places)) and (stem not in _SUMS or value.dtype != torch.int64):
+            return None  # it may wrap around: an integer of its own
         if stem in ("neg", "abs"):
             return -places[0] if stem == "neg" else sympy.Abs(places[0])
-        if node.op == "aten.div.Tensor_mode":
+        if node.op in _DIVISIONS:
             stem = "floor_divide" if node.attrs.get("rounding_mode") == "floor" else ""
         if stem not in _POSITIONS or len(places) != 2:
             return None
         if stem in ("floor_divide", "remainder") and not places[1].is_positive:
             return None
+        if stem in _SHIFTS and not (places[1].is_Integer and 0 <= places[1] < _BITS):
+            return None
         if (alpha := node.attrs.get("alpha")) is not None:
-            if not isinstance(alpha, int):
+            if not isinstance(alpha, int) or any(map(elements, places)):
                 return None
             places[0 if stem == "rsub" else 1] *= alpha
         return _POSITIONS[stem](*places)
@@ -251,10 +275,13 @@ class Reader:
 
     def _cumulated(self, node: Node, index: Index) -> Reading:
         source, dim = input_of(node, "self"), attribute(node, "dim")
-        step = _integer(self.read(source, index))
-        if step is None or step.free_symbols or node.output.dtype not in _INTEGERS:
+        step, place = _integer(self.read(source, index)), index[dim]
+        if step is None or node.output.dtype not in _INTEGERS:
             return None
-        return step * (index[dim] + 1)
+        if source.shape[dim] == 1:
+            return step
+        is_same = place in VARIABLES and not step.free_symbols and not elements(step)
+        return step * (place + 1) if is_same else None
 
     def _difference(self, node: Node, index: Index) -> Reading:
         """x[i] - x[i - 1], where that is the same expression at the first element."""
@@ -309,6 +336,13 @@ def _integer(reading: Reading) -> Expr | None:
         return reading
     value = reading.constant
     return sympy.Integer(int(value)) if value is not None and value.is_integer() else None
+
+
+def _says_where(difference: Expr) -> bool:
+    """Whether a comparison is more than one integer of a tensor against a number."""
+    found = elements(difference)
+    rest = difference.xreplace(dict.fromkeys(found, sympy.Integer(0)))
+    return len(found) != 1 or bool(rest.free_symbols & set(VARIABLES))
 
 
 def _symbolic(value: Any) -> Expr | None:

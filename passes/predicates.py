@@ -1,8 +1,10 @@
 """Predicates over the index (b, h, q, k) of a score: a small algebra, simplified by proof only.
 
 A predicate is And, Or and Not over three leaves: a constant, `expr ≤ 0` for an integer expression,
-and an element of a bool tensor that isn't understood any further. Index variables count from 0;
-their sizes, and so everything that is proved, may depend on the graph's named dims.
+and an element of a bool tensor that isn't understood any further. Elements of integer tensors that
+aren't understood (segment ids, lengths, positions from a caller) are functions of their index, of
+which nothing else is known. Index variables count from 0; their sizes, and so everything that is
+proved, may depend on the graph's named dims.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
+from sympy.core.function import AppliedUndef
 
 from attngraph.ir import Dim, DimInfo, Value
 
@@ -59,6 +62,16 @@ class Or:
 Predicate: TypeAlias = Const | Linear | Dense | Not | And | Or
 
 TRUE, FALSE = Const(True), Const(False)
+
+
+def element(name: str, index: Sequence[Expr]) -> Expr:
+    """An element of the integer tensor of that name, at one index per dim."""
+    return sympy.Function(name, integer=True)(*index)
+
+
+def elements(expr: Expr) -> list[Expr]:
+    """The elements of integer tensors in an expression; `e.func.__name__` is the tensor's name."""
+    return sorted(sympy.sympify(expr).atoms(AppliedUndef), key=str)
 
 
 def at_most(expr: Expr) -> Predicate:
@@ -208,6 +221,8 @@ class Domain:
         return self._proved[expr]
 
     def _bounded(self, expr: Expr) -> bool:
+        if elements(expr):
+            return False
         while expr.free_symbols:
             symbol = min(expr.free_symbols, key=lambda s: (s not in self.sizes, s.name))
             low, high = self._range(symbol)
@@ -259,6 +274,9 @@ class Domain:
         candidates = [sympy.Integer(0), last]
         if self.never_positive(query - last):
             candidates.append(query)
+        ahead = last + 1 - self.sizes[QUERY]
+        if ahead != 0 and self.never_positive(-ahead):
+            candidates.append(query + ahead)
         return any(
             self.simplify(substitute(predicate, KEY, key)) == TRUE for key in candidates
         ) or _constant_rows(predicate, self.sizes[KEY])
