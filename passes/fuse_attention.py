@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve, top
@@ -57,7 +58,7 @@ def _fuse(
     first: Remark | Declined | None = None
     while True:
         found = understand(anchor)
-        result = _emit(graph, build, evidence, found) if isinstance(found, Site) else found
+        result = _emitted(graph, build, evidence, found) if isinstance(found, Site) else found
         first = first or result
         if not isinstance(found, Site) or not found.is_part or not isinstance(result, Remark):
             return first
@@ -95,6 +96,27 @@ def _static_size(atoms: Sequence[Atom]) -> int | None:
     if any(is_symbolic(size) for size in sizes):
         return None
     return math.prod(int(size) for size in sizes)
+
+
+def _emitted(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:
+    """As `_emit`; a form that inference rejects is taken back."""
+    latest = graph.created
+    try:
+        return _emit(graph, build, evidence, site)
+    except IRError as error:
+        for node in reversed(graph):
+            if node.number > latest:
+                graph.erase(node)
+        return _defect(site, f"The fused form can't be written down: {error}")
+
+
+def _defect(site: Site, reason: str) -> Declined:
+    return Declined(
+        "unequal",
+        reason,
+        site.root,
+        "This is a defect of fuse-attention: please report it with the model's source line.",
+    )
 
 
 def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:
@@ -202,12 +224,7 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]
     leaves = [*(top(stage.operand).value for stage in chosen), *others, *terms]
     if (difference := evidence.disagreement(pairs, leaves, infinite)) is not None:
-        return Declined(
-            "unequal",
-            f"The fused form is not equal, so it was taken back: {difference}.",
-            site.root,
-            "This is a defect of fuse-attention: please report it with the model's source line.",
-        )
+        return _defect(site, f"The fused form is not equal, so it was taken back: {difference}.")
     for old, new in pairs:
         graph.replace_uses(old, new)
     if site.weights is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, cast
 
 from attngraph.errors import UsageError
-from attngraph.ir import Graph, Remark
+from attngraph.ir import Graph, Remark, clone
 
 
 class Pass(Protocol):
@@ -89,15 +89,41 @@ def only_exact(names: Iterable[str]) -> list[Pass]:
 def run(
     graph: Graph, pipeline: str | Sequence[Pass], *, after_each: Hook | None = None
 ) -> list[PassResult]:
-    """Runs the passes in order; `after_each` sees the graph between passes."""
+    """Runs the passes in order; `after_each` sees the graph between passes.
+
+    A pass that stops, whatever stops it, is left out, and a remark tells of its defect.
+    """
     passes = make(pipeline) if isinstance(pipeline, str) else pipeline
-    results = []
+    graph.settle_sizes()
+    origin = clone(graph)
+    results: list[PassResult] = []
+    done: list[Pass] = []
     for item in passes:
         epoch, before, start = graph.epoch, len(graph), time.perf_counter()
-        remarks = item.run(graph)
+        try:
+            remarks = item.run(graph)
+            done.append(item)
+        except Exception as error:  # a defect, and no reason to give the user nothing
+            remarks = [_stopped(item, error)]
+            graph.become(clone(origin))
+            for earlier in done:
+                earlier.run(graph)
         seconds = time.perf_counter() - start
         result = PassResult(item.name, seconds, before, len(graph), graph.epoch != epoch, remarks)
         results.append(result)
         if after_each is not None:
             after_each(graph, result)
+    for value in origin.constants.values():  # nodes and graphs are cycles, which stay for a while
+        value.data = None
     return results
+
+
+def _stopped(item: Pass, error: Exception) -> Remark:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return Remark(
+        "note",
+        "unequal",
+        f"{item.name} stopped, so what it made was taken back: {said[:300].rstrip('.')}.",
+        hint=f"This is a defect of {item.name}: please report it with the model.",
+        blamed=item.name,
+    )

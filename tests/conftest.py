@@ -22,15 +22,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def no_pass_is_wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rewrite that is taken back since it isn't equal is a defect of the pass: the test fails.
+    """A rewrite that is taken back, or a pass that stops, is a defect: the test fails.
 
     Tests that plant a defect are marked `defect`.
     """
     if request.node.get_closest_marker("defect") is not None:
         return
+    from attngraph.passes import manager
     from attngraph.passes.checked import Checked
 
     def fail(checked: Checked, old: Any, difference: str) -> None:
         raise AssertionError(f"{checked.pass_name} made something else of {old!r}: {difference}.")
 
+    def stop(item: Any, error: Exception) -> None:
+        raise error
+
     monkeypatch.setattr(Checked, "_defect", fail)
+    monkeypatch.setattr(manager, "_stopped", stop)

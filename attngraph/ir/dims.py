@@ -196,11 +196,39 @@ def bounds(dim: Dim, infos: Mapping[str, DimInfo]) -> tuple[int, int | None]:
     """The least and the greatest value of a size (None: unbounded), from the ranges of its dims."""
     if isinstance(dim, int):
         return dim, dim
-    known = {name: infos.get(name, DimInfo(low=0)) for name in symbols_of(dim)}
+    found = _range(dim, infos)
+    low = int(found.lower) if found.lower.is_Integer else 0
+    return max(low, 0), int(found.upper) if found.upper.is_Integer else None
+
+
+def _range(expr: sympy.Expr, infos: Mapping[str, DimInfo]) -> ValueRanges[sympy.Expr]:
+    known = {name: infos.get(name, DimInfo(low=0)) for name in symbols_of(expr)}
     ranges = {
         symbol(name): ValueRanges(info.low, int_oo if info.high is None else info.high)
         for name, info in known.items()
     }
-    found = bound_sympy(dim, ranges)
-    low = int(found.lower) if found.lower.is_Integer else 0
-    return max(low, 0), int(found.upper) if found.upper.is_Integer else None
+    return bound_sympy(expr, ranges)
+
+
+_EXTREMES = (torch_sympy.Max, torch_sympy.Min, sympy.Max, sympy.Min)
+
+
+def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
+    """An attribute or size in which each `max` and `min` that the dims' ranges decide is gone."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(settled(item, infos) for item in value)
+    if not isinstance(value, sympy.Expr) or not value.has(*_EXTREMES):
+        return value
+
+    def decided(expr: Any) -> sympy.Expr:
+        largest = isinstance(expr, (torch_sympy.Max, sympy.Max))
+        kept = list(expr.args)
+        for term in expr.args:
+            for other in [other for other in kept if other is not term and term in kept]:
+                above = sympy.expand(other - term if largest else term - other)
+                if _range(above, infos).lower >= 0:
+                    kept.remove(term)
+        return expr.func(*kept) if len(kept) > 1 else kept[0]
+
+    found = value.replace(lambda expr: isinstance(expr, _EXTREMES), decided)
+    return as_dim(sympy.expand(found)) if found != value else value

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import DimInfo
+from attngraph.ir.dims import DimInfo, settled
 from attngraph.ir.types import TensorType, Type
 
 
@@ -230,6 +230,26 @@ class Graph:
         node.inputs = tuple(inputs)
         self._add_uses(node)
         self.epoch += 1
+
+    def settle_sizes(self) -> None:
+        """Sizes, and attributes that hold some, without each max and min that the dims decide."""
+        for value in self.values():
+            if isinstance(value.type, TensorType):
+                shape = settled(value.type.shape, self.dims)
+                if shape != value.type.shape:
+                    value.type = TensorType(value.type.dtype, shape)
+                    self.epoch += 1
+        for node in self:
+            attrs = {name: settled(item, self.dims) for name, item in node.attrs.items()}
+            if attrs != node.attrs:
+                node.attrs = attrs
+                self.epoch += 1
+
+    def become(self, other: Graph) -> None:
+        """Takes everything over from another graph, which is of no use afterwards."""
+        vars(self).update(vars(other))
+        for node in self._snapshot():
+            node.graph = self
 
     def set_outputs(self, outputs: Sequence[Value], names: Sequence[str] | None = None) -> None:
         """What the graph returns. The output names stay when values are replaced."""

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import Dim, DimInfo, as_dim, symbol
+from attngraph.ir.dims import Dim, DimInfo, as_dim, settled, symbol
 from attngraph.ir.graph import Value
 from attngraph.ir.ops import OpDef, call
 from attngraph.ir.types import ScalarType, TensorType, Type
@@ -138,4 +138,4 @@ class TypeInference:
             self._dims[name] = DimInfo(low=0)
             self._names[unknown] = symbol(name)
             self._sizes[name] = size
-        return as_dim(expr.xreplace(self._names))
+        return as_dim(settled(expr.xreplace(self._names), self._dims))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import same_shape, symbols_of
+from attngraph.ir.dims import same_shape, settled, symbols_of
 from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def
@@ -82,7 +82,8 @@ def _types(graph: Graph, node: Node, inference: TypeInference) -> None:
         _fail(graph, node, f"{node.op} has {len(inferred)} outputs, not {len(node.outputs)}.")
     for value, type in zip(node.outputs, inferred, strict=True):
         if isinstance(type, TensorType) and isinstance(value.type, TensorType):
-            if type.dtype != value.type.dtype or not same_shape(type.shape, value.type.shape):
+            declared = settled(value.type.shape, graph.dims)
+            if type.dtype != value.type.dtype or not same_shape(type.shape, declared):
                 _fail(graph, node, f"%{value.name} is declared {value.type} but is {type}.")
         elif type != value.type:
             _fail(graph, node, f"%{value.name} is declared {value.type} but is {type}.")

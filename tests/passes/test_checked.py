@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, format_graph, parse, verify
 from attngraph.passes import evidence, merge_projections, run
 from attngraph.passes.checked import Checked
@@ -204,7 +205,7 @@ def _tamper(monkeypatch: pytest.MonkeyPatch, op: str, change: Change) -> list[st
 
     def broken(graph: Graph, name: str, inputs: Any, attrs: Any = None, **rest: Any) -> Any:
         inputs, attrs = list(inputs), dict(attrs or {})
-        if name == op:
+        if name == op and rest.get("names") is None:  # a clone names its values
             change(inputs, attrs)
             changed.append(name)
         return create(graph, name, inputs, attrs, **rest)
@@ -241,6 +242,32 @@ def test_the_rewrite_itself_is_made(name: str) -> None:
     assert op in {node.op for node in graph}
     assert result.changed
     assert not defects_of([result])
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize("stop", [IRError, KeyError])
+def test_a_pass_that_stops_is_left_out_and_the_others_run(
+    stop: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, alone = _graph(GELU), _graph(GELU)
+    create = Graph.create
+
+    def stopping(self: Graph, op: str, *args: Any, **rest: Any) -> Any:
+        node = create(self, op, *args, **rest)
+        if op == "aten.gelu" and rest.get("names") is None:
+            raise stop("the second half is missing")
+        return node
+
+    names = "canonicalize,fuse-activations,cse,dce"
+    monkeypatch.setattr(Graph, "create", stopping)
+    results = run(graph, names)
+    monkeypatch.undo()
+    verify(graph)
+    run(alone, "canonicalize,cse,dce")
+    assert format_graph(graph) == format_graph(alone)
+    (said,) = defects_of(results)
+    assert "fuse-activations stopped" in said
+    assert "the second half is missing" in said
 
 
 def _reversed_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from attngraph.ir import Graph, interpret, parse, verify
+from attngraph.errors import IRError
+from attngraph.ir import Graph, format_graph, interpret, parse, verify
 from attngraph.passes import fuse_attention, run
 from attngraph.passes.site import Site
 
@@ -93,6 +94,21 @@ def test_a_broken_fusion_is_taken_back(name: str, monkeypatch: pytest.MonkeyPatc
     assert all(
         torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, expected, strict=True)
     )
+
+
+def test_a_fusion_that_inference_rejects_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rejects(*_: Any) -> None:
+        raise IRError("aten.reshape is rejected by its evaluation")
+
+    graph = _graph("-inf")
+    before = format_graph(graph)
+    monkeypatch.setattr(fuse_attention.Masking, "apply", rejects)
+    (result,) = run(graph, "fuse-attention")
+    verify(graph)
+    assert format_graph(graph) == before
+    (remark,) = result.remarks
+    assert (remark.status, remark.code) == ("declined", "unequal")
+    assert "aten.reshape is rejected" in remark.reason
 
 
 @pytest.mark.parametrize("fill", ["-inf", "-3.4028234663852886e+38", "-10000.0"])

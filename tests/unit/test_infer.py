@@ -6,7 +6,7 @@ import pytest
 
 from attngraph.errors import IRError
 from attngraph.ir import Graph, parse, verify
-from attngraph.ir.dims import DimInfo, symbols_of
+from attngraph.ir.dims import DimInfo, parse_dim, same, settled, symbols_of
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def
 from attngraph.ir.parser import parse_type
@@ -102,3 +102,42 @@ def test_no_dim_is_fixed_by_inferring() -> None:
     (type,) = inference.infer(op_def("aten.squeeze"), graph.inputs, {})
     assert type == parse_type("f32[seq]")
     assert dims == {"seq": DimInfo(low=1, high=16, hint=1)}
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("2048 - max(0, 2048 - seq)", "seq"),
+        ("1 - max(0, 1 - seq)", "1"),
+        ("min(seq, 2048) + max(0, seq - 2048)", "seq"),
+        ("max(seq, 2048 - max(0, 2048 - seq))", "seq"),
+        ("max(0, seq - 5)", "max(0, seq - 5)"),
+        ("max(seq, far)", "max(seq, far)"),
+        ("min(far, seq) - max(0, 3 - far)", "min(far, seq) - max(0, 3 - far)"),
+        ("max(0, 64 - seq) * max(far, 0)", "(64 - seq) * far"),
+    ],
+)
+def test_a_max_that_the_ranges_decide_is_gone(size: str, expected: str) -> None:
+    dims = {"seq": DimInfo(low=1, high=64), "far": DimInfo(low=0, high=None)}
+    assert same(settled(parse_dim(size), dims), parse_dim(expected))
+    assert settled([parse_dim(size), None], dims)[1] is None
+
+
+def test_sizes_of_a_graph_settle_in_types_and_attributes() -> None:
+    text = """graph @main {
+  dim seq = 5 in 1..64
+  input %x : f32[2048, 8]
+  input %z : f32[seq]
+  %y = aten.slice.Tensor(%x) {start = max(0, 2048 - seq)} : f32[2048 - max(0, 2048 - seq), 8]
+  return %y
+}"""
+    graph = parse(text)
+    verify(graph)
+    graph.settle_sizes()
+    verify(graph)
+    (node,) = graph
+    assert str(node.output.type) == "f32[seq, 8]"
+    assert node.attrs["start"] == parse_dim("2048 - seq")
+    epoch = graph.epoch
+    graph.settle_sizes()
+    assert graph.epoch == epoch
