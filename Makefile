@@ -33,6 +33,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m bench.compile_time
 	$(BIN)/python -W ignore -m bench.decode
 	$(BIN)/python -W ignore -m bench.zoo
+	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.page
 
 docs: $(INSTALLED)

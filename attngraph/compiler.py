@@ -24,6 +24,7 @@ from attngraph.frontend.load import Loaded
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, clone, interpret, verify
+from attngraph.mapped import LARGE, Spill, release
 from attngraph.optimized import Optimized
 from attngraph.passes import Pass, PassResult, run
 from attngraph.pipeline import pipeline
@@ -227,10 +228,25 @@ def _run_passes(
             verify(graph)
             check.after_pass(graph, result)
 
-    with _stage("passes", report.timings, progress):
+    with _stage("passes", report.timings, progress), _out_of_memory(graph):
         report.passes = run(graph, passes, after_each=after)
     report.reassociated = reassociations_of(report.passes)
     report.notes += defects_of(report.passes)
+
+
+@contextlib.contextmanager
+def _out_of_memory(graph: Graph) -> Iterator[None]:
+    """What passes compute from large weights lies in files, and what they read is released."""
+    weights = [value.data for value in graph.constants.values() if value.data is not None]
+    if sum(data.nbytes for data in weights) < LARGE:
+        yield
+        return
+    graph.keep = Spill(weights)
+    try:
+        yield
+    finally:
+        graph.keep = None
+        release([*weights, *(v.data for v in graph.constants.values() if v.data is not None)])
 
 
 class _Check:

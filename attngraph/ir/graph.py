@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,8 @@ class Node:
 class Graph:
     """Inputs, constants, nodes in execution order, outputs, and the named dims of their shapes.
 
-    `created` is the number of the latest node; `epoch` counts mutations.
+    `created` is the number of the latest node; `epoch` counts mutations. `keep`, where there is
+    one, says where the data of each new constant lies: it returns the same numbers.
     """
 
     def __init__(self, name: str = "main") -> None:
@@ -130,6 +131,7 @@ class Graph:
         self.dims: dict[str, DimInfo] = {}
         self.epoch = 0
         self.created = 0
+        self.keep: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._names: dict[str, int] = {}
         self._first: Node | None = None
         self._last: Node | None = None
@@ -191,6 +193,8 @@ class Graph:
             if data is None:
                 raise IRError(f"Constant {name} needs data or a type.")
             type = TensorType(data.dtype, tuple(data.shape))
+        if data is not None and self.keep is not None:
+            data = self.keep(data)
         value = Value(self.unique_name(name), type, data=data, is_constant=True)
         self.constants[value.name] = value
         self.epoch += 1

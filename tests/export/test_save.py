@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from attngraph.errors import OutputError
+from attngraph.export import save as save_module
 from attngraph.export.lower import lower
 from attngraph.export.save import save, to_session
 from attngraph.export.target import Target
@@ -68,6 +69,34 @@ def test_saving_twice_gives_the_same_bytes(limit: int, model: ir.Model, tmp_path
     assert written[0] == written[1]
 
 
+def test_one_file_holds_what_protobuf_would_write(model: ir.Model, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    save(model, path)
+    written, expected = onnx.load(path), ir.to_proto(model)
+    for proto in (written, expected):
+        proto.graph.initializer.sort(key=lambda each: each.name)
+    assert written == expected
+    assert path.stat().st_size == len(expected.SerializeToString())
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 1 << 31])
+def test_lengths_are_written_as_protobuf_does(number: int) -> None:
+    proto = onnx.ModelProto(ir_version=number)
+    tag = bytes([onnx.ModelProto.DESCRIPTOR.fields_by_name["ir_version"].number << 3])
+    assert proto.SerializeToString() == tag + save_module._varint(number)
+
+
+def test_no_room_for_a_temporary_file_is_a_sentence(
+    model: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(save_module, "_parts", full)
+    with pytest.raises(OutputError, match=r"temporary file: .*No space left.* TMPDIR"):
+        to_session(model, Target("cpu"), external_above=0)
+
+
 def test_a_session_needs_no_file(model: ir.Model, weights: dict[str, torch.Tensor]) -> None:
     x = torch.randn(2, 5, 32)
     expected = torch.nn.functional.linear(x, weights["w"], weights["b"])
@@ -118,7 +147,7 @@ def test_an_interrupt_leaves_nothing(
 
     target: tuple[object, str] = (os, "replace")
     if moment == "weights":
-        target = (ir.tensor_adapters.TorchTensor, "tofile")
+        target = (save_module, "_parts")
     monkeypatch.setattr(*target, interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(model, tmp_path / "m.onnx", external_above=0)

@@ -28,6 +28,7 @@ ALLOWED = {
         "attngraph.errors",
         "attngraph.inference",
         "attngraph.ir",
+        "attngraph.mapped",
         "attngraph.dialect",
     },
 }

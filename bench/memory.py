@@ -1,0 +1,161 @@
+"""Peak resident memory from half-precision safetensors to a saved ONNX file, by stage.
+
+    python -m bench.memory [--layers 18] [--verify off final]
+
+The weights are those of a Llama, 0.94 B at 18 layers, in a file that lies beside the output for as
+long as it takes. Each measurement has a process of its own; the figure is its VmHWM, which counts
+every page of a mapped file that is in memory at that moment too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+from bench.machine import write
+
+_LAYERS = "ATTNGRAPH_BENCH_LAYERS"
+_MEBIBYTE = 1 << 20
+
+
+def llama() -> tuple[Any, tuple[Any, ...], Any]:
+    """The model without weights, in float16; its buffers, which no file has, are real."""
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    class Logits(torch.nn.Module):
+        def __init__(self, config: LlamaConfig) -> None:
+            super().__init__()
+            self.model = LlamaModel(config)
+            self.head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            output = self.model(input_ids, use_cache=False)
+            logits: torch.Tensor = self.head(output.last_hidden_state)
+            return logits
+
+    config = LlamaConfig(
+        hidden_size=2048,
+        num_hidden_layers=int(os.environ[_LAYERS]),
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        intermediate_size=5632,
+        vocab_size=32000,
+    )
+    with torch.device("meta"):
+        module = Logits(config).half()
+    module.model.rotary_emb = LlamaRotaryEmbedding(config)
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
+    return module, (torch.randint(0, 32000, (2, 16)),), (dims,)
+
+
+def store(path: Path) -> int:
+    """Writes random weights for `llama`, one at a time; returns their number."""
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    shapes = {name: tuple(value.shape) for name, value in llama()[0].named_parameters()}
+    header: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * torch.Size(shape).numel()
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for shape in shapes.values():
+            if len(shape) == 1:
+                values = torch.ones(shape)
+            else:
+                values = torch.randn(shape, generator=random) * shape[1] ** -0.5
+            file.write(values.half().numpy().data)
+    return end // 2
+
+
+def _peak() -> float:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def measure(weights: Path, output: Path, verify: str) -> dict[str, Any]:
+    """One measurement in this process: peaks in MiB, as they stood when each stage ended."""
+    warnings.simplefilter("ignore")
+    import torch
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    from attngraph.compiler import Model, compile_model
+    from attngraph.frontend.load import load
+
+    torch.set_grad_enabled(False)
+    peaks: dict[str, float] = {}
+    stage = "import"
+
+    def begins(name: str) -> None:
+        nonlocal stage
+        peaks[stage] = _peak()
+        stage = name
+
+    begins("load")
+    model = Model.of(load(weights, factory="bench.memory:llama"))
+    optimized = compile_model(model, verify=verify, progress=begins)
+    begins("save")
+    optimized.save(output)
+    begins("end")
+    report = optimized.report
+    return {
+        "verify": verify,
+        "peak_mib": _peak(),
+        "peak_mib_after": peaks,
+        "weights_mib": report.weight_bytes / _MEBIBYTE,
+        "timings_wall_s": report.timings,
+    }
+
+
+def _in_process(weights: Path, verify: str) -> dict[str, Any]:
+    output = weights.with_name("model.onnx")
+    command = [sys.executable, "-m", "bench.memory", "--weights", str(weights)]
+    command += ["--output", str(output), "--verify", verify]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"The measurement with --verify {verify} failed:\n{done.stderr}")
+    for written in weights.parent.glob("model.onnx*"):
+        written.unlink()
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=18)
+    parser.add_argument("--verify", nargs="+", default=["off", "final"])
+    parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.weights is not None:
+        print(json.dumps(measure(options.weights, options.output, options.verify[0])))
+        return
+    os.environ.update({"HF_HUB_OFFLINE": "1", _LAYERS: str(options.layers)})
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "model.safetensors"
+        count = store(weights)
+        rows = [_in_process(weights, verify) for verify in options.verify]
+    for row in rows:
+        stages = ", ".join(f"{name} {peak:.0f}" for name, peak in row["peak_mib_after"].items())
+        print(f"--verify {row['verify']}: {row['peak_mib']:.0f} MiB ({stages})")
+    print(write("memory", {"parameters": count, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

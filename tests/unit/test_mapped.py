@@ -1,0 +1,116 @@
+"""Large weights stay out of memory, and keep their numbers whatever is released."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from attngraph import compiler, mapped
+from attngraph.mapped import Reader, Spill, release
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+MEBIBYTE = 1 << 20
+
+
+def _mapped_kib() -> int:
+    found = re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def _in_a_file(data: torch.Tensor) -> bool:
+    return any(mapped._storage(data) in region for region in mapped._regions())
+
+
+@pytest.fixture
+def weight(tmp_path: Path) -> torch.Tensor:
+    """16 MiB of a private mapping, as safetensors and torch.load make them."""
+    path = tmp_path / "weight"
+    torch.arange(2 * MEBIBYTE).numpy().tofile(path)
+    return torch.from_file(str(path), shared=False, size=2 * MEBIBYTE, dtype=torch.int64)
+
+
+def test_what_is_released_leaves_memory_and_reads_the_same(weight: torch.Tensor) -> None:
+    total = int(weight.sum())
+    before = _mapped_kib()
+    release([weight[1:], torch.ones(3), torch.ones(3, device="meta")])
+    assert before - _mapped_kib() > 15 * 1024
+    assert int(weight.sum()) == total
+
+
+def test_what_was_written_to_a_private_mapping_is_not_lost(weight: torch.Tensor) -> None:
+    weight[7] = -1
+    release([weight])
+    assert int(weight[7]) == -1
+
+
+def test_a_reader_releases_by_turns(weight: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, before = Reader([weight]), _mapped_kib()
+    weight.sum()
+    reader.read(weight.nbytes)
+    assert _mapped_kib() - before > 15 * 1024
+    monkeypatch.setattr(mapped, "_PATIENCE", weight.nbytes)
+    reader.read(1)
+    assert _mapped_kib() - before < 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.bool])
+def test_a_computed_weight_goes_to_an_unnamed_file(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    data = torch.randint(0, 2, (2048, 1024)).to(dtype).t()
+    stored = Spill([])(data)
+    assert _in_a_file(stored)
+    assert stored.dtype is dtype
+    assert torch.equal(stored, data)
+    assert not list(tmp_path.iterdir())
+    assert Spill([])(stored.t()).data_ptr() == stored.data_ptr()
+
+
+def test_small_ones_and_views_of_weights_stay() -> None:
+    weight, small = torch.ones(1024, 1024), torch.ones(8)
+    keep = Spill([weight])
+    for data in (small, weight.t(), weight[1:], torch.ones(1024, 1024, device="meta")):
+        assert keep(data) is data
+
+
+def test_without_room_for_a_file_it_stays_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    data = torch.ones(1024, 1024)
+    assert Spill([])(data) is data
+
+
+def test_passes_put_the_weights_of_a_large_model_into_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(32, 64)
+            self.up = nn.Linear(32, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(self.gate(x)) * self.up(x)
+
+    torch.manual_seed(0)
+    module, x = Gated(), torch.randn(2, 32)
+    monkeypatch.setattr(mapped, "_SPILLED", 1024)
+    monkeypatch.setattr(compiler, "LARGE", 0)
+    optimized = compiler.optimize(module, (x,))
+    (merged,) = (
+        value.data for value in optimized.graph.constants.values() if len(value.shape) == 2
+    )
+    assert merged is not None
+    assert merged.shape == (128, 32)
+    assert _in_a_file(merged)
+    assert optimized.graph.keep is None
+    torch.testing.assert_close(optimized(x), module(x))
