@@ -87,7 +87,7 @@ def blame(
         return f"The passes agree with eager; the ONNX model can't be taken apart: {error}"
     node = _first(optimised, lowered, values)
     if node is None:
-        return "No single node diverges: rounding errors add up."
+        return "No value loses half of its digits at one node: small errors add up."
     return f"The first ONNX value to diverge is {_place(node)}."
 
 

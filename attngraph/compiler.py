@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
@@ -15,7 +16,7 @@ from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.kernels import check_version, choose_all
 from attngraph.export.lower import lower
 from attngraph.export.parity import Parity, compare, merge
-from attngraph.export.reference import Precision, Reference
+from attngraph.export.reference import Precision, Reference, ReferenceOutputs
 from attngraph.export.sizes import choose_sizes, resized_inputs
 from attngraph.export.target import Target, parse_target
 from attngraph.export.tune import tuned
@@ -34,6 +35,10 @@ VERIFY = ("final", "each", "off")
 Progress = Callable[[str], None]
 Cases = Mapping[str, tuple[torch.Tensor, ...]]
 """Inputs by label, in the order of the graph's."""
+Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
+"""What is compared with the model: inputs to outputs, both in the order of the graph's."""
+OPTIONS_KEY = "attngraph.options"
+"""The file's metadata: what the passes it was made with depend on, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,7 @@ def compile_model(
     report.notes.extend(captured.notes)
     report.nodes_before = len(captured.graph)
     cases = None if prepare is None else prepare(captured)
-    check = _Check(model, captured, precision, cases)
+    check = Check(model, captured, precision, cases)
     pristine = clone(captured.graph) if verify != "off" else None
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
     report.notes += assumptions_of(report.passes, assume)
@@ -202,11 +207,12 @@ def compile_model(
         else:
             kernels = choose_all(captured.graph, device)
         onnx = lower(captured.graph, target=device, kernels=kernels)
+    onnx.metadata_props[OPTIONS_KEY] = json.dumps({"assume": sorted(assume), "exact": exact})
     report.sites = sites_of(report.passes, kernels)
     optimized = Optimized(captured.graph, onnx, report, device, pristine)
     if pristine is not None:
         with _stage("parity", report.timings, progress):
-            report.parity = check.final(optimized)
+            report.parity = check.final(optimized.run)
         if not report.parity.passed:
             culprit = blame(pristine, passes, captured.graph, optimized, captured.args)
             raise ParityError(
@@ -221,7 +227,7 @@ def _run_passes(
     passes: Sequence[Pass],
     report: Report,
     progress: Progress | None,
-    check: _Check | None = None,
+    check: Check | None = None,
 ) -> None:
     def after(graph: Graph, result: PassResult) -> None:
         if check is not None:
@@ -249,7 +255,7 @@ def _out_of_memory(graph: Graph) -> Iterator[None]:
         release([*weights, *(v.data for v in graph.constants.values() if v.data is not None)])
 
 
-class _Check:
+class Check:
     """Parity of one model: references are computed once per size."""
 
     def __init__(
@@ -265,10 +271,11 @@ class _Check:
         assert module is not None
         self.reference = Reference(module, precision=precision)
 
-    def _references(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+    def references(self, tensors: tuple[torch.Tensor, ...]) -> ReferenceOutputs:
+        """Eager's outputs, under the names that the graph's have."""
         args, kwargs = self.captured.call(tensors)
         try:
-            return self.reference(args, kwargs)
+            found = self.reference(args, kwargs)
         except AttngraphError:
             raise
         except Exception as error:
@@ -278,11 +285,13 @@ class _Check:
                 f"{type(error).__name__}: {reason(error).rstrip('.')}. Give sample inputs that it "
                 "takes, and the range of each dynamic dim."
             ) from error
+        names = self.captured.output_names
+        return replace(found, names=names) if len(names) == len(found.names) else found
 
     def after_pass(self, graph: Graph, result: PassResult) -> None:
         """Raises ParityError naming the pass, if the graph now computes something else."""
         outputs = interpret(graph, self.captured.args)
-        parity = compare(self._references(self.captured.args), outputs, self.precision)
+        parity = compare(self.references(self.captured.args), outputs, self.precision)
         if not parity.passed:
             raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
 
@@ -298,16 +307,17 @@ class _Check:
         }
         return [sample, *choose_sizes(sample, ranges)] if sample else [{}]
 
-    def final(self, optimized: Optimized) -> Parity:
+    def final(self, candidate: Candidate) -> Parity:
         """Parity over all sizes."""
         return merge(
             {
-                label: compare(self._references(tensors), optimized.run(tensors), self.precision)
-                for label, tensors in (self.cases or self._resized()).items()
+                label: compare(self.references(tensors), candidate(tensors), self.precision)
+                for label, tensors in (self.cases or self.resized()).items()
             }
         )
 
-    def _resized(self) -> Cases:
+    def resized(self) -> Cases:
+        """The sample's inputs at each of the sizes."""
         return {
             ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample": resized_inputs(
                 self.captured.args, self.captured.dynamic, sizes

@@ -100,7 +100,7 @@ def compile_decoder(
         layout = find_layout(graph, cache, model.source)
         seen.append((captured, layout))
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
-        return _cases(captured, layout)
+        return decoding_cases(captured, layout)
 
     optimized = compile_model(
         model,
@@ -119,7 +119,7 @@ def compile_decoder(
         if progress is not None:
             progress("decode")
         start = time.perf_counter()
-        parity = _generated(model, captured, decoder, precision)
+        parity = generated_parity(model, captured, decoder, precision)
         optimized.report.timings["decode"] = time.perf_counter() - start
         if not parity.passed:
             raise ParityError(
@@ -171,7 +171,7 @@ class _Inputs:
         return tuple(given[value.name] for value in self.graph.inputs)
 
 
-def _cases(captured: Captured, layout: Layout) -> Cases:
+def decoding_cases(captured: Captured, layout: Layout) -> Cases:
     """A prompt, a part of one and steps, padded on the left, within the ranges of the dims."""
     inputs = _Inputs(captured, layout)
     dims = captured.graph.dims
@@ -188,7 +188,9 @@ def _cases(captured: Captured, layout: Layout) -> Cases:
     return cases
 
 
-def _generated(model: Model, captured: Captured, decoder: Decoder, precision: Precision) -> Parity:
+def generated_parity(
+    model: Model, captured: Captured, decoder: Decoder, precision: Precision
+) -> Parity:
     """The last logits of a prompt and of a few steps, against the eager model on all tokens so far.
 
     The eager model computes each without a cache, so that a cache handed on wrongly shows.
@@ -221,7 +223,7 @@ def _last_logits(outputs: ReferenceOutputs, captured: Captured, layout: Layout) 
         return (None if tensors[place] is None else tensors[place][:, -1:],)
 
     return ReferenceOutputs(
-        (outputs.names[place],),
+        (layout.logits,),
         cut(outputs.eager),
         cut(outputs.exact),
         outputs.note,

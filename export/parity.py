@@ -205,9 +205,11 @@ def _against(
 
 
 def merge(cases: Mapping[str, Parity]) -> Parity:
-    """One parity of several, by label such as "batch=1, seq=5"; each output keeps its label."""
+    """One parity of several, by label such as "batch=1, seq=5"; each output keeps its label,
+    and the one it has where that is empty.
+    """
     outputs = [
-        dataclasses.replace(output, case=label)
+        dataclasses.replace(output, case=label or output.case)
         for label, parity in cases.items()
         for output in parity.outputs
     ]

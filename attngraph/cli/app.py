@@ -18,6 +18,7 @@ from attngraph.cli.explain import explain
 from attngraph.cli.failures import INTERRUPTED, fail
 from attngraph.cli.optimize import optimize
 from attngraph.cli.passes import passes
+from attngraph.cli.verify import verify
 
 _PACKAGES = ("torch", "onnxruntime-gpu", "onnxruntime")
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (optimize, explain, attend, doctor, passes):
+for command in (optimize, explain, verify, attend, doctor, passes):
     app.command()(command)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain, groupby, repeat
+from operator import attrgetter
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from attngraph.cli.text import Page, counted, human_bytes
-from attngraph.export.parity import Parity
+from attngraph.export.parity import OutputParity, Parity
 from attngraph.report import Report, Site
+from attngraph.verifying import Verification
 
 _INDENT = 13
 
@@ -52,6 +55,42 @@ def print_summary(report: Report, output: Path, size: int) -> None:
         if site.status == "declined":
             page.line()
             _print_declined(page, site)
+
+
+def print_verification(found: Verification) -> None:
+    """The verdict, each output at each size, and what diverges first."""
+    page, parity = Page(), found.parity
+    mark = Text("✓ ", "bold green") if parity.passed else Text("✗ ", "bold red")
+    verdict = "is within the error budget of" if parity.passed else "is out of the error budget of"
+    page.line(
+        Text.assemble(
+            mark,
+            (found.path, "bold"),
+            f" {verdict} {found.source}",
+            (f" (on {found.target}, in {parity.precision})", "dim"),
+        )
+    )
+    if found.culprit:
+        _field(page, "because", Text(found.culprit, "yellow"))
+    for name, outputs in groupby(
+        sorted(parity.outputs, key=attrgetter("name")), attrgetter("name")
+    ):
+        for label, output in zip(chain([name], repeat("")), outputs, strict=False):
+            page.field(Text(f"  {label}", "dim"), _figures(output), _INDENT)
+    for what, how in found.paired.items():
+        if how != "name":
+            _field(page, what, Text(f"paired in their {how}: the names differ", "yellow"))
+    for note in dict.fromkeys((*found.notes, *parity.notes)):
+        _field(page, "note", Text(note))
+
+
+def _figures(output: OutputParity) -> Text:
+    mark = ("passed", "green") if output.passed else ("FAILED", "bold red")
+    figures = f", error {output.error:.1e}"
+    if output.reference != "exact":
+        figures += f", eager's own {output.reference_error:.1e}, budget {output.budget:.1e}"
+    where = f" at {output.case}" if "=" in output.case else f" {output.case}"
+    return Text.assemble(mark, figures, (where.rstrip(), "dim"))
 
 
 def print_sites(report: Report) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from inspect import Parameter
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from attngraph.decoding import compile_decoder, of_causal_lm
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.target import parse_target
 from attngraph.frontend.binding import bind, forward_signature
+from attngraph.frontend.cache import METADATA_KEY
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.factory import importable_cwd
 from attngraph.frontend.load import Loaded, load
@@ -32,6 +34,7 @@ from attngraph.frontend.specs import (
 )
 from attngraph.optimized import Optimized
 from attngraph.report import Report
+from attngraph.verifying import Verification, open_file, verify_file
 
 
 def optimised(source: Source, settings: Mapping[str, Any], *, stages: Stages) -> Optimized:
@@ -104,6 +107,19 @@ def analysed(source: Source, *, target: str, assume: tuple[str, ...], stages: St
         _, report = analyse(model, target=target, assume=assume, progress=stages)
     report.timings = {"load": seconds, **report.timings}
     return report
+
+
+def verified(source: Source, path: Path, *, target: str, stages: Stages) -> Verification:
+    """The file at `path` compared with the model of the options."""
+    with open_file(path, target) as session, importable_cwd():
+        stages("load")
+        specs, by_name = _parsed(source)
+        loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
+        if METADATA_KEY in session.metadata and is_causal_lm(loaded.module):
+            model = Model(loaded.module, None, (), {}, None, loaded.source)
+        else:
+            model = _model_of(loaded, source, specs, by_name)
+        return verify_file(model, path, session, target=target, progress=stages)
 
 
 def attended(

@@ -63,6 +63,24 @@ class Late(nn.Module):
         return (weights @ x) / weights.sum(-1, keepdim=True)
 
 
+class Pair(nn.Module):
+    def forward(self, x):
+        weights = torch.softmax(x @ x.transpose(-1, -2), dim=-1)
+        return torch.tanh(x), weights @ x
+
+
+class Two(nn.Module):
+    """Takes what another model takes, at another width."""
+
+    def forward(self, x, mask):
+        return x * mask[..., None]
+
+
+class Several(nn.Module):
+    def forward(self, x, mask):
+        return x * mask[..., None], mask
+
+
 def _sample():
     return torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
 
@@ -96,6 +114,18 @@ def waves():
 
 def late():
     return Late(), (_sample(),)
+
+
+def pair():
+    return Pair(), (_sample(),)
+
+
+def two():
+    return Two(), (_sample(), torch.ones(2, 8, dtype=torch.bool))
+
+
+def several():
+    return Several(), (torch.randn(2, 8, 32), torch.ones(2, 8, dtype=torch.bool))
 
 
 def bessel():

@@ -1,0 +1,243 @@
+"""Parity of an ONNX file that lies on the disk, whoever wrote it, against the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import onnx_ir
+import torch
+
+from attngraph.bisect import blame
+from attngraph.compiler import OPTIONS_KEY, Cases, Check, Model, Progress, trace
+from attngraph.decoder import Decoder
+from attngraph.decoding import decoding_cases, generated_parity, of_causal_lm
+from attngraph.errors import AttngraphError, UsageError
+from attngraph.export.kernels import choose_all
+from attngraph.export.lower import lower, value_names
+from attngraph.export.parity import Parity, merge
+from attngraph.export.reference import Precision
+from attngraph.export.session import Session
+from attngraph.export.target import Target, parse_target
+from attngraph.frontend.cache import METADATA_KEY, Layout
+from attngraph.frontend.capture import Captured
+from attngraph.frontend.causal_lm import is_causal_lm
+from attngraph.ir import Graph, clone
+from attngraph.optimized import Optimized
+from attngraph.passes import run
+from attngraph.pipeline import pipeline
+from attngraph.report import Report
+
+_SHOWN = 3
+
+
+@dataclass
+class Verification:
+    """What the comparison of a file with a model found.
+
+    `paired` says whether inputs and outputs were paired by name or in their order. `culprit` is a
+    sentence on the first value that diverges, empty where parity passed; `notes` say what could
+    not be compared.
+    """
+
+    source: str
+    path: str
+    target: str
+    paired: dict[str, str]
+    parity: Parity
+    notes: list[str] = field(default_factory=list)
+    culprit: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain strings, numbers, lists and dicts."""
+        return {
+            "source": self.source,
+            "path": self.path,
+            "target": self.target,
+            "passed": self.parity.passed,
+            "paired": self.paired,
+            "parity": self.parity.to_dict(),
+            "first_diverging": self.culprit or None,
+            "notes": self.notes,
+        }
+
+
+def open_file(path: Path, target: str) -> Session:
+    """The file in onnxruntime. Raises LoadError for one that is missing or no ONNX model."""
+    return Session.open(path, parse_target(target))
+
+
+def verify_file(
+    model: Model,
+    path: Path,
+    session: Session,
+    *,
+    target: str = "cpu",
+    precision: Precision = "fp32",
+    progress: Progress | None = None,
+) -> Verification:
+    """Compares the outputs of `session`, which is `path`'s, with the model's, as `optimize` does.
+
+    Inputs are paired by name, or in their order where the names are others but dtypes and shapes
+    fit; so are outputs. Dynamic dims are checked at up to three sizes, as far as the file takes
+    them; a decoder over a prompt and several steps.
+
+    Raises UsageError where inputs or outputs don't fit the model's.
+    """
+    tell = progress or (lambda stage: None)
+    decoder = session.metadata.get(METADATA_KEY)
+    layout = None if decoder is None else Layout.from_json(decoder, str(path))
+    if layout is not None and is_causal_lm(model.module):
+        declared = _declared_output(path, layout.logits)
+        model = of_causal_lm(model, all_logits=len(declared) < 2 or declared[1] != 1)
+    tell("capture")
+    captured = trace(model)
+    if layout is not None and not {layout.ids, *layout.pasts} <= set(captured.input_names):
+        layout = None  # a decoder, but not this model's
+    if layout is not None:
+        captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)
+    file = _File(session, path, captured, model.source)
+    tell("parity")
+    check = Check(model, captured, precision)
+    cases = check.resized() if layout is None else decoding_cases(captured, layout)
+    check.cases, notes = file.fitting(cases)
+    parity = check.final(file.run)
+    if layout is not None:
+        steps = generated_parity(model, captured, Decoder(session, layout), precision)
+        parity = merge({"": parity, "decoding": steps})
+    found = Verification(model.source, str(path), target, file.paired, parity, notes)
+    if not parity.passed:
+        tell("bisect")
+        found.culprit = _culprit(path, session, parse_target(target), captured)
+    return found
+
+
+class _File:
+    """A session that takes inputs and gives outputs in the order of the model's."""
+
+    def __init__(self, session: Session, path: Path, captured: Captured, source: str) -> None:
+        self.session, self.path, self.captured, self.source = session, path, captured, source
+        inputs, outputs = captured.input_names, captured.output_names
+        by_name = set(session.input_names) <= set(inputs)
+        if not by_name and len(session.input_names) != len(inputs):
+            raise UsageError(
+                f"{path} takes {_listed(session.input_names)}, and {source} takes "
+                f"{_listed(inputs)}: neither names nor number fit. Name the file of this model."
+            )
+        self.feeds = dict(
+            zip(session.input_names, session.input_names if by_name else inputs, strict=True)
+        )
+        if len(session.output_names) != len(outputs):
+            raise UsageError(
+                f"{path} returns {_listed(session.output_names)}, and {source} returns "
+                f"{_listed(outputs)}: their number differs. Name the file of this model."
+            )
+        named = set(session.output_names) == set(outputs)
+        order = outputs if named else session.output_names
+        self.places = [session.output_names.index(name) for name in order]
+        self.paired = {
+            "inputs": "name" if by_name else "order",
+            "outputs": "name" if named else "order",
+        }
+
+    def _given(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        values = dict(zip(self.captured.input_names, tensors, strict=True))
+        return {name: values[model_name] for name, model_name in self.feeds.items()}
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        outputs = self.session.run(self._given(tensors))
+        return tuple(outputs[place] for place in self.places)
+
+    def fitting(self, cases: Cases) -> tuple[Cases, list[str]]:
+        """The cases that the file takes, and a note on each that it doesn't.
+
+        Raises UsageError where it doesn't take the first, which is the sample.
+        """
+        kept, notes = {}, []
+        for label, tensors in cases.items():
+            misfit = self._misfit(tensors)
+            if not misfit:
+                kept[label] = tensors
+            elif not kept:
+                raise UsageError(f"{self.path} doesn't fit {self.source}: {misfit}.")
+            else:
+                notes.append(f"Not compared at {label}: {misfit}.")
+        return kept, notes
+
+    def _misfit(self, tensors: Sequence[torch.Tensor]) -> str:
+        for name, tensor in self._given(tensors).items():
+            dtype, shape = self.session.input_dtype(name), self.session.input_shape(name)
+            pairs = list(zip(shape, tensor.shape, strict=False))
+            fits = len(shape) == tensor.dim() and tensor.dtype is dtype
+            if not fits or any(isinstance(dim, int) and dim != size for dim, size in pairs):
+                return (
+                    f"its input {name} is {_typed(dtype, shape)}, and the model is given "
+                    f"{_typed(tensor.dtype, tuple(tensor.shape))}"
+                )
+        return ""
+
+
+def _culprit(path: Path, session: Session, target: Target, captured: Captured) -> str:
+    """A sentence on where a file of attngraph's leaves the model, or on why that isn't known."""
+    options = session.metadata.get(OPTIONS_KEY)
+    if options is None or session.input_names != captured.input_names:
+        return (
+            f"Which node diverges first can't be told: {path} was not made from this model by "
+            "attngraph."
+        )
+    given = json.loads(options)
+    passes = pipeline(exact=given["exact"], assume=given["assume"])
+    pristine, graph = clone(captured.graph), captured.graph
+    run(graph, passes)
+    model = onnx_ir.load(path)
+    if weights := _changed_weights(graph, model, target):
+        said = ", ".join(weights[:_SHOWN])
+        more = f" and {len(weights) - _SHOWN} more" if len(weights) > _SHOWN else ""
+        told = f"The file holds other weights than the model: {said}{more}. "
+    else:
+        told = ""
+    if not _shared_names(graph, model):
+        return f"{told}None of the file's values has a name of the model's, so none is to blame."
+    result = Optimized(graph, model, Report(str(path), str(target), "fp32"), target)
+    try:
+        return told + blame(pristine, passes, graph, result, captured.args)
+    except AttngraphError as error:
+        return f"{told}The file can't be taken apart: {error}"
+
+
+def _changed_weights(graph: Graph, model: onnx_ir.Model, target: Target) -> list[str]:
+    ours = lower(graph, target=target, kernels=choose_all(graph, target)).graph.initializers
+    changed = []
+    for name, value in model.graph.initializers.items():
+        mine = ours[name].const_value if name in ours else None
+        if mine is None or value.const_value is None:
+            continue
+        if not numpy.array_equal(mine.numpy(), value.const_value.numpy()):
+            changed.append(name)
+    return changed
+
+
+def _shared_names(graph: Graph, model: onnx_ir.Model) -> bool:
+    names = set(value_names(graph).values())
+    return any(value.name in names for node in model.graph for value in node.outputs)
+
+
+def _declared_output(path: Path, name: str) -> list[Any]:
+    """The dims of an output as the file declares them; numbers, and anything else for the rest."""
+    for value in onnx_ir.load(path).graph.outputs:
+        if value.name == name and value.shape is not None:
+            return list(value.shape)
+    return []
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(names)})" if names else "none"
+
+
+def _typed(dtype: torch.dtype, shape: Sequence[int | str | None]) -> str:
+    dims = ", ".join("?" if dim is None else str(dim) for dim in shape)
+    return f"{str(dtype).removeprefix('torch.')}[{dims}]"
