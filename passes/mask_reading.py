@@ -8,24 +8,21 @@ predicate, an integer tensor is a function of its index; any other tensor reads 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
 import torch
 
-from attngraph.errors import IRError
 from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import symbol
-from attngraph.ir.ops import attribute, evaluate, input_of
+from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.bands import band, progression
+from attngraph.passes.choices import Choice, choice, table
 from attngraph.passes.index_maps import Index, aligned, settled, source_index
 from attngraph.passes.predicates import (
     TRUE,
     VARIABLES,
-    Const,
     Dense,
     Domain,
     Expr,
@@ -38,23 +35,6 @@ from attngraph.passes.predicates import (
     negation,
     variables,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """`yes` where the predicate holds, else `no`; bools are 1 and 0."""
-
-    predicate: Predicate
-    yes: float
-    no: float
-
-    @property
-    def constant(self) -> float | None:
-        """The only value, where there is one."""
-        if isinstance(self.predicate, Const):
-            return self.yes if self.predicate.value else self.no
-        return None
-
 
 Reading: TypeAlias = Choice | Expr | None
 
@@ -98,7 +78,6 @@ _FILLS = {
 _ZEROS = frozenset(["aten.zeros", "aten.zeros_like", "aten.new_zeros"])
 _ONES = frozenset(["aten.ones", "aten.ones_like", "aten.new_ones"])
 _INTEGERS = (torch.int64, torch.int32)
-_TABLE_INPUTS = 4
 _LARGEST_CONSTANT = 1 << 24
 _DEPTH = 64
 
@@ -201,7 +180,7 @@ class Reader:
             return None
         choices = [operand for operand in operands if isinstance(operand, Choice)]
         if len(choices) == len(operands):
-            return _table(node, value, choices)
+            return table(node, value, choices)
         if node.op in ("aten._to_copy", "aten.to.dtype"):
             source = input_of(node, "self").dtype
             widens = source in _INTEGERS and value.dtype in (source, torch.int64)
@@ -251,7 +230,7 @@ class Reader:
         beyond = index[-1] - index[-2] - diagonal
         kept = at_most(beyond if node.op == "aten.tril" else -beyond)
         elements = [operand.yes, operand.no, 0.0, 0.0]
-        return _choice(value, [kept, operand.predicate], elements)
+        return choice(value, [kept, operand.predicate], elements)
 
     def _indexed(self, node: Node, index: Index) -> Reading:
         """x[i, j, …] with integer tensors for leading dims, or for dims after whole ones."""
@@ -369,42 +348,3 @@ def _filled(node: Node, value: Value) -> Reading:
         return None
     rounded = float(torch.tensor(number).to(value.dtype))
     return Choice(TRUE, rounded, rounded)
-
-
-def _choice(value: Value, predicates: Sequence[Predicate], elements: list[float]) -> Reading:
-    distinct = list(dict.fromkeys(elements))
-    if len(distinct) > 2 or any(element != element for element in distinct):
-        return None
-    if value.dtype == torch.bool:
-        distinct = [1.0, 0.0]
-    held = from_table(predicates, [element == distinct[0] for element in elements])
-    return Choice(held, distinct[0], distinct[-1])
-
-
-def _table(node: Node, value: Value, operands: Sequence[Choice]) -> Reading:
-    """Evaluates an elementwise op for every combination of its operands' values."""
-    predicates: list[Predicate] = list(
-        dict.fromkeys(o.predicate for o in operands if not isinstance(o.predicate, Const))
-    )
-    if len(predicates) > _TABLE_INPUTS:
-        return None
-    rows = list(itertools.product((True, False), repeat=len(predicates)))
-    tensors = []
-    for source, operand in zip(node.inputs, operands, strict=True):
-        if source is None:
-            return None
-        rank = len(source.shape)
-        if (only := operand.constant) is not None:
-            tensors.append(torch.full([1] if rank else [], only, dtype=source.dtype))
-            continue
-        if rank == 0 and source.dtype != torch.bool:
-            return None  # scalars promote types otherwise than tensors do
-        place = predicates.index(operand.predicate)
-        column = [operand.yes if row[place] else operand.no for row in rows]
-        tensors.append(torch.tensor(column, dtype=source.dtype))
-    try:
-        (result,) = evaluate(node, tensors, {})
-    except (IRError, RuntimeError, TypeError):
-        return None  # a symbolic number, or operands that the op takes as scalars only
-    elements = result.to(value.dtype).expand(len(rows)).tolist()
-    return _choice(value, predicates, [float(element) for element in elements])

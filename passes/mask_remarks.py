@@ -117,6 +117,8 @@ class _Namer:
     def _comparison(self, expr: Expr, *, first: bool) -> str:
         """`window 4` for q + P - k - 3 ≤ 0; `prefix 4` for k - 3 ≤ 0 beside causal."""
         found = elements(expr)
+        if len(found) == 2 and _is_earlier(expr, found):
+            return f"causal by {self._of(found)}"
         query, key = expr.coeff(QUERY), expr.coeff(KEY)
         rest = sympy.expand(expr - query * QUERY - key * KEY)
         plain = rest.xreplace(dict.fromkeys(found, ZERO))
@@ -197,6 +199,13 @@ class _Namer:
             return f"{_DENSE} (depends on {origin})"
         assert value.producer is not None
         return f"{_DENSE} (built by {value.producer.op})"
+
+
+def _is_earlier(expr: Expr, found: Sequence[Expr]) -> bool:
+    """x[k] - x[q] ≤ 0."""
+    first, second = sorted(found, key=lambda item: QUERY in item.free_symbols)
+    same = first.func.__name__ == second.func.__name__
+    return bool(same and expr == first - second and first.xreplace({KEY: QUERY}) == second)
 
 
 def _comparisons(predicate: Predicate) -> Iterator[Expr]:

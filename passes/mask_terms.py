@@ -16,10 +16,11 @@ import torch
 from attngraph.ir import Loc, Node, TensorType, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import attribute
+from attngraph.passes.choices import Choice
 from attngraph.passes.index_maps import LAYOUTS, Index, aligned, source_index
 from attngraph.passes.logits import ABSORBING_FILL
 from attngraph.passes.mask_building import EarlyBuilder
-from attngraph.passes.mask_reading import Choice, Reader
+from attngraph.passes.mask_reading import Reader
 from attngraph.passes.predicates import Predicate, negation
 from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, uniform
 

@@ -45,6 +45,7 @@ FORMS = (
     "lengths",
     "segments",
     "segments-of-positions",
+    "packed-by-positions",
     "caller-positions",
 )
 MUTATIONS: dict[str, Callable[[Linear], Predicate]] = {
