@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE := 1
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_model out/model.pt2
 	$(BIN)/attngraph optimize out/model.pt2 -o out/model.onnx
-	$(BIN)/python -W ignore -m bench.latency out/model.pt2 out/model.onnx
+	$(BIN)/attngraph bench out/model.onnx out/model.pt2 --engine eager --engine attngraph
 
 # One thread per worker; a file's tests stay on one worker, where they share what they compiled.
 test: export OMP_NUM_THREADS := 1

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from attngraph.cli.attend import attend
+from attngraph.cli.bench import bench
 from attngraph.cli.doctor import doctor
 from attngraph.cli.explain import explain
 from attngraph.cli.failures import INTERRUPTED, fail
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (optimize, explain, verify, attend, doctor, passes):
+for command in (optimize, explain, verify, attend, bench, doctor, passes):
     app.command()(command)
 
 

@@ -1,0 +1,120 @@
+"""`attngraph bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from attngraph.cli.failures import reported
+from attngraph.cli.options import (
+    DebugOption,
+    DimOption,
+    FactoryOption,
+    InputOption,
+    JsonOption,
+    NpzOption,
+    Source,
+    TargetOption,
+    TrustOption,
+)
+from attngraph.cli.stages import working
+from attngraph.errors import ParityError, UsageError
+
+
+def bench(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[OUT.onnx] [MODEL]",
+            show_default=False,
+            help="The model, as for optimize, and the file that optimize wrote for it; without "
+            "that file the model is compiled first. MODEL may be left out with --factory.",
+        ),
+    ] = None,
+    target: TargetOption = "cpu",
+    precision: Annotated[
+        Literal["fp32", "fp16", "bf16"], typer.Option("--precision", help="Of every engine.")
+    ] = "fp32",
+    engines: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            show_default=False,
+            help="Only this engine: eager, compile, onnx, onnx-optimizer, onnx-fusions, "
+            "transformers or attngraph. Once for each.",
+        ),
+    ] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Compile for the sizes of the sample inputs only.")
+    ] = False,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Blocks of each engine.")] = 7,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.0, help="The length of a block.")
+    ] = 0.5,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=1, show_default=False, help="Of torch and onnxruntime alike."
+        ),
+    ] = None,
+    factory: FactoryOption = None,
+    trust_pickle: TrustOption = False,
+    inputs: InputOption = None,
+    npz: NpzOption = None,
+    dims: DimOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Time a model against eager PyTorch, torch.compile and other exports to onnxruntime.
+
+    Each engine runs in a process of its own, on the same inputs, and blocks of calls alternate. An
+    engine whose outputs are out of the error budget is not timed.
+
+    attngraph bench model.onnx model.pt2
+
+    attngraph bench --factory examples.nanogpt:build --engine eager --engine attngraph
+    """
+    with reported(debug):
+        onnx, model = _told_apart(files or [], factory)
+        with working(debug) as stages:
+            stages("import torch")
+            from attngraph.export.target import parse_target
+            from attngraph.measuring.contest import hold
+            from attngraph.measuring.job import Job
+
+            parse_target(target)
+            source = Source(
+                model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
+            )
+            job = Job(source, target, precision, static, onnx, threads)
+            contest = hold(
+                job, engines=engines or (), rounds=rounds, seconds=seconds, progress=stages
+            )
+        if as_json:
+            print(json.dumps(contest.to_dict(), indent=2, allow_nan=False))
+        else:
+            from attngraph.cli.render_bench import print_contest
+
+            print_contest(contest)
+        ours = contest.ours
+        if ours is not None and ours.status == "out of parity":
+            raise ParityError(f"attngraph is out of its error budget: {ours.reason.rstrip('.')}.")
+
+
+def _told_apart(files: list[Path], factory: str | None) -> tuple[Path | None, Path | None]:
+    """(the ONNX file, the model's file) of what was named."""
+    onnx = [path for path in files if path.suffix == ".onnx"]
+    models = [path for path in files if path.suffix != ".onnx"]
+    if len(onnx) > 1 or len(models) > 1:
+        raise UsageError("One model is measured at a time: name one MODEL and one OUT.onnx of it.")
+    for path in onnx:
+        if not path.is_file():
+            raise UsageError(f"There is no ONNX file {path}; leave it out to compile the model.")
+    if not models and factory is None:
+        after = f" that {onnx[0]} was compiled from" if onnx else ""
+        raise UsageError(f"There is nothing to compare with: name the MODEL{after}, or --factory.")
+    return (onnx[0] if onnx else None), (models[0] if models else None)

@@ -1,0 +1,245 @@
+"""One workload through every engine: files first, then parity, then blocks that alternate."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from attngraph.errors import LoadError, UsageError
+from attngraph.measuring.engines import BY_NAME, ENGINES, OURS, Engine
+from attngraph.measuring.job import Job
+from attngraph.measuring.turns import Server, died, take_turns
+from attngraph.measuring.worker import REFERENCE
+
+Status = Literal["timed", "skipped", "failed", "out of parity"]
+Progress = Callable[[str], None]
+
+PATIENCE = 900.0
+"""Seconds that an engine may take to prepare its file."""
+_REASON = 300
+_LOG = "log.txt"
+
+
+@dataclass
+class Row:
+    """One engine. Only an engine within the error budget is `timed`; else `reason` says why not.
+
+    `ms` are milliseconds per call, one figure a round. `ratio` is the median over the rounds of its
+    time over attngraph's in the same round, above 1 where attngraph is faster.
+    """
+
+    engine: str
+    title: str
+    status: Status = "timed"
+    reason: str = ""
+    ms: list[float] = field(default_factory=list)
+    median_ms: float | None = None
+    ratio: float | None = None
+    parity: dict[str, Any] | None = None
+    prepare_s: float | None = None
+    prepare_peak_bytes: int | None = None
+
+    def told(self, said: dict[str, Any]) -> None:
+        """Takes in what a worker said."""
+        statuses: tuple[Status, ...] = ("skipped", "failed", "out of parity")
+        for status in statuses:
+            if status in said:
+                self.status, self.reason = status, _short(said[status])
+        for name in ("parity", "prepare_s", "prepare_peak_bytes"):
+            setattr(self, name, said.get(name, getattr(self, name)))
+
+
+@dataclass
+class Contest:
+    """What one workload gave. `inputs` are the shapes of its input tensors."""
+
+    rows: list[Row]
+    inputs: list[list[int]]
+    threads: int
+
+    @property
+    def ours(self) -> Row | None:
+        return next((row for row in self.rows if row.engine == OURS), None)
+
+    @property
+    def fastest_other(self) -> Row | None:
+        others = [row for row in self.rows if row.engine != OURS and row.median_ms is not None]
+        return min(others, key=lambda row: row.median_ms or 0.0, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def engines_named(names: Sequence[str]) -> list[Engine]:
+    """The engines of these names, all for none, and those whose files they start from.
+
+    Raises UsageError for a name that doesn't exist.
+    """
+    if unknown := [name for name in names if name not in BY_NAME]:
+        known = ", ".join(BY_NAME)
+        raise UsageError(f"There is no engine {unknown[0]!r}: choose among {known}.")
+    wanted = set(names or BY_NAME)
+    wanted |= {BY_NAME[name].base for name in wanted}
+    return [engine for engine in ENGINES if engine.name in wanted]
+
+
+def hold(
+    job: Job,
+    *,
+    engines: Sequence[str] = (),
+    rounds: int = 7,
+    seconds: float = 0.5,
+    folder: Path | None = None,
+    at_once: int = 1,
+    time_them: bool = True,
+    progress: Progress | None = None,
+) -> Contest:
+    """Measures a job. `seconds` is the length of a block, of at least one call.
+
+    With a `folder` the files that engines prepared stay in it, and those of earlier calls are used
+    again, but for attngraph's own: it must be of this very job. `at_once` files are prepared
+    at a time. Without `time_them` it ends when they are.
+
+    Raises UsageError for an unknown engine, LoadError where the model itself doesn't run.
+    """
+    chosen = engines_named(engines)
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        job.write(folder)
+        (folder / _LOG).write_text("")
+        told = progress or (lambda _: None)
+        told("eager and float64 outputs")
+        known = _reference(folder)
+        rows = {engine.name: Row(engine.name, engine.title) for engine in chosen}
+        _prepare_all(chosen, rows, job, folder, at_once, told)
+        if time_them:
+            _time_all(rows, folder, rounds, seconds, told)
+    asked = [row for row in rows.values() if not engines or row.engine in engines]
+    return Contest(asked, known["inputs"], known["threads"])
+
+
+def _reference(folder: Path) -> dict[str, Any]:
+    kept = folder / "reference.json"
+    if not (kept.exists() and (folder / REFERENCE).exists()):
+        said = _work("reference", folder)
+        if "failed" in said:
+            raise LoadError(f"The model itself doesn't run: {_short(said['failed']).rstrip('.')}.")
+        kept.write_text(json.dumps(said))
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found
+
+
+def _prepare_all(
+    engines: Sequence[Engine],
+    rows: dict[str, Row],
+    job: Job,
+    folder: Path,
+    at_once: int,
+    told: Progress,
+) -> None:
+    def prepare(engine: Engine) -> None:
+        row = rows[engine.name]
+        if engine.base and rows[engine.base].status != "timed":
+            row.status = "skipped"
+            row.reason = f"{rows[engine.base].title} gave no file to start from"
+            return
+        told(f"prepare {engine.title}")
+        row.told(_prepared(engine, folder))
+
+    waves = [
+        [e for e in engines if e.export and bool(e.base) == late and not _given(e, job)]
+        for late in (False, True)
+    ]
+    with ThreadPoolExecutor(at_once) as pool:
+        for wave in waves:
+            list(pool.map(prepare, wave))
+
+
+def _given(engine: Engine, job: Job) -> bool:
+    return engine.name == OURS and job.onnx is not None
+
+
+def _prepared(engine: Engine, folder: Path) -> dict[str, Any]:
+    kept = folder / f"{engine.name}.prepared.json"
+    if engine.name != OURS and kept.exists():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    said = _work("prepare", folder, engine.name)
+    kept.write_text(json.dumps(said))
+    return said
+
+
+def _time_all(
+    rows: dict[str, Row], folder: Path, rounds: int, seconds: float, told: Progress
+) -> None:
+    with ExitStack() as stack:
+        errors = stack.enter_context(open(folder / _LOG, "a", encoding="utf-8"))
+        servers = {}
+        for name, row in rows.items():
+            if row.status == "timed":
+                command = _command("serve", folder, name, str(seconds))
+                servers[name] = stack.enter_context(Server(command, errors))
+        for name in list(servers):
+            told(f"parity of {rows[name].title}")
+            try:
+                said = servers[name].answer()
+            except EOFError as error:
+                said = {"failed": _last_words(str(error), folder)}
+            rows[name].told(said)
+            if rows[name].status != "timed":
+                del servers[name]
+        told("time")
+        figures = take_turns(servers, rounds)
+    for name, values in figures.items():
+        rows[name].ms, rows[name].median_ms = values, statistics.median(values)
+    if ours := figures.get(OURS):
+        for name, values in figures.items():
+            pairs = zip(values, ours, strict=True)
+            rows[name].ratio = statistics.median(theirs / own for theirs, own in pairs)
+
+
+def _work(what: str, folder: Path, *more: str) -> dict[str, Any]:
+    """One worker's only answer; what it logs is added to the folder's log."""
+    with open(folder / _LOG, "a", encoding="utf-8") as errors:
+        try:
+            done = subprocess.run(
+                _command(what, folder, *more),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                check=False,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": f"it was not done after {PATIENCE:.0f} s"}
+    with contextlib.suppress(IndexError, ValueError):
+        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return said
+    return {"failed": _last_words(died(done.returncode), folder)}
+
+
+def _last_words(how: str, folder: Path) -> str:
+    """How a worker ended, and the last line that was logged."""
+    lines = (folder / _LOG).read_text("utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"{how}: {last}" if last else how
+
+
+def _command(what: str, folder: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "attngraph.measuring.worker", what, str(folder), *more]
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= _REASON else f"{reason[:_REASON]} …"

@@ -1,0 +1,93 @@
+"""The ONNX file that each engine runs.
+
+Each function writes `file`, or raises what its tool does; `base` is the file it starts from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngraph.compiler import compile_model
+from attngraph.measuring.job import Job
+
+
+class NotFor(Exception):
+    """The tool doesn't take such a model; the message says why."""
+
+
+def attngraph(job: Job, base: Path, file: Path) -> None:
+    """This compiler. Parity is judged as every engine's is, so it is not checked twice."""
+    compile_model(job.model(), target=job.target, precision=job.precision, verify="off").save(file)
+
+
+def torch_export(job: Job, base: Path, file: Path) -> None:
+    """`torch.onnx.export`, its default exporter."""
+    model = job.ready()
+    exported = model.program if job.precision == "fp32" and model.program else model.module
+    assert exported is not None
+    with torch.no_grad():
+        torch.onnx.export(
+            exported,
+            tuple(model.args),
+            file,
+            kwargs=dict(model.kwargs),
+            dynamic_shapes=model.dynamic_shapes,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+def transformers_optimizer(job: Job, base: Path, file: Path) -> None:
+    """`onnxruntime.transformers.optimizer` on the file of `torch.onnx.export`."""
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
+
+    config = getattr(job.model().module, "config", None)
+    kind = getattr(config, "model_type", "")
+    kind = kind if kind in MODEL_TYPES else "bert"
+    optimized = optimize_model(
+        str(base),
+        model_type=kind,
+        num_heads=getattr(config, "num_attention_heads", 0),
+        hidden_size=getattr(config, "hidden_size", 0),
+        optimization_options=FusionOptions(kind),
+        opt_level=0,
+        use_gpu=job.device == "cuda",
+    )
+    optimized.save_model_to_file(str(file), use_external_data_format=_large(base))
+
+
+def onnxscript_fusions(job: Job, base: Path, file: Path) -> None:
+    """`onnxscript.rewriter.ort_fusions.optimize_for_ort` on the file of `torch.onnx.export`."""
+    import onnx_ir
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    optimized, _ = optimize_for_ort(onnx_ir.load(base))
+    onnx_ir.save(optimized, file, external_data=f"{file.name}.data")
+
+
+def transformers_exporter(job: Job, base: Path, file: Path) -> None:
+    """`transformers.exporters`, with its fusions for the provider. For its own models only."""
+    try:
+        tool: Any = importlib.import_module("transformers.exporters.exporter_onnx")
+        pretrained: Any = importlib.import_module("transformers").PreTrainedModel
+    except ImportError as error:
+        raise NotFor(f"there is no ONNX exporter in the installed transformers: {error}") from error
+    model = job.ready()
+    if not isinstance(model.module, pretrained):
+        raise NotFor("it takes models of transformers only")
+    bound = inspect.signature(model.module.forward).bind(*model.args, **model.kwargs)
+    config = tool.OnnxConfig(dynamic=model.dynamic_shapes is not None, ort_fusions=job.device)
+    exporter = tool.OnnxExporter()
+    exported = exporter.export(model.module, dict(bound.arguments), config=config)
+    exporter.save_program(exported.program, file)
+
+
+def _large(file: Path) -> bool:
+    """Whether the weights stand beside the file, which those of 2 GiB must."""
+    return file.with_name(f"{file.name}.data").exists()

@@ -1,0 +1,107 @@
+"""Engines that take turns, each in a process of its own.
+
+onnxruntime's threads spin on after a call and slow what runs beside them in the same process by
+half; and a machine drifts, which hits all engines alike only where their blocks alternate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import IO, Any
+
+PAUSE = 0.05
+"""Seconds between two blocks, in which the threads of the last one come to rest."""
+
+
+def own_stdout() -> IO[str]:
+    """This process's stdout for its answers alone: what libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def serve(block: Callable[[], Any], answers: IO[str], ready: Any = None) -> None:
+    """Says what `ready` is, then runs `block` for each line of standard input and says its result.
+
+    Results are JSON, one line each.
+    """
+    print(json.dumps(ready), file=answers, flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(block()), file=answers, flush=True)
+
+
+def timed(call: Callable[[], object], seconds: float) -> float:
+    """Milliseconds per call, of calls that go on for so many seconds."""
+    start, calls = time.perf_counter(), 0
+    while True:
+        call()
+        calls += 1
+        passed = time.perf_counter() - start
+        if passed >= seconds:
+            return passed / calls * 1e3
+
+
+class Server:
+    """A process that runs `serve`. A context manager, which ends it."""
+
+    def __init__(self, command: Sequence[str], errors: IO[str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+
+    def answer(self) -> Any:
+        """The next answer. Raises EOFError with the exit code where the process ended instead."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise EOFError(died(self._process.wait()))
+        return json.loads(line)
+
+    def block(self) -> Any:
+        """Asks for a block and waits for its result."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise EOFError(died(self._process.wait())) from error
+        return self.answer()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._process.kill()
+        self._process.communicate()
+
+
+def died(code: int) -> str:
+    """What an exit code says."""
+    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended ({code})"
+
+
+def take_turns(servers: Mapping[str, Server], rounds: int) -> dict[str, list[Any]]:
+    """The results of each server's blocks, one a round.
+
+    The order turns from round to round, so that no engine always follows the same one.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in servers}
+    order = list(servers)
+    for _ in range(rounds):
+        for name in order:
+            found[name].append(servers[name].block())
+            time.sleep(PAUSE)
+        order = order[1:] + order[:1]
+    return found

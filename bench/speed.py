@@ -1,0 +1,147 @@
+"""Time per call of every workload on every engine: bench/results/speed.json.
+
+    python -m bench.speed [--only bert_padded …] [--layers 4] [--rounds 7] [--prepare] [--quick]
+
+`--prepare` only writes the files that the other engines run, which takes most of the time and needs
+no quiet machine; a later run with the same versions uses them again (out/bench). A workload that
+is measured takes its place in the results, the others stay. `--quick` runs tiny models and writes
+out/bench/quick.json instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from attngraph.cli.options import Source
+from attngraph.measuring.contest import Contest, engines_named, hold
+from attngraph.measuring.job import Job
+from bench import workloads
+from bench.machine import RESULTS, describe
+from bench.workloads import WORKLOADS, Workload
+
+OUT = Path("out/bench")
+
+
+def job_of(workload: Workload, options: argparse.Namespace) -> Job:
+    source = Source(None, workload.factory, False, (), None, ())
+    return Job(source, options.target, options.precision, options.static, None, options.threads)
+
+
+def folder_of(workload: Workload, job: Job) -> Path:
+    """One for each thing that other engines' files depend on, so that they can be kept."""
+    known = {
+        "job": str(job),
+        "environment": {k: v for k, v in os.environ.items() if k.startswith("BENCH_")},
+        "packages": describe()["packages"],
+        "workloads": Path(workloads.__file__).read_text("utf-8"),
+    }
+    key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return OUT / f"{workload.name}-{key[:10]}"
+
+
+def result_of(workload: Workload, contest: Contest, options: argparse.Namespace) -> dict[str, Any]:
+    """As it is saved, with the machine and commit of this very workload."""
+    return {
+        "measured_on": describe(),
+        "title": workload.title,
+        "layers": {"whole": workload.layers, "measured": workload.measured_layers},
+        "target": options.target,
+        "precision": options.precision,
+        "static": options.static,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        **contest.to_dict(),
+    }
+
+
+def _path(options: argparse.Namespace) -> Path:
+    if options.quick:
+        return OUT / "quick.json"
+    where = options.target.partition(":")[0]
+    name = "speed" if (where, options.precision) == ("cpu", "fp32") else None
+    return Path(options.results) / f"{name or f'speed_{where}_{options.precision}'}.json"
+
+
+def _add(path: Path, name: str, result: dict[str, Any]) -> None:
+    kept = json.loads(path.read_text())["workloads"] if path.exists() else {}
+    kept[name] = result
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"workloads": kept}, indent=1) + "\n")
+
+
+def _print(contest: Contest) -> None:
+    for row in contest.rows:
+        if row.median_ms is None:
+            print(f"    {row.engine:16} {row.status}: {row.reason}")
+            continue
+        ratio = f"{row.ratio:6.2f} × attngraph's" if row.ratio is not None else ""
+        spread = f"({min(row.ms):.2f} to {max(row.ms):.2f})"
+        print(f"    {row.engine:16} {row.median_ms:10.2f} ms {spread:22} {ratio}")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(workloads.BY_NAME), default=[])
+    parser.add_argument("--engine", nargs="+", default=[], dest="engines")
+    parser.add_argument(
+        "--layers", type=int, default=4, help="at most; 0 leaves models as they are"
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp32")
+    parser.add_argument("--static", action="store_true")
+    parser.add_argument("--at-once", type=int, default=2, help="files prepared at a time")
+    parser.add_argument("--results", default=str(RESULTS))
+    parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.layers, options.rounds, options.seconds = 1, 2, 0.01
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    engines_named(options.engines)
+    os.environ["BENCH_LAYERS"] = str(options.layers)
+    os.environ["BENCH_TINY"] = "1" if options.quick else ""
+    failed = 0
+    for workload in WORKLOADS:
+        if options.only and workload.name not in options.only:
+            continue
+        job, start = job_of(workload, options), time.perf_counter()
+        try:
+            contest = hold(
+                job,
+                engines=options.engines,
+                rounds=options.rounds,
+                seconds=options.seconds,
+                folder=folder_of(workload, job),
+                at_once=options.at_once,
+                time_them=not options.prepare,
+            )
+        except Exception as error:
+            print(f"{workload.title}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        print(f"{workload.title} ({time.perf_counter() - start:.0f} s)", flush=True)
+        if options.prepare:
+            continue
+        _print(contest)
+        ours = contest.ours
+        failed += ours is not None and ours.status != "timed"
+        _add(_path(options), workload.name, result_of(workload, contest, options))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What is measured, as factories for `--factory bench.workloads:NAME`: weights are random.
+
+BENCH_LAYERS caps the layers of each stack, which changes what every engine does alike. BENCH_TINY
+makes the models and inputs tiny, to see that everything works.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import Dim
+
+Built = tuple[torch.nn.Module, tuple[torch.Tensor, ...], Any]
+"""The module, its inputs, and its dynamic dims."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`name` is also that of its factory; `layers` are those of one stack before any cut."""
+
+    name: str
+    title: str
+    layers: int
+
+    @property
+    def factory(self) -> str:
+        return f"bench.workloads:{self.name}"
+
+    @property
+    def measured_layers(self) -> int:
+        return _layers(self.layers)
+
+
+WORKLOADS = (
+    Workload("bert_padded", "BERT-base B8 S128, half of the tokens padding", 12),
+    Workload("bert_long", "BERT-base B1 S2048", 12),
+    Workload("gpt2_prefill", "GPT-2 without its head, prefill B1 S1024", 12),
+    Workload("llama_prefill", "Llama-shaped (12 heads, 4 of keys), prefill B1 S1024", 12),
+    Workload("vit", "ViT-B/16 B4", 12),
+    Workload("t5", "T5-small without its head, B4 S128, 64 decoded", 6),
+    Workload("per_head", "12 heads written one by one, B4 S128", 4),
+)
+BY_NAME = {workload.name: workload for workload in WORKLOADS}
+
+
+def _layers(full: int) -> int:
+    return min(full, int(os.environ.get("BENCH_LAYERS", "0")) or full)
+
+
+def _size(full: int, tiny: int) -> int:
+    return tiny if os.environ.get("BENCH_TINY") else full
+
+
+def _width() -> dict[str, Any]:
+    """BERT-base's."""
+    heads = _size(12, 3)
+    return {
+        "hidden_size": 64 * heads,
+        "num_attention_heads": heads,
+        "num_hidden_layers": _layers(12),
+        "intermediate_size": 256 * heads,
+        "vocab_size": _size(30522, 100),
+    }
+
+
+def _ids(vocabulary: int, batch: int, seq: int) -> torch.Tensor:
+    return torch.randint(vocabulary, (batch, seq), generator=torch.Generator().manual_seed(0))
+
+
+def _lengths(batch: int, seq: int) -> torch.Tensor:
+    """(B, S) int64, 1 where there is a token: right padding, half of all on average."""
+    lengths = torch.linspace(seq / 8, seq * 7 / 8, batch).round()
+    return (torch.arange(seq) < lengths[:, None]).long()
+
+
+def _dims(longest: int) -> dict[int, Dim]:
+    return {0: Dim("batch", max=1024), 1: Dim("seq", max=longest)}
+
+
+def bert_padded() -> Built:
+    from transformers import BertConfig, BertModel
+
+    module: Any = BertModel(BertConfig(**_width()), add_pooling_layer=False)
+    batch, seq = 8, _size(128, 16)
+    ids = _ids(module.config.vocab_size, batch, seq)
+    return module.eval(), (ids, _lengths(batch, seq)), (_dims(512), _dims(512))
+
+
+def bert_long() -> Built:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(max_position_embeddings=2048, **_width())
+    module: Any = BertModel(config, add_pooling_layer=False)
+    ids = _ids(config.vocab_size, 1, _size(2048, 32))
+    return module.eval(), (ids, torch.ones_like(ids)), (_dims(2048), _dims(2048))
+
+
+def gpt2_prefill() -> Built:
+    from transformers import GPT2Config, GPT2Model
+
+    heads = _size(12, 3)
+    config = GPT2Config(
+        n_embd=64 * heads,
+        n_head=heads,
+        n_layer=_layers(12),
+        vocab_size=_size(50257, 100),
+        use_cache=False,
+    )
+    module: Any = GPT2Model(config)
+    return module.eval(), (_ids(config.vocab_size, 1, _size(1024, 32)),), (_dims(1024),)
+
+
+def llama_prefill() -> Built:
+    from transformers import LlamaConfig, LlamaModel
+
+    groups = _size(4, 1)
+    config = LlamaConfig(
+        hidden_size=192 * groups,
+        num_attention_heads=3 * groups,
+        num_key_value_heads=groups,
+        num_hidden_layers=_layers(12),
+        intermediate_size=512 * groups,
+        vocab_size=_size(32000, 100),
+        max_position_embeddings=4096,
+        use_cache=False,
+    )
+    module: Any = LlamaModel(config)
+    return module.eval(), (_ids(config.vocab_size, 1, _size(1024, 32)),), (_dims(4096),)
+
+
+def vit() -> Built:
+    from transformers import ViTConfig, ViTModel
+
+    width = _width()
+    del width["vocab_size"]
+    side = _size(224, 64)
+    module: Any = ViTModel(ViTConfig(image_size=side, **width), add_pooling_layer=False)
+    pixels = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0))
+    return module.eval(), (pixels,), ({0: Dim("batch", max=1024)},)
+
+
+def t5() -> Built:
+    from transformers import T5Config, T5Model
+
+    heads = _size(8, 2)
+    config = T5Config(
+        d_model=64 * heads,
+        num_heads=heads,
+        d_ff=256 * heads,
+        num_layers=_layers(6),
+        num_decoder_layers=_layers(6),
+        vocab_size=_size(32128, 100),
+        use_cache=False,
+    )
+    module: Any = T5Model(config)
+    batch, seq, target = 4, _size(128, 16), _size(64, 8)
+    ids, decoded = _ids(config.vocab_size, batch, seq), _ids(config.vocab_size, batch, target)
+    dims = _dims(512)
+    return (
+        module.eval(),
+        (ids, _lengths(batch, seq), decoded),
+        (dims, dims, {0: dims[0], 1: Dim("target", max=512)}),
+    )
+
+
+def per_head() -> Built:
+    from examples.per_head import Encoder
+
+    heads, seq = _size(12, 3), _size(128, 16)
+    module = Encoder(64 * heads, heads, _layers(4), False).eval()
+    mask = torch.ones(4, seq, dtype=torch.bool)
+    mask[1:, -seq // 4 :] = False
+    x = torch.randn(4, seq, 64 * heads, generator=torch.Generator().manual_seed(0))
+    return module, (x, mask), (_dims(4096), _dims(4096))

@@ -1,0 +1,74 @@
+"""`attngraph bench`: what is within the error budget is timed, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+QUICK = ("--rounds", "2", "--seconds", "0.01")
+MODEL = ("--factory", "user_models:dynamic")
+EAGER = ("--engine", "eager")
+OURS = ("--engine", "attngraph")
+
+
+def test_engines_are_timed_on_one_input_once_their_parity_is_known(attngraph: Any) -> None:
+    ran = attngraph("bench", *MODEL, *EAGER, *OURS, "--engine", "transformers", *QUICK, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    found = json.loads(ran.out)
+    assert found["inputs"] == [[2, 8, 16]]
+    rows = {row["engine"]: row for row in found["rows"]}
+    assert list(rows) == ["eager", "transformers", "attngraph"]
+    for name in ("eager", "attngraph"):
+        assert rows[name]["status"] == "timed"
+        assert rows[name]["parity"]["passed"] is True
+        assert len(rows[name]["ms"]) == 2
+        assert min(rows[name]["ms"]) <= rows[name]["median_ms"] <= max(rows[name]["ms"])
+    assert rows["attngraph"]["ratio"] == 1
+    assert rows["attngraph"]["prepare_s"] > 0
+    assert rows["transformers"]["status"] == "skipped"
+    assert "models of transformers only" in rows["transformers"]["reason"]
+    assert rows["transformers"]["ms"] == []
+
+
+def test_what_is_out_of_parity_is_not_timed(attngraph: Any, here: Path) -> None:
+    assert attngraph("optimize", *MODEL, "-o", "out.onnx").code == 0
+    model = onnx.load("out.onnx")
+    weight = next(w for w in model.graph.initializer if len(w.dims) == 2)
+    wrong = np.ascontiguousarray(numpy_helper.to_array(weight) * np.float32(1.01))
+    weight.CopyFrom(numpy_helper.from_array(wrong, weight.name))
+    onnx.save(model, "out.onnx")
+    ran = attngraph("bench", "out.onnx", *MODEL, *EAGER, *OURS, *QUICK)
+    assert ran.code == 8
+    assert "attngraph is out of its error budget: parity FAILED" in ran.err
+    eager, ours = ran.out.splitlines()[1:]
+    assert " ms (" in eager
+    assert "out of parity: parity FAILED" in ours
+    assert " ms (" not in ours
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((*MODEL, "--engine", "magic"), "There is no engine 'magic': choose among eager, "),
+        (("out.onnx",), "There is no ONNX file out.onnx; leave it out to compile the model."),
+        (("a.pt2", "b.pt2"), "One model is measured at a time: "),
+        ((), "There is nothing to compare with: name the MODEL, or --factory."),
+        ((*MODEL, "--target", "tpu"), "There is no target 'tpu': "),
+        (("--factory", "user_models:nothing"), "The model itself doesn't run: "),
+    ],
+)
+def test_what_can_t_be_measured_is_a_sentence(
+    attngraph: Any, arguments: tuple[str, ...], sentence: str
+) -> None:
+    assert attngraph("bench", *arguments).sentence.startswith(sentence)
+
+
+def test_an_onnx_file_alone_has_nothing_to_be_compared_with(attngraph: Any, here: Path) -> None:
+    (here / "out.onnx").write_bytes(b"")
+    assert "that out.onnx was compiled from" in attngraph("bench", "out.onnx").sentence
