@@ -29,9 +29,11 @@ corpus: $(INSTALLED)
 	$(BIN)/python -m tests.corpus.sweep
 
 bench: $(INSTALLED)
+	$(BIN)/python -m bench.speed $(BENCH)
+	$(BIN)/python -W ignore -m bench.decode
 	$(BIN)/python -m bench.node_count
 	$(BIN)/python -m bench.compile_time
-	$(BIN)/python -W ignore -m bench.decode
+	$(BIN)/python -m bench.memory
 	$(BIN)/python -W ignore -m bench.zoo
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.page

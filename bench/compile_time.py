@@ -1,6 +1,6 @@
 """Time from module to saved ONNX, against `torch.export.export` alone, by number of layers.
 
-    python -m bench.compile_time [--layers 8 16 32] [--repeat 3]
+    python -m bench.compile_time [--layers 8 32 64] [--repeat 3]
 
 Each measurement has a process of its own, and the two kinds take turns. The figure is the ratio of
 the medians of CPU seconds: it hardly depends on what else the machine does, which wall time does.
@@ -84,7 +84,7 @@ def _in_process(kind: str, layers: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--layers", type=int, nargs="+", default=[8, 32, 64])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--one", choices=["export", "attngraph"])
     options = parser.parse_args()

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from attngraph.measuring.turns import Server, own_stdout, serve, take_turns
 from bench.machine import write
 
 ENGINES = ("eager", "attngraph")
@@ -105,47 +105,30 @@ def _timed(
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Runs one block for each line of standard input; prints [milliseconds per token, tokens]."""
+    """Answers with [milliseconds per token, tokens] of each block."""
+    answers = own_stdout()
     with torch.no_grad():
         block = _eager(options) if options.engine == "eager" else _compiled(options)
         block()
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(block()), flush=True)
+        serve(block, answers)
 
 
 def measure(options: argparse.Namespace, file: Path) -> dict[str, list[float]]:
     """Milliseconds per token by engine, one figure per round. Raises where the tokens differ."""
-    processes = {}
-    for name in ENGINES:
-        command = [sys.executable, "-W", "ignore", "-m", "bench.decode", "--engine", name]
-        for key in ("past", "layers", "steps"):
-            command += [f"--{key}", str(getattr(options, key))]
-        processes[name] = subprocess.Popen(
-            [*command, "--file", str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    figures: dict[str, list[float]] = {name: [] for name in ENGINES}
-    for process in processes.values():
-        assert process.stdout is not None
-        if process.stdout.readline() != "ready\n":
-            raise SystemExit("An engine failed to start; its reason is above.")
-    for _ in range(options.rounds):
-        said = {}
-        for name, process in processes.items():
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-            milliseconds, said[name] = json.loads(process.stdout.readline())
-            figures[name].append(milliseconds)
-        if len({tuple(tokens) for tokens in said.values()}) > 1:
+    with ExitStack() as stack:
+        servers = {}
+        for name in ENGINES:
+            command = [sys.executable, "-W", "ignore", "-m", "bench.decode", "--engine", name]
+            for key in ("past", "layers", "steps"):
+                command += [f"--{key}", str(getattr(options, key))]
+            servers[name] = stack.enter_context(Server([*command, "--file", str(file)]))
+        for server in servers.values():
+            server.answer()
+        found = take_turns(servers, options.rounds)
+    for said in zip(*found.values(), strict=True):
+        if len({tuple(tokens) for _, tokens in said}) > 1:
             raise SystemExit(f"The engines give different tokens: {said}.")
-    for process in processes.values():
-        process.communicate()
-    return figures
+    return {name: [milliseconds for milliseconds, _ in blocks] for name, blocks in found.items()}
 
 
 def main() -> None:

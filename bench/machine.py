@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,12 @@ _PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnx", 
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, package versions and commit; a `+` marks uncommitted changes."""
+    """Date, processor, GPU, package versions and commit; a `+` marks uncommitted changes."""
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": platform.machine(),
+        "processor": _processor(),
+        "gpu": _gpu(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
@@ -32,6 +37,20 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor()
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def _commit() -> str:
     def git(*arguments: str) -> str:
         found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
@@ -39,6 +58,15 @@ def _commit() -> str:
 
     changed = git("status", "--porcelain", "--untracked-files=no")
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def told(where: dict[str, Any]) -> str:
+    """`describe()` as a sentence."""
+    packages = ", ".join(f"{name} {version}" for name, version in where["packages"].items())
+    parts = [f"Measured on {where['cores']} cores of {where.get('processor') or where['machine']}"]
+    parts += [part for part in (where.get("gpu"), where.get("date")) if part]
+    parts += [f"Python {where['python']}", packages, f"commit {where['commit']}"]
+    return f"{', '.join(parts)}."
 
 
 def write(name: str, results: dict[str, Any]) -> Path:

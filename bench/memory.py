@@ -208,7 +208,8 @@ def build() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], Any]:
     from transformers import LlamaForCausalLM
 
     with torch.device("meta"):
-        module: Any = LlamaForCausalLM(_config()).half()
+        module: Any = LlamaForCausalLM(_config())
+    module = module.half()
     rotary = module.model.rotary_emb
     module.model.rotary_emb = type(rotary)(module.config)
     ids = torch.randint(1000, (1, 16), generator=torch.Generator().manual_seed(0))

@@ -10,19 +10,19 @@ what the files are made of.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from attngraph.measuring.turns import Server, own_stdout, serve, take_turns, timed
 from bench.machine import write
 
 ENGINES = ("torch.onnx.export", "without merge-heads", "with merge-heads")
@@ -58,7 +58,8 @@ def save(engine: str, summed: bool, path: Path, target: str) -> None:
 
 
 def _serve(path: Path, seconds: float, target: str) -> None:
-    """Runs one block of calls per line of standard input; prints milliseconds per call."""
+    """Answers with milliseconds per call."""
+    answers = own_stdout()
     from attngraph.export.session import Session
     from attngraph.export.target import parse_target
 
@@ -66,13 +67,7 @@ def _serve(path: Path, seconds: float, target: str) -> None:
     _, args, _ = _model(summed=False)
     for _ in range(3):
         session.run(args)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        start, calls = time.perf_counter(), 0
-        while time.perf_counter() < start + seconds:
-            session.run(args)
-            calls += 1
-        print(json.dumps((time.perf_counter() - start) / calls * 1e3), flush=True)
+    serve(lambda: timed(lambda: session.run(args), seconds), answers)
 
 
 def _command(*arguments: object) -> list[str]:
@@ -81,29 +76,14 @@ def _command(*arguments: object) -> list[str]:
 
 def compare(paths: dict[str, Path], rounds: int, options: list[str]) -> dict[str, list[float]]:
     """Milliseconds per call by engine, one figure per round."""
-    processes = {
-        engine: subprocess.Popen(
-            _command("--serve", path, *options),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for engine, path in paths.items()
-    }
-    figures: dict[str, list[float]] = {engine: [] for engine in paths}
-    for process in processes.values():
-        assert process.stdout is not None
-        process.stdout.readline()
-    for _ in range(rounds):
-        for engine, process in processes.items():
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-            figures[engine].append(json.loads(process.stdout.readline()))
-    for process in processes.values():
-        process.communicate()
-    return figures
+    with ExitStack() as stack:
+        servers = {
+            engine: stack.enter_context(Server(_command("--serve", path, *options)))
+            for engine, path in paths.items()
+        }
+        for server in servers.values():
+            server.answer()
+        return take_turns(servers, rounds)
 
 
 def _measure(form: str, rounds: int, options: list[str]) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import attngraph
 from attngraph.compiler import Model, trace
 from attngraph.export.lower import lower
 from attngraph.export.save import save
+from attngraph.measuring.turns import Server, take_turns
 from bench.machine import write
 from examples.zoo import ENTRIES, Entry
 
@@ -34,22 +35,18 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "zoo.md"
 SECONDS = 0.3
 
-_TIMER = """
-import json, sys, time
+_TIMER = f"""
+import sys
 import numpy, onnxruntime
+from attngraph.measuring.turns import own_stdout, serve, timed
+answers = own_stdout()
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
 session = onnxruntime.InferenceSession(sys.argv[1], options, ["CPUExecutionProvider"])
 feeds = dict(numpy.load(sys.argv[2]))
 for _ in range(3):
     session.run(None, feeds)
-print("ready", flush=True)
-for line in sys.stdin:
-    calls, start = 0, time.perf_counter()
-    while time.perf_counter() - start < float(line):
-        session.run(None, feeds)
-        calls += 1
-    print(json.dumps((time.perf_counter() - start) / calls * 1e3), flush=True)
+serve(lambda: timed(lambda: session.run(None, feeds), {SECONDS}), answers)
 """
 
 
@@ -96,29 +93,15 @@ def _count(graph: onnx_ir.Graph) -> int:
 
 
 def _times(folder: Path, rounds: int) -> dict[str, list[float]]:
-    engines = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", _TIMER, folder / f"{name}.onnx", folder / "inputs.npz"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in ("before", "after")
-    }
-    figures: dict[str, list[float]] = {name: [] for name in engines}
-    for process in engines.values():
-        assert process.stdout is not None
-        process.stdout.readline()
-    for _ in range(rounds):
-        for name, process in engines.items():
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(f"{SECONDS}\n")
-            process.stdin.flush()
-            figures[name].append(json.loads(process.stdout.readline()))
-    for process in engines.values():
-        process.communicate()
-    return figures
+    with ExitStack() as stack:
+        servers = {}
+        for name in ("before", "after"):
+            files = [str(folder / f"{name}.onnx"), str(folder / "inputs.npz")]
+            command = [sys.executable, "-c", _TIMER, *files]
+            servers[name] = stack.enter_context(Server(command))
+        for server in servers.values():
+            server.answer()
+        return take_turns(servers, rounds)
 
 
 def page(found: dict[str, Any]) -> str:

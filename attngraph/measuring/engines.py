@@ -71,7 +71,10 @@ def open_engine(engine: Engine, job: Job, folder: Path) -> tuple[Call, Outputs]:
         return _torch(engine.name == "compile", job)
     path = job.onnx if engine.name == OURS and job.onnx is not None else engine.file(folder)
     session = job.session(path)
-    inputs = job.placed(job.inputs(folder))
+    inputs = [
+        tensor.to(job.device, session.input_dtype(name))
+        for name, tensor in zip(session.input_names, job.inputs(folder), strict=True)
+    ]
     return (lambda: session.run(inputs)), tuple
 
 
