@@ -81,18 +81,19 @@ def _memory() -> list[str]:
     if not _found("memory"):
         return []
     result = _load("memory")
-    return [
+    lines = [
         "## Memory",
         "",
-        f"`attngraph optimize weights.safetensors --factory …`, a Llama of {result['layers']} "
-        f"layers, {result['parameters'] / 1e9:.2f} B parameters in {result['dtype']} "
-        f"({result['weight_bytes'] / 1e9:.2f} GB), without parity: the resident set of the process "
-        f"peaks at {result['peak_rss_bytes'] / 1e9:.2f} GB, pages of mapped files included, and at "
-        f"{result['peak_anonymous_bytes'] / 1e9:.2f} GB without them.",
-        "",
-        _measured_on(result),
+        f"From a safetensors file of {result['parameters'] / 1e9:.2f} B parameters in float16 "
+        f"({result['parameters'] * 2 / 1e9:.2f} GB) to the saved ONNX file: the peak of the "
+        "process's resident set, which counts pages of mapped files too.",
         "",
     ]
+    lines += [
+        f"- `--verify {row['verify']}`: {row['peak_mib'] * 1.048576 / 1e3:.2f} GB"
+        for row in result["rows"]
+    ]
+    return [*lines, "", _measured_on(result), ""]
 
 
 def _compile_time() -> list[str]:
