@@ -33,7 +33,6 @@ bench: $(INSTALLED)
 	$(BIN)/python -W ignore -m bench.decode
 	$(BIN)/python -m bench.node_count
 	$(BIN)/python -m bench.compile_time
-	$(BIN)/python -m bench.memory
 	$(BIN)/python -W ignore -m bench.zoo
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.page
