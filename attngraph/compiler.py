@@ -200,7 +200,8 @@ def compile_model(
     check = Check(model, captured, precision, cases)
     pristine = clone(captured.graph) if verify != "off" else None
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
-    report.notes += assumptions_of(report.passes, assume)
+    assumed = assumptions_of(report.passes, assume)
+    report.notes += assumed
     with _stage("lower", report.timings, progress):
         if tune:
             kernels = tuned(captured.graph, device, report.notes.append)
@@ -217,7 +218,7 @@ def compile_model(
             culprit = blame(pristine, passes, captured.graph, optimized, captured.args)
             raise ParityError(
                 f"The optimised {model.source} is out of its error budget: {report.parity}. "
-                f"{culprit} Nothing was written."
+                f"{' '.join([culprit, *assumed])} Nothing was written."
             )
     return optimized
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import attngraph
+from attngraph.errors import ParityError
 
 
 class Attention(torch.nn.Module):
@@ -60,3 +61,20 @@ def test_the_steps_make_what_optimize_makes(tmp_path: Path) -> None:
     direct = optimized(*_args())
     assert isinstance(direct, torch.Tensor)
     assert torch.equal(torch.from_numpy(session.run(None, feeds)[0]), direct)
+
+
+class Filled(torch.nn.Module):
+    def forward(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = (query @ key.transpose(-1, -2)).masked_fill(~mask, torch.finfo(query.dtype).min)
+        return torch.softmax(scores, dim=-1) @ key
+
+
+def test_an_assumption_that_the_sample_breaks_is_an_error() -> None:
+    mask = torch.ones(2, 3, 5, dtype=torch.bool).tril()
+    assume = ["no-fully-masked-rows"]
+    optimized = attngraph.optimize(Filled(), (*_args(), mask), assume=assume)
+    assert any("at 1 attention." in note for note in optimized.report.notes)
+    mask[0, 1] = False
+    with pytest.raises(ParityError, match="Assumed no-fully-masked-rows"):
+        attngraph.optimize(Filled(), (*_args(), mask), assume=assume)
+    assert attngraph.optimize(Filled(), (*_args(), mask)).report.parity.passed
