@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 
 from attngraph.ir import Graph, Remark, format_graph, interpret, parse, verify
@@ -22,6 +23,7 @@ from attngraph.passes.predicates import (
     Domain,
     Predicate,
     at_most,
+    elements,
     substitute,
 )
 
@@ -186,3 +188,21 @@ def test_bounds_end_at_what_is_not_known() -> None:
 def test_an_operand_is_aligned_to_the_right() -> None:
     graph = parse("graph @main {\n input %x : bool[1, 5]\n return %x\n}")
     assert aligned(graph.inputs[0], (0, 0, QUERY, KEY)) == (0, KEY)
+
+
+def test_a_sum_of_positions_is_not_read_from_one_of_them() -> None:
+    graph = parse("""graph @main {
+      dim seq = 5 in 1..32
+      input %x : f32[seq]
+      %positions = aten.arange() {end = seq} : i64[seq]
+      %sums = aten.cumsum(%positions) {dim = 0} : i64[seq]
+      %ones = aten.ones_like(%positions) {dtype = i64} : i64[seq]
+      %counts = aten.cumsum(%ones) {dim = 0} : i64[seq]
+      return %x
+    }""")
+    seq = graph.inputs[0].shape[0]
+    reader = mask_reading.Reader(Domain((1, 1, seq, seq), graph.dims))
+    values = {value.name: value for value in graph.values()}
+    for place in (KEY, sympy.Integer(3)):
+        assert elements(reader.read(values["sums"], (place,)))
+    assert reader.read(values["counts"], (KEY,)) == KEY + 1

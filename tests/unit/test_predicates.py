@@ -29,6 +29,7 @@ from attngraph.passes.predicates import (
     at_most,
     conjunction,
     disjunction,
+    element,
     equal,
     from_table,
     negation,
@@ -167,3 +168,19 @@ def test_opposites_meet_in_false_and_join_in_true() -> None:
         QUERY,
         KEY,
     }
+
+
+def test_nothing_is_proved_of_integers_that_a_caller_gives() -> None:
+    domain = Domain((2, 1, SEQ, SEQ), DIMS)
+    length, ids = element("n", (VARIABLES[0],)), [element("s", (0, at)) for at in (QUERY, KEY)]
+    for unproved in (KEY - length, length, -length, element("one", ()) - 1, ids[0] - ids[1]):
+        assert domain.simplify(at_most(unproved)) == Linear(unproved)
+        assert not domain.never_positive(unproved)
+    assert domain.always_a_key(equal(*ids))
+    assert not domain.always_a_key(at_most(KEY + 1 - length))
+
+
+def test_the_newest_keys_are_seen_through_a_window_after_a_past() -> None:
+    causal, window = at_most(KEY - QUERY - PAST), at_most(QUERY + PAST - KEY - 3)
+    assert Domain((2, 1, SEQ, SEQ + PAST), DIMS).always_a_key(conjunction(causal, window))
+    assert not Domain((2, 1, SEQ, SEQ), DIMS).always_a_key(conjunction(causal, window))
