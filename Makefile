@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint docs corpus bench clean
+.PHONY: demo test lint docs corpus bench gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_model out/model.pt2
@@ -36,6 +36,10 @@ bench: $(INSTALLED)
 	$(BIN)/python -W ignore -m bench.zoo
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.page
+
+OUT ?= out/gpu
+gpu: $(INSTALLED)
+	$(BIN)/python -m tests.gpu.run $(OUT) $(GPU)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m docs.generate

@@ -62,11 +62,12 @@ def result_of(workload: Workload, contest: Contest, options: argparse.Namespace)
 
 
 def _path(options: argparse.Namespace) -> Path:
-    if options.quick:
-        return OUT / "quick.json"
+    """Of the results: quick ones are no figures, and never among those of the page."""
     where = options.target.partition(":")[0]
-    name = "speed" if (where, options.precision) == ("cpu", "fp32") else None
-    return Path(options.results) / f"{name or f'speed_{where}_{options.precision}'}.json"
+    name = "quick" if options.quick else "speed"
+    if (where, options.precision) != ("cpu", "fp32"):
+        name += f"_{where}_{options.precision}"
+    return (options.results or (OUT if options.quick else RESULTS)) / f"{name}.json"
 
 
 def _add(path: Path, name: str, result: dict[str, Any]) -> None:
@@ -100,7 +101,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp32")
     parser.add_argument("--static", action="store_true")
     parser.add_argument("--at-once", type=int, default=2, help="files prepared at a time")
-    parser.add_argument("--results", default=str(RESULTS))
+    parser.add_argument("--results", type=Path, help="a folder")
     parser.add_argument("--prepare", action="store_true")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)

@@ -17,7 +17,7 @@ from attngraph.export.lower import lower
 from attngraph.export.save import save
 from attngraph.export.target import Target
 from attngraph.export.timing import site_graph
-from tests.placement.tool import Tool
+from tests.placement.tool import SDPA_KERNELS, Tool
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FACTS = Facts(
@@ -34,13 +34,6 @@ FACTS = Facts(
     features=frozenset(),
     positive_scale=True,
 )
-NAMES = {
-    "Flash": {"FLASH_ATTENTION"},
-    "memory-efficient": {"EFFICIENT_ATTENTION"},
-    "unfused": {"MATH"},
-    "cuDNN": {"CUDNN_FLASH_ATTENTION"},
-    "memory-efficient or unfused": {"EFFICIENT_ATTENTION", "MATH"},
-}
 ODD = {"queries": (127, 127), "keys": (127, 127), "aligned_keys": False}
 NARROW = {"head_size": 60, "value_size": 60}
 SITES: list[tuple[Form, int, tuple[str, ...], dict[str, Any]]] = [
@@ -96,5 +89,5 @@ def test_the_table_names_the_kernel(
     assert said["run"]["error"] is None
     (attention,) = said["attention"]
     assert attention["ep"] == "CUDAExecutionProvider"
-    assert {*attention["kernels"]} <= NAMES[expected.kernel]
+    assert {*attention["kernels"]} <= SDPA_KERNELS[expected.kernel]
     assert attention["kernels"]

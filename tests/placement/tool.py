@@ -21,6 +21,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 VARIABLE = "ATTNGRAPH_CUDA_PLACEMENT"
+SDPA_KERNELS = {
+    "Flash": {"FLASH_ATTENTION"},
+    "memory-efficient": {"EFFICIENT_ATTENTION"},
+    "unfused": {"MATH"},
+    "cuDNN": {"CUDNN_FLASH_ATTENTION"},
+    "memory-efficient or unfused": {"EFFICIENT_ATTENTION", "MATH"},
+}
+"""What onnxruntime's log calls the kernels of the table."""
 
 
 @dataclass(frozen=True)
