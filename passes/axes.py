@@ -167,6 +167,8 @@ def _selected(node: Node, value: Value, axes: Axes) -> Axes | None:
     part = value.shape[dim]
     if node.op == "aten.slice.Tensor":
         start = attribute(node, "start") or 0
+        if isinstance(start, int) and start < 0 and isinstance(size, int):
+            start = max(start + size, 0)
         if attribute(node, "step") != 1 or not isinstance(start, int) or start < 0:
             return None
     else:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from attngraph.ir import Node, Value
+from attngraph.ir.ops import op_def
 from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES, Atom, Operand, fresh_axes, resolve, top
 from attngraph.passes.context import Below
 from attngraph.passes.contraction import read_contraction
@@ -27,6 +30,10 @@ MASKS = frozenset(
         "aten.masked_fill.Scalar",
     ]
 )
+_PAIRS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
+_REDUCTIONS = frozenset(
+    ["aten.sum.dim_IntList", "aten.mean.dim", "aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim"]
+)
 _WEIGHTED = frozenset(["aten.linear", "aten.matmul", "aten.addmm", "aten.sum.dim_IntList"])
 
 
@@ -36,11 +43,13 @@ def explain(
     """A better name for logits that are no product; None where the softmax is no attention."""
     if declined.code != "logits-not-a-product":
         return declined
+    if not resolve(keys):  # an axis of one element
+        return pooling(anchor)
     rows = {atom for atom in below.probabilities.atoms if atom not in set(resolve(keys))}
     source = anchor.inputs[0]
     if top(below.value).value.is_constant:
         return None  # an expectation under a distribution
-    if rows and rows <= set(below.value.atoms):
+    if rows and rows <= set(below.value.atoms) and not _compared(source):
         return pooling(anchor)
     if (mixer := _mixer(source)) is not None:
         return _mixed_heads("scores are mixed across heads before the softmax", mixer)
@@ -68,6 +77,34 @@ def additive(anchor: Node) -> Declined | None:
         node,
         "It is kept as it is; scaled dot-product attention would fuse.",
     )
+
+
+def _compared(logits: Value | None) -> bool:
+    """Whether the logits are a sum over a difference or sum that is taken of every pair.
+
+    That is so for -‖q - k‖²: a query is broadcast along the keys there.
+    """
+    queue: list[tuple[Value, bool]] = [] if logits is None else [(logits, False)]
+    for _ in range(24):
+        if not queue:
+            return False
+        value, is_summed = queue.pop(0)
+        node = value.producer
+        if node is None or len(node.outputs) != 1:
+            continue
+        varying = [source for source in _sources(node) if not source.is_constant]
+        if node.op in _REDUCTIONS:
+            queue.append((varying[0], True))
+        elif is_summed and node.op in _PAIRS and len(varying) == 2:
+            if any(1 in source.shape[:-1] and source.shape != value.shape for source in varying):
+                return True
+        elif _is_layout(node) or is_cast(node) or torch.Tag.pointwise in _tags(node):
+            queue += [(source, is_summed) for source in varying]
+    return False
+
+
+def _tags(node: Node) -> Sequence[torch.Tag]:
+    return getattr(op_def(node.op).function, "tags", ())
 
 
 def pooling(anchor: Node) -> Declined:

@@ -8,7 +8,16 @@ import torch
 
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
-from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_axes, resolve, top
+from attngraph.passes.axes import (
+    Atom,
+    Axes,
+    Operand,
+    broadcast_axes,
+    climb,
+    fresh_axes,
+    resolve,
+    top,
+)
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.scalars import fill_of, is_binary, is_cast, number, uniform
 
@@ -109,6 +118,8 @@ def read_total(operand: Operand) -> Total | None:
         source = node.inputs[0] if node.inputs else None
         if node.op in (SUM, NORM):
             return _reduced(node, operand.axes)
+        if node.op == EXP:
+            return _of_logsumexp(node, operand.axes)
         if is_cast(node) and source is not None:
             operand = Operand(source, operand.axes)
             continue
@@ -120,15 +131,53 @@ def read_total(operand: Operand) -> Total | None:
     return None
 
 
+def _of_logsumexp(node: Node, axes: Axes) -> Total | None:
+    """The sum as exp(logsumexp(x)) or exp(logsumexp(x) − m), of the exp(x) or exp(x − m)."""
+    log, shift = node.inputs[0], None
+    if log is not None and log.producer is not None and log.producer.op == "aten.sub.Tensor":
+        if attribute(log.producer, "alpha") != 1:
+            return None
+        log, shift = log.producer.inputs
+        if log is None or shift is None or shift.shape != log.shape:
+            return None
+    total = log.producer if log is not None else None
+    if total is None or total.op != "aten.logsumexp" or total.inputs[0] is None:
+        return None
+    x = total.inputs[0]
+    # A shift without the summed dims would be another one for exp(x − m).
+    if shift is not None and not attribute(total, "keepdim"):
+        return None
+    sources = [x]
+    if shift is not None:
+        sources = [
+            user.output
+            for user in x.users
+            if user.op == "aten.sub.Tensor"
+            and user.inputs == (x, shift)
+            and attribute(user, "alpha") == 1
+        ]
+    for source in sources:
+        for user in source.users:
+            if user.op == EXP:
+                return _over(user.output, total, axes)
+    return None
+
+
 def _reduced(node: Node, axes: Axes) -> Total | None:
     """A sum, or the L1 norm of what is not negative."""
-    terms, dims = node.inputs[0], attribute(node, "dim")
-    if terms is None or not dims:
+    terms = node.inputs[0]
+    total = None if terms is None else _over(terms, node, axes)
+    if total is None or node.op == SUM:
+        return total
+    is_positive = read_exponent(total.terms, total.dims) is not None
+    return total if is_positive and attribute(node, "ord") == 1 else None
+
+
+def _over(terms: Value, node: Node, axes: Axes) -> Total | None:
+    """`terms` summed over the dims that a reduction, whose result has these axes, names."""
+    if not attribute(node, "dim"):
         return None
-    rank = len(terms.shape)
-    dims = tuple(sorted(dim % rank for dim in dims))
-    if node.op == NORM and (attribute(node, "ord") != 1 or read_exponent(terms, dims) is None):
-        return None
+    dims = tuple(sorted(dim % len(terms.shape) for dim in attribute(node, "dim")))
     if not attribute(node, "keepdim"):
         for dim in dims:
             axes = (*axes[:dim], (), *axes[dim:])
@@ -143,12 +192,32 @@ def _times_ones(node: Node, axes: Axes) -> Total | None:
     if product is None or product.addends or product.factor != 1.0 or not product.summed:
         return None
     for terms, ones in ((product.left, product.right), (product.right, product.left)):
-        if uniform(top(ones).value) != 1.0:
+        if uniform(_chosen(ones).value) != 1.0:
             continue
         summed = resolve(product.summed)
         dims = tuple(i for i, index in enumerate(terms.axes) if resolve(index) == summed)
         return Total(terms.value, dims, terms.axes) if len(dims) == 1 else None
     return None
+
+
+def _chosen(operand: Operand) -> Operand:
+    """Past layout, and past concatenations to the part in which a fixed index lies."""
+    operand = top(operand)
+    while (node := operand.value.producer) is not None and node.op == "aten.cat":
+        dim = attribute(node, "dim") % len(operand.axes)
+        (*_, atom), rest = operand.axes[dim] or (None,), operand.axes[dim][:-1]
+        index = None if atom is None or rest else atom.const
+        for part in node.inputs:
+            if index is None or part is None or not isinstance(part.shape[dim], int):
+                return operand
+            if index < part.shape[dim]:
+                fixed = (Atom(part.shape[dim], index),)
+                operand = top(Operand(part, (*operand.axes[:dim], fixed, *operand.axes[dim + 1 :])))
+                break
+            index -= part.shape[dim]
+        else:
+            return operand
+    return operand
 
 
 def _negligible(node: Node) -> Value | None:

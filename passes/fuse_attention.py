@@ -23,6 +23,7 @@ from attngraph.passes.mask_terms import magnitude
 from attngraph.passes.masking import Masking, broadcastable
 from attngraph.passes.materialize import materialize
 from attngraph.passes.roles import Stage, cheapest
+from attngraph.passes.scalars import is_cast
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
 from attngraph.passes.strays import strays
 
@@ -222,7 +223,7 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]
-    leaves = [*(top(stage.operand).value for stage in chosen), *others, *terms]
+    leaves = [*(top(stage.operand).value for stage in chosen), *others, *map(_predicate, terms)]
     if (difference := evidence.disagreement(pairs, leaves, infinite)) is not None:
         return _defect(site, f"The fused form is not equal, so it was taken back: {difference}.")
     for old, new in pairs:
@@ -238,6 +239,13 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
         node=node.outputs[0].name,
         details={"heads": kv_heads * groups, "kv_heads": kv_heads, "scale": scale},
     )
+
+
+def _predicate(term: Value) -> Value:
+    """The bool tensor that a mask of numbers was cast from: such a mask has no other values."""
+    cast = term.producer
+    source = cast.inputs[0] if cast is not None and is_cast(cast) else None
+    return source if source is not None and source.dtype is torch.bool else term
 
 
 def _operands(site: Site) -> tuple[Stage, Stage, Stage] | None:

@@ -20,7 +20,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import product
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
-from attngraph.passes.axes import Operand, climb, fresh_axes, resolve, top
+from attngraph.passes.axes import Atom, Operand, climb, fresh_axes, resolve, top
 from attngraph.passes.checked import Checked
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.exponentials import (
@@ -237,7 +237,7 @@ def _raise_late(
         if summed is not None:
             break
         outer.append(producer)
-        following = climb(operand)
+        following = climb(operand) or _before_slice(operand)
         if following is None:
             return False
         above = following
@@ -266,6 +266,17 @@ def _raise_late(
             result = _again(build, layout, layout.inputs[0], result)
         return checked.replace([(node.output, result)])
     return False
+
+
+def _before_slice(operand: Operand) -> Operand | None:
+    """What was sliced; the index along that dim is another one."""
+    node = operand.value.producer
+    source = node.inputs[0] if node is not None and node.op == "aten.slice.Tensor" else None
+    if node is None or source is None:
+        return None
+    dim = attribute(node, "dim") % len(source.shape)
+    axes = [(Atom(source.shape[dim]),) if i == dim else a for i, a in enumerate(operand.axes)]
+    return Operand(source, tuple(axes))
 
 
 def _again(build: Builder, node: Node, old: Value | None, new: Value) -> Value:

@@ -197,11 +197,11 @@ def _without_values(
     if isinstance(logits, Declined):
         source = anchor.inputs[0]
         stray = below if source is not None and is_product(source) else None
-        return joined(anchor) or stray
+        return joined(anchor) or stray or _mixture(anchor, below)
     # Talking heads mix such scores with weights before the softmax, and the probabilities after it.
     inner = () if below is None else _inner(logits.contraction)
     if not any(map(_pairs_activations, (logits.contraction, *inner))):
-        return None
+        return _mixture(anchor, below)
     return (
         below
         or _changed(anchor)
@@ -214,14 +214,21 @@ def _without_values(
     )
 
 
+def _mixture(anchor: Node, below: Declined | None) -> Declined | None:
+    """Weights that meet activations in another way than an attention's do; else a classifier's."""
+    return None if below is None and _changed(anchor) is None else pooling(anchor)
+
+
 def _changed(anchor: Node) -> Declined | None:
     """Weights that pass through some function before a product with values."""
     queue: list[tuple[Node, Node | None]] = [(anchor, None)]
-    for _ in range(_FAR):
-        node, function = queue.pop(0) if queue else (None, None)
-        for user in () if node is None else node.output.users:
-            if len(user.outputs) != 1:
+    seen: set[Node] = set()
+    while queue and len(seen) < 2 * _FAR:
+        node, function = queue.pop(0)
+        for user in node.output.users:
+            if len(user.outputs) != 1 or user in seen:
                 continue
+            seen.add(user)
             product = read_contraction(user, fresh_axes(user.output.shape))
             if product is not None and function is not None and _pairs_activations(product):
                 return Declined(
