@@ -36,6 +36,10 @@ _TO_DOUBLE = {
 }
 
 
+_MOST_BYTES = 1 << 30
+"""Of parameters in float64."""
+
+
 @dataclass(frozen=True)
 class ReferenceOutputs:
     """What one input gives; `exact[i]` is None where float64 can't be had, and `note` says why.
@@ -59,7 +63,7 @@ class Reference:
     is no part of the error budget. Both runs are in eval mode, without gradients and without the
     fused path of nn.MultiheadAttention. Buffers and inputs are copied, so a module that writes
     into them doesn't change what the next run sees. The float64 copy of the weights lives for
-    one call.
+    one call; above `_MOST_BYTES` each operator converts what it reads, where the module runs so.
     """
 
     def __init__(self, module: torch.nn.Module, *, precision: Precision) -> None:
@@ -76,8 +80,7 @@ class Reference:
             names = tuple(name for name, _ in eager)
             tensors = tuple(tensor for _, tensor in eager)
             try:
-                with _Float64():
-                    exact = flatten_outputs(self._run(args, kwargs or {}, _double))
+                exact = self._exact(args, kwargs or {})
             except Exception as error:  # whatever a model does that only works in its own dtype
                 reason = " ".join(str(error).split()) or type(error).__name__
                 note = f"the module doesn't run in float64: {reason[:200]}"
@@ -88,6 +91,17 @@ class Reference:
         pairs = zip(tensors, exact, strict=True)
         doubled = tuple(e if t.is_floating_point() else t for t, (_, e) in pairs)
         return ReferenceOutputs(names, tensors, doubled, sample=sample)
+
+    def _exact(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[str, torch.Tensor]]:
+        at_once = 8 * sum(each.numel() for each in self.module.parameters()) <= _MOST_BYTES
+        with _Float64():
+            if not at_once:
+                # What looks at a parameter's dtype may fail: it is the module's own.
+                with contextlib.suppress(Exception):
+                    return flatten_outputs(self._run(args, kwargs, _double, weights=False))
+            return flatten_outputs(self._run(args, kwargs, _double))
 
     def _sample(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -103,8 +117,13 @@ class Reference:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         convert: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        weights: bool = True,
     ) -> Any:
-        """The module's output, with each weight, buffer and input as `convert` makes it."""
+        """The module's output, with each weight, buffer and input as `convert` makes it.
+
+        Without `weights` the parameters are the module's own.
+        """
 
         def converted(value: Any) -> Any:
             return convert(value) if isinstance(value, torch.Tensor) else value
@@ -119,7 +138,7 @@ class Reference:
             return module(*inputs, **keywords)
         state = {name: convert(buffer) for name, buffer in self.module.named_buffers()}
         for name, parameter in self.module.named_parameters():
-            state[name] = parameter if plain else convert(parameter)
+            state[name] = convert(parameter) if weights and not plain else parameter
         return functional_call(self.module, state, inputs, keywords)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from attngraph.errors import ParityError, UsageError
+from attngraph.export import reference as reference_module
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.reference import Precision, Reference, ReferenceOutputs, flatten_outputs
 
@@ -328,6 +329,33 @@ def test_float32_pinned_inside_a_module_doesnt_round_the_exact_run() -> None:
     assert reference.exact[0] is not None
     assert torch.equal(reference.exact[0], x.double().softmax(-1))
     assert reference.eager[0].dtype is torch.float32
+
+
+@pytest.mark.parametrize("module", ["attention", "recurrent", "transformer"])
+def test_the_exact_run_of_a_large_module_is_the_same_without_a_copy_of_its_weights(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, args = {
+        "attention": lambda: (Attention(), sample()),
+        "recurrent": lambda: (torch.nn.GRU(8, 8), (torch.randn(3, 2, 8),)),
+        "transformer": lambda: (
+            torch.nn.TransformerEncoderLayer(8, 2, 16).half(),
+            (torch.randn(3, 2, 8).half(),),
+        ),
+    }[module]()
+    whole = Reference(built, precision="fp32")(args)
+    monkeypatch.setattr(reference_module, "_MOST_BYTES", 0)
+    converted: list[torch.Tensor] = []
+    double = reference_module._double
+    monkeypatch.setattr(reference_module, "_double", lambda x: (converted.append(x), double(x))[1])
+    large = Reference(built, precision="fp32")(args)
+    assert large.note == whole.note == ""
+    for one, other in zip(large.exact, whole.exact, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+    copied = any(x is p for x in converted for p in built.parameters())
+    assert copied is (module == "recurrent")  # whose layers compare dtypes
 
 
 def test_experts_have_an_exact_run_though_torch_has_none() -> None:
