@@ -17,6 +17,7 @@ from attngraph.export.kernels import check_version, choose_all
 from attngraph.export.lower import lower
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.export.session import elsewhere
 from attngraph.export.sizes import choose_sizes, resized_inputs
 from attngraph.export.target import Target, parse_target
 from attngraph.export.tune import tuned
@@ -214,12 +215,16 @@ def compile_model(
     if pristine is not None:
         with _stage("parity", report.timings, progress):
             report.parity = check.final(optimized.run)
+            report.notes += elsewhere(optimized.session)
         if not report.parity.passed:
             culprit = blame(pristine, passes, captured.graph, optimized, captured.args)
             raise ParityError(
                 f"The optimised {model.source} is out of its error budget: {report.parity}. "
                 f"{' '.join([culprit, *assumed])} Nothing was written."
             )
+        if report.weight_bytes >= LARGE:  # the session holds them too, and parity read them all
+            optimized.close()
+            release(_weights(captured.graph))
     return optimized
 
 
@@ -244,7 +249,7 @@ def _run_passes(
 @contextlib.contextmanager
 def _out_of_memory(graph: Graph) -> Iterator[None]:
     """What passes compute from large weights lies in files, and what they read is released."""
-    weights = [value.data for value in graph.constants.values() if value.data is not None]
+    weights = _weights(graph)
     if sum(data.nbytes for data in weights) < LARGE:
         yield
         return
@@ -253,7 +258,11 @@ def _out_of_memory(graph: Graph) -> Iterator[None]:
         yield
     finally:
         graph.keep = None
-        release([*weights, *(v.data for v in graph.constants.values() if v.data is not None)])
+        release([*weights, *_weights(graph)])
+
+
+def _weights(graph: Graph) -> list[torch.Tensor]:
+    return [value.data for value in graph.constants.values() if value.data is not None]
 
 
 class Check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir
 import torch
@@ -20,6 +21,8 @@ from attngraph.report import Report
 
 class Optimized:
     """An optimised model. Calling it runs onnxruntime on the provider it was compiled for.
+
+    Several threads may call it at once.
 
     `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured;
     `origin` is the graph as it was captured, unless verification was off.
@@ -56,6 +59,22 @@ class Optimized:
             if self._session is None:
                 self._session = to_session(self.model, self.target)
             return self._session
+
+    def open(self, **options: Any) -> Session:
+        """Opens the model anew, for all calls from now on; `options` are those of `Session.open`.
+
+        Such as `threads`, `spinning`, `cuda_graph` and `provider_options`. Raises as that does, and
+        then the session is the one it was.
+        """
+        session = to_session(self.model, self.target, **options)
+        with self._lock:
+            self._session = session
+        return session
+
+    def close(self) -> None:
+        """Frees what onnxruntime holds; the next call opens the model again."""
+        with self._lock:
+            self._session = None
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Every output, for inputs in the order of `session.input_names`."""

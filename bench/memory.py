@@ -139,7 +139,7 @@ def _in_process(weights: Path, verify: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=18)
-    parser.add_argument("--verify", nargs="+", default=["off", "final"])
+    parser.add_argument("--verify", nargs="+", default=["off"])
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

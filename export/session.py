@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import onnxruntime
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from attngraph.errors import AttngraphError, LoadError, ProviderError, UsageError
 from attngraph.export.providers import cuda_install_command, onnxruntime_messages, preload_cuda
+from attngraph.export.replay import Fixed, Replay, graph_device
+from attngraph.export.session_options import GraphOptimization, session_options
+from attngraph.export.session_options import provider_options as checked_options
 from attngraph.export.target import Target
+from attngraph.export.tensors import to_ort, to_torch
 
 _DTYPES: dict[str, torch.dtype] = {
     "tensor(float)": torch.float32,
@@ -36,14 +40,6 @@ _DTYPES: dict[str, torch.dtype] = {
 OrtValue: TypeAlias = onnxruntime.OrtValue
 """A tensor in onnxruntime's hands, on whichever device."""
 
-GraphOptimization = Literal["all", "basic", "off"]
-
-_LEVELS = {
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
-
 _ERROR_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
 
@@ -54,35 +50,25 @@ class _Input:
     shape: tuple[int | str | None, ...] | None
 
 
-class _BoolStorage:
-    """A bool tensor's bytes in DLPack, labelled as bool.
-
-    onnxruntime 1.31 rejects DLPack's own bool code and takes uint8 whose owner says it is bool.
-    """
-
-    dtype = "bool"
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._bytes = tensor.view(torch.uint8)
-
-    def __dlpack__(self) -> Any:
-        return self._bytes.__dlpack__()
-
-
 class Session:
     """A loaded ONNX model on one execution provider.
 
     `run` may be called from several threads at once. The session is a context manager; closing
-    it frees the weights, while tensors it returned stay valid.
+    it frees the weights, while tensors it returned stay valid. `device_id` is that of the GPU.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, provider: str) -> None:
+    def __init__(
+        self, session: onnxruntime.InferenceSession, provider: str, device_id: int = 0
+    ) -> None:
         self._session: onnxruntime.InferenceSession | None = session
+        self._replay: Replay | None = None
         self.provider = provider
+        self.device_id = device_id
         self._inputs = tuple(_describe(argument) for argument in session.get_inputs())
         outputs = session.get_outputs()
         self.output_names: tuple[str, ...] = tuple(argument.name for argument in outputs)
-        self._output_dtypes = tuple(_describe(argument).dtype for argument in outputs)
+        self._outputs = tuple(_describe(argument) for argument in outputs)
+        self._output_dtypes = tuple(output.dtype for output in self._outputs)
 
     @classmethod
     def open(
@@ -91,32 +77,41 @@ class Session:
         target: Target,
         *,
         threads: int | None = None,
+        spinning: bool = True,
         graph_optimization: GraphOptimization = "all",
         tf32: bool = False,
+        cuda_graph: bool = False,
+        provider_options: Mapping[str, Any] | None = None,
     ) -> Session:
         """Load a model. A model with external data must be given as a path.
 
-        `threads` is the number of intra-op threads, by default as many as torch uses. `tf32` lets
-        CUDA round fp32 matrix products to 10 mantissa bits, which is outside the fp32 error budget.
+        `threads` is the number of intra-op threads, by default as many as torch uses; without
+        `spinning` they sleep at once when there is nothing to do, which leaves the cores to others
+        and wakes more slowly. `tf32` lets CUDA round fp32 matrix products to 10 mantissa bits,
+        which is outside the fp32 error budget. `cuda_graph` records the kernels of a model of
+        static shapes once and replays them, one run at a time. `provider_options` are
+        onnxruntime's own.
 
-        Raises LoadError for a file that is missing or not a model onnxruntime accepts, and
-        ProviderError when the provider can't be used, which onnxruntime itself only logs.
+        Raises LoadError for a file that is missing or not a model onnxruntime accepts, UsageError
+        for options that there aren't, and ProviderError when the provider can't be used, which
+        onnxruntime itself only logs.
         """
         if isinstance(model, Path) and not model.is_file():
             raise LoadError(f"There is no ONNX file {str(model)!r}.")
-        options = _session_options(threads, graph_optimization)
+        options = session_options(threads, spinning=spinning, graph_optimization=graph_optimization)
+        extra = checked_options(target, provider_options, tf32=tf32, cuda_graph=cuda_graph)
         if target.provider == "cpu":
-            return cls(_create(model, options, target, {}), target.execution_provider)
+            return cls(_create(model, options, target, extra), target.execution_provider)
         if target.execution_provider not in onnxruntime.get_available_providers():
             raise ProviderError(
                 f"The target {target} needs {target.execution_provider}, which the installed "
                 f"onnxruntime {onnxruntime.__version__} was built without: "
                 f"{cuda_install_command()}, or use --target cpu."
             )
+        device = graph_device(int(extra["device_id"])) if cuda_graph else None
         failed = preload_cuda()
-        provider_options = {"device_id": "0", "use_tf32": "1" if tf32 else "0"}
         with onnxruntime_messages() as logged:
-            session = _create(model, options, target, provider_options)
+            session = _create(model, options, target, extra)
         used = session.get_providers()[0]
         if used != target.execution_provider:
             raise ProviderError(
@@ -124,7 +119,10 @@ class Session:
                 f"{'; '.join(failed or logged) or 'it gave no reason'}. "
                 f"Try {cuda_install_command()}, or use --target cpu."
             )
-        return cls(session, used)
+        opened = cls(session, used, int(extra["device_id"]))
+        if device is not None:
+            opened._replay_on(device)
+        return opened
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -148,8 +146,10 @@ class Session:
         self._check(tensors)
         tensors = [tensor.detach().contiguous() for tensor in tensors]
         try:
+            if self._replay is not None:
+                return tuple(self._replay.run(tensors))
             if self.provider == "CPUExecutionProvider":
-                values = {n: _to_ort(t) for n, t in zip(self.input_names, tensors, strict=True)}
+                values = {n: to_ort(t) for n, t in zip(self.input_names, tensors, strict=True)}
                 results = session.run_with_ort_values(list(self.output_names), values)
             else:
                 results = self._run_bound(session, tensors)
@@ -159,8 +159,7 @@ class Session:
             ) from error
         outputs = []
         for name, value, dtype in zip(self.output_names, results, self._output_dtypes, strict=True):
-            output: torch.Tensor = from_dlpack(value)
-            output = output.view(torch.bool) if dtype is torch.bool else output
+            output = to_torch(value, dtype)
             # onnxruntime hands an input that is also an output back as the same memory.
             outputs.append(output.clone() if name in self.input_names else output)
         return tuple(outputs)
@@ -181,7 +180,7 @@ class Session:
         if session is None:
             raise UsageError("This session is closed: open it again to run the model.")
         try:
-            values = {name: _to_ort(tensor.contiguous()) for name, tensor in feeds.items()}
+            values = {name: to_ort(tensor.contiguous()) for name, tensor in feeds.items()}
             values.update(kept)
             if self.provider == "CPUExecutionProvider":
                 results = session.run_with_ort_values([*fetched, *keep], values)
@@ -192,7 +191,7 @@ class Session:
                 for name in fetched:
                     binding.bind_output(name, "cpu")
                 for name in keep:
-                    binding.bind_output(name, "cuda")
+                    binding.bind_output(name, "cuda", self.device_id)
                 session.run_with_iobinding(binding)
                 binding.synchronize_outputs()
                 results = list(binding.get_outputs())
@@ -200,14 +199,17 @@ class Session:
             raise ProviderError(
                 f"onnxruntime failed while running the model on {self.provider}: {_reason(error)}."
             ) from error
-        tensors = tuple(from_dlpack(value) for value in results[: len(fetched)])
+        dtypes = dict(zip(self.output_names, self._output_dtypes, strict=True))
+        tensors = tuple(
+            to_torch(value, dtypes[name]) for name, value in zip(fetched, results, strict=False)
+        )
         return tensors, tuple(results[len(fetched) :])
 
     def empty(self, name: str, sizes: Mapping[str, int]) -> OrtValue:
         """An input's value at these sizes of its named dims, of which one is 0."""
         declared = self.input_shape(name)
         shape = [dim if isinstance(dim, int) else sizes.get(dim or "", 0) for dim in declared]
-        return _to_ort(torch.empty(shape, dtype=self.input_dtype(name)))
+        return to_ort(torch.empty(shape, dtype=self.input_dtype(name)))
 
     def _input(self, name: str) -> _Input:
         return self._inputs[self.input_names.index(name)]
@@ -218,6 +220,23 @@ class Session:
     def input_shape(self, name: str) -> tuple[int | str | None, ...]:
         """Sizes and names of an input's dims."""
         return self._input(name).shape or ()
+
+    @property
+    def placement(self) -> Mapping[str, Mapping[str, int]]:
+        """How many nodes of each op run on each provider. Raises UsageError once closed."""
+        if self._session is None:
+            raise UsageError("This session is closed: open it again to see where its nodes run.")
+        return {
+            part.ep_name: dict(sorted(Counter(node.op_type for node in part.get_nodes()).items()))
+            for part in self._session.get_provider_graph_assignment_info()
+        }
+
+    def _replay_on(self, device: torch.device) -> None:
+        """From now on, runs replay on buffers that lie there."""
+        assert self._session is not None
+        inputs = [Fixed.of("input", put.name, put.dtype, put.shape) for put in self._inputs]
+        outputs = [Fixed.of("output", put.name, put.dtype, put.shape) for put in self._outputs]
+        self._replay = Replay(self._session, inputs, outputs, device)
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -233,7 +252,7 @@ class Session:
         on_gpu = [tensor for tensor in tensors if tensor.is_cuda]
         binding = session.io_binding()
         for name, tensor in zip(self.input_names, tensors, strict=True):
-            binding.bind_ortvalue_input(name, _to_ort(tensor))
+            binding.bind_ortvalue_input(name, to_ort(tensor))
         for name in self.output_names:
             if on_gpu:
                 binding.bind_output(name, "cuda", on_gpu[0].get_device())
@@ -283,7 +302,7 @@ class Session:
 
     def close(self) -> None:
         """Free the weights. Runs in progress in other threads finish first."""
-        self._session = None
+        self._session = self._replay = None
 
     def __enter__(self) -> Session:
         return self
@@ -297,14 +316,19 @@ class Session:
         self.close()
 
 
-def _session_options(threads: int | None, level: GraphOptimization) -> onnxruntime.SessionOptions:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = _LEVELS[level]
-    options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
-    # Threads that spin after a run slow eager torch, which runs next to it in parity checks.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    return options
+def elsewhere(session: Session) -> list[str]:
+    """A sentence about the nodes that are not on the session's provider, where there are any.
+
+    onnxruntime computes sizes on the CPU on purpose, and puts what a GPU has no kernel for there.
+    """
+    placed = session.placement
+    total = sum(sum(ops.values()) for ops in placed.values())
+    return [
+        f"On {session.provider}, {sum(ops.values())} of {total} nodes run on {provider}: "
+        f"{', '.join(f'{count} {op}' for op, count in ops.items())}."
+        for provider, ops in placed.items()
+        if provider != session.provider
+    ]
 
 
 def _create(
@@ -326,11 +350,6 @@ def _create(
         if type(error).__name__ in ("NotImplemented", "EPFail", "RuntimeError"):
             kind = ProviderError
         raise kind(f"onnxruntime can't open {what} on {target}: {_reason(error)}.") from error
-
-
-def _to_ort(tensor: torch.Tensor) -> onnxruntime.OrtValue:
-    labelled = _BoolStorage(tensor) if tensor.dtype is torch.bool else tensor
-    return onnxruntime.OrtValue.from_dlpack(labelled)
 
 
 def _describe(argument: onnxruntime.NodeArg) -> _Input:

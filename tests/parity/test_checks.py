@@ -250,6 +250,51 @@ def test_threads_share_one_session() -> None:
         assert torch.equal(output, _tensor(optimized((index + 1) * x, mask)))
 
 
+def test_threads_may_call_it_at_different_shapes() -> None:
+    """While the main thread opens it anew, with other options."""
+    module, args = build()
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
+    optimized = attngraph.optimize(module, args, dynamic_shapes=(dims, dims), verify="off")
+    inputs = []
+    for index in range(6):
+        x = torch.randn(1 + index % 3, 2 + index, WIDTH)
+        inputs.append((x, torch.ones(x.shape[:2], dtype=torch.bool)))
+    expected = [_tensor(optimized(*pair)) for pair in inputs]
+    outputs: list[list[Tensor]] = [[] for _ in inputs]
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            outputs[index].append(_tensor(optimized(*inputs[index])))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        optimized.open(spinning=False)
+    for thread in threads:
+        thread.join()
+    for found, wanted in zip(outputs, expected, strict=True):
+        assert len(found) == 20
+        for output in found:
+            torch.testing.assert_close(output, wanted)
+
+
+def test_it_opens_with_options_and_after_a_close(optimized: Optimized) -> None:
+    _, (x, mask) = build()
+    expected = optimized(x, mask)
+    before = optimized.session
+    opened = optimized.open(threads=1, graph_optimization="off")
+    assert optimized.session is opened
+    torch.testing.assert_close(optimized(x, mask), expected)
+    with pytest.raises(UsageError, match="has no option 'device_id'"):
+        optimized.open(provider_options={"device_id": 0})
+    assert optimized.session is opened
+    assert before.run([x, mask])  # whoever still has it may finish
+    optimized.close()
+    assert optimized.session is not opened
+    torch.testing.assert_close(optimized(x, mask), expected)
+
+
 @pytest.mark.parametrize("external_above", [1 << 30, 0])
 def test_a_saved_file_gives_the_same_output(
     external_above: int, optimized: Optimized, tmp_path: Path
