@@ -8,7 +8,7 @@ optimisations of onnxruntime off, against the interpreter.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir
@@ -69,14 +69,23 @@ def blame(
     optimised: Graph,
     result: Optimized,
     inputs: Sequence[torch.Tensor],
+    rows: Mapping[int, torch.Tensor],
 ) -> str:
-    """A sentence that names the first pass or node to diverge from the captured graph."""
+    """A sentence that names the first pass or node to diverge from the captured graph.
+
+    `rows` says of some outputs which of their rows count.
+    """
+
+    def counted(outputs: Sequence[Any]) -> list[Any]:
+        return [value[rows[at]] if at in rows else value for at, value in enumerate(outputs)]
+
     expected, reference = _evaluate(captured, inputs)
     graph = clone(captured)
     for item in passes:
         run(graph, [item])
         outputs, values = _evaluate(graph, inputs)
-        if any(diverges(a, b) for a, b in zip(outputs, expected, strict=True)):
+        pairs = zip(counted(outputs), counted(expected), strict=True)
+        if any(diverges(a, b) for a, b in pairs):
             node = _first(graph, values, reference)
             where = f" at {_place(node)}" if node is not None else ""
             return f"The pass {item.name} is the first to diverge{where}."

@@ -28,6 +28,7 @@ from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, clone, interpret, verify
 from attngraph.mapped import LARGE, Spill, release
 from attngraph.optimized import Optimized
+from attngraph.padded import Padding, annotated, notes_of, packed_tokens, require_packed
 from attngraph.passes import Pass, PassResult, run
 from attngraph.pipeline import pipeline
 from attngraph.report import Report, assumptions_of, defects_of, reassociations_of, sites_of
@@ -97,6 +98,7 @@ def optimize(
     exact: bool = False,
     tune: bool = False,
     assume: Collection[str] = (),
+    ignore_padded_rows: bool = False,
     progress: Progress | None = None,
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
@@ -107,9 +109,11 @@ def optimize(
     rewrite is made that reassociates: each result is computed by the model's own formula.
     `tune` measures the forms that each distinct attention may have, once for each machine.
     `assume` may hold "no-fully-masked-rows": every query has a key, so a finite fill may count as
-    -inf.
+    -inf. With `ignore_padded_rows` an encoder computes its linears, norms and the like for valid
+    tokens only; the rows of tokens that its mask hides as keys are then unspecified.
 
-    Raises CaptureError, LoweringError, ProviderError, and ParityError where the result is out of
+    Raises CaptureError, LoweringError, ProviderError, UsageError where padded rows can't be ignored,
+    and ParityError where the result is out of
     its error budget; the message names the first node that diverges.
     """
     model = Model(module, None, tuple(args), dict(kwargs or {}), dynamic_shapes, _name(module))
@@ -121,6 +125,7 @@ def optimize(
         exact=exact,
         tune=tune,
         assume=assume,
+        ignore_padded_rows=ignore_padded_rows,
         progress=progress,
     )
 
@@ -181,6 +186,7 @@ def compile_model(
     tune: bool = False,
     prepare: Callable[[Captured], Cases] | None = None,
     assume: Collection[str] = (),
+    ignore_padded_rows: bool = False,
     progress: Progress | None = None,
 ) -> Optimized:
     """As `optimize`, for any form of model.
@@ -191,7 +197,7 @@ def compile_model(
     _check_options(precision, verify)
     device = parse_target(target)
     check_version()
-    passes = pipeline(exact=exact, assume=assume)
+    passes = pipeline(exact=exact, assume=assume, ignore_padded_rows=ignore_padded_rows)
     report = Report(model.source, str(device), precision)
     with _stage("capture", report.timings, progress):
         captured = trace(model)
@@ -203,6 +209,10 @@ def compile_model(
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
     assumed = assumptions_of(report.passes, assume)
     report.notes += assumed
+    if ignore_padded_rows:
+        require_packed(report.passes, model.source)
+        report.notes += notes_of(report.passes)
+        check.padding = Padding(packed_tokens(report.passes))
     with _stage("lower", report.timings, progress):
         if tune:
             kernels = tuned(captured.graph, device, report.notes.append)
@@ -217,7 +227,8 @@ def compile_model(
             report.parity = check.final(optimized.run)
             report.notes += elsewhere(optimized.session)
         if not report.parity.passed:
-            culprit = blame(pristine, passes, captured.graph, optimized, captured.args)
+            rows = check.padding.rows(captured.args)
+            culprit = blame(pristine, passes, captured.graph, optimized, captured.args, rows)
             raise ParityError(
                 f"The optimised {model.source} is out of its error budget: {report.parity}. "
                 f"{' '.join([culprit, *assumed])} Nothing was written."
@@ -272,6 +283,7 @@ class Check:
         self, model: Model, captured: Captured, precision: Precision, cases: Cases | None = None
     ) -> None:
         self.cases = cases
+        self.padding = Padding([])
         self.model = model
         self.captured = captured
         self.precision = precision
@@ -298,10 +310,15 @@ class Check:
         names = self.captured.output_names
         return replace(found, names=names) if len(names) == len(found.names) else found
 
+    def compare(self, tensors: tuple[torch.Tensor, ...], outputs: Sequence[Any]) -> Parity:
+        """Parity of outputs on these inputs, without what is padding."""
+        reference, outputs, notes = self.padding.cut(self.references(tensors), outputs, tensors)
+        return annotated(compare(reference, outputs, self.precision), notes)
+
     def after_pass(self, graph: Graph, result: PassResult) -> None:
         """Raises ParityError naming the pass, if the graph now computes something else."""
-        outputs = interpret(graph, self.captured.args)
-        parity = compare(self.references(self.captured.args), outputs, self.precision)
+        self.padding = Padding([*self.padding.packed, *packed_tokens([result])])
+        parity = self.compare(self.captured.args, interpret(graph, self.captured.args))
         if not parity.passed:
             raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
 
@@ -321,7 +338,7 @@ class Check:
         """Parity over all sizes."""
         return merge(
             {
-                label: compare(self.references(tensors), candidate(tensors), self.precision)
+                label: self.compare(tensors, candidate(tensors))
                 for label, tensors in (self.cases or self.resized()).items()
             }
         )

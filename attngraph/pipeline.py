@@ -52,10 +52,14 @@ _STAGES = (
     "fold-input-scales",
     *CLEAN,
 )
+_PACKING = ("pack-tokens", *CLEAN)
 
 
-def pipeline(*, exact: bool = False, assume: Collection[str] = ()) -> list[Pass]:
-    """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`.
+def pipeline(
+    *, exact: bool = False, assume: Collection[str] = (), ignore_padded_rows: bool = False
+) -> list[Pass]:
+    """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`, and with
+    `ignore_padded_rows` those of `--ignore-padded-rows` too.
 
     `assume` are some of `ASSUMPTIONS`. Raises UsageError at another.
     """
@@ -63,7 +67,8 @@ def pipeline(*, exact: bool = False, assume: Collection[str] = ()) -> list[Pass]
         if name not in ASSUMPTIONS:
             raise UsageError(f"assume names {name!r}; it can be {', '.join(ASSUMPTIONS)}.")
     known = registered()
-    names = [name for name in _STAGES if name in known]
+    wanted = (*_STAGES, *_PACKING) if ignore_padded_rows else _STAGES
+    names = [name for name in wanted if name in known]
     stages = only_exact(names) if exact else make(names)
     if NO_MASKED_ROWS in assume:
         stages = [

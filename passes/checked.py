@@ -46,13 +46,15 @@ class Checked:
         *,
         leaves: Iterable[Value] | None = None,
         biases: Iterable[Value] = (),
+        compared: Sequence[tuple[Value, Value]] | None = None,
     ) -> bool:
         """Puts the second value of each pair in the place of the first, if they are equal.
 
         Both are compared as functions of `leaves`: by default what the nodes read that were made
         since the last call. Where they differ, the rewrite may have relied on how a leaf is made,
         so they are compared again as functions of what lies above. Leaves in `biases` may hold
-        -inf.
+        -inf. `compared` are the values that are evaluated in the place of the pairs, where only a
+        part of each is meant to be equal: they are erased.
 
         Where they differ, the new nodes and the constants that only they read are erased, the old
         ones stay, a remark blames this pass, and the result is False.
@@ -60,7 +62,10 @@ class Checked:
         pairs = list(pairs)
         if leaves is None:
             leaves = self._frontier([new for _, new in pairs])
-        difference = self._difference(pairs, list(leaves), list(biases))
+        difference = self._difference(compared or pairs, list(leaves), list(biases))
+        for value in (value for pair in compared or () for value in pair):
+            if value.producer is not None:
+                self.graph.erase(value.producer)
         if difference is None:
             for old, new in pairs:
                 self.graph.replace_uses(old, new)

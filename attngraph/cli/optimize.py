@@ -69,6 +69,14 @@ def optimize(
             "measured is kept in $XDG_CACHE_HOME/attngraph.",
         ),
     ] = False,
+    ignore_padded_rows: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-padded-rows",
+            help="Compute an encoder's linears, norms and the like for valid tokens only. The "
+            "rows of tokens that its padding mask hides become unspecified.",
+        ),
+    ] = False,
     decode: Annotated[
         bool,
         typer.Option(
@@ -136,12 +144,15 @@ def optimize(
             }
             result: Decoder | Optimized
             if decode:
+                if ignore_padded_rows:
+                    raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
                 names = tuple(cache or ())
                 result = decoder(source, names, all_logits, settings, stages=stages)
             elif cache or all_logits:
                 raise UsageError("--cache and --all-logits are for --decode; add it.")
             else:
-                result = optimised(source, settings, stages=stages)
+                packing = {"ignore_padded_rows": ignore_padded_rows}
+                result = optimised(source, {**settings, **packing}, stages=stages)
             stages("save")
             start = time.perf_counter()
             result.save(output)

@@ -1,0 +1,176 @@
+"""pack-tokens: what works row by row runs on the tokens that are no padding.
+
+The rows (b, t) of the valid tokens are gathered into one row of N tokens, (1, N, …). Attentions,
+which mix rows, get them back in their places; what then stands at padding is a copy of the last
+token before it in the same element of the batch, which no valid token reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngraph.ir import Graph, Node, Remark, Value, clone
+from attngraph.ir.dims import same_shape
+from attngraph.passes.dce import DeadCodeElimination
+from attngraph.passes.effects import dim_definers
+from attngraph.passes.manager import register
+from attngraph.passes.mask_building import EarlyBuilder, Unbuildable, build
+from attngraph.passes.padding import Tokens, find_tokens
+from attngraph.passes.row_packer import RowPacker
+from attngraph.passes.row_wise import row_operands
+
+PADDING = "padding"
+"""The key of a remark's details under which `Packed` is found."""
+
+_WORTH = "aten.linear"  # a region without one costs less than gathering its rows
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The tokens that were packed, and which elements of the graph's outputs they leave unsaid.
+
+    `valid` computes from the graph's inputs which tokens are no padding, bool (B, T). For each
+    output of the graph that depends on them, by its position: the places along T that it reads, or
+    None where its rows (b, t) are the tokens themselves.
+    """
+
+    valid: Graph
+    outputs: Mapping[int, tuple[int, ...] | None]
+
+
+@register
+@dataclass(frozen=True)
+class PackTokens:
+    """Runs regions of row-wise ops that hold a linear on valid tokens only.
+
+    Which tokens those are is read from what masks the keys of attentions (padding.py). The rows of
+    the others become unspecified, so the pass runs only where the user asks for it.
+    """
+
+    name: ClassVar[str] = "pack-tokens"
+    exact: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        remarks: list[Remark] = []
+        for first in find_tokens(graph):
+            # what was packed for others since then has changed the graph
+            for tokens in find_tokens(graph):
+                if tokens.padding == first.padding and same_shape(tokens.rows, first.rows):
+                    remarks += _pack(graph, tokens, self.name)
+        return remarks
+
+
+def _pack(graph: Graph, tokens: Tokens, pass_name: str) -> list[Remark]:
+    site = tokens.sites[0]
+    nodes = _worthwhile(tokens, [node for node in graph if _is_packable(node, tokens)])
+    kept = _kept_padded(graph, tokens)
+    if not nodes:
+        return kept
+    make = EarlyBuilder(graph, dim_definers(graph))
+    try:
+        held = build(make, site.node.loc, tokens.padding, site.reader.known, site.reader.domain)
+    except Unbuildable:
+        return kept
+    outputs = _reached(graph, tokens)
+    packer = RowPacker(graph, tokens, make, held, pass_name)
+    done = [node for node in nodes if packer.pack(node)]
+    packer.settle()
+    if not done:
+        return [*kept, *packer.checked.remarks]
+    linears = sum(node.op == _WORTH for node in done)
+    said = Remark(
+        "note",
+        "packed",
+        f"{linears} linears and {len(done) - linears} other row-wise nodes run on the tokens that "
+        f"{_named(graph, packer.valid)} leaves unmasked",
+        site.node.loc,
+        site.node.op,
+        details={PADDING: Packed(_alone(graph, packer.valid), outputs)},
+    )
+    return [said, *kept, *packer.checked.remarks]
+
+
+def _is_packable(node: Node, tokens: Tokens) -> bool:
+    if node in tokens.singles or not all(value in tokens.linked for value in node.outputs):
+        return False
+    read = [value for value in node.outputs if value in tokens.full]
+    return not read and row_operands(node, tokens.rows) is not None
+
+
+def _worthwhile(tokens: Tokens, nodes: Sequence[Node]) -> list[Node]:
+    """Without the regions, of nodes that hand rows to each other, that hold no linear."""
+    leader = {node: node for node in nodes}
+
+    def root(node: Node) -> Node:
+        while leader[node] is not node:
+            leader[node] = leader[leader[node]]
+            node = leader[node]
+        return node
+
+    for node in nodes:
+        for value in row_operands(node, tokens.rows) or ():
+            if value.producer is not None and value.producer in leader:
+                leader[root(value.producer)] = root(node)
+    worth = {root(node) for node in nodes if node.op == _WORTH}
+    return [node for node in nodes if root(node) in worth]
+
+
+def _kept_padded(graph: Graph, tokens: Tokens) -> list[Remark]:
+    """One remark for each node that reads rows of padding, and keeps linears from being packed."""
+    held: dict[Node, int] = {}
+    for node in graph:
+        value = node.outputs[0] if node.op == _WORTH else None
+        by = tokens.full.get(value) if value in tokens.linked and value is not None else None
+        if by is not None:
+            held[by] = held.get(by, 0) + 1
+    return [
+        Remark(
+            "note",
+            "kept-padded",
+            f"{count} linears run at padding too: {by.op} at {by.loc} reads their rows there",
+            by.loc,
+            by.op,
+            blamed=f"{by.op} at {by.loc}",
+        )
+        for by, count in held.items()
+    ]
+
+
+def _named(graph: Graph, valid: Value) -> str:
+    """The inputs that say what is padding."""
+    queue, seen = [valid], {valid}
+    for value in queue:
+        for source in value.producer.inputs if value.producer is not None else ():
+            if source is not None and source not in seen:
+                seen.add(source)
+                queue.append(source)
+    return " and ".join(value.name for value in graph.inputs if value in seen)
+
+
+def _alone(graph: Graph, value: Value) -> Graph:
+    """A graph of the same inputs that returns only this value."""
+    copy = clone(graph)
+    copy.set_outputs([v for v in copy.values() if v.name == value.name], [value.name])
+    DeadCodeElimination().run(copy)
+    return copy
+
+
+def _reached(graph: Graph, tokens: Tokens) -> dict[int, tuple[int, ...] | None]:
+    """The outputs that are rows of the tokens, or depend on rows that are read one by one."""
+    read: dict[Value, frozenset[int]] = {}
+    for node in graph:
+        if node in tokens.singles:
+            read[node.outputs[0]] = frozenset([tokens.singles[node]])
+            continue
+        places = frozenset().union(*(read.get(v, frozenset()) for v in node.inputs if v))
+        if places:
+            read.update((value, places) for value in node.outputs)
+    found: dict[int, tuple[int, ...] | None] = {}
+    for position, value in enumerate(graph.outputs):
+        if value in tokens.linked and value not in tokens.full:
+            found[position] = None
+        elif value in read:
+            found[position] = tuple(sorted(read[value]))
+    return found
