@@ -112,9 +112,9 @@ def optimize(
     -inf. With `ignore_padded_rows` an encoder computes its linears, norms and the like for valid
     tokens only; the rows of tokens that its mask hides as keys are then unspecified.
 
-    Raises CaptureError, LoweringError, ProviderError, UsageError where padded rows can't be ignored,
-    and ParityError where the result is out of
-    its error budget; the message names the first node that diverges.
+    Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
+    ignored, and ParityError where the result is out of its error budget; the message names the
+    first node that diverges.
     """
     model = Model(module, None, tuple(args), dict(kwargs or {}), dynamic_shapes, _name(module))
     return compile_model(
@@ -161,12 +161,13 @@ def analyse(
     *,
     target: str = "cpu",
     assume: Collection[str] = (),
+    ignore_padded_rows: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Graph, Report]:
     """Capture and passes only: the optimised graph and a report of its attention sites."""
     device = parse_target(target)
     check_version()
-    passes = pipeline(assume=assume)
+    passes = pipeline(assume=assume, ignore_padded_rows=ignore_padded_rows)
     report = Report(model.source, str(device), "fp32")
     with _stage("capture", report.timings, progress):
         captured = trace(model)

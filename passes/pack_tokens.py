@@ -70,7 +70,7 @@ def _pack(graph: Graph, tokens: Tokens, pass_name: str) -> list[Remark]:
         return kept
     make = EarlyBuilder(graph, dim_definers(graph))
     try:
-        held = build(make, site.node.loc, tokens.padding, site.reader.known, site.reader.domain)
+        held = build(make, site.node.loc, tokens.padding, site.reader)
     except Unbuildable:
         return kept
     outputs = _reached(graph, tokens)

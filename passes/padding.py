@@ -7,7 +7,7 @@ followed backwards from the graph's outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,13 +22,16 @@ from attngraph.passes.predicates import (
     KEY,
     QUERY,
     VARIABLES,
+    And,
     Dense,
     Domain,
     Linear,
     Not,
+    Or,
     Predicate,
     conjunction,
     conjuncts,
+    elements,
     negation,
     substitute,
     variables,
@@ -68,7 +71,7 @@ def masked_attentions(graph: Graph) -> list[Masked]:
         index = tuple(map(domain.index, VARIABLES))
         read = domain.simplify(reader.predicate(mask, aligned(mask, index)))
         parts = frozenset(conjuncts(read))
-        padding = [part for part in conjuncts(read) if _is_padding(part)]
+        padding = [part for part in conjuncts(read) if _is_padding(part, reader)]
         if not padding:
             continue
         hides = conjunction(*padding)
@@ -82,13 +85,40 @@ def masked_attentions(graph: Graph) -> list[Masked]:
     return found
 
 
-def _is_padding(part: Predicate) -> bool:
+def _is_padding(part: Predicate, reader: Reader) -> bool:
     """Whether it depends on the key and its element of the batch alone, and on what is given."""
     used = variables(part)
     if KEY not in used or not used <= {BATCH, KEY}:
         return False
-    leaf = part.operand if isinstance(part, Not) else part
-    return isinstance(leaf, Dense) and leaf.value.data is None
+    read = list(_tensors(part, reader))
+    return bool(read) and all(map(_is_given, read))
+
+
+def _tensors(part: Predicate, reader: Reader) -> Iterator[Value]:
+    """What it reads besides positions and constants."""
+    match part:
+        case Dense(value) if value.data is None:
+            yield value
+        case Linear(expr):
+            yield from (reader.integers[e.func.__name__] for e in elements(expr))
+        case Not(operand):
+            yield from _tensors(operand, reader)
+        case And(operands) | Or(operands):
+            for one in operands:
+                yield from _tensors(one, reader)
+
+
+def _is_given(value: Value) -> bool:
+    """Whether no weights are in it: what a model finds out by itself is no padding."""
+    queue, seen = [value], {value}
+    for above in queue:
+        if above.is_constant and above.shape and above.dtype.is_floating_point:
+            return False
+        for source in above.producer.inputs if above.producer is not None else ():
+            if source is not None and source not in seen:
+                seen.add(source)
+                queue.append(source)
+    return any(above.producer is None and not above.is_constant for above in queue)
 
 
 @dataclass
@@ -144,7 +174,9 @@ def _linked(graph: Graph, tokens: Tokens) -> frozenset[Value]:
     for node in graph:
         if node.op == "attn.attention":
             query, key, value = node.inputs[:3]
-            assert query is not None and key is not None and value is not None
+            assert query is not None
+            assert key is not None
+            assert value is not None
             if has_rows(query, tokens.rows):
                 join([query, node.outputs[0]])
             if has_rows(key, tokens.rows):

@@ -36,13 +36,13 @@ def has_rows(value: Value | None, rows: Rows) -> bool:
     return len(value.shape) >= 2 and same_shape(value.shape[:2], rows)
 
 
-def lead(value: Value, rank: int) -> tuple[Dim, Dim] | None:
+def lead(value: Value, rank: int) -> Rows | None:
     """The first two dims once a value is broadcast to that rank; None where it has more."""
     missing = rank - len(value.shape)
-    if missing < 0:
+    if missing < 0 or rank < 2:
         return None
-    first, second, *_ = (*(1,) * missing, *value.shape, 1, 1)
-    return first, second
+    shape = (1,) * missing + tuple(value.shape)
+    return shape[0], shape[1]
 
 
 def broadcasts(node: Node) -> bool:
