@@ -220,7 +220,8 @@ def compile_model(
         else:
             kernels = choose_all(captured.graph, device)
         onnx = lower(captured.graph, target=device, kernels=kernels)
-    onnx.metadata_props[OPTIONS_KEY] = json.dumps({"assume": sorted(assume), "exact": exact})
+    options = {"assume": sorted(assume), "exact": exact, "ignore_padded_rows": ignore_padded_rows}
+    onnx.metadata_props[OPTIONS_KEY] = json.dumps(options)
     report.sites = sites_of(report.passes, kernels)
     optimized = Optimized(captured.graph, onnx, report, device, pristine)
     if pristine is not None:

@@ -28,6 +28,7 @@ from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.ir import Graph, clone
 from attngraph.optimized import Optimized
+from attngraph.padded import Padding, notes_of, packed_tokens
 from attngraph.passes import run
 from attngraph.pipeline import pipeline
 from attngraph.report import Report
@@ -105,6 +106,11 @@ def verify_file(
     check = Check(model, captured, precision)
     cases = check.resized() if layout is None else decoding_cases(captured, layout)
     check.cases, notes = file.fitting(cases)
+    options = json.loads(session.metadata.get(OPTIONS_KEY) or "{}")
+    if options.get("ignore_padded_rows") and file.paired["inputs"] == "name":
+        results = run(clone(captured.graph), pipeline(**options))
+        check.padding = Padding(packed_tokens(results))
+        notes += notes_of(results)
     parity = check.final(file.run)
     if layout is not None:
         steps = generated_parity(model, captured, Decoder(session, layout), precision)
@@ -112,7 +118,7 @@ def verify_file(
     found = Verification(model.source, str(path), target, file.paired, parity, notes)
     if not parity.passed:
         tell("bisect")
-        found.culprit = _culprit(path, session, parse_target(target), captured)
+        found.culprit = _culprit(path, session, parse_target(target), check)
     return found
 
 
@@ -181,16 +187,15 @@ class _File:
         return ""
 
 
-def _culprit(path: Path, session: Session, target: Target, captured: Captured) -> str:
+def _culprit(path: Path, session: Session, target: Target, check: Check) -> str:
     """A sentence on where a file of attngraph's leaves the model, or on why that isn't known."""
-    options = session.metadata.get(OPTIONS_KEY)
+    captured, options = check.captured, session.metadata.get(OPTIONS_KEY)
     if options is None or session.input_names != captured.input_names:
         return (
             f"Which node diverges first can't be told: {path} was not made from this model by "
             "attngraph."
         )
-    given = json.loads(options)
-    passes = pipeline(exact=given["exact"], assume=given["assume"])
+    passes = pipeline(**json.loads(options))
     pristine, graph = clone(captured.graph), captured.graph
     run(graph, passes)
     model = onnx_ir.load(path)
@@ -204,7 +209,8 @@ def _culprit(path: Path, session: Session, target: Target, captured: Captured) -
         return f"{told}None of the file's values has a name of the model's, so none is to blame."
     result = Optimized(graph, model, Report(str(path), str(target), "fp32"), target)
     try:
-        return told + blame(pristine, passes, graph, result, captured.args)
+        rows = check.padding.rows(captured.args)
+        return told + blame(pristine, passes, graph, result, captured.args, rows)
     except AttngraphError as error:
         return f"{told}The file can't be taken apart: {error}"
 

@@ -227,7 +227,8 @@ def _close(found: Any, expected: Any, tolerance: float) -> bool:
         return False
     if found.dtype.is_complex and expected.dtype.is_complex:
         found, expected = torch.view_as_real(found), torch.view_as_real(expected)
+    found, expected = found.double(), expected.double()
     finite = expected[expected.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 1.0
     atol = tolerance * max(scale, 1e-3)
-    return torch.allclose(found.double(), expected.double(), rtol=0, atol=atol, equal_nan=True)
+    return torch.allclose(found, expected, rtol=0, atol=atol, equal_nan=True)

@@ -15,8 +15,9 @@ import torch
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.choices import Choice
 from attngraph.passes.index_maps import Index, aligned, settled, source_index
-from attngraph.passes.mask_reading import Choice, Reader
+from attngraph.passes.mask_reading import Reader
 from attngraph.passes.predicates import (
     BATCH,
     KEY,

@@ -233,3 +233,27 @@ def test_an_unknown_assumption_is_an_error_that_names_the_known_ones(attngraph: 
     ran = attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--assume", "luck")
     assert ran.code != 0
     assert "no-fully-masked-rows" in ran.sentence
+
+
+def test_ignored_padding_is_told_and_known_to_verify(attngraph: Any) -> None:
+    factory = ("--factory", "examples.bert:build")
+    ran = attngraph("optimize", *factory, "-o", "out.onnx", "--ignore-padded-rows")
+    assert (ran.code, ran.err) == (0, "")
+    assert "run on the tokens that mask leaves unmasked" in " ".join(ran.out.split())
+    assert attngraph("verify", *factory, "out.onnx").code == 0
+
+
+def test_ignoring_padding_that_no_mask_tells_is_refused(attngraph: Any, here: Path) -> None:
+    factory = ("--factory", "examples.nanogpt:build")
+    ran = attngraph("optimize", *factory, "-o", "out.onnx", "--ignore-padded-rows")
+    assert ran.code != 0
+    assert "No attention hides keys by a mask that is an input" in " ".join(ran.err.split())
+    assert not (here / "out.onnx").exists()
+
+
+def test_ignoring_padding_is_not_for_decoding(attngraph: Any, here: Path) -> None:
+    options = ("-o", "out.onnx", "--decode", "--ignore-padded-rows")
+    ran = attngraph("optimize", "--factory", "examples.cached_gpt:build", *options)
+    assert ran.code != 0
+    assert "leave out --decode" in ran.err
+    assert not (here / "out.onnx").exists()
