@@ -18,6 +18,7 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from attngraph.errors import CaptureError
+from attngraph.frontend.guards import always_hold
 from attngraph.frontend.locations import quote, user_frame
 from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.shapes import Request, requested_dims
@@ -58,15 +59,24 @@ def trace(
     Raises CaptureError with torch's reason and the user's line.
     """
     notes: list[str] = []
+    deferred = False
     for _ in range(_ATTEMPTS):
         requests = requested_dims(combined, dynamic_shapes)
         fixed: dict[str, tuple[str, int] | None] = {}
         try:
             with inference(module), recurrent_layers(), _quiet(), _watch_specialisations(fixed):
                 program = torch.export.export(
-                    module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+                    module,
+                    args,
+                    dict(kwargs),
+                    dynamic_shapes=dynamic_shapes,
+                    strict=False,
+                    prefer_deferred_runtime_asserts_over_guards=deferred,
                 )
         except Exception as error:
+            if not deferred and always_hold(str(error)):
+                deferred = True
+                continue
             narrowed = _narrow(str(error), dynamic_shapes, notes)
             if narrowed is None:
                 raise _explain(error, module, requests, fixed) from error

@@ -1,0 +1,48 @@
+"""Which of torch.export's violated guards always hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from attngraph.frontend.guards import always_hold
+
+_MESSAGE = """Constraints violated (seq)! For more information, run with TORCH_LOGS="+dynamic".
+  - Not all values of seq = {size} in the specified range {range} satisfy the \
+generated guard {guard}.
+
+The error above occurred when calling torch.export.export."""
+_SIZE = "L['ids'].size()[1]"
+
+
+def message(guard: str, range_: str = "seq <= 512") -> str:
+    filled = guard.replace("S", _SIZE).replace("B", "L['args'][0].size()[0]")
+    return _MESSAGE.format(size=_SIZE, range=range_, guard=filled)
+
+
+@pytest.mark.parametrize(
+    "guard", ["min(S, 4*S) == S", "min(16*S, 32*S) == (16*S)", "max(1, S) == S", "B*S >= S"]
+)
+def test_what_is_true_of_every_size(guard: str) -> None:
+    assert always_hold(message(guard))
+
+
+@pytest.mark.parametrize(
+    ("guard", "range_"),
+    [
+        ("S <= 128", "seq <= 512"),
+        ("S != 64", "2 <= seq <= 4096"),
+        ("B == S", "seq <= 512"),
+        ("(S % 2) == 0", "seq <= 512"),
+        ("(S // 2) <= S", "seq <= 512"),
+        ("Mod(S, 8) == 0", "seq <= 512"),
+        ("__import__('os').getcwd() == S", "seq <= 512"),
+    ],
+)
+def test_what_is_not_or_can_not_be_read(guard: str, range_: str) -> None:
+    assert not always_hold(message(guard, range_))
+
+
+def test_a_range_narrows_what_must_hold() -> None:
+    assert always_hold(message("S >= 8", "8 <= seq <= 512"))
+    assert not always_hold(message("S >= 8", "2 <= seq <= 512"))
+    assert not always_hold("some other error")
