@@ -56,13 +56,13 @@ def save(model: ir.Model, path: str | Path, *, external_above: int = EXTERNAL_AB
     ]
     try:
         with contextlib.ExitStack() as written:
-            whole = written.enter_context(_temporary(path))
+            whole = written.enter_context(whole_file(path))
             data = path.with_name(f"{path.name}.data")
             replaced = _placed(weights, data.name)
             with _instead(weights, replaced):
                 proto = ir.to_proto(model)
             if _weight_bytes(model) > external_above:
-                with open(written.enter_context(_temporary(data)), "wb") as file:
+                with open(written.enter_context(whole_file(data)), "wb") as file:
                     _write_weights(file, weights, replaced)
                 whole.write_bytes(proto.SerializeToString(deterministic=True))
             else:
@@ -206,7 +206,7 @@ def _instead(weights: list[ir.Value], replaced: list[ir.ExternalTensor]) -> Iter
 
 
 @contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
+def whole_file(path: Path) -> Iterator[Path]:
     """A new file that takes `path`'s place when the block ends well, else is removed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

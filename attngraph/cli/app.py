@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,8 +18,7 @@ from attngraph.cli.failures import INTERRUPTED, fail
 from attngraph.cli.optimize import optimize
 from attngraph.cli.passes import passes
 from attngraph.cli.verify import verify
-
-_PACKAGES = ("torch", "onnxruntime-gpu", "onnxruntime")
+from attngraph.versions import versions
 
 app = typer.Typer(
     name="attngraph",
@@ -37,13 +34,8 @@ for command in (optimize, explain, verify, attend, bench, doctor, passes):
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    from importlib.metadata import PackageNotFoundError, version
-
-    parts = [f"Python {platform.python_version()}"]
-    for package in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            parts.append(f"{package} {version(package)}")
-    print(f"attngraph {version('attngraph')} ({', '.join(parts)})")
+    parts = [f"{name} {number}" for name, number in versions().items()]
+    print(f"{parts[0]} ({', '.join(parts[1:])})")
     raise typer.Exit
 
 

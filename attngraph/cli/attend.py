@@ -21,7 +21,7 @@ from attngraph.cli.options import (
     TargetOption,
     TrustOption,
 )
-from attngraph.cli.output import check_output
+from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
 
@@ -114,7 +114,7 @@ def attend(
             )
             keys, queries = _words(tokens), _words(query_tokens or tokens)
             _check_tokens(views, keys, queries if query_tokens else None, element)
-            output.write_text(attention_page(name, views, queries, keys, element), "utf-8")
+            write_page(output, attention_page(name, views, queries, keys, element))
         found = [
             {
                 "layer": view.layer,

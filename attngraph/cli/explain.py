@@ -14,10 +14,12 @@ from attngraph.cli.options import (
     JsonOption,
     ModelArgument,
     NpzOption,
+    ReportOption,
     Source,
     TargetOption,
     TrustOption,
 )
+from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 
 _SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
@@ -26,6 +28,7 @@ _SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
 def explain(
     model: ModelArgument = None,
     target: TargetOption = "cpu",
+    report_page: ReportOption = None,
     assume: AssumeOption = None,
     factory: FactoryOption = None,
     trust_pickle: TrustOption = False,
@@ -41,6 +44,8 @@ def explain(
     """
     with reported(debug):
         with working(debug) as stages:
+            if report_page is not None:
+                check_output(report_page, (model, npz))
             stages("import torch")
             from attngraph.cli.work import analysed
 
@@ -49,6 +54,10 @@ def explain(
             )
             assumed = tuple(assume or ())
             report = analysed(source, target=target, assume=assumed, stages=stages)
+        if report_page is not None:
+            from attngraph.cli.report_page import page_of
+
+            write_page(report_page, page_of(report))
         if as_json:
             full = report.to_dict()
             print(json.dumps({key: full[key] for key in _SHOWN}, indent=2, allow_nan=False))

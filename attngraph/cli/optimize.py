@@ -19,11 +19,12 @@ from attngraph.cli.options import (
     JsonOption,
     ModelArgument,
     NpzOption,
+    ReportOption,
     Source,
     TargetOption,
     TrustOption,
 )
-from attngraph.cli.output import check_output, written_bytes
+from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
 
@@ -105,6 +106,7 @@ def optimize(
             help="The logits of every position, not of the last alone (models of transformers).",
         ),
     ] = False,
+    report_page: ReportOption = None,
     assume: AssumeOption = None,
     factory: FactoryOption = None,
     trust_pickle: TrustOption = False,
@@ -128,6 +130,8 @@ def optimize(
     with reported(debug):
         with working(debug) as stages:
             check_output(output, (model, npz))
+            if report_page is not None:
+                check_output(report_page, (model, npz, output))
             stages("import torch")
             from attngraph.cli.work import decoder, optimised
 
@@ -159,8 +163,12 @@ def optimize(
         report = result.report
         report.timings["save"] = time.perf_counter() - start
         size = written_bytes(output, report.weight_bytes)
+        written: dict[str, str | int] = {"path": str(output), "bytes": size}
+        if report_page is not None:
+            from attngraph.cli.report_page import page_of
+
+            write_page(report_page, page_of(report, written))
         if as_json:
-            written = {"path": str(output), "bytes": size}
             print(json.dumps({**report.to_dict(), "output": written}, indent=2, allow_nan=False))
         else:
             from attngraph.cli.render import print_summary

@@ -80,6 +80,15 @@ TargetOption: TypeAlias = Annotated[
     str,
     typer.Option("--target", help="The machine it will run on: cpu, cuda, or e.g. cuda:sm80."),
 ]
+ReportOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="OUT.html",
+        show_default=False,
+        help="Write a page about every attention, the passes and the error budget.",
+    ),
+]
 JsonOption: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of text.")
 ]

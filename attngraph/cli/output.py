@@ -13,8 +13,8 @@ def check_output(path: Path, inputs: tuple[Path | None, ...]) -> None:
     if path.is_dir():
         raise OutputError(f"{path} is a folder; give the name of a file to write.")
     for source in inputs:
-        if source is not None and path.exists() and source.exists() and path.samefile(source):
-            raise UsageError(f"{path} is also an input; choose another path for -o.")
+        if source is not None and _same(path, source):
+            raise UsageError(f"{path} is also what another option names; choose another path.")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -22,6 +22,25 @@ def check_output(path: Path, inputs: tuple[Path | None, ...]) -> None:
         raise OutputError(
             f"There is no folder {path.parent}; create it or choose another path."
         ) from error
+    except OSError as error:
+        raise OutputError(
+            f"{path} can't be written: {error.strerror}; choose another path."
+        ) from error
+
+
+def _same(path: Path, other: Path) -> bool:
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return path.absolute() == other.absolute()
+
+
+def write_page(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all. Raises OutputError."""
+    from attngraph.export.save import whole_file
+
+    try:
+        with whole_file(path) as temporary:
+            temporary.write_text(text, "utf-8")
     except OSError as error:
         raise OutputError(
             f"{path} can't be written: {error.strerror}; choose another path."

@@ -7,12 +7,12 @@ from itertools import chain, groupby, repeat
 from operator import attrgetter
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from attngraph.cli.text import Page, counted, human_bytes
 from attngraph.export.parity import OutputParity, Parity
 from attngraph.report import Report, Site
+from attngraph.site_groups import SiteGroup, site_groups
 from attngraph.verifying import Verification
 
 _INDENT = 13
@@ -34,6 +34,8 @@ def print_summary(report: Report, output: Path, size: int) -> None:
     _field(page, "attention", _attention(report))
     for kernel, count in Counter(site.kernel for site in report.sites if site.kernel).items():
         _field(page, "kernel", Text(f"{kernel} ({counted(count, 'site')})"))
+    if merged := sum(bool(site.merged) for site in report.sites):
+        _field(page, "merged", Text(f"{counted(merged, 'attention')} into fewer, of more heads"))
     if joined := sum(bool(site.cache) for site in report.sites):
         _field(
             page, "cache", Text(f"joined inside {joined} of {counted(report.fused, 'attention')}")
@@ -51,10 +53,10 @@ def print_summary(report: Report, output: Path, size: int) -> None:
     page.items(Text("  time", "dim"), [total, *stages], _INDENT)
     for note in report.notes:
         _field(page, "note", Text(note))
-    for site in report.sites:
-        if site.status == "declined":
+    for group in site_groups(report.sites):
+        if group.site.status == "declined":
             page.line()
-            _print_declined(page, site)
+            _print_declined(page, group)
 
 
 def print_verification(found: Verification) -> None:
@@ -94,14 +96,19 @@ def _figures(output: OutputParity) -> Text:
 
 
 def print_sites(report: Report) -> None:
-    """One line for each attention: a table on a terminal, `file:line: module: …` in a pipe."""
+    """Each attention with its reasons on a terminal, those of equal layers as one; in a pipe one
+    line each, `file:line: module: …`.
+    """
     page = Page()
     if not report.sites:
         page.line(f"{report.source} has no attention.")
         return
     if page.on_terminal:
-        page.console.print(_table(report.sites))
-        page.line(Text.assemble(" ", _attention(report), (f" in {report.source}", "dim")))
+        for group in site_groups(report.sites):
+            _print_site(page, group)
+        page.line(Text.assemble(_attention(report), (f" in {report.source}", "dim")))
+        for note in report.notes:
+            page.field(Text("note ", "dim"), Text(note), 5)
     else:
         for site in report.sites:
             page.line(_plain(site))
@@ -143,12 +150,13 @@ def _print_parity(page: Page, parity: Parity | None) -> None:
         _field(page, "", Text(note, "dim"))
 
 
-def _print_declined(page: Page, site: Site) -> None:
+def _print_declined(page: Page, group: SiteGroup) -> None:
+    site = group.site
     page.line(
         Text.assemble(
             ("  declined ", "yellow"),
             (site.location or "unknown place", "bold"),
-            f" {site.module}" if site.module else "",
+            f" {group.name}" if any(group.modules) else "",
             (f" [{site.code}]", "dim"),
         )
     )
@@ -159,38 +167,40 @@ def _print_declined(page: Page, site: Site) -> None:
         page.field(Text("    hint: ", "cyan"), Text(site.hint), 10)
 
 
-def _became(site: Site) -> Text:
-    if site.status == "fused":
-        return Text.assemble(("✓ ", "green"), site.op)
-    if site.status == "named":
-        return Text(f"· stays {site.op}")
-    return Text.assemble(("✗ ", "yellow"), f"stays {site.op}")
+_MARKS = {"fused": ("✓ ", "green"), "declined": ("✗ ", "yellow"), "named": ("· ", "dim")}
+
+
+def _print_site(page: Page, group: SiteGroup) -> None:
+    site, kernel = group.site, group.site.kernel
+    place = (f"  {site.location or 'unknown place'}", "dim")
+    page.field(Text(*_MARKS[site.status]), Text.assemble((group.name, "bold"), place), 2)
+    fused = site.status == "fused"
+    code = "" if fused else f" [{site.code}]"
+    told = f"{'' if fused else 'stays '}{site.op}{code}: {site.reason}"
+    page.field(Text(f"    {site.status}", "dim"), Text(told), _INDENT)
+    facts = {
+        "because of": site.blamed,
+        "hint": site.hint,
+        "mask": site.mask,
+        "cache": site.cache,
+        "merged": site.merged,
+        "kernel": "" if kernel is None else str(kernel),
+    }
+    for label, fact in facts.items():
+        if fact:
+            page.field(Text(f"    {label} ", "dim"), Text(fact), _INDENT)
+    page.line()
 
 
 def _why(site: Site) -> str:
     code = f"[{site.code}] " if site.status != "fused" else ""
     mask = f"; mask: {site.mask.rstrip('.')}" if site.mask else ""
+    merged = f"; merged: {site.merged.rstrip('.')}" if site.merged else ""
     kernel = f"; kernel: {site.kernel}" if site.kernel else ""
     hint = f" Hint: {site.hint}" if site.hint else ""
-    return f"{code}{site.reason}{mask}{kernel}{hint}"
+    return f"{code}{site.reason}{mask}{merged}{kernel}{hint}"
 
 
 def _plain(site: Site) -> str:
     verdict = f"fused into {site.op}: " if site.status == "fused" else f"{site.status} "
     return f"{site.location or '?'}: {site.module or '-'}: {verdict}{_why(site)}"
-
-
-def _table(sites: list[Site]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(" attention", overflow="fold")
-    table.add_column("at", overflow="fold", style="dim")
-    table.add_column("became", overflow="fold")
-    table.add_column("why", overflow="fold", ratio=1)
-    for site in sites:
-        table.add_row(
-            Text(f" {site.module or '-'}"),
-            Text(site.location or "?"),
-            _became(site),
-            Text(_why(site)),
-        )
-    return table

@@ -1,0 +1,49 @@
+"""A report as one HTML page that fetches nothing: the verdict first, then what led to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from attngraph.cli.text import counted, human_bytes
+from attngraph.report import Report
+from attngraph.site_groups import site_groups
+from attngraph.versions import versions
+
+_ROWS = 12
+
+
+def page_of(report: Report, output: Mapping[str, str | int] | None = None) -> str:
+    """The page, for a report of `optimize` with the `path` and `bytes` of what it wrote, or of
+    `explain` without.
+    """
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        bytes=human_bytes, counted=counted, figure="{:.1e}".format, seconds=_seconds
+    )
+    template = files("attngraph.cli").joinpath("report.html.j2").read_text("utf-8")
+    parity = [] if report.parity is None else list(report.parity.outputs)
+    parity.sort(key=lambda output: -output.ratio)
+    rewrites = Counter((r.made_by, r.what, r.location) for r in report.reassociated)
+    changed = [result for result in report.passes if result.changed]
+    page = environment.from_string(template).render(
+        report=report,
+        output=output,
+        groups=site_groups(report.sites),
+        worst=parity[:_ROWS],
+        others=parity[_ROWS:],
+        rewrites=rewrites,
+        changed=changed,
+        unchanged=[result for result in report.passes if not result.changed],
+        versions=versions(),
+    )
+    return f"{page}\n"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.1f} ms"
