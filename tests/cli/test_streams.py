@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import contextlib
 import os
 import pty
 import subprocess
@@ -85,6 +86,16 @@ def test_an_interrupt_is_quiet(attngraph: Any, here: Path) -> None:
     assert not (here / "out.onnx").exists()
 
 
+def _read(terminal: int) -> str:
+    """All that was written to the other end, which is closed."""
+    parts = []
+    with contextlib.suppress(OSError):  # Linux's way of saying that nothing more will come
+        while part := os.read(terminal, 1 << 16):
+            parts.append(part)
+    os.close(terminal)
+    return b"".join(parts).decode()
+
+
 def test_stages_are_shown_on_a_terminal_only_and_only_when_it_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,8 +111,7 @@ def test_stages_are_shown_on_a_terminal_only_and_only_when_it_takes_long(
             stages("capture")
             time.sleep(0.3)
             print("from the user")
-    shown = os.read(main, 1 << 16).decode()
-    os.close(main)
+    shown = _read(main)
     assert "capture" in shown
     assert "from the user" in shown
     assert capsys.readouterr().out == ""
