@@ -16,6 +16,7 @@ from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.kernels import check_version, choose_all
 from attngraph.export.lower import lower
 from attngraph.export.parity import Parity, compare, merge
+from attngraph.export.precision import own_precision, stored_bytes
 from attngraph.export.reference import Precision, Reference, ReferenceOutputs
 from attngraph.export.session import elsewhere
 from attngraph.export.sizes import choose_sizes, resized_inputs
@@ -31,6 +32,7 @@ from attngraph.optimized import Optimized
 from attngraph.padded import Padding, annotated, notes_of, packed_tokens, require_packed
 from attngraph.passes import Pass, PassResult, run
 from attngraph.pipeline import pipeline
+from attngraph.precision import check_precision, in_half
 from attngraph.report import Report, assumptions_of, defects_of, reassociations_of, sites_of
 
 VERIFY = ("final", "each", "off")
@@ -41,6 +43,8 @@ Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
 """What is compared with the model: inputs to outputs, both in the order of the graph's."""
 OPTIONS_KEY = "attngraph.options"
 """The file's metadata: what the passes it was made with depend on, as JSON."""
+PRECISION_KEY = "attngraph.precision"
+"""The file's metadata: the precision it was made in."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def optimize(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     target: str = "cpu",
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
@@ -104,9 +108,11 @@ def optimize(
     """Compiles `module` for an execution provider and checks the result against it.
 
     `args` and `kwargs` are sample inputs and `dynamic_shapes` is `torch.export.export`'s. `target`
-    is "cpu", "cuda" or "cuda:sm80". `verify` is "final" (the result, at the sample's sizes and at
-    two more where dims are dynamic), "each" (after every pass as well) or "off". With `exact` no
-    rewrite is made that reassociates: each result is computed by the model's own formula.
+    is "cpu", "cuda" or "cuda:sm80". `precision` is "fp32", "fp16" or "bf16", by default that of the
+    weights; inputs and outputs keep their dtypes in any of them, but for caches. `verify` is
+    "final" (the result, at the sample's sizes and at two more where dims are dynamic), "each"
+    (after every pass as well) or "off". With `exact` no rewrite is made that reassociates: each
+    result is computed by the model's own formula.
     `tune` measures the forms that each distinct attention may have, once for each machine.
     `assume` may hold "no-fully-masked-rows": every query has a key, so a finite fill may count as
     -inf. With `ignore_padded_rows` an encoder computes its linears, norms and the like for valid
@@ -147,13 +153,11 @@ def trace(model: Model) -> Captured:
     return capture(model.module, model.args, kwargs=kwargs, dynamic_shapes=model.dynamic_shapes)
 
 
-def _check_options(precision: str, verification: str) -> None:
+def _check_options(precision: str | None, verification: str) -> None:
     if verification not in VERIFY:
         raise UsageError(f"verify is {verification!r}; it can be {', '.join(VERIFY)}.")
-    if precision not in get_args(Precision):
+    if precision is not None and precision not in get_args(Precision):
         raise UsageError(f"precision is {precision!r}; it can be {', '.join(get_args(Precision))}.")
-    if precision != "fp32":
-        raise UsageError(f"precision {precision} is not built yet: only fp32 is.")
 
 
 def analyse(
@@ -181,7 +185,7 @@ def compile_model(
     model: Model,
     *,
     target: str = "cpu",
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
@@ -199,13 +203,16 @@ def compile_model(
     device = parse_target(target)
     check_version()
     passes = pipeline(exact=exact, assume=assume, ignore_padded_rows=ignore_padded_rows)
-    report = Report(model.source, str(device), precision)
+    report = Report(model.source, str(device), precision or "fp32")
     with _stage("capture", report.timings, progress):
         captured = trace(model)
+    own = own_precision(captured.graph)
+    precision = report.precision = precision or own
+    check_precision(precision, own, device, model.source)
     report.notes.extend(captured.notes)
     report.nodes_before = len(captured.graph)
     cases = None if prepare is None else prepare(captured)
-    check = Check(model, captured, precision, cases)
+    check = Check(model, captured, own, cases)
     pristine = clone(captured.graph) if verify != "off" else None
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
     assumed = assumptions_of(report.passes, assume)
@@ -214,21 +221,46 @@ def compile_model(
         require_packed(report.passes, model.source)
         report.notes += notes_of(report.passes)
         check.padding = Padding(packed_tokens(report.passes))
-    with _stage("lower", report.timings, progress):
-        if tune:
-            kernels = tuned(captured.graph, device, report.notes.append)
-        else:
-            kernels = choose_all(captured.graph, device)
-        onnx = lower(captured.graph, target=device, kernels=kernels)
+    report.weight_bytes_before = stored_bytes(captured.graph)
     options = {"assume": sorted(assume), "exact": exact, "ignore_padded_rows": ignore_padded_rows}
-    onnx.metadata_props[OPTIONS_KEY] = json.dumps(options)
-    report.sites = sites_of(report.passes, kernels)
-    optimized = Optimized(captured.graph, onnx, report, device, pristine)
-    if pristine is not None:
+
+    def build(graph: Graph) -> Optimized:
+        with _stage("lower", report.timings, progress):
+            if tune:
+                kernels = tuned(graph, device, report.notes.append)
+            else:
+                kernels = choose_all(graph, device)
+            onnx = lower(graph, target=device, kernels=kernels)
+        onnx.metadata_props[OPTIONS_KEY] = json.dumps(options)
+        onnx.metadata_props[PRECISION_KEY] = report.precision
+        report.sites = sites_of(report.passes, kernels)
+        return Optimized(graph, onnx, report, device, pristine if precision == own else None)
+
+    def measure(optimized: Optimized) -> Parity:
+        dtypes = [value.dtype for value in optimized.graph.inputs]  # a cache may be half
+
+        def candidate(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            pairs = zip(tensors, dtypes, strict=True)
+            return optimized.run([tensor.to(dtype) for tensor, dtype in pairs])
+
         with _stage("parity", report.timings, progress):
-            report.parity = check.final(optimized.run)
-            report.notes += elsewhere(optimized.session)
+            return check.final(candidate)
+
+    if precision == own:
+        optimized = build(captured.graph)
+        report.parity = None if pristine is None else measure(optimized)
+    else:
+        check.convert(precision)
+        halved = in_half(
+            captured.graph, precision, device, build, None if pristine is None else measure
+        )
+        optimized, report.parity, report.kept = halved.optimized, halved.parity, halved.kept
+        report.notes += halved.notes
+    if pristine is not None and report.parity is not None:
+        report.notes += elsewhere(optimized.session)
         if not report.parity.passed:
+            if precision != own:  # nothing that is half is to blame
+                optimized = build(captured.graph)
             rows = check.padding.rows(captured.args)
             culprit = blame(pristine, passes, captured.graph, optimized, captured.args, rows)
             raise ParityError(
@@ -293,7 +325,13 @@ class Check:
         if module is None and model.program is not None:
             module = model.program.module()
         assert module is not None
+        self.module = module
         self.reference = Reference(module, precision=precision)
+
+    def convert(self, precision: Precision) -> None:
+        """From now on the result is held against the module in another precision."""
+        self.precision = precision
+        self.reference = Reference(self.module, precision=precision, converted=True)
 
     def references(self, tensors: tuple[torch.Tensor, ...]) -> ReferenceOutputs:
         """Eager's outputs, under the names that the graph's have."""
@@ -314,7 +352,10 @@ class Check:
 
     def compare(self, tensors: tuple[torch.Tensor, ...], outputs: Sequence[Any]) -> Parity:
         """Parity of outputs on these inputs, without what is padding."""
-        reference, outputs, notes = self.padding.cut(self.references(tensors), outputs, tensors)
+        reference = self.references(tensors)
+        if self.reference.converted:
+            outputs = reference.in_its_dtypes(outputs)
+        reference, outputs, notes = self.padding.cut(reference, outputs, tensors)
         return annotated(compare(reference, outputs, self.precision), notes)
 
     def after_pass(self, graph: Graph, result: PassResult) -> None:

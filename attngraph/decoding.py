@@ -13,6 +13,7 @@ from attngraph.compiler import Cases, Model, Progress, compile_model
 from attngraph.decoder import Decoder
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.parity import Parity, compare, merge
+from attngraph.export.precision import own_precision
 from attngraph.export.reference import Precision, Reference, ReferenceOutputs
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
@@ -34,7 +35,7 @@ def optimize_decoder(
     cache: Mapping[str, str] | None = None,
     all_logits: bool = False,
     target: str = "cpu",
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
@@ -85,7 +86,7 @@ def compile_decoder(
     *,
     cache: Mapping[str, str] | None = None,
     target: str = "cpu",
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
@@ -119,7 +120,7 @@ def compile_decoder(
         if progress is not None:
             progress("decode")
         start = time.perf_counter()
-        parity = generated_parity(model, captured, decoder, precision)
+        parity = generated_parity(model, captured, decoder, decoder.report.precision)
         optimized.report.timings["decode"] = time.perf_counter() - start
         if not parity.passed:
             raise ParityError(
@@ -200,7 +201,8 @@ def generated_parity(
     if module is None and model.program is not None:
         module = model.program.module()
     assert module is not None
-    reference = Reference(module, precision=precision)
+    converted = precision != own_precision(captured.graph)
+    reference = Reference(module, precision=precision, converted=converted)
     whole = inputs.ids(_ROWS, _PROMPT + _STEPS)
     mask = inputs.mask(_ROWS, _PROMPT + _STEPS)
     state, done = None, 0
@@ -213,7 +215,8 @@ def generated_parity(
         args, kwargs = captured.call(inputs.all(whole[:, :length], mask[:, :length], 0))
         expected.append(_last_logits(reference(args, kwargs), captured, layout))
         done = length
-    return compare(_joined(expected), (torch.cat(found, 1),), precision)
+    joined, outputs = _joined(expected), (torch.cat(found, 1),)
+    return compare(joined, joined.in_its_dtypes(outputs) if converted else outputs, precision)
 
 
 def _last_logits(outputs: ReferenceOutputs, captured: Captured, layout: Layout) -> ReferenceOutputs:

@@ -9,6 +9,7 @@ from typing import Any
 
 from attngraph.export.kernels import Choice
 from attngraph.export.parity import Parity
+from attngraph.export.reference import Precision
 from attngraph.ir import Node, Remark
 from attngraph.passes.manager import PassResult
 
@@ -54,11 +55,14 @@ class Reassociation:
 
 @dataclass
 class Report:
-    """Figures of one run. `parity` is None where verification was off."""
+    """Figures of one run. `parity` is None where verification was off; `kept` are the groups of
+    nodes that stay in float32 for the sake of the error budget. `weight_bytes` counts what the file
+    holds, `weight_bytes_before` what the graph held in the model's own precision.
+    """
 
     source: str
     target: str
-    precision: str
+    precision: Precision
     sites: list[Site] = field(default_factory=list)
     reassociated: list[Reassociation] = field(default_factory=list)
     parity: Parity | None = None
@@ -68,6 +72,8 @@ class Report:
     nodes_after: int = 0
     weights: int = 0
     weight_bytes: int = 0
+    weight_bytes_before: int = 0
+    kept: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -87,7 +93,12 @@ class Report:
             "target": self.target,
             "precision": self.precision,
             "nodes": {"before": self.nodes_before, "after": self.nodes_after},
-            "weights": {"tensors": self.weights, "bytes": self.weight_bytes},
+            "weights": {
+                "tensors": self.weights,
+                "bytes": self.weight_bytes,
+                "bytes_before": self.weight_bytes_before,
+            },
+            "kept_in_fp32": self.kept,
             "attention": {"fused": self.fused, "declined": self.declined},
             "sites": [site.to_dict() for site in self.sites],
             "reassociated": [asdict(rewrite) for rewrite in self.reassociated],

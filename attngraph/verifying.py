@@ -6,20 +6,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy
 import onnx_ir
 import torch
 
 from attngraph.bisect import blame
-from attngraph.compiler import OPTIONS_KEY, Cases, Check, Model, Progress, trace
+from attngraph.compiler import OPTIONS_KEY, PRECISION_KEY, Cases, Check, Model, Progress, trace
 from attngraph.decoder import Decoder
 from attngraph.decoding import decoding_cases, generated_parity, of_causal_lm
 from attngraph.errors import AttngraphError, UsageError
 from attngraph.export.kernels import choose_all
 from attngraph.export.lower import lower, value_names
 from attngraph.export.parity import Parity, merge
+from attngraph.export.precision import own_precision
 from attngraph.export.reference import Precision
 from attngraph.export.session import Session
 from attngraph.export.target import Target, parse_target
@@ -78,14 +79,15 @@ def verify_file(
     session: Session,
     *,
     target: str = "cpu",
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Compares the outputs of `session`, which is `path`'s, with the model's, as `optimize` does.
 
     Inputs are paired by name, or in their order where the names are others but dtypes and shapes
     fit; so are outputs. Dynamic dims are checked at up to three sizes, as far as the file takes
-    them; a decoder over a prompt and several steps.
+    them; a decoder over a prompt and several steps. `precision` is by default what the file says
+    that it was made in, else that of the model's weights.
 
     Raises UsageError where inputs or outputs don't fit the model's.
     """
@@ -103,7 +105,11 @@ def verify_file(
         captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)
     file = _File(session, path, captured, model.source)
     tell("parity")
-    check = Check(model, captured, precision)
+    own = own_precision(captured.graph)
+    precision = precision or _made_in(session) or own
+    check = Check(model, captured, own)
+    if precision != own:
+        check.convert(precision)
     cases = check.resized() if layout is None else decoding_cases(captured, layout)
     check.cases, notes = file.fitting(cases)
     options = json.loads(session.metadata.get(OPTIONS_KEY) or "{}")
@@ -118,8 +124,19 @@ def verify_file(
     found = Verification(model.source, str(path), target, file.paired, parity, notes)
     if not parity.passed:
         tell("bisect")
-        found.culprit = _culprit(path, session, parse_target(target), check)
+        if precision == own:
+            found.culprit = _culprit(path, session, parse_target(target), check)
+        else:
+            found.culprit = (
+                f"The file is in {precision} and the model in {own}, so no node can be named: "
+                "optimize the model again, which keeps in fp32 what needs it."
+            )
     return found
+
+
+def _made_in(session: Session) -> Precision | None:
+    said = session.metadata.get(PRECISION_KEY)
+    return next((known for known in get_args(Precision) if known == said), None)
 
 
 class _File:
@@ -152,7 +169,12 @@ class _File:
 
     def _given(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         values = dict(zip(self.captured.input_names, tensors, strict=True))
-        return {name: values[model_name] for name, model_name in self.feeds.items()}
+        given = {name: values[model_name] for name, model_name in self.feeds.items()}
+        for name, tensor in given.items():
+            dtype = self.session.input_dtype(name)
+            if tensor.dtype is torch.float32 and dtype in (torch.float16, torch.bfloat16):
+                given[name] = tensor.to(dtype)  # a cache, in a file that was converted
+        return given
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         outputs = self.session.run(self._given(tensors))

@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.func import functional_call
@@ -21,9 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraph.errors import UsageError
 from attngraph.export.eager_loops import plain_loops
+from attngraph.export.halved import is_as_finite, narrow, rounded, rounding
 from attngraph.inference import inference
 
 Precision = Literal["fp32", "fp16", "bf16"]
+Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+_HALVES: dict[Precision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 SAMPLES = 8
 
@@ -55,20 +59,37 @@ class ReferenceOutputs:
     note: str = ""
     sample: Callable[[], tuple[tuple[torch.Tensor, ...], ...]] = tuple
 
+    def in_its_dtypes(self, candidate: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The outputs of a converted model, which keep the dtypes of the original, as eager's."""
+        if len(candidate) != len(self.eager):
+            return tuple(candidate)
+        pairs = zip(candidate, self.eager, strict=True)
+        return tuple(
+            tensor.to(eager.dtype) if tensor.is_floating_point() else tensor
+            for tensor, eager in pairs
+        )
+
 
 class Reference:
     """Runs a module eagerly as it is and again in float64, leaving the module as it was found.
 
-    `module` must already be in `precision`: its weights are taken as exact, so that converting them
-    is no part of the error budget. Both runs are in eval mode, without gradients and without the
-    fused path of nn.MultiheadAttention. Buffers and inputs are copied, so a module that writes
-    into them doesn't change what the next run sees. The float64 copy of the weights lives for
-    one call; above `_MOST_BYTES` each operator converts what it reads, where the module runs so.
+    By default `module` is in `precision`: its weights are taken as exact, so that converting them
+    is no part of the error budget. With `converted` it is in float32, and is run eagerly with its
+    parameters and float inputs in `precision`; the float64 run has the original ones, so that what
+    the conversion of weights costs counts on both sides.
+
+    All runs are in eval mode, without gradients and without the fused path of
+    nn.MultiheadAttention. Buffers and inputs are copied, so a module that writes into them doesn't
+    change what the next run sees. A converted copy of the weights lives for one call; in float64,
+    above `_MOST_BYTES`, each operator converts what it reads, where the module runs so.
     """
 
-    def __init__(self, module: torch.nn.Module, *, precision: Precision) -> None:
+    def __init__(
+        self, module: torch.nn.Module, *, precision: Precision, converted: bool = False
+    ) -> None:
         self.module = module
         self.precision = precision
+        self.converted = converted and precision != "fp32"
 
     def __call__(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
@@ -79,6 +100,8 @@ class Reference:
             eager = flatten_outputs(self._run(args, kwargs or {}, _copy))
             names = tuple(name for name, _ in eager)
             tensors = tuple(tensor for _, tensor in eager)
+            if self.converted:
+                tensors = self._halved(tensors, args, kwargs or {}, _same)
             try:
                 exact = self._exact(args, kwargs or {})
             except Exception as error:  # whatever a model does that only works in its own dtype
@@ -109,20 +132,59 @@ class Reference:
         random = torch.Generator().manual_seed(0)
         nudge = functools.partial(_nudged, random=random)
         with inference(self.module), plain_loops():
-            runs = [flatten_outputs(self._run(args, kwargs, nudge)) for _ in range(SAMPLES)]
-        return tuple(tuple(tensor for _, tensor in run) for run in runs)
+            if self.converted:
+                single = _tensors(self._run(args, kwargs, _copy))
+                return tuple(self._halved(single, args, kwargs, nudge) for _ in range(SAMPLES))
+            return tuple(_tensors(self._run(args, kwargs, nudge)) for _ in range(SAMPLES))
+
+    def _halved(
+        self,
+        single: tuple[torch.Tensor, ...],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        nudge: Convert,
+    ) -> tuple[torch.Tensor, ...]:
+        """The module's outputs in the half dtype, given those in float32.
+
+        Buffers (rotary tables, positions) stay in float32 where the module runs so. One that runs
+        in half in no way, or overflows, is run in float32 with the results of its operators
+        rounded. Integers are those of float32.
+        """
+        dtype = _HALVES[self.precision]
+
+        def half(tensor: torch.Tensor) -> torch.Tensor:
+            return nudge(narrow(tensor, dtype))
+
+        def few_digits(tensor: torch.Tensor) -> torch.Tensor:
+            return rounded(nudge(tensor), dtype)
+
+        found: tuple[torch.Tensor, ...] | None = None
+        for buffers in (_copy, half):
+            try:
+                found = _tensors(self._run(args, kwargs, half, buffers))
+            except Exception:  # whatever a model does that only works in its own dtype
+                continue
+            if is_as_finite(found, single):
+                break
+        else:
+            with rounding(dtype):
+                found = _tensors(self._run(args, kwargs, few_digits, _copy))
+        pairs = zip(found or (), single, strict=True)
+        return tuple(half if each.is_floating_point() else each for half, each in pairs)
 
     def _run(
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        convert: Callable[[torch.Tensor], torch.Tensor],
+        convert: Convert,
+        buffers: Convert | None = None,
         *,
         weights: bool = True,
     ) -> Any:
-        """The module's output, with each weight, buffer and input as `convert` makes it.
+        """The module's output, with each weight, input and buffer as `convert` makes it.
 
-        Without `weights` the parameters are the module's own.
+        `buffers` converts the buffers in its place. Without `weights` the parameters are the
+        module's own.
         """
 
         def converted(value: Any) -> Any:
@@ -136,7 +198,8 @@ class Reference:
                 for tensor in (*module.parameters(), *module.buffers()):
                     tensor.data = convert(tensor)
             return module(*inputs, **keywords)
-        state = {name: convert(buffer) for name, buffer in self.module.named_buffers()}
+        each = buffers or convert
+        state = {name: each(buffer) for name, buffer in self.module.named_buffers()}
         for name, parameter in self.module.named_parameters():
             state[name] = convert(parameter) if weights and not plain else parameter
         return functional_call(self.module, state, inputs, keywords)
@@ -147,6 +210,10 @@ def in_float64() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
     """Within it every floating operator computes in float64; gives what converts an operand."""
     with torch.no_grad(), _Float64():
         yield _double
+
+
+def _tensors(output: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor for _, tensor in flatten_outputs(output))
 
 
 def flatten_outputs(output: Any) -> list[tuple[str, torch.Tensor]]:
@@ -230,6 +297,10 @@ def _nudged(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     drawn = torch.rand(tensor.shape, generator=random, dtype=torch.float64).to(tensor.device)
     moved = tensor.double() * (1 + torch.finfo(tensor.dtype).eps * (drawn - 0.5))
     return torch.where(tensor == tensor.round(), tensor, moved.to(tensor.dtype))
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

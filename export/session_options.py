@@ -77,7 +77,13 @@ def provider_options(
     known = PROVIDER_OPTIONS[target.provider]
     result = {}
     if target.provider == "cuda":
-        result = {"device_id": "0", "use_tf32": _flag(tf32), "enable_cuda_graph": _flag(cuda_graph)}
+        result = {
+            "device_id": "0",
+            "use_tf32": _flag(tf32),
+            "enable_cuda_graph": _flag(cuda_graph),
+            # else a fused residual norm sums its statistics in the dtype of its input
+            "enable_skip_layer_norm_strict_mode": "1",
+        }
     for name, value in (given or {}).items():
         if target.provider == "cuda" and name in _OWN:
             raise UsageError(f"The provider option {name} is set by {_OWN[name]}=True or False.")

@@ -45,8 +45,13 @@ def optimize(
     model: ModelArgument = None,
     target: TargetOption = "cpu",
     precision: Annotated[
-        Literal["fp32", "fp16", "bf16"], typer.Option("--precision", help="Of the weights.")
-    ] = "fp32",
+        Literal["fp32", "fp16", "bf16"] | None,
+        typer.Option(
+            "--precision",
+            help="fp16 or bf16 convert a float32 model; what the error budget needs stays in fp32. "
+            "Inputs and outputs keep their dtypes, but for caches. Default: that of the weights.",
+        ),
+    ] = None,
     verify: Annotated[
         Literal["final", "each", "off"],
         typer.Option(

@@ -41,6 +41,8 @@ def print_summary(report: Report, output: Path, size: int) -> None:
             page, "cache", Text(f"joined inside {joined} of {counted(report.fused, 'attention')}")
         )
     weights = f"{counted(report.weights, 'tensor')}, {human_bytes(report.weight_bytes)}"
+    if report.weight_bytes < 0.9 * report.weight_bytes_before:
+        weights += f" of {human_bytes(report.weight_bytes_before)}"
     _field(page, "weights", Text(weights))
     _print_parity(page, report.parity)
     if report.reassociated:

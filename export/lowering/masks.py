@@ -213,14 +213,16 @@ def _joined(a: Sequence[Dim], b: Sequence[Dim]) -> list[Dim]:
     return [y if same(x, 1) else x for x, y in zip(left, right, strict=True)]
 
 
-def is_bounded(value: Value, depth: int = 64) -> bool:
+def is_bounded(value: Value, limit: float | None = None, depth: int = 64) -> bool:
     """Whether every element is provably far from the lowest float, and none is NaN.
 
     Weights are looked at; activations count as finite; a float graph input may hold anything.
+    `limit` bounds the numbers that it is made of; by default as its own dtype needs.
     """
     if not value.dtype.is_floating_point:
         return True
-    limit = _MODERATE_HALF if value.dtype == torch.float16 else _MODERATE
+    if limit is None:
+        limit = _MODERATE_HALF if value.dtype == torch.float16 else _MODERATE
     if value.data is not None:
         return bool(value.data.numel() == 0 or value.data.abs().max() < limit)
     node = value.producer
@@ -235,4 +237,4 @@ def is_bounded(value: Value, depth: int = 64) -> bool:
     if any(isinstance(n, (int, float)) and not abs(n) < limit for n in numbers):
         return False
     operands = [operand for operand in node.inputs if operand is not None]
-    return all(is_bounded(operand, depth - 1) for operand in operands)
+    return all(is_bounded(operand, limit, depth - 1) for operand in operands)

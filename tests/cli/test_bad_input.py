@@ -160,6 +160,14 @@ def test_command_lines_that_do_not_parse(attngraph: Any, arguments: list[str], p
     assert part in ran.sentence
 
 
+def test_a_dtype_that_the_device_cannot_do(attngraph: Any, here: Path) -> None:
+    ran = _optimize(attngraph, "--factory", "user_models:attention", "--precision", "bf16")
+    assert ran.code == USAGE
+    assert "CPU provider has no bfloat16 kernels" in ran.sentence
+    assert "--precision fp16" in ran.sentence
+    assert not list(here.glob("*.onnx"))
+
+
 def test_a_wrong_result_is_not_written_and_its_node_is_named(
     attngraph: Any, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:

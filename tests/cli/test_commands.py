@@ -46,6 +46,28 @@ def test_json_is_the_report_and_the_output(attngraph: Any, here: Path) -> None:
     assert list(found["timings"]) == ["load", "capture", "passes", "lower", "parity", "save"]
 
 
+def test_precision_halves_the_weights_and_keeps_the_interface(attngraph: Any, here: Path) -> None:
+    arguments = ("optimize", *ATTENTION, "-o", "out.onnx", "--precision", "fp16")
+    found = _json(attngraph(*arguments, "--json"))
+    assert (found["precision"], found["parity"]["precision"]) == ("fp16", "fp16")
+    assert found["kept_in_fp32"] == []
+    assert found["weights"]["bytes"] < 0.6 * found["weights"]["bytes_before"]
+    graph = onnx.load(here / "out.onnx").graph
+    floats = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    assert floats == {onnx.TensorProto.FLOAT}
+    assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in graph.initializer}
+    ran = attngraph(*arguments)
+    assert "in fp16)" in ran.out.splitlines()[0]
+    assert "stored in float16" in ran.out
+
+
+def test_a_half_file_is_verified_in_its_precision(attngraph: Any) -> None:
+    assert attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--precision", "fp16").code == 0
+    found = _json(attngraph("verify", *ATTENTION, "out.onnx", "--json"))
+    assert found["passed"] is True
+    assert found["parity"]["precision"] == "fp16"
+
+
 def test_verify_off_says_that_nothing_was_checked(attngraph: Any) -> None:
     ran = attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--verify", "off")
     assert "not checked" in ran.out

@@ -85,6 +85,7 @@ def test_options_are_written_as_onnxruntime_reads_them() -> None:
     assert provider_options(CUDA, given, tf32=False, cuda_graph=True) == {
         "device_id": "1",
         "use_tf32": "0",
+        "enable_skip_layer_norm_strict_mode": "1",
         "enable_cuda_graph": "1",
         "prefer_nhwc": "1",
         "cudnn_conv_algo_search": "HEURISTIC",

@@ -10,6 +10,8 @@ from attngraph.compiler import Model, analyse
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.table import PRIMITIVE
 from attngraph.export.lower import lower
+from attngraph.export.precision import DTYPES, Plan, convert
+from attngraph.export.reference import Precision
 from attngraph.export.save import save
 from attngraph.export.target import parse_target
 from tests.models import CASES, Case
@@ -22,12 +24,16 @@ COPIES = {"nanogpt": 4}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_attention_is_on_cuda(case: Case, precision: str, placement: Tool, tmp_path: Path) -> None:
+def test_attention_is_on_cuda(
+    case: Case, precision: Precision, placement: Tool, tmp_path: Path
+) -> None:
     built = case.build()
     model = Model(built.module, None, built.args, {}, built.dynamic_shapes)
     graph, _ = analyse(model, target=str(TARGET))
+    if precision != "fp32":
+        graph = convert(graph, Plan(DTYPES[precision])).graph
     kernels = choose_all(graph, TARGET)
     save(lower(graph, target=TARGET, kernels=kernels), tmp_path / "model.onnx")
     said = placement(tmp_path / "model.onnx", "--sm", str(TARGET.sm))
