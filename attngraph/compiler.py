@@ -262,7 +262,9 @@ def compile_model(
             if precision != own:  # nothing that is half is to blame
                 optimized = build(captured.graph)
             rows = check.padding.rows(captured.args)
-            culprit = blame(pristine, passes, captured.graph, optimized, captured.args, rows)
+            culprit = check.of_trace(pristine) or blame(
+                pristine, passes, captured.graph, optimized, captured.args, rows
+            )
             raise ParityError(
                 f"The optimised {model.source} is out of its error budget: {report.parity}. "
                 f"{' '.join([culprit, *assumed])} Nothing was written."
@@ -357,6 +359,21 @@ class Check:
             outputs = reference.in_its_dtypes(outputs)
         reference, outputs, notes = self.padding.cut(reference, outputs, tensors)
         return annotated(compare(reference, outputs, self.precision), notes)
+
+    def of_trace(self, graph: Graph) -> str:
+        """A sentence, if the captured graph, evaluated by PyTorch, isn't the model already."""
+        for label, tensors in (self.cases or self.resized()).items():
+            parity = self.compare(tensors, interpret(graph, tensors))
+            if not parity.passed:
+                worst = parity.worst
+                return (
+                    f"No pass is to blame: what torch.export traced of {self.model.source} already "
+                    f"differs from it at {label} (error {worst.error:.2e}, budget "
+                    f"{worst.budget:.2e}). Look for what runs in another way under a trace, such "
+                    "as torch.compiler.is_compiling(), or for a number that the trace made a "
+                    "constant."
+                )
+        return ""
 
     def after_pass(self, graph: Graph, result: PassResult) -> None:
         """Raises ParityError naming the pass, if the graph now computes something else."""

@@ -32,6 +32,7 @@ _LOGGERS = (
     "torch._subclasses.fake_tensor",
 )
 _RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
+_GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
 _UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
 _FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
@@ -229,6 +230,8 @@ def _explain(
                 f"{match[1]} = {match[2]}; derive it from another Dim in that way, or leave it "
                 "static."
             )
+    if match := _GUARD.search(str(error)):
+        return _guarded(match, requests, by_name)
     if match := _UNKNOWN_OUTPUT.search(str(error)):
         name = match[1].rpartition(".")[2]
         hint = 'pass kwargs={"use_cache": False}' if "Cache" in name else "return tensors only"
@@ -243,6 +246,24 @@ def _explain(
     if "data-dependent" in text:
         text += " A value computed at run time decides what Python does there; use torch.where."
     return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
+
+
+def _guarded(
+    match: re.Match[str], requests: tuple[Request, ...], by_name: Mapping[str, Request]
+) -> CaptureError:
+    """A condition on a dim that the trace met, in the dims' own names."""
+    condition = match[2]
+    for request in requests:
+        if request.name:
+            source = re.escape(f"L['{request.input}'].size()[{request.axis}]")
+            condition = re.sub(source, request.name, condition)
+    named = by_name.get(match[1])
+    which = _sentence(named) if named else f"Dim {match[1]!r}"
+    return CaptureError(
+        f"{which} can't take every size: the trace relies on {condition}, which can't be shown to "
+        "hold in its whole range. Leave the dim static, or write the slice or view behind the "
+        "condition with sizes taken from the tensors' shapes."
+    )
 
 
 def _deepest(error: BaseException) -> BaseException:

@@ -251,7 +251,7 @@ class Graph:
 
     def become(self, other: Graph) -> None:
         """Takes everything over from another graph, which is of no use afterwards."""
-        vars(self).update(vars(other))
+        vars(self).update({**vars(other), "keep": self.keep})
         for node in self._snapshot():
             node.graph = self
 

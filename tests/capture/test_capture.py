@@ -546,3 +546,23 @@ def test_locations_follow_the_working_directory(
     assert short_path(file) == "models/mine.py"
     monkeypatch.chdir(tmp_path.parent)
     assert short_path(file) == f"{tmp_path.name}/models/mine.py"
+
+
+def test_a_condition_that_the_trace_met_is_said_in_the_dims_own_names() -> None:
+    class CountsDown(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            size = x.shape[1]
+            places = torch.arange(size - 1, -1, -1.0)
+            return x + torch.outer(places, torch.ones(4)).view(size, 2, 2).flatten(1)
+
+    with pytest.raises(CaptureError) as caught:
+        capture(
+            CountsDown(), (torch.randn(2, 5, 4),), dynamic_shapes=({1: Dim("seq", min=2, max=64)},)
+        )
+    said = str(caught.value)
+    assert said.startswith(
+        "Input x's axis 1 (dim 'seq') can't take every size: the trace relies on"
+    )
+    assert "== (4*seq)" in said
+    assert "L['x']" not in said
+    assert "Leave the dim static" in said

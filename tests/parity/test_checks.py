@@ -317,3 +317,14 @@ def test_saving_by_name_is_saving_whole(optimized: Optimized, tmp_path: Path) ->
     optimized.save(tmp_path / "a.onnx")
     save(optimized.model, tmp_path / "b.onnx")
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_a_trace_that_is_another_function_is_told_from_a_wrong_pass() -> None:
+    class Otherwise(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.softmax(-1) * (1.01 if torch.compiler.is_compiling() else 1.0)
+
+    with pytest.raises(ParityError, match=r"what torch\.export traced of Otherwise") as caught:
+        attngraph.optimize(Otherwise(), (torch.randn(4, 9),))
+    assert "No pass is to blame" in str(caught.value)
+    assert "Nothing was written" in str(caught.value)
