@@ -22,16 +22,20 @@ _PARTS = [
 
 def test_every_part_has_a_maker_and_every_maker_a_part() -> None:
     names = [name for page in generate.pages() for name in generate.parts_of(page)]
-    assert sorted(names) == sorted(generate.STABLE | generate.TIMED)
+    assert sorted(names) == sorted(generate.MAKERS)
 
 
 @pytest.mark.parametrize(("page", "name"), _PARTS)
 def test_a_generated_part_is_up_to_date(page: Path, name: str) -> None:
-    if name in generate.TIMED:
-        pytest.skip("holds timings")
     if _PINNED is None or version("torch").partition("+")[0] != _PINNED[1]:
         pytest.skip("generated with the torch of constraints.txt")
-    assert generate.parts_of(page)[name] == generate.STABLE[name](), "run: make docs"
+    made = generate.MAKERS[name]()
+    assert _without_errors(generate.parts_of(page)[name]) == _without_errors(made), "run: make docs"
+
+
+def _without_errors(text: str) -> str:
+    """Rounding errors, such as 5.0e-07, depend on the processor."""
+    return re.sub(r"\b\d\.\de-\d\d\b", "…", text)
 
 
 def test_links_lead_somewhere() -> None:
