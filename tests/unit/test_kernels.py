@@ -101,7 +101,8 @@ def test_what_is_legal_has_a_kernel_of_last_resort(form: object, provider: str) 
         ("cuda:sm80", (WEIGHTS,), {}, PRIMITIVE, "separate kernels"),
         ("cuda:sm80", (), {"dtype": F64}, PRIMITIVE, "separate kernels"),
         ("cpu", (BOOL,), {"dtype": F32}, ATTENTION, "CPU Attention"),
-        ("cpu", (WEIGHTS,), {"dtype": F32}, ATTENTION, "CPU Attention"),
+        ("cpu", (WEIGHTS,), {"dtype": F32}, PRIMITIVE, "separate kernels"),
+        ("cpu", (WEIGHTS,), {"dtype": F32, "keys": (64, 64)}, ATTENTION, "CPU Attention"),
         ("cpu", (), {"dtype": F64}, ATTENTION, "separate kernels"),
     ],
 )
