@@ -16,6 +16,10 @@ ASSUMPTIONS = (NO_MASKED_ROWS,)
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
     "split-complex",
+    "canonicalize",
+    "cse",
+    "dce",
+    "raise-recurrence",
     *CLEAN,
     "split-products",
     "linearize",

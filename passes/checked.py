@@ -26,7 +26,8 @@ class Checked:
 
     `kinds` are the trials (trials.py). With `exact` not a bit may differ. With `rounds` the pass
     takes a constant for another that is equal in the value's dtype, so the results may differ by
-    that much.
+    that much. `depth` bounds how many nodes above a rewrite are evaluated; None: as many as lead to
+    what it reads.
     """
 
     graph: Graph
@@ -34,6 +35,7 @@ class Checked:
     kinds: Sequence[str] = ARITHMETIC
     exact: bool = False
     rounds: bool = False
+    depth: int | None = _DEPTH
     remarks: list[Remark] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,7 +89,7 @@ class Checked:
                     return difference
                 leaves, level = above, level + 1
             difference = self._evidence.disagreement(
-                pairs, leaves, biases, kinds=self.kinds, tolerance=tolerance, depth=_DEPTH
+                pairs, leaves, biases, kinds=self.kinds, tolerance=tolerance, depth=self.depth
             )
             if difference is None:
                 return None

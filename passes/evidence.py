@@ -131,7 +131,7 @@ class _Region:
             data = value.data
             if data is not None and _has_data(value):
                 is_heavy = data.numel() > _HEAVY
-                memory[value] = data.detach() if is_heavy else _widened(data.detach())
+                memory[value] = data.detach() if is_heavy else widened(data.detach())
                 heavy |= {value} if is_heavy else set()
         for node in self.nodes:
             if node.op in _VIEWS and node.inputs and all(value in heavy for value in node.inputs):
@@ -172,7 +172,7 @@ class _Region:
                 inputs = only_needed(node, inputs)
             try:
                 with torch.no_grad():
-                    results = evaluate(_wide_node(node), list(map(_widened, inputs)), known)
+                    results = evaluate(wide_node(node), list(map(widened, inputs)), known)
             except Exception:
                 continue  # operators raise what they like; the caller sees that the value lacks
             results_of = zip(node.outputs, results, strict=True)
@@ -203,7 +203,8 @@ class _Wide:
         self.op, self.attrs = node.op, attrs
 
 
-def _wide_node(node: Node) -> Any:
+def wide_node(node: Node) -> Any:
+    """The node to evaluate on float64 in its place."""
     if not any(isinstance(value, torch.dtype) for value in node.attrs.values()):
         return node
     return _Wide(node, {name: _wide(value) for name, value in node.attrs.items()})
@@ -216,7 +217,8 @@ def _wide(value: Any) -> Any:
     return torch.float64 if is_narrow else value
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
+    """A tensor of floats in float64; anything else as it is."""
     return value.to(_wide(value.dtype)) if isinstance(value, torch.Tensor) else value
 
 

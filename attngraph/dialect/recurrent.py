@@ -12,6 +12,7 @@ from attngraph.ir.ops import op
 
 # Where each of ONNX's gates stands in torch's weights: LSTM i o f c of i f g o, GRU z r h of r z n.
 _ORDER = {"rnn_tanh": (0,), "rnn_relu": (0,), "gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
+RESET_FIRST = "gru_reset_first"
 
 
 def gate_order(weight: torch.Tensor, cell: str, *, inverse: bool = False) -> torch.Tensor:
@@ -63,6 +64,8 @@ def _run(
     cell: str,
 ) -> list[torch.Tensor]:
     """Through torch.nn's own kernels, which take packed sequences sorted by length."""
+    if cell == RESET_FIRST:
+        return _reset_first(x, h0, weight, recurrence, bias, lengths)
     flat: list[torch.Tensor] = []
     for direction in range(weight.shape[0]):
         flat += [
@@ -88,6 +91,35 @@ def _run(
     return [output[:, back] for output in outputs]
 
 
+def _reset_first(
+    x: torch.Tensor,
+    h0: torch.Tensor | None,
+    weight: torch.Tensor,
+    recurrence: torch.Tensor,
+    bias: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    """torch has no kernel for it: step by step, in ONNX's order of gates, z r h."""
+    (directions, _, hidden), (steps, batch, _) = recurrence.shape, x.shape
+    outputs, finals = [], []
+    for direction in range(directions):
+        both = None if bias is None else bias[direction].reshape(2, -1).sum(0)
+        given = torch.nn.functional.linear(x, weight[direction], both)
+        gates, candidate = recurrence[direction][: 2 * hidden], recurrence[direction][2 * hidden :]
+        h = x.new_zeros((batch, hidden)) if h0 is None else h0[direction]
+        made = x.new_zeros((steps, batch, hidden))
+        for step in reversed(range(steps)) if direction else range(steps):
+            z, r = (given[step, :, : 2 * hidden] + h @ gates.T).sigmoid().chunk(2, -1)
+            new = torch.tanh(given[step, :, 2 * hidden :] + (r * h) @ candidate.T)
+            after = new + z * (h - new)
+            valid = torch.ones(batch, 1) if lengths is None else (lengths > step)[:, None]
+            h = torch.where(valid.bool(), after, h)
+            made[step] = torch.where(valid.bool(), after, 0)
+        outputs.append(made)
+        finals.append(h)
+    return [torch.cat(outputs, -1), torch.stack(finals)]
+
+
 torch.library.impl("attn::recurrent", "CompositeExplicitAutograd", _run)
 
 
@@ -109,7 +141,8 @@ def recurrent(
     (D, G·H, H), bias (D, 2·G·H): the input's and then the recurrence's. G is the number of gates:
     1, 3 in a GRU (z r h), 4 in an LSTM (i o f c).
     `cell` is "rnn_tanh", "rnn_relu", "lstm" (Hochreiter and Schmidhuber 1997; only it has c0) or
-    "gru" (Cho et al. 2014, the reset gate applied after the matrix product, as in torch).
+    "gru" (the reset gate applied after the matrix product, as in torch) or "gru_reset_first"
+    (before it: Cho et al. 2014; the halves of its bias are summed).
     lengths (B,) counts each sequence's valid steps, at least 1: what lies beyond gives 0, and the
     backward direction starts at the last valid step.
 

@@ -11,7 +11,13 @@ from attngraph.export.lowering.registry import register_lowering
 from attngraph.ir import Node
 from attngraph.ir.ops import attribute, input_of
 
-_OPERATORS = {"rnn_tanh": "RNN", "rnn_relu": "RNN", "gru": "GRU", "lstm": "LSTM"}
+_OPERATORS = {
+    "rnn_tanh": "RNN",
+    "rnn_relu": "RNN",
+    "gru": "GRU",
+    "gru_reset_first": "GRU",
+    "lstm": "LSTM",
+}
 
 
 @register_lowering("attn.recurrent")
@@ -33,7 +39,7 @@ def lower_recurrent(ctx: Context, node: Node) -> Sequence[ir.Value]:
         hidden_size=hidden,
         direction="bidirectional" if directions == 2 else "forward",
         activations=["Relu"] * directions if cell == "rnn_relu" else None,
-        linear_before_reset=1 if operator == "GRU" else None,
+        linear_before_reset={"gru": 1, "gru_reset_first": 0}.get(cell),
     )
     x = input_of(node, "x")
     if directions == 1:

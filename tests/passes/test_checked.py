@@ -350,7 +350,7 @@ def test_a_relative_error_of_a_millionth_is_seen(numbers: float) -> None:
 
 def test_large_weights_are_never_multiplied_at_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = [0]
-    widened = evidence._widened
+    widened = evidence.widened
 
     def seen(value: Any) -> Any:
         result = widened(value)
@@ -358,7 +358,7 @@ def test_large_weights_are_never_multiplied_at_full_size(monkeypatch: pytest.Mon
             largest[0] = max(largest[0], result.numel())
         return result
 
-    monkeypatch.setattr(evidence, "_widened", seen)
+    monkeypatch.setattr(evidence, "widened", seen)
     body = SIBLINGS.replace("f32[8, 8]", "f32[1024, 1024]").replace("f32[8]", "f32[1024]")
     graph = _graph(body.replace("seq, 8]", "seq, 1024]"))
     run(graph, "merge-projections")
