@@ -18,6 +18,7 @@ from attngraph.ir import Value
 from attngraph.passes.steps import Step
 
 _CLOSE = 1e-8  # of float64 that went through a logit, relative to the largest element
+_NOTHING = 1e-12  # of the largest weight: what a zero is read as
 _ROWS = 6
 _SPREAD = 0.5  # of x and h: few gates saturate
 _MEMORY = 3.0  # an LSTM's memory while its gates are read: far enough from zero to divide by
@@ -38,7 +39,7 @@ class Cell:
     states: tuple[int, ...]
     weight: torch.Tensor
     recurrence: torch.Tensor
-    bias: torch.Tensor
+    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -245,27 +246,28 @@ def _cell(
     second = torch.zeros_like(bias)
     if inner is not None:
         second[-len(inner) :] = inner
-    return Cell(
-        kind,
-        states,
-        torch.cat([gate.weight for gate in gates]),
-        torch.cat([gate.recurrence for gate in gates]),
-        torch.cat([bias, second]),
+    weight = torch.cat([gate.weight for gate in gates])
+    recurrence = torch.cat([gate.recurrence for gate in gates])
+    joint = torch.cat([bias, second])
+    floor = _NOTHING * max(float(tensor.abs().max()) for tensor in (weight, recurrence, joint))
+    weight, recurrence, joint = (
+        torch.where(tensor.abs() <= floor, 0, tensor) for tensor in (weight, recurrence, joint)
     )
+    return Cell(kind, states, weight, recurrence, joint if bool(joint.any()) else None)
 
 
 def run_cell(cell: Cell, x: torch.Tensor, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """One step of rows x (N, I), with the states in the order of `attn.recurrent`."""
     h, c = [*(state[None] for state in states), None][:2]
-    weights = (tensor[None] for tensor in (cell.weight, cell.recurrence, cell.bias))
-    made = recurrent(x[None], h, c, *weights, cell=cell.kind)
+    bias = None if cell.bias is None else cell.bias[None]
+    made = recurrent(x[None], h, c, cell.weight[None], cell.recurrence[None], bias, cell=cell.kind)
     return [state[0] for state in made[1:]]
 
 
 def _is_equal(step: Step, cell: Cell) -> bool:
     """Whether step and cell make the same of rows small and large."""
     numbers = (cell.weight, cell.recurrence, cell.bias)
-    if not all(bool(tensor.isfinite().all()) for tensor in numbers):
+    if not all(tensor is None or bool(tensor.isfinite().all()) for tensor in numbers):
         return False
     seed = torch.Generator().manual_seed(1)
     for scale in _SCALES:

@@ -18,7 +18,8 @@ from attngraph.passes.dce import DeadCodeElimination
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import uniform
 from attngraph.passes.stacked import Plan, plan
-from attngraph.passes.steps import read_step
+from attngraph.passes.steps import known_data, read_step
+from attngraph.passes.trials import LOGITS
 from attngraph.passes.unrolled import Chain, unify, unrolled_loops
 
 
@@ -36,7 +37,7 @@ class RaiseRecurrence:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, rounds=True, depth=None)
+        checked = Checked(graph, self.name, LOGITS, rounds=True, depth=None)
         for node in graph:
             if node.op == "attn.scan":
                 _raise_scan(graph, checked, node)
@@ -55,8 +56,7 @@ def _raise_scan(graph: Graph, checked: Checked, node: Node) -> None:
     operands = dict(zip(step_graph.inputs, node.inputs, strict=True))
 
     def data(value: Value) -> torch.Tensor | None:
-        operand = operands.get(value, value)
-        return None if operand is None else operand.data
+        return known_data(operands.get(value, value))
 
     step = read_step(states, items, step_graph.outputs[:carried], data)
     cell = None if step is None else read_cell(step)
@@ -121,8 +121,8 @@ class _Layer:
             x = build("aten.unsqueeze", x, dim=1)
         stem = state.name if state.producer is None else "recurrent"
         weights = [
-            build.constant(tensor[None].to(state.dtype), f"{stem}.{name}")
-            for name, tensor in (
+            None if data is None else build.constant(data[None].to(state.dtype), f"{stem}.{name}")
+            for name, data in (
                 ("weight", cell.weight),
                 ("recurrence", cell.recurrence),
                 ("bias", cell.bias),

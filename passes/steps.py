@@ -133,3 +133,20 @@ def _is_like(value: Value, state: Value) -> bool:
     if not isinstance(value.type, TensorType) or not value.dtype.is_floating_point:
         return False
     return value.dtype == state.dtype and same_shape(value.shape, state.shape)
+
+
+def known_data(value: Value | None) -> torch.Tensor | None:
+    """The numbers of a constant, or of what is made of constants alone."""
+    if value is None or value.producer is None:
+        return None if value is None else value.data
+    leaves, nodes = backward_slice([value], lambda leaf: leaf.producer is None)
+    memory: dict[Value, Any] = {leaf: leaf.data for leaf in leaves if leaf.is_constant}
+    if len(memory) < max(len(leaves), 1) or any(data is None for data in memory.values()):
+        return None
+    for node in nodes:
+        try:
+            results = evaluate(node, [None if v is None else memory[v] for v in node.inputs], {})
+        except (IRError, KeyError, RuntimeError, TypeError, ValueError):
+            return None
+        memory.update(zip(node.outputs, results, strict=True))
+    return torch.as_tensor(memory[value])

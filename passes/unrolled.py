@@ -188,10 +188,21 @@ def _base(masks: dict[Value, int], value: Value) -> Value:
     """What a value is linear in, as far up as that is one value of its own step."""
     while (node := value.producer) is not None and node.op in _LINEAR:
         changing = [source for source in node.inputs if source is not None and masks.get(source)]
+        others = [source for source in node.inputs if source not in (None, *changing)]
         if len(changing) != 1 or masks[changing[0]] != masks[value]:
+            break
+        if not all(map(_is_weight, others)):  # the first step's state changes in the second
             break
         value = changing[0]
     return value
+
+
+def _is_weight(value: Value | None) -> bool:
+    """Whether a value is made of constants alone."""
+    node = None if value is None else value.producer
+    if node is None:
+        return value is not None and value.is_constant
+    return bool(node.inputs) and all(map(_is_weight, node.inputs))
 
 
 def _followed(

@@ -21,7 +21,7 @@ SHAPES = ({0: Dim("batch"), 1: Dim("seq", min=2, max=64)},)
 
 
 class Recurrence(nn.Module):
-    """h ← tanh(W x + U h), and what a step gives is h doubled."""
+    """h ← h / 2 + tanh(W x + U h), and what a step gives is h doubled."""
 
     def __init__(self, *, reverse: bool = False) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Recurrence(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         def step(h: torch.Tensor, x_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            h = torch.tanh(self.input(x_t) + self.state(h))
+            h = h / 2 + torch.tanh(self.input(x_t) + self.state(h))
             return h, h * 2
 
         last, states = scan(step, x.new_zeros(x.shape[0], 6), x, dim=1, reverse=self.reverse)

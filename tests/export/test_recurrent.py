@@ -13,6 +13,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import attngraph
 from attngraph.errors import CaptureError
+from attngraph.export.lower import lower
+from attngraph.ir import interpret, parse
+from tests.export.lowered import run, session_of
 
 BATCH, SEQ = Dim("batch"), Dim("seq", min=2, max=64)
 OPERATORS = {nn.RNN: "RNN", nn.LSTM: "LSTM", nn.GRU: "GRU"}
@@ -109,7 +112,31 @@ class Steps(nn.Module):
     [nn.LSTMCell(4, 6), nn.GRUCell(4, 6), nn.RNNCell(4, 6), nn.RNNCell(4, 6, nonlinearity="relu")],
 )
 def test_cells_in_a_loop(cell: nn.RNNCellBase) -> None:
-    assert operators(Steps(cell), (torch.randn(3, 5, 4),), ({0: BATCH},))
+    found = operators(Steps(cell), (torch.randn(3, 5, 4),), ({0: BATCH},))
+    assert found[type(cell).__name__.removesuffix("Cell")] == 1
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_a_gru_that_resets_first_agrees_with_onnxruntime(directions: int) -> None:
+    sizes = {"weight": (18, 4), "recurrence": (18, 6), "bias": (36,)}
+    lines = [
+        f"  parameter %{name} : f32[{directions}, {', '.join(map(str, shape))}]\n"
+        for name, shape in sizes.items()
+    ]
+    text = (
+        "graph @main {\n  input %x : f32[5, 3, 4]\n  input %lengths : i64[3]\n"
+        + "".join(lines)
+        + "  %y, %h = attn.recurrent(%x, none, none, %weight, %recurrence, %bias, %lengths) "
+        f'{{cell = "gru_reset_first"}} : f32[5, 3, {6 * directions}], f32[{directions}, 3, 6]\n'
+        '  return %y as "y", %h as "h"\n}\n'
+    )
+    torch.manual_seed(0)
+    weights = {name: torch.randn(directions, *shape) / 2 for name, shape in sizes.items()}
+    graph = parse(text, weights)
+    args = [torch.randn(5, 3, 4), torch.tensor([5, 2, 3])]
+    found = run(session_of(lower(graph)), args)
+    for one, other in zip(found, interpret(graph, args), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 
 def test_layers_are_themselves_again_after_a_capture() -> None:
