@@ -155,7 +155,8 @@ def _gru(probe: _Probe, update: Rows, gates: Sequence[Rows]) -> Iterator[Cell]:
         if (new := _reset_after(probe, candidate, reset)) is not None:
             kind, part, inner = new
             z, r = probe.read(_logit_of(update)), probe.read(_logit_of(reset))
-            yield _cell(kind, (0,), [z, r, part], inner)
+            if not _is_unweighted(z) and not _is_unweighted(r):
+                yield _cell(kind, (0,), [z, r, part], inner)
 
 
 def _logit_of(gate: Rows) -> Rows:
@@ -230,6 +231,13 @@ def _factor(
         return by(whole / part)
 
     return rows
+
+
+def _is_unweighted(gate: Linear) -> bool:
+    """Whether a gate adds x as it is (MUT2): the operator would multiply it by an identity."""
+    rows, columns = gate.weight.shape
+    eye = torch.eye(rows, columns, dtype=torch.float64)
+    return rows == columns and _is_zero(gate.weight - eye, eye)
 
 
 def _is_coupled(i: Linear, f: Linear) -> bool:
