@@ -31,7 +31,14 @@ OUT = Path("out/bench")
 
 def job_of(workload: Workload, options: argparse.Namespace) -> Job:
     source = Source(None, workload.factory, False, (), None, ())
-    return Job(source, options.target, options.precision, options.static, None, options.threads)
+    return Job(
+        source,
+        options.target,
+        options.precision,
+        options.static,
+        threads=options.threads,
+        padding=workload.padding,
+    )
 
 
 def folder_of(workload: Workload, job: Job) -> Path:

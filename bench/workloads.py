@@ -19,11 +19,15 @@ Built = tuple[torch.nn.Module, tuple[torch.Tensor, ...], Any]
 
 @dataclass(frozen=True)
 class Workload:
-    """`name` is also that of its factory; `layers` are those of one stack before any cut."""
+    """`name` is also that of its factory; `layers` are those of one stack before any cut.
+
+    `padding` is the position of the input that is 0 where there is padding.
+    """
 
     name: str
     title: str
     layers: int
+    padding: int | None = None
 
     @property
     def factory(self) -> str:
@@ -35,7 +39,7 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("bert_padded", "BERT-base B8 S128, half of the tokens padding", 12),
+    Workload("bert_padded", "BERT-base B8 S128, half of the tokens padding", 12, padding=1),
     Workload("bert_long", "BERT-base B1 S2048, no padding", 12),
     Workload("gpt2_prefill", "GPT-2 without its head, prefill B1 S1024", 12),
     Workload("llama_prefill", "Llama-shaped (12 heads, 4 of keys), prefill B1 S1024", 12),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraph.errors import LoadError, UsageError
-from attngraph.measuring.engines import BY_NAME, ENGINES, OURS, Engine
+from attngraph.measuring.engines import BY_NAME, ENGINES, OURS, PACKED, Engine
 from attngraph.measuring.job import Job
 from attngraph.measuring.turns import Server, died, take_turns
 from attngraph.measuring.worker import REFERENCE
@@ -71,11 +71,6 @@ class Contest:
     @property
     def ours(self) -> Row | None:
         return next((row for row in self.rows if row.engine == OURS), None)
-
-    @property
-    def fastest_other(self) -> Row | None:
-        others = [row for row in self.rows if row.engine != OURS and row.median_ms is not None]
-        return min(others, key=lambda row: row.median_ms or 0.0, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -174,7 +169,7 @@ def _given(engine: Engine, job: Job) -> bool:
 
 def _prepared(engine: Engine, folder: Path) -> dict[str, Any]:
     kept = folder / f"{engine.name}.prepared.json"
-    if engine.name != OURS and kept.exists():
+    if engine.name not in (OURS, PACKED) and kept.exists():
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
     said = _work("prepare", folder, engine.name)

@@ -37,7 +37,7 @@ class Engine:
         return folder / f"{self.name}.onnx"
 
 
-OURS = "attngraph"
+OURS, PACKED = "attngraph", "attngraph-packed"
 ENGINES: tuple[Engine, ...] = (
     Engine("eager", "eager PyTorch"),
     Engine("compile", "torch.compile"),
@@ -56,6 +56,7 @@ ENGINES: tuple[Engine, ...] = (
     ),
     Engine("transformers", "transformers' ONNX exporter", exporters.transformers_exporter),
     Engine(OURS, "attngraph", exporters.attngraph),
+    Engine(PACKED, "attngraph --ignore-padded-rows", exporters.attngraph_packed),
 )
 BY_NAME = {engine.name: engine for engine in ENGINES}
 

@@ -21,8 +21,26 @@ class NotFor(Exception):
 
 
 def attngraph(job: Job, base: Path, file: Path) -> None:
-    """This compiler. Parity is judged as every engine's is, so it is not checked twice."""
-    compile_model(job.model(), target=job.target, precision=job.precision, verify="off").save(file)
+    """This compiler."""
+    _compile(job, file, ignore_padded_rows=False)
+
+
+def attngraph_packed(job: Job, base: Path, file: Path) -> None:
+    """This compiler with `--ignore-padded-rows`. For jobs that name their padding mask only."""
+    if job.padding is None:
+        raise NotFor("the workload has no padding that could be ignored")
+    _compile(job, file, ignore_padded_rows=True)
+
+
+def _compile(job: Job, file: Path, *, ignore_padded_rows: bool) -> None:
+    # Parity is judged as every engine's is. In halves, what stays in float32 is found by it.
+    compile_model(
+        job.model(),
+        target=job.target,
+        precision=job.precision,
+        verify="off" if job.precision == "fp32" else "final",
+        ignore_padded_rows=ignore_padded_rows,
+    ).save(file)
 
 
 def torch_export(job: Job, base: Path, file: Path) -> None:

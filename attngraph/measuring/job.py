@@ -29,6 +29,8 @@ class Job:
 
     `onnx` is a file that attngraph wrote earlier; without it the model is compiled. `static` drops
     the dynamic dims. `threads` are those of torch and of onnxruntime, by default torch's number.
+    `padding` is the position of the input (B, S) that is 0 where there is padding: what
+    `--ignore-padded-rows` computes is compared on the other rows only.
     """
 
     source: Source
@@ -37,6 +39,7 @@ class Job:
     static: bool = False
     onnx: Path | None = None
     threads: int | None = None
+    padding: int | None = None
 
     def write(self, folder: Path) -> None:
         (folder / _JOB).write_text(json.dumps(dataclasses.asdict(self), default=str))
