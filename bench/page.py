@@ -65,11 +65,11 @@ def _summary(result: dict[str, Any]) -> list[list[str]]:
         return []
     best = min(others, key=lambda row: float(row["median_ms"]))
     found = []
-    for name, told in ((OURS, ""), (PACKED, ", `--ignore-padded-rows`")):
+    for name, how in ((OURS, ""), (PACKED, ", `--ignore-padded-rows`")):
         if name in timed:
             rounds = zip(best["ms"], timed[name]["ms"], strict=True)
             ratio = statistics.median(theirs / ours for theirs, ours in rounds)
-            found.append([f"{result['title']}{told}", best["title"], f"{ratio:.2f}"])
+            found.append([f"{result['title']}{how}", best["title"], f"{ratio:.2f}"])
     return found
 
 

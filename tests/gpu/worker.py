@@ -24,8 +24,8 @@ from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.table import PRIMITIVE
 from attngraph.export.parity import DTYPE
 from attngraph.export.providers import preload_cuda
-from attngraph.export.session import _to_ort
 from attngraph.export.target import Target, parse_target
+from attngraph.export.tensors import to_ort
 from attngraph.optimized import Optimized
 from tests.models import CASES
 from tests.models.kit import Built
@@ -110,7 +110,7 @@ def _feeds(
     optimized: Optimized, names: tuple[str, ...], built: Built
 ) -> dict[str, onnxruntime.OrtValue]:
     return {
-        name: _to_ort(tensor.to(optimized.session.input_dtype(name)).contiguous())
+        name: to_ort(tensor.to(optimized.session.input_dtype(name)).contiguous())
         for name, tensor in zip(names, built.args, strict=True)
     }
 
