@@ -17,11 +17,19 @@ from attngraph.export.kernels import check_version, choose_all
 from attngraph.export.lower import lower
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.precision import own_precision, stored_bytes
+from attngraph.export.quantize import (
+    OutputError,
+    Weights,
+    check_weights,
+    quantise,
+    require_linears,
+)
 from attngraph.export.reference import Precision, Reference, ReferenceOutputs
 from attngraph.export.session import elsewhere
 from attngraph.export.sizes import choose_sizes, resized_inputs
 from attngraph.export.target import Target, parse_target
 from attngraph.export.tune import tuned
+from attngraph.few_bits import errors_of, reference_of
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.load import Loaded
 from attngraph.frontend.script import script_to_program
@@ -45,6 +53,8 @@ OPTIONS_KEY = "attngraph.options"
 """The file's metadata: what the passes it was made with depend on, as JSON."""
 PRECISION_KEY = "attngraph.precision"
 """The file's metadata: the precision it was made in."""
+WEIGHTS_KEY = "attngraph.weights"
+"""The file's metadata: the few bits that its weights are stored in, if they are."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,7 @@ def optimize(
     tune: bool = False,
     assume: Collection[str] = (),
     ignore_padded_rows: bool = False,
+    weights: Weights | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
@@ -116,7 +127,9 @@ def optimize(
     `tune` measures the forms that each distinct attention may have, once for each machine.
     `assume` may hold "no-fully-masked-rows": every query has a key, so a finite fill may count as
     -inf. With `ignore_padded_rows` an encoder computes its linears, norms and the like for valid
-    tokens only; the rows of tokens that its mask hides as keys are then unspecified.
+    tokens only; the rows of tokens that its mask hides as keys are then unspecified. `weights`
+    "int8" or "int4" stores those of linears in few bits: parity is then that of the kernels, and
+    `report.quantised` says how far the outputs are from the original model's.
 
     Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
     ignored, and ParityError where the result is out of its error budget; the message names the
@@ -132,6 +145,7 @@ def optimize(
         tune=tune,
         assume=assume,
         ignore_padded_rows=ignore_padded_rows,
+        weights=weights,
         progress=progress,
     )
 
@@ -192,6 +206,7 @@ def compile_model(
     prepare: Callable[[Captured], Cases] | None = None,
     assume: Collection[str] = (),
     ignore_padded_rows: bool = False,
+    weights: Weights | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
     """As `optimize`, for any form of model.
@@ -200,6 +215,7 @@ def compile_model(
     for the passes, and the inputs that it returns are those that parity is checked on.
     """
     _check_options(precision, verify)
+    check_weights(weights)
     device = parse_target(target)
     check_version()
     passes = pipeline(exact=exact, assume=assume, ignore_padded_rows=ignore_padded_rows)
@@ -209,6 +225,11 @@ def compile_model(
     own = own_precision(captured.graph)
     precision = report.precision = precision or own
     check_precision(precision, own, device, model.source)
+    if weights is not None and precision != own:
+        raise UsageError(
+            f"--weights {weights} is for models in their own precision, which is {own}: leave out "
+            f"--precision {precision}, or convert the module itself first."
+        )
     report.notes.extend(captured.notes)
     report.nodes_before = len(captured.graph)
     cases = None if prepare is None else prepare(captured)
@@ -222,6 +243,8 @@ def compile_model(
         report.notes += notes_of(report.passes)
         check.padding = Padding(packed_tokens(report.passes))
     report.weight_bytes_before = stored_bytes(captured.graph)
+    if weights is not None:
+        require_linears(captured.graph, weights, model.source)
     options = {"assume": sorted(assume), "exact": exact, "ignore_padded_rows": ignore_padded_rows}
 
     def build(graph: Graph) -> Optimized:
@@ -233,8 +256,11 @@ def compile_model(
             onnx = lower(graph, target=device, kernels=kernels)
         onnx.metadata_props[OPTIONS_KEY] = json.dumps(options)
         onnx.metadata_props[PRECISION_KEY] = report.precision
+        if report.quantised is not None:
+            onnx.metadata_props[WEIGHTS_KEY] = report.quantised.weights
         report.sites = sites_of(report.passes, kernels)
-        return Optimized(graph, onnx, report, device, pristine if precision == own else None)
+        original = precision == own and report.quantised is None
+        return Optimized(graph, onnx, report, device, pristine if original else None)
 
     def measure(optimized: Optimized) -> Parity:
         dtypes = [value.dtype for value in optimized.graph.inputs]  # a cache may be half
@@ -269,9 +295,28 @@ def compile_model(
                 f"The optimised {model.source} is out of its error budget: {report.parity}. "
                 f"{' '.join([culprit, *assumed])} Nothing was written."
             )
-        if report.weight_bytes >= LARGE:  # the session holds them too, and parity read them all
-            optimized.close()
-            release(_weights(captured.graph))
+    if weights is not None:
+        optimized.close()
+        with _stage("quantise", report.timings, progress), _out_of_memory(captured.graph):
+            report.quantised = quantise(captured.graph, weights)
+        if not report.quantised.linears:
+            raise UsageError(
+                f"{model.source} can't have {weights} weights. {' '.join(report.quantised.kept)} "
+                "Leave out --weights."
+            )
+        optimized = build(captured.graph)
+        report.notes += report.quantised.kept
+        if pristine is not None:
+            with _stage("parity", report.timings, progress):
+                report.parity, report.quantised.errors = check.few_bits(optimized)
+            if not report.parity.passed:
+                raise ParityError(
+                    f"The {weights} kernels of {model.source} are out of their error budget, "
+                    f"against the dequantised weights: {report.parity}. Nothing was written."
+                )
+    if pristine is not None and report.weight_bytes_before >= LARGE:
+        optimized.close()  # the session holds them too, and parity read them all
+        release([*_weights(pristine), *_weights(captured.graph)])
     return optimized
 
 
@@ -359,6 +404,19 @@ class Check:
             outputs = reference.in_its_dtypes(outputs)
         reference, outputs, notes = self.padding.cut(reference, outputs, tensors)
         return annotated(compare(reference, outputs, self.precision), notes)
+
+    def few_bits(self, optimized: Optimized) -> tuple[Parity, list[OutputError]]:
+        """Parity of kernels with the weights they store, and the outputs' distance to the model."""
+        reference = reference_of(optimized.graph, self.precision)
+        parities, cases = {}, []
+        for label, tensors in (self.cases or self.resized()).items():
+            outputs = optimized.run(tensors)
+            stored = replace(reference(tensors), names=tuple(self.captured.output_names))
+            stored, kept, notes = self.padding.cut(stored, outputs, tensors)
+            parities[label] = annotated(compare(stored, kept, self.precision), notes)
+            original, kept, _ = self.padding.cut(self.references(tensors), outputs, tensors)
+            cases.append((original, kept))
+        return merge(parities), errors_of(cases)
 
     def of_trace(self, graph: Graph) -> str:
         """A sentence, if the captured graph, evaluated by PyTorch, isn't the model already."""

@@ -14,7 +14,9 @@ from attngraph.decoder import Decoder
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.precision import own_precision
+from attngraph.export.quantize import Weights
 from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.few_bits import reference_of
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, is_causal_lm
@@ -40,6 +42,7 @@ def optimize_decoder(
     exact: bool = False,
     tune: bool = False,
     assume: Collection[str] = (),
+    weights: Weights | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """Compiles a causal language model with its key-value cache, and checks it over several steps.
@@ -65,6 +68,7 @@ def optimize_decoder(
         exact=exact,
         tune=tune,
         assume=assume,
+        weights=weights,
         progress=progress,
     )
 
@@ -91,6 +95,7 @@ def compile_decoder(
     exact: bool = False,
     tune: bool = False,
     assume: Collection[str] = (),
+    weights: Weights | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache."""
@@ -111,6 +116,7 @@ def compile_decoder(
         exact=exact,
         tune=tune,
         assume=assume,
+        weights=weights,
         prepare=prepare,
         progress=progress,
     )
@@ -120,7 +126,8 @@ def compile_decoder(
         if progress is not None:
             progress("decode")
         start = time.perf_counter()
-        parity = generated_parity(model, captured, decoder, decoder.report.precision)
+        stored = None if weights is None else optimized.graph
+        parity = generated_parity(model, captured, decoder, decoder.report.precision, stored)
         optimized.report.timings["decode"] = time.perf_counter() - start
         if not parity.passed:
             raise ParityError(
@@ -190,11 +197,16 @@ def decoding_cases(captured: Captured, layout: Layout) -> Cases:
 
 
 def generated_parity(
-    model: Model, captured: Captured, decoder: Decoder, precision: Precision
+    model: Model,
+    captured: Captured,
+    decoder: Decoder,
+    precision: Precision,
+    stored: Graph | None = None,
 ) -> Parity:
     """The last logits of a prompt and of a few steps, against the eager model on all tokens so far.
 
-    The eager model computes each without a cache, so that a cache handed on wrongly shows.
+    The eager model computes each without a cache, so that a cache handed on wrongly shows. With
+    weights in few bits the graph that has them, `stored`, takes its place.
     """
     layout, inputs = decoder.layout, _Inputs(captured, decoder.layout)
     module = model.module
@@ -202,7 +214,10 @@ def generated_parity(
         module = model.program.module()
     assert module is not None
     converted = precision != own_precision(captured.graph)
-    reference = Reference(module, precision=precision, converted=converted)
+    if stored is None:
+        reference = Reference(module, precision=precision, converted=converted)
+    else:
+        reference = reference_of(stored, precision)
     whole = inputs.ids(_ROWS, _PROMPT + _STEPS)
     mask = inputs.mask(_ROWS, _PROMPT + _STEPS)
     state, done = None, 0
@@ -212,7 +227,8 @@ def generated_parity(
         given = mask[:, :length] if layout.mask is not None else None
         logits, state = decoder(whole[:, done:length], given, state)
         found.append(logits[:, -1:])
-        args, kwargs = captured.call(inputs.all(whole[:, :length], mask[:, :length], 0))
+        given_all = inputs.all(whole[:, :length], mask[:, :length], 0)
+        args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
         expected.append(_last_logits(reference(args, kwargs), captured, layout))
         done = length
     joined, outputs = _joined(expected), (torch.cat(found, 1),)

@@ -9,6 +9,7 @@ from typing import Any
 
 from attngraph.export.kernels import Choice
 from attngraph.export.parity import Parity
+from attngraph.export.quantize import Quantised
 from attngraph.export.reference import Precision
 from attngraph.ir import Node, Remark
 from attngraph.passes.manager import PassResult
@@ -57,7 +58,8 @@ class Reassociation:
 class Report:
     """Figures of one run. `parity` is None where verification was off; `kept` are the groups of
     nodes that stay in float32 for the sake of the error budget. `weight_bytes` counts what the file
-    holds, `weight_bytes_before` what the graph held in the model's own precision.
+    holds, `weight_bytes_before` what the graph held in the model's own precision. With `quantised`
+    weights `parity` is that of the kernels, against the stored weights in float64.
     """
 
     source: str
@@ -74,6 +76,7 @@ class Report:
     weight_bytes: int = 0
     weight_bytes_before: int = 0
     kept: list[dict[str, Any]] = field(default_factory=list)
+    quantised: Quantised | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -99,6 +102,7 @@ class Report:
                 "bytes_before": self.weight_bytes_before,
             },
             "kept_in_fp32": self.kept,
+            "quantised": None if self.quantised is None else asdict(self.quantised),
             "attention": {"fused": self.fused, "declined": self.declined},
             "sites": [site.to_dict() for site in self.sites],
             "reassociated": [asdict(rewrite) for rewrite in self.reassociated],

@@ -13,7 +13,16 @@ import onnx_ir
 import torch
 
 from attngraph.bisect import blame
-from attngraph.compiler import OPTIONS_KEY, PRECISION_KEY, Cases, Check, Model, Progress, trace
+from attngraph.compiler import (
+    OPTIONS_KEY,
+    PRECISION_KEY,
+    WEIGHTS_KEY,
+    Cases,
+    Check,
+    Model,
+    Progress,
+    trace,
+)
 from attngraph.decoder import Decoder
 from attngraph.decoding import decoding_cases, generated_parity, of_causal_lm
 from attngraph.errors import AttngraphError, UsageError
@@ -89,8 +98,13 @@ def verify_file(
     them; a decoder over a prompt and several steps. `precision` is by default what the file says
     that it was made in, else that of the model's weights.
 
-    Raises UsageError where inputs or outputs don't fit the model's.
+    Raises UsageError where inputs or outputs don't fit the model's, and for weights in few bits.
     """
+    if bits := session.metadata.get(WEIGHTS_KEY):
+        raise UsageError(
+            f"{path} has {bits} weights, so it differs from {model.source} by more than rounding, "
+            "for which there is no budget: optimize with --weights says by how much."
+        )
     tell = progress or (lambda stage: None)
     decoder = session.metadata.get(METADATA_KEY)
     layout = None if decoder is None else Layout.from_json(decoder, str(path))

@@ -83,6 +83,15 @@ def optimize(
             "rows of tokens that its padding mask hides become unspecified.",
         ),
     ] = False,
+    weights: Annotated[
+        Literal["int8", "int4"] | None,
+        typer.Option(
+            "--weights",
+            show_default=False,
+            help="Store the weights of linears in 8 or 4 bits. What that costs the outputs is "
+            "measured and reported; what kernels make of such weights has its usual error budget.",
+        ),
+    ] = None,
     decode: Annotated[
         bool,
         typer.Option(
@@ -150,6 +159,7 @@ def optimize(
                 "exact": exact,
                 "tune": tune,
                 "assume": tuple(assume or ()),
+                "weights": weights,
             }
             result: Decoder | Optimized
             if decode:

@@ -44,6 +44,8 @@ def print_summary(report: Report, output: Path, size: int) -> None:
     if report.weight_bytes < 0.9 * report.weight_bytes_before:
         weights += f" of {human_bytes(report.weight_bytes_before)}"
     _field(page, "weights", Text(weights))
+    if report.quantised is not None:
+        page.items(Text(f"  {report.quantised.weights}", "dim"), _quantised(report), _INDENT)
     _print_parity(page, report.parity)
     if report.reassociated:
         made = Counter(rewrite.made_by for rewrite in report.reassociated)
@@ -128,6 +130,28 @@ def _attention(report: Report) -> Text:
     if declined:
         parts.append(Text(f"{declined} declined", "yellow"))
     return Text(", ").join(parts)
+
+
+def _quantised(report: Report) -> list[Text]:
+    """What few bits save and cost: the first output's figures, and the largest of the others."""
+    found = report.quantised
+    assert found is not None
+    before, after = human_bytes(found.bytes_before), human_bytes(found.bytes_after)
+    parts = [
+        Text(f"{found.linears} of {counted(found.total, 'linear')}, {before} → {after}"),
+        Text(f"weights off by at most {found.weight_error:.1e}", "dim"),
+    ]
+    if not found.errors:
+        return [*parts, Text("cost not measured (--verify off)", "yellow")]
+    first, *others = found.errors
+    parts.append(Text(f"{first.name} off by {first.rms:.1e} of its rms", "yellow"))
+    if first.top1 is not None:
+        parts.append(Text(f"top-1 the same in {first.top1:.1%} of rows", "yellow"))
+    if others:
+        worst = max(others, key=attrgetter("rms"))
+        parts.append(Text(f"of the other outputs {worst.name} most, by {worst.rms:.1e}", "dim"))
+    parts.append(Text("parity below is of the kernels, with these weights", "dim"))
+    return parts
 
 
 def _print_parity(page: Page, parity: Parity | None) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from attngraph.export.lowering.context import Context
+from attngraph.export.lowering.context import MICROSOFT, Context
 from attngraph.export.lowering.registry import register_lowering
 from attngraph.ir import Node
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import attribute, input_of
 
 
 @register_lowering("aten.linear")
@@ -21,6 +21,30 @@ def lower_linear(ctx: Context, node: Node) -> ir.Value:
     right = ctx.transposed(weight) if len(weight.shape) == 2 else ctx.value(weight)
     product = ctx.op("MatMul", ctx.value(x), right)
     return product if added is None else ctx.op("Add", product, added)
+
+
+@register_lowering("attn.quantized_linear")
+def lower_quantized_linear(ctx: Context, node: Node) -> ir.Value:
+    """MatMulNBits, which is to compute in float32: it may round activations to int8 otherwise."""
+    x, codes, bias = (input_of(node, name) for name in ("x", "codes", "bias"))
+    args, bits = ctx.args(node), int(attribute(node, "bits"))
+    inside = ctx.target.provider == "cpu"  # CUDA's kernel takes no bias
+    product = ctx.op(
+        "MatMulNBits",
+        args["x"],
+        args["codes"],
+        args["scales"],
+        None,
+        None,
+        args["bias"] if inside else None,
+        domain=MICROSOFT,
+        K=x.shape[-1],
+        N=codes.shape[0],
+        bits=bits,
+        block_size=codes.shape[2] * 8 // bits,
+        accuracy_level=1 if x.dtype is torch.float32 else None,
+    )
+    return product if inside or bias is None else ctx.op("Add", product, args["bias"])
 
 
 @register_lowering("aten.matmul", "aten.bmm", "aten.mm", "aten.mv", "aten.dot")
