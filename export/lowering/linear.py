@@ -28,7 +28,7 @@ def lower_quantized_linear(ctx: Context, node: Node) -> ir.Value:
     """MatMulNBits, which is to compute in float32: it may round activations to int8 otherwise."""
     x, codes, bias = (input_of(node, name) for name in ("x", "codes", "bias"))
     args, bits = ctx.args(node), int(attribute(node, "bits"))
-    inside = ctx.target.provider == "cpu"  # CUDA's kernel takes no bias
+    inside = ctx.target.provider == "cpu"  # CUDA's takes one in some versions only
     product = ctx.op(
         "MatMulNBits",
         args["x"],
