@@ -6,38 +6,33 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
 
 from attngraph.bisect import blame
-from attngraph.errors import AttngraphError, ParityError, UsageError
+from attngraph.checking import Cases, Check
+from attngraph.errors import ParityError, UsageError
 from attngraph.export.kernels import check_version, choose_all
 from attngraph.export.lower import lower
-from attngraph.export.parity import Parity, compare, merge
+from attngraph.export.parity import Parity
 from attngraph.export.precision import own_precision, stored_bytes
 from attngraph.export.quantize import (
-    OutputError,
     Weights,
     check_weights,
     quantise,
     require_linears,
 )
-from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.export.reference import Precision
 from attngraph.export.session import elsewhere
-from attngraph.export.sizes import choose_sizes, resized_inputs
 from attngraph.export.target import Target, parse_target
 from attngraph.export.tune import tuned
-from attngraph.few_bits import errors_of, reference_of
-from attngraph.frontend.capture import Captured, capture, from_program
-from attngraph.frontend.load import Loaded
-from attngraph.frontend.script import script_to_program
-from attngraph.frontend.tracing import reason
-from attngraph.ir import Graph, clone, interpret, verify
+from attngraph.frontend.capture import Captured
+from attngraph.ir import Graph, clone, verify
 from attngraph.mapped import LARGE, Spill, release
+from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
-from attngraph.padded import Padding, annotated, notes_of, packed_tokens, require_packed
+from attngraph.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.passes import Pass, PassResult, run
 from attngraph.pipeline import pipeline
 from attngraph.precision import check_precision, in_half
@@ -45,50 +40,12 @@ from attngraph.report import Report, assumptions_of, defects_of, reassociations_
 
 VERIFY = ("final", "each", "off")
 Progress = Callable[[str], None]
-Cases = Mapping[str, tuple[torch.Tensor, ...]]
-"""Inputs by label, in the order of the graph's."""
-Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
-"""What is compared with the model: inputs to outputs, both in the order of the graph's."""
 OPTIONS_KEY = "attngraph.options"
 """The file's metadata: what the passes it was made with depend on, as JSON."""
 PRECISION_KEY = "attngraph.precision"
 """The file's metadata: the precision it was made in."""
 WEIGHTS_KEY = "attngraph.weights"
 """The file's metadata: the few bits that its weights are stored in, if they are."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """What is compiled: a module or an exported program, its sample inputs and dynamic dims.
-
-    `args` and `kwargs` are what `module(*args, **kwargs)` takes; `dynamic_shapes` is
-    torch.export's. `source` names the model in messages.
-    """
-
-    module: torch.nn.Module | None
-    program: torch.export.ExportedProgram | None
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    dynamic_shapes: Any = None
-    source: str = "model"
-
-    @classmethod
-    def of(cls, loaded: Loaded) -> Model:
-        """From a loaded file. Raises UsageError where it brings no sample inputs."""
-        args = loaded.args
-        if args is None and loaded.program is not None:
-            example = loaded.program.example_inputs
-            args = None if example is None else tuple(example[0])
-            if example is not None:
-                return cls(None, loaded.program, tuple(example[0]), example[1], None, loaded.source)
-        if args is None:
-            raise UsageError(
-                f"{loaded.source} brings no sample inputs: describe each input, for example "
-                "--input input_ids=int64[batch=2,seq=8]."
-            )
-        return cls(
-            loaded.module, loaded.program, args, loaded.kwargs, loaded.dynamic_shapes, loaded.source
-        )
 
 
 @contextlib.contextmanager
@@ -152,19 +109,6 @@ def optimize(
 
 def _name(module: torch.nn.Module) -> str:
     return type(module).__name__
-
-
-def trace(model: Model) -> Captured:
-    """The model as a graph, whatever form it came in."""
-    if model.program is not None:
-        return from_program(model.program)
-    if model.module is None:
-        raise UsageError(f"{model.source} holds neither a module nor a program.")
-    kwargs = dict(model.kwargs)
-    if isinstance(model.module, torch.jit.ScriptModule):
-        program = script_to_program(model.module, model.args, kwargs, model.dynamic_shapes)
-        return from_program(program)
-    return capture(model.module, model.args, kwargs=kwargs, dynamic_shapes=model.dynamic_shapes)
 
 
 def _check_options(precision: str | None, verification: str) -> None:
@@ -355,120 +299,6 @@ def _out_of_memory(graph: Graph) -> Iterator[None]:
 
 def _weights(graph: Graph) -> list[torch.Tensor]:
     return [value.data for value in graph.constants.values() if value.data is not None]
-
-
-class Check:
-    """Parity of one model: references are computed once per size."""
-
-    def __init__(
-        self, model: Model, captured: Captured, precision: Precision, cases: Cases | None = None
-    ) -> None:
-        self.cases = cases
-        self.padding = Padding([])
-        self.model = model
-        self.captured = captured
-        self.precision = precision
-        module = model.module
-        if module is None and model.program is not None:
-            module = model.program.module()
-        assert module is not None
-        self.module = module
-        self.reference = Reference(module, precision=precision)
-
-    def convert(self, precision: Precision) -> None:
-        """From now on the result is held against the module in another precision."""
-        self.precision = precision
-        self.reference = Reference(self.module, precision=precision, converted=True)
-
-    def references(self, tensors: tuple[torch.Tensor, ...]) -> ReferenceOutputs:
-        """Eager's outputs, under the names that the graph's have."""
-        args, kwargs = self.captured.call(tensors)
-        try:
-            found = self.reference(args, kwargs)
-        except AttngraphError:
-            raise
-        except Exception as error:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-            raise UsageError(
-                f"{self.model.source} itself fails on inputs of shape {shapes}: "
-                f"{type(error).__name__}: {reason(error).rstrip('.')}. Give sample inputs that it "
-                "takes, and the range of each dynamic dim."
-            ) from error
-        names = self.captured.output_names
-        return replace(found, names=names) if len(names) == len(found.names) else found
-
-    def compare(self, tensors: tuple[torch.Tensor, ...], outputs: Sequence[Any]) -> Parity:
-        """Parity of outputs on these inputs, without what is padding."""
-        reference = self.references(tensors)
-        if self.reference.converted:
-            outputs = reference.in_its_dtypes(outputs)
-        reference, outputs, notes = self.padding.cut(reference, outputs, tensors)
-        return annotated(compare(reference, outputs, self.precision), notes)
-
-    def few_bits(self, optimized: Optimized) -> tuple[Parity, list[OutputError]]:
-        """Parity of kernels with the weights they store, and the outputs' distance to the model."""
-        reference = reference_of(optimized.graph, self.precision)
-        parities, cases = {}, []
-        for label, tensors in (self.cases or self.resized()).items():
-            outputs = optimized.run(tensors)
-            stored = replace(reference(tensors), names=tuple(self.captured.output_names))
-            stored, kept, notes = self.padding.cut(stored, outputs, tensors)
-            parities[label] = annotated(compare(stored, kept, self.precision), notes)
-            original, kept, _ = self.padding.cut(self.references(tensors), outputs, tensors)
-            cases.append((original, kept))
-        return merge(parities), errors_of(cases)
-
-    def of_trace(self, graph: Graph) -> str:
-        """A sentence, if the captured graph, evaluated by PyTorch, isn't the model already."""
-        for label, tensors in (self.cases or self.resized()).items():
-            parity = self.compare(tensors, interpret(graph, tensors))
-            if not parity.passed:
-                worst = parity.worst
-                return (
-                    f"No pass is to blame: what torch.export traced of {self.model.source} already "
-                    f"differs from it at {label} (error {worst.error:.2e}, budget "
-                    f"{worst.budget:.2e}). Look for what runs in another way under a trace, such "
-                    "as torch.compiler.is_compiling(), or for a number that the trace made a "
-                    "constant."
-                )
-        return ""
-
-    def after_pass(self, graph: Graph, result: PassResult) -> None:
-        """Raises ParityError naming the pass, if the graph now computes something else."""
-        self.padding = Padding([*self.padding.packed, *packed_tokens([result])])
-        parity = self.compare(self.captured.args, interpret(graph, self.captured.args))
-        if not parity.passed:
-            raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
-
-    def sizes(self) -> list[dict[str, int]]:
-        """The sample's sizes, and up to two more."""
-        captured = self.captured
-        sample = {
-            name: int(captured.args[index].shape[axis])
-            for (index, axis), name in captured.dynamic.items()
-        }
-        ranges = {
-            name: (captured.graph.dims[name].low, captured.graph.dims[name].high) for name in sample
-        }
-        return [sample, *choose_sizes(sample, ranges)] if sample else [{}]
-
-    def final(self, candidate: Candidate) -> Parity:
-        """Parity over all sizes."""
-        return merge(
-            {
-                label: self.compare(tensors, candidate(tensors))
-                for label, tensors in (self.cases or self.resized()).items()
-            }
-        )
-
-    def resized(self) -> Cases:
-        """The sample's inputs at each of the sizes."""
-        return {
-            ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample": resized_inputs(
-                self.captured.args, self.captured.dynamic, sizes
-            )
-            for sizes in self.sizes()
-        }
 
 
 __all__ = ["Model", "Target", "analyse", "compile_model", "optimize", "trace"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from attngraph.compiler import Cases, Model, Progress, compile_model
+from attngraph.checking import Cases
+from attngraph.compiler import Model, Progress, compile_model
 from attngraph.decoder import Decoder
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.parity import Parity, compare, merge

@@ -13,12 +13,11 @@ import onnx_ir
 import torch
 
 from attngraph.bisect import blame
+from attngraph.checking import Cases, Check
 from attngraph.compiler import (
     OPTIONS_KEY,
     PRECISION_KEY,
     WEIGHTS_KEY,
-    Cases,
-    Check,
     Model,
     Progress,
     trace,
