@@ -36,7 +36,14 @@ from attngraph.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.passes import Pass, PassResult, run
 from attngraph.pipeline import pipeline
 from attngraph.precision import check_precision, in_half
-from attngraph.report import Report, assumptions_of, defects_of, reassociations_of, sites_of
+from attngraph.report import (
+    Report,
+    assumptions_of,
+    defects_of,
+    loops_of,
+    reassociations_of,
+    sites_of,
+)
 
 VERIFY = ("final", "each", "off")
 Progress = Callable[[str], None]
@@ -279,7 +286,7 @@ def _run_passes(
     with _stage("passes", report.timings, progress), _out_of_memory(graph):
         report.passes = run(graph, passes, after_each=after)
     report.reassociated = reassociations_of(report.passes)
-    report.notes += defects_of(report.passes)
+    report.notes += [*defects_of(report.passes), *loops_of(report.passes)]
 
 
 @contextlib.contextmanager

@@ -184,6 +184,16 @@ def defects_of(results: Iterable[PassResult]) -> list[str]:
     ]
 
 
+def loops_of(results: Iterable[PassResult]) -> list[str]:
+    """A sentence on each loop over time that stays unrolled."""
+    return [
+        f"{_location(remark)}: {remark.reason} {remark.hint}"
+        for result in results
+        for remark in result.remarks
+        if remark.status == "note" and remark.code == "unrolled"
+    ]
+
+
 def _location(remark: Remark) -> str:
     return f"{remark.loc.file}:{remark.loc.line}" if remark.loc.file else ""
 

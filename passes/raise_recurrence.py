@@ -20,7 +20,7 @@ from attngraph.passes.scalars import uniform
 from attngraph.passes.stacked import Plan, plan
 from attngraph.passes.steps import known_data, read_step
 from attngraph.passes.trials import LOGITS
-from attngraph.passes.unrolled import Chain, unify, unrolled_loops
+from attngraph.passes.unrolled import Chain, steps_in_a_row, unify, unrolled_loops
 
 
 @register
@@ -30,21 +30,38 @@ class RaiseRecurrence:
 
     What a step gives from its new state is made for all steps at once behind `attn.recurrent`. A
     loop is left as it is where its step is no such cell, where an LSTM's memory is read between two
-    steps, or where what a step gives can't be made for all at once.
+    steps, or where what a step gives can't be made for all at once. An unrolled one is then told,
+    because its length is fixed; with `exact_only` that is all.
     """
 
     name: ClassVar[str] = "raise-recurrence"
     exact: ClassVar[bool] = False
 
+    exact_only: bool = False
+
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, LOGITS, rounds=True, depth=None)
-        for node in graph:
-            if node.op == "attn.scan":
-                _raise_scan(graph, checked, node)
-        refused: set[tuple[Value, ...]] = set()
-        while _raise_unrolled(graph, checked, refused):
-            DeadCodeElimination().run(graph)
-        return checked.remarks
+        if not self.exact_only:
+            for node in graph:
+                if node.op == "attn.scan":
+                    _raise_scan(graph, checked, node)
+            refused: set[tuple[Value, ...]] = set()
+            while _raise_unrolled(graph, checked, refused):
+                DeadCodeElimination().run(graph)
+        return [*checked.remarks, *(_unrolled(*found) for found in steps_in_a_row(graph))]
+
+
+def _unrolled(steps: int, last: Node) -> Remark:
+    return Remark(
+        "note",
+        "unrolled",
+        f"A loop over time was unrolled into {steps} steps, so its length is fixed.",
+        last.loc,
+        last.op,
+        "torch._higher_order_ops.scan keeps it a loop of any length; nn.RNN, nn.GRU and nn.LSTM "
+        "are one operator.",
+        node=last.outputs[0].name,
+    )
 
 
 def _raise_scan(graph: Graph, checked: Checked, node: Node) -> None:

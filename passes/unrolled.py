@@ -13,6 +13,8 @@ from attngraph.passes.trials import backward_slice
 
 _LEAST = 3  # steps: the first two say what a step is, and the third confirms it
 
+_LEAST_TOLD = 5  # queries, keys, values and a gate are four places of one axis
+
 _NAMES = (
     "linear matmul mm addmm split_with_sizes slice.Tensor select.int neg mul.Tensor mul.Scalar "
     "div.Scalar add.Tensor add.Scalar sub.Tensor sub.Scalar"
@@ -84,6 +86,29 @@ def unrolled_loops(graph: Graph) -> Iterator[Chain]:
         for reverse in (False, True):
             if twins is not None:
                 yield from _chains(twins, each, reverse)
+
+
+def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
+    """Each axis of which every place meets what the places before it gave: its size, the last node.
+
+    Such a loop need not be one of `unrolled_loops`. Between two places something other than a sum
+    or a linear map has to happen: heads that are added up are no steps in time.
+    """
+    for each in _slices(graph):
+        count = len(each.items)
+        if count < _LEAST_TOLD or _is_weight(each.source):
+            continue
+        changed = {
+            each.masks[value]: node
+            for node in graph
+            if node.op not in _LINEAR
+            for value in node.outputs
+            if value in each.masks
+        }
+        for items in (range(count), range(count)[::-1]):
+            prefixes = [sum(1 << place for place in items[: end + 1]) for end in range(1, count)]
+            if all(prefix in changed for prefix in prefixes):
+                yield count, changed[prefixes[-1]]
 
 
 def _slices(graph: Graph) -> Iterator[Slices]:

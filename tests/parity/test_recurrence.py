@@ -416,3 +416,17 @@ class TwoLayers(nn.Module):
 
 def test_layers_in_one_loop_are_raised_one_by_one() -> None:
     assert loops(operators(TwoLayers())) == {"LSTM": 1, "GRU": 1}
+
+
+def test_a_loop_that_stays_unrolled_is_told() -> None:
+    class Steps(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.zeros_like(x[:, 0])
+            for step in x.unbind(1):
+                h = torch.tanh(step + h) * torch.cos(h)
+            return h
+
+    optimized = attngraph.optimize(Steps(), (torch.randn(2, 6, 4),))
+    (note,) = optimized.report.notes
+    assert "test_recurrence.py" in note
+    assert "unrolled into 6 steps" in note
