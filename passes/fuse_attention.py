@@ -27,7 +27,8 @@ from attngraph.passes.scalars import is_cast
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
 from attngraph.passes.strays import strays
 
-_NOT_ATTENTION = frozenset(["pooling"])  # named, but nothing that could have been fused
+_NOT_ATTENTION = frozenset(["pooling", "linear-attention"])
+"""Named, but without a softmax over keys of their scores: nothing that could have been fused."""
 
 
 @register
