@@ -31,6 +31,7 @@ corpus: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.speed $(BENCH)
 	$(BIN)/python -W ignore -m bench.decode
+	$(BIN)/python -m bench.kernels
 	$(BIN)/python -m bench.node_count
 	$(BIN)/python -m bench.compile_time
 	$(BIN)/python -W ignore -m bench.zoo

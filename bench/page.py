@@ -178,6 +178,26 @@ def _node_count() -> list[str]:
     return [*lines, "", _measured_on(result)]
 
 
+def _kernels() -> list[str]:
+    """Two choices among onnxruntime's CPU kernels, where they were measured."""
+    if not _found("kernels"):
+        return []
+    result = _load("kernels")
+    norm, attention = result["norm"], result["attention"]
+    lines = [
+        "## Two choices for the CPU's kernels",
+        "",
+        f"Milliseconds on {result['threads']} threads: a residual norm of {norm['rows']} rows of "
+        f"{norm['width']}, and `Attention` with {attention['heads']} heads of 64 over "
+        f"{attention['length']} tokens under a bool mask. A session of attngraph counts denormals "
+        'as zero (`session.set_denormal_as_zero` is "1"); elsewhere that has to be set.',
+        "",
+    ]
+    for part in (norm, attention):
+        lines += [f"- {name}: {ms:.2f}" for name, ms in part["ms"].items()]
+    return [*lines, "", _measured_on(result), ""]
+
+
 def _decode() -> list[str]:
     """The decoding step, where it was measured."""
     if not (RESULTS / "decode.json").exists():
@@ -207,6 +227,7 @@ def page() -> str:
         *_speed(),
         "",
         *_decode(),
+        *_kernels(),
         *_compile_time(),
         "",
         *_memory(),

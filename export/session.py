@@ -14,6 +14,7 @@ import onnxruntime
 import torch
 
 from attngraph.errors import AttngraphError, LoadError, ProviderError, UsageError
+from attngraph.export.denormals import denormals, flushed
 from attngraph.export.providers import cuda_install_command, onnxruntime_messages, preload_cuda
 from attngraph.export.replay import Fixed, Replay, graph_device
 from attngraph.export.session_options import GraphOptimization, session_options
@@ -58,9 +59,15 @@ class Session:
     """
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, provider: str, device_id: int = 0
+        self,
+        session: onnxruntime.InferenceSession,
+        provider: str,
+        device_id: int = 0,
+        *,
+        flush_denormals: bool = True,
     ) -> None:
         self._session: onnxruntime.InferenceSession | None = session
+        self._flush = flush_denormals
         self._replay: Replay | None = None
         self.provider = provider
         self.device_id = device_id
@@ -81,6 +88,7 @@ class Session:
         graph_optimization: GraphOptimization = "all",
         tf32: bool = False,
         cuda_graph: bool = False,
+        flush_denormals: bool = True,
         provider_options: Mapping[str, Any] | None = None,
     ) -> Session:
         """Load a model. A model with external data must be given as a path.
@@ -89,8 +97,9 @@ class Session:
         `spinning` they sleep at once when there is nothing to do, which leaves the cores to others
         and wakes more slowly. `tf32` lets CUDA round fp32 matrix products to 10 mantissa bits,
         which is outside the fp32 error budget. `cuda_graph` records the kernels of a model of
-        static shapes once and replays them, one run at a time. `provider_options` are
-        onnxruntime's own.
+        static shapes once and replays them, one run at a time. `flush_denormals` counts floats
+        below the least normal one as zero on the CPU, where each would take a hundred cycles and
+        masked attention makes many. `provider_options` are onnxruntime's own.
 
         Raises LoadError for a file that is missing or not a model onnxruntime accepts, UsageError
         for options that there aren't, and ProviderError when the provider can't be used, which
@@ -98,10 +107,16 @@ class Session:
         """
         if isinstance(model, Path) and not model.is_file():
             raise LoadError(f"There is no ONNX file {str(model)!r}.")
-        options = session_options(threads, spinning=spinning, graph_optimization=graph_optimization)
+        options = session_options(
+            threads,
+            spinning=spinning,
+            graph_optimization=graph_optimization,
+            flush_denormals=flush_denormals,
+        )
         extra = checked_options(target, provider_options, tf32=tf32, cuda_graph=cuda_graph)
         if target.provider == "cpu":
-            return cls(_create(model, options, target, extra), target.execution_provider)
+            session = _create(model, options, target, extra)
+            return cls(session, target.execution_provider, flush_denormals=flush_denormals)
         if target.execution_provider not in onnxruntime.get_available_providers():
             raise ProviderError(
                 f"The target {target} needs {target.execution_provider}, which the installed "
@@ -119,7 +134,7 @@ class Session:
                 f"{'; '.join(failed or logged) or 'it gave no reason'}. "
                 f"Try {cuda_install_command()}, or use --target cpu."
             )
-        opened = cls(session, used, int(extra["device_id"]))
+        opened = cls(session, used, int(extra["device_id"]), flush_denormals=flush_denormals)
         if device is not None:
             opened._replay_on(device)
         return opened
@@ -150,7 +165,8 @@ class Session:
                 return tuple(self._replay.run(tensors))
             if self.provider == "CPUExecutionProvider":
                 values = {n: to_ort(t) for n, t in zip(self.input_names, tensors, strict=True)}
-                results = session.run_with_ort_values(list(self.output_names), values)
+                with denormals(flush=self._flush):
+                    results = session.run_with_ort_values(list(self.output_names), values)
             else:
                 results = self._run_bound(session, tensors)
         except Exception as error:
@@ -183,7 +199,8 @@ class Session:
             values = {name: to_ort(tensor.contiguous()) for name, tensor in feeds.items()}
             values.update(kept)
             if self.provider == "CPUExecutionProvider":
-                results = session.run_with_ort_values([*fetched, *keep], values)
+                with denormals(flush=self._flush):
+                    results = session.run_with_ort_values([*fetched, *keep], values)
             else:
                 binding = session.io_binding()
                 for name, value in values.items():
@@ -339,12 +356,13 @@ def _create(
 ) -> onnxruntime.InferenceSession:
     what = f"the ONNX file {str(model)!r}" if isinstance(model, Path) else "the ONNX model"
     try:
-        return onnxruntime.InferenceSession(
-            model,
-            options,
-            providers=[(target.execution_provider, provider_options)],
-            enable_fallback=0,
-        )
+        with denormals(flush=flushed()):  # the first session of a process sets it for this thread
+            return onnxruntime.InferenceSession(
+                model,
+                options,
+                providers=[(target.execution_provider, provider_options)],
+                enable_fallback=0,
+            )
     except Exception as error:
         kind: type[AttngraphError] = LoadError
         if type(error).__name__ in ("NotImplemented", "EPFail", "RuntimeError"):

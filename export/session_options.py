@@ -45,7 +45,11 @@ _OWN = {"enable_cuda_graph": "cuda_graph", "use_tf32": "tf32"}
 
 
 def session_options(
-    threads: int | None, *, spinning: bool, graph_optimization: GraphOptimization
+    threads: int | None,
+    *,
+    spinning: bool,
+    graph_optimization: GraphOptimization,
+    flush_denormals: bool,
 ) -> onnxruntime.SessionOptions:
     """onnxruntime's options of a session. Raises UsageError for values that they can't take."""
     if threads is not None and (isinstance(threads, bool) or threads < 1):
@@ -57,7 +61,8 @@ def session_options(
     options.log_severity_level = 3
     options.graph_optimization_level = _LEVELS[graph_optimization]
     options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", _flag(spinning))
+    options.add_session_config_entry("session.set_denormal_as_zero", _flag(flush_denormals))
     # Threads that spin after a run slow eager torch, which runs next to it in parity checks.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -59,7 +60,10 @@ def lower_rms_norm(ctx: Context, node: Node) -> ir.Value:
 @register_lowering("attn.skip_layer_norm")
 def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
     args, x = ctx.args(node), input_of(node, "x")
-    if _fused(ctx, node):
+    # The CPU's SkipLayerNormalization is several times slower than these two (bench/kernels.py).
+    # onnxruntime would fuse an Add into it, hence the Sum.
+    slow = ctx.target.provider == "cpu" and x.dtype == torch.float32
+    if _fused(ctx, node) and not slow:
         normal, _, _, total = ctx.ops(
             "SkipLayerNormalization",
             *(args[name] for name in ("x", "skip", "weight", "bias", "x_bias")),
@@ -68,8 +72,11 @@ def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
             epsilon=float(args["eps"]),
         )
         return normal, total
-    total = args["x"] if args["x_bias"] is None else ctx.op("Add", args["x"], args["x_bias"])
-    total = ctx.op("Add", total, args["skip"])
+    terms = [args[name] for name in ("x", "skip", "x_bias") if args[name] is not None]
+    if slow:
+        total = ctx.op("Sum", *terms)
+    else:
+        total = functools.reduce(lambda a, b: ctx.op("Add", a, b), terms)
     scale, shift = ctx.cast(args["weight"], x.dtype), args["bias"]
     epsilon = float(args["eps"])
     return ctx.op("LayerNormalization", total, scale, shift, axis=-1, epsilon=epsilon), total

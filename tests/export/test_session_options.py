@@ -14,6 +14,7 @@ import torch
 from attngraph.errors import ProviderError, UsageError
 from attngraph.export import replay as replay_module
 from attngraph.export import session as session_module
+from attngraph.export.denormals import denormals, flushed
 from attngraph.export.replay import Fixed, Replay
 from attngraph.export.session import Session, elsewhere
 from attngraph.export.session_options import PROVIDER_OPTIONS, provider_options
@@ -42,6 +43,20 @@ def test_by_default_there_are_as_many_threads_as_torch_has() -> None:
     options = _opened()
     assert options.intra_op_num_threads == torch.get_num_threads()
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_denormals_are_zero_in_every_thread_and_stay_in_the_caller(flush: bool) -> None:
+    x = torch.full((1 << 16, 3), 1e-41)
+    with Session.open(model("Sqrt"), CPU, threads=2, flush_denormals=flush) as session:
+        assert not flushed()
+        (roots,) = session.run([x])
+        assert not flushed()
+        with denormals(flush=True):
+            session.run([x])
+            assert flushed()
+    assert bool((roots == 0).all()) is flush
+    assert bool((roots != 0).all()) is not flush
 
 
 @pytest.mark.parametrize(

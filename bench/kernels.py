@@ -1,0 +1,118 @@
+"""Two choices made for onnxruntime's CPU kernels, each against what it was chosen over.
+
+    python -m bench.kernels [--seconds 1.0]
+
+A residual norm as SkipLayerNormalization, or as a sum and LayerNormalization; and attention under a
+mask with denormal floats kept, or counted as zero. Writes bench/results/kernels.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+from onnx import NodeProto, TensorProto, helper
+
+from attngraph.export.session import Session
+from attngraph.export.target import Target
+from attngraph.export.timing import milliseconds
+from bench.machine import write
+
+CPU = Target("cpu")
+ROWS, WIDTH = 1024, 768
+HEADS, LENGTH = 12, 1024
+ROUNDS = 5
+
+
+def _model(nodes: Sequence[NodeProto], inputs: Mapping[str, tuple[int, list[int]]]) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        "kernels",
+        [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+def _norms() -> dict[str, bytes]:
+    rows, width = [ROWS, WIDTH], [WIDTH]
+    operands = {"x": rows, "skip": rows, "scale": width, "shift": width, "bias": width}
+    inputs = {name: (TensorProto.FLOAT, shape) for name, shape in operands.items()}
+    fused = helper.make_node(
+        "SkipLayerNormalization", list(operands), ["y"], domain="com.microsoft", epsilon=1e-5
+    )
+    apart = [
+        helper.make_node("Sum", ["x", "skip", "bias"], ["total"]),
+        helper.make_node("LayerNormalization", ["total", "scale", "shift"], ["y"], epsilon=1e-5),
+    ]
+    return {
+        "SkipLayerNormalization": _model([fused], inputs),
+        "Sum and LayerNormalization": _model(apart, inputs),
+    }
+
+
+def _attention() -> bytes:
+    packed = (TensorProto.FLOAT, [1, LENGTH, HEADS * 64])
+    mask = (TensorProto.BOOL, [1, 1, LENGTH, LENGTH])
+    node = helper.make_node(
+        "Attention", ["q", "k", "v", "mask"], ["y"], q_num_heads=HEADS, kv_num_heads=HEADS
+    )
+    return _model([node], {"q": packed, "k": packed, "v": packed, "mask": mask})
+
+
+def _times(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median milliseconds of rounds in which the calls take turns."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            found[name].append(milliseconds(call, seconds / ROUNDS))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each variant")
+    seconds = parser.parse_args().seconds
+    torch.manual_seed(0)
+    with ExitStack() as stack:
+        row, vector = torch.randn(ROWS, WIDTH), torch.randn(WIDTH)
+        norms = {
+            name: stack.enter_context(Session.open(model, CPU)) for name, model in _norms().items()
+        }
+        inputs = [row, row, vector, vector, vector]
+        norm = _times({name: partial(s.run, inputs) for name, s in norms.items()}, seconds)
+    q, mask = torch.randn(1, LENGTH, HEADS * 64), torch.ones(1, 1, LENGTH, LENGTH).tril().bool()
+    model = _attention()
+    variants: dict[str, tuple[bool, torch.Tensor]] = {
+        "all keys seen": (False, torch.ones_like(mask)),
+        "causal, denormals kept": (False, mask),
+        "causal, denormals zero": (True, mask),
+    }
+    with ExitStack() as stack:
+        calls = {
+            name: partial(
+                stack.enter_context(Session.open(model, CPU, flush_denormals=flush)).run,
+                [q, q, q, seen],
+            )
+            for name, (flush, seen) in variants.items()
+        }
+        attention = _times(calls, seconds)
+    write(
+        "kernels",
+        {
+            "threads": torch.get_num_threads(),
+            "norm": {"rows": ROWS, "width": WIDTH, "ms": norm},
+            "attention": {"heads": HEADS, "length": LENGTH, "ms": attention},
+        },
+    )
+    for name, ms in {**norm, **attention}.items():
+        print(f"{name:30} {ms:8.3f} ms")
+
+
+if __name__ == "__main__":
+    main()
