@@ -1,0 +1,186 @@
+"""Dims keep the user's names, inputs and outputs theirs; what can't be captured is a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from attngraph.errors import CaptureError, UsageError
+from attngraph.frontend.capture import capture
+from attngraph.ir import DimInfo, ScalarType, interpret
+from tests.capture.formula import BATCH, BOTH, Formula, X, assert_identical, check, states
+
+
+def test_item_defines_a_dim() -> None:
+    def forward(self: Formula, x: Tensor, y: Tensor) -> Tensor:
+        return torch.zeros(y.max().item()) + x.sum()
+
+    result = check(
+        forward, X, torch.tensor([2, 5]), dims=(BOTH, None), further=(X, torch.tensor([8, 1]))
+    )
+    item = next(node for node in result.graph if node.op == "aten.item")
+    assert item.output.type == ScalarType("int", "u0")
+    assert result.graph.dims["u0"].low == 0
+
+
+def test_a_derived_dim_keeps_the_root() -> None:
+    half = Dim("half")
+    result = check(
+        lambda self, x, y: x[:, ::2] + y,
+        states(3, 8),
+        states(3, 4),
+        dims=({0: BATCH, 1: 2 * half}, {0: BATCH, 1: half}),
+        further=(states(2, 10), states(2, 5)),
+    )
+    assert [str(value.type) for value in result.graph.inputs] == [
+        "f32[batch, 2*half]",
+        "f32[batch, half]",
+    ]
+
+
+def test_auto_dims_are_named_after_their_input() -> None:
+    auto = {0: Dim.AUTO, 1: Dim.AUTO}
+    result = check(lambda self, x, y: x * 2, X, dims=(auto,), further=(states(5, 4),))
+    assert result.dynamic == {(0, 0): "x_0", (0, 1): "x_1"}
+
+
+def test_names_that_the_text_form_reads_otherwise_are_adapted() -> None:
+    dims = ({0: Dim("f32"), 1: Dim("none")},)
+    result = check(lambda self, x, y: x.view(-1), X, dims=dims, further=(states(5, 4),))
+    assert result.dynamic == {(0, 0): "f32_", (0, 1): "none_"}
+
+
+def test_a_range_that_the_model_demands_is_applied_and_noted() -> None:
+    result = check(
+        lambda self, x, y: x + torch.zeros(64)[: x.shape[1]],
+        X,
+        dims=(BOTH,),
+        further=(states(5, 64),),
+    )
+    assert result.graph.dims["seq"] == DimInfo(1, 64, 9)
+    assert result.notes == ("Dim 'seq' is at most 64: the model demands it.",)
+
+
+def _fixes_the_batch(self: Formula, x: Tensor, y: None) -> Tensor:
+    doubled = x * 2
+    return doubled.reshape(3, -1)
+
+
+@pytest.mark.parametrize("dims", [BOTH, {0: Dim.AUTO, 1: Dim.AUTO}], ids=["named", "auto"])
+def test_a_dim_that_specialised_names_what_forced_it(dims: Any) -> None:
+    with pytest.raises(CaptureError) as error:
+        capture(Formula(_fixes_the_batch), (X,), dynamic_shapes=(dims,))
+    line = _fixes_the_batch.__code__.co_firstlineno + 2
+    message = str(error.value)
+    assert "nput x's axis 0" in message
+    assert "fixes it to 3" in message
+    assert f"{Path(__file__).name}:{line} (return doubled.reshape(3, -1))" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "dims", "words"),
+    [
+        (lambda s, x, y: x, (X[:1],), (BOTH,), ["axis 0", "size 1", "2 or more"]),
+        (lambda s, x, y: x.view(x.shape[0], 3, -1), (X,), (BOTH,), ["'seq'", "seq = 3*_seq"]),
+        (lambda s, x, y: x + y, (X, X), (BOTH, {0: BATCH, 1: Dim("other")}), ["'other'", "equal"]),
+        (
+            lambda s, x, y: x if x.sum() > 0 else -x,
+            (X,),
+            None,
+            [Path(__file__).name, "torch.where"],
+        ),
+        (lambda s, x, y: x @ y, (X, X), None, [Path(__file__).name, "reduction dim"]),
+        (lambda s, x, y: x.shape[0], (X,), None, ["no tensor"]),
+        (lambda s, x, y: x * y, (X, 3), (None, Dim.DYNAMIC), ["Input y", "as a tensor"]),
+        (
+            lambda s, x, y: torch.cond(x.sum() > 0, lambda q: q * 2, lambda q: q - 1, (x,)),
+            (X,),
+            None,
+            ["cond", "formula.py"],
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_said_in_a_sentence(
+    function: Any, args: Any, dims: Any, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CaptureError) as error:
+        capture(Formula(function), args, dynamic_shapes=dims)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert "\n" not in str(error.value)
+    assert capsys.readouterr().err == ""
+
+
+def test_inputs_that_do_not_fit_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="too many positional"):
+        capture(Formula(lambda s, x, y: x), (X, X, X))
+    with pytest.raises(UsageError, match="2 entries for 1 inputs"):
+        capture(Formula(lambda s, x, y: x), (X,), dynamic_shapes=(BOTH, BOTH))
+
+
+def test_one_tensor_given_twice_is_two_inputs() -> None:
+    check(lambda self, x, y: x - 2 * y, X, X, dims=(BOTH, BOTH), further=(states(5, 4), X[0, :4]
+          .expand(5, 4)))  # fmt: skip
+
+
+def test_keywords_in_any_order_and_constants_of_the_trace() -> None:
+    class Model(nn.Module):
+        def forward(self, a: Tensor, flag: bool, b: Tensor, c: Tensor | None = None) -> Tensor:
+            return a - b if flag else a + b
+
+    module, other = Model(), states(3, 9) + 1
+    dims = {"a": BOTH, "flag": None, "b": BOTH, "c": None}
+    result = capture(
+        module, (), kwargs={"c": None, "b": other, "flag": True, "a": X}, dynamic_shapes=dims
+    )
+    assert result.input_names == ("a", "b")
+    assert_identical(interpret(result.graph, result.args), [X - other])
+
+
+def test_outputs_are_named_by_what_the_model_returns() -> None:
+    def forward(self: Formula, x: Tensor, y: None) -> Any:
+        return {"logits": x + 1, "states": [x + 2, None, x + 3], "size": 3, "same": x}
+
+    result = capture(Formula(forward), (X,))
+    assert result.output_names == ("logits", "states_0", "states_2", "same")
+    outputs = result.unflatten(interpret(result.graph, (X,)))
+    assert outputs["states"][1] is None
+    assert outputs["size"] == 3
+    assert_identical([outputs["states"][2], outputs["same"]], [X + 3, X])
+
+
+def test_an_output_of_unknown_type_is_named_with_what_to_do() -> None:
+    class MyCache:
+        pass
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, MyCache]:
+            return x + 1, MyCache()
+
+    with pytest.raises(CaptureError, match=r"Model returns a MyCache, .*use_cache"):
+        capture(Model(), (torch.ones(2),))
+
+
+def test_a_condition_that_the_trace_met_is_said_in_the_dims_own_names() -> None:
+    class CountsDown(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            size = x.shape[1]
+            places = torch.arange(size - 1, -1, -1.0)
+            return x + torch.outer(places, torch.ones(4)).view(size, 2, 2).flatten(1)
+
+    with pytest.raises(CaptureError) as caught:
+        capture(
+            CountsDown(), (torch.randn(2, 5, 4),), dynamic_shapes=({1: Dim("seq", min=2, max=64)},)
+        )
+    said = str(caught.value)
+    assert said.startswith(
+        "Input x's axis 1 (dim 'seq') can't take every size: the trace relies on"
+    )
+    assert "== (4*seq)" in said
+    assert "L['x']" not in said
+    assert "Leave the dim static" in said
