@@ -14,7 +14,7 @@ from attngraph.export.parity import compare
 from attngraph.export.reference import ReferenceOutputs, in_float64
 from attngraph.export.save import to_session
 from attngraph.export.target import Target
-from attngraph.ir import Graph, Loc, Node, Value, clone, interpret
+from attngraph.ir import Graph, Loc, Node, Value, clone, interpret, parse
 from attngraph.ir.ops import attribute, input_of
 
 _SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "attn.sink_softmax"])
@@ -59,6 +59,9 @@ def attention_weights(
     """
     exposed = clone(graph)
     found = list(_expose(exposed))
+    if not found:
+        told = ["The model has no attention whose weights could be shown.", *hidden_in_loops(graph)]
+        raise UsageError(" ".join(told))
     chosen = _choose(found, layers)
     exposed.set_outputs([found[layer][1] for layer in chosen], [f"weights_{at}" for at in chosen])
     results = to_session(lower(exposed, target=target), target).run(tensors)
@@ -77,15 +80,40 @@ def attention_weights(
 
 def _expose(graph: Graph) -> Iterator[tuple[Node, Value]]:
     """Each attention of the graph with the value of its weights."""
-    for node in graph:
+    for node in list(_attentions(graph)):
         if node.op == "attn.attention":
             query, key = input_of(node, "query"), input_of(node, "key")
             past = input_of(node, "past_key")
             keys = key.shape[1] if past is None else past.shape[2] + key.shape[1]
             shape = (query.shape[0], attribute(node, "heads"), query.shape[1], keys)
             yield _with_weights(graph, node, shape)
-        elif node.op in _SOFTMAXES and 2 <= len(node.output.shape) <= 4 and _over_rows(node):
+        else:
             yield node, node.output
+
+
+def hidden_in_loops(graph: Graph) -> list[str]:
+    """A sentence about each loop over time whose steps hold attentions: those are not shown."""
+    told = []
+    for node in graph:
+        if node.op != "attn.scan":
+            continue
+        body = parse(attribute(node, "body"))
+        count = sum(1 for _ in _attentions(body))
+        if count:
+            told.append(
+                f"The loop over time at {node.loc.file}:{node.loc.line} holds "
+                f"{'an attention' if count == 1 else f'{count} attentions'} in each step; what "
+                "steps of a loop look at is not shown."
+            )
+    return told
+
+
+def _attentions(graph: Graph) -> Iterator[Node]:
+    """The nodes whose weights can be had."""
+    for node in graph:
+        is_softmax = node.op in _SOFTMAXES and 2 <= len(node.output.shape) <= 4 and _over_rows(node)
+        if node.op == "attn.attention" or is_softmax:
+            yield node
 
 
 def _over_rows(node: Node) -> bool:
@@ -122,8 +150,6 @@ def _with_weights(graph: Graph, node: Node, shape: tuple[Any, ...]) -> tuple[Nod
 
 
 def _choose(found: Sequence[tuple[Node, Value]], layers: Sequence[int] | None) -> list[int]:
-    if not found:
-        raise UsageError("The model has no attention whose weights could be shown.")
     listed = ", ".join(
         f"{at} ({node.loc.module or f'{node.loc.file}:{node.loc.line}'})"
         for at, (node, _) in enumerate(found)

@@ -32,6 +32,7 @@ def attention_page(
     queries: Sequence[str] | None,
     keys: Sequence[str] | None,
     element: int,
+    notes: Sequence[str] = (),
 ) -> str:
     """The page for one element of the batch. A length without tokens is labelled by number."""
     parts = [
@@ -41,6 +42,7 @@ def attention_page(
         f"<h1>Attention of {escape(source)}</h1>",
         f"<p>Batch element {element}. A row is a query, a column a key; the darker, the more of "
         "the query's attention goes there (white 0, darkest 1).</p>",
+        *(f"<p>{escape(note)}</p>" for note in notes),
     ]
     for view in views:
         told = "compared with eager PyTorch's" if view.checked else "not compared with eager's"

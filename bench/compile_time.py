@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-from bench.machine import write
+from bench.machine import in_process, write
 
 
 def llama(layers: int) -> tuple[Any, tuple[Any, ...], Any]:
@@ -74,14 +71,6 @@ def measure(kind: str, layers: int) -> dict[str, Any]:
     return {"cpu_s": cpu_seconds, "wall_s": time.perf_counter() - wall, **result}
 
 
-def _in_process(kind: str, layers: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.compile_time", "--one", kind, "--layers", str(layers)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, nargs="+", default=[8, 32, 64])
@@ -96,7 +85,9 @@ def main() -> None:
         runs: dict[str, list[dict[str, Any]]] = {"export": [], "attngraph": []}
         for _ in range(options.repeat):
             for kind, found in runs.items():
-                found.append(_in_process(kind, layers))
+                found.append(
+                    in_process("bench.compile_time", "--one", kind, "--layers", str(layers))
+                )
         seconds = {kind: [run["cpu_s"] for run in found] for kind, found in runs.items()}
         medians = {kind: statistics.median(values) for kind, values in seconds.items()}
         ratio = medians["attngraph"] / medians["export"]

@@ -14,14 +14,12 @@ import json
 import os
 import re
 import struct
-import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
-from bench.machine import write
+from bench.machine import in_process, write
 
 _LAYERS = "ATTNGRAPH_BENCH_LAYERS"
 _MEBIBYTE = 1 << 20
@@ -125,14 +123,11 @@ def measure(weights: Path, output: Path, verify: str) -> dict[str, Any]:
 
 def _in_process(weights: Path, verify: str) -> dict[str, Any]:
     output = weights.with_name("model.onnx")
-    command = [sys.executable, "-m", "bench.memory", "--weights", str(weights)]
-    command += ["--output", str(output), "--verify", verify]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"The measurement with --verify {verify} failed:\n{done.stderr}")
+    found = in_process(
+        "bench.memory", "--weights", str(weights), "--output", str(output), "--verify", verify
+    )
     for written in weights.parent.glob("model.onnx*"):
         written.unlink()
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

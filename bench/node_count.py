@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from attngraph.compiler import optimize
+from bench.compile_time import llama
 from bench.machine import write
 
 
@@ -37,29 +38,8 @@ def _bert(layers: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def _llama(layers: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Llama's layers at a small width: grouped heads, rotary halves, SwiGLU."""
-    from transformers import LlamaConfig, LlamaModel
-
-    class Hidden(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            config = LlamaConfig(
-                num_hidden_layers=layers,
-                vocab_size=1000,
-                hidden_size=256,
-                intermediate_size=512,
-                num_attention_heads=8,
-                num_key_value_heads=2,
-            )
-            self.model = LlamaModel(config)
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            result = self.model(input_ids, attention_mask, use_cache=False)
-            hidden: torch.Tensor = result.last_hidden_state
-            return hidden
-
-    args = (torch.randint(0, 1000, (2, 16)), torch.ones(2, 16, dtype=torch.int64))
-    return Hidden().eval(), args
+    module, args, _ = llama(layers)
+    return module, args
 
 
 _MODELS = {"BERT-base": _bert, "Llama": _llama}

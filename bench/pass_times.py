@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
-import os
 import pstats
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compile_time import llama
-from bench.machine import write
+from bench.machine import in_process, write
 
 BUDGET = 0.1
 """The share of the total that no pass may exceed."""
@@ -68,14 +66,6 @@ def profile(layers: int) -> None:
         pstats.Stats(slowest).sort_stats("tottime").print_stats(20)
 
 
-def _in_process(layers: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.pass_times", "--one", "--layers", str(layers)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=32)
@@ -89,7 +79,10 @@ def main() -> None:
     if options.profile:
         profile(options.layers)
         return
-    runs = [_in_process(options.layers) for _ in range(options.repeat)]
+    runs = [
+        in_process("bench.pass_times", "--one", "--layers", str(options.layers))
+        for _ in range(options.repeat)
+    ]
     total = statistics.median(run["total_s"] for run in runs)
     rows = []
     for name in runs[0]["passes_s"]:

@@ -102,12 +102,7 @@ class Rewriter:
         Attributes that equal their defaults are left out. `fused` are further nodes whose work the
         new one does.
         """
-        definition = op_def(op)
-        kept = {}
-        for name, value in attrs.items():
-            default = definition.arg(name).default
-            if not (type(value) is type(default) and value == default):
-                kept[name] = value
+        kept = op_def(op).stored(attrs)
         types = [value.type for value in at.outputs] if types is None else types
         others = [node for node in fused if node is not None]
         loc = fuse_locs([*others, at], at) if others else at.loc

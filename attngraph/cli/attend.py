@@ -106,15 +106,13 @@ def attend(
             from attngraph.cli.work import attended
             from attngraph.heat_map import attention_page
 
-            source = Source(
-                model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
-            )
-            name, views = attended(
+            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
+            name, views, left_out = attended(
                 source, target=target, layers=chosen[0], heads=chosen[1], stages=stages
             )
             keys, queries = _words(tokens), _words(query_tokens or tokens)
             _check_tokens(views, keys, queries if query_tokens else None, element)
-            write_page(output, attention_page(name, views, queries, keys, element))
+            write_page(output, attention_page(name, views, queries, keys, element, left_out))
         found = [
             {
                 "layer": view.layer,
@@ -127,11 +125,15 @@ def attend(
             for view in views
         ]
         if as_json:
-            print(json.dumps({"attention": found, "output": str(output)}, indent=2))
+            print(
+                json.dumps({"attention": found, "notes": left_out, "output": str(output)}, indent=2)
+            )
         else:
             for view in views:
                 told = "as eager's" if view.checked else "not compared with eager's"
                 print(f"{view}: weights {tuple(view.weights.shape)}, {told}")
+            for note in left_out:
+                print(f"note: {note}")
             print(f"written to {output}")
 
 

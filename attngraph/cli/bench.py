@@ -87,9 +87,7 @@ def bench(
             from attngraph.measuring.job import Job
 
             parse_target(target)
-            source = Source(
-                model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
-            )
+            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
             job = Job(source, target, precision, static, onnx, threads)
             contest = hold(
                 job, engines=engines or (), rounds=rounds, seconds=seconds, progress=stages

@@ -49,9 +49,7 @@ def explain(
             stages("import torch")
             from attngraph.cli.work import analysed
 
-            source = Source(
-                model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
-            )
+            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
             assumed = tuple(assume or ())
             report = analysed(source, target=target, assume=assumed, stages=stages)
         if report_page is not None:

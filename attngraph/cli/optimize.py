@@ -149,9 +149,7 @@ def optimize(
             stages("import torch")
             from attngraph.cli.work import decoder, optimised
 
-            source = Source(
-                model, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ())
-            )
+            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
             settings = {
                 "target": target,
                 "precision": precision,

@@ -113,3 +113,16 @@ class Source:
     inputs: tuple[str, ...]
     npz: Path | None
     dims: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        path: Path | None,
+        factory: str | None,
+        trust_pickle: bool,
+        inputs: list[str] | None,
+        npz: Path | None,
+        dims: list[str] | None,
+    ) -> Source:
+        """From the options as typer gives them."""
+        return cls(path, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ()))

@@ -62,14 +62,8 @@ def verify(
             stages("import torch")
             from attngraph.cli.work import verified
 
-            source = Source(
-                models[0] if models else None,
-                factory,
-                trust_pickle,
-                tuple(inputs or ()),
-                npz,
-                tuple(dims or ()),
-            )
+            model = models[0] if models else None
+            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
             found = verified(source, path, target=target, stages=stages)
         if as_json:
             print(json.dumps(found.to_dict(), indent=2, allow_nan=False))

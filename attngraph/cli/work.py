@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from attngraph.attend import AttentionWeights
+from attngraph.attend import AttentionWeights, hidden_in_loops
 from attngraph.cli.options import Source
 from attngraph.cli.stages import Stages
 from attngraph.compiler import Model, analyse, compile_model
@@ -129,8 +129,10 @@ def attended(
     layers: tuple[int, ...] | None,
     heads: tuple[int, ...] | None,
     stages: Stages,
-) -> tuple[str, list[AttentionWeights]]:
-    """The name of the model of the options, and its attentions' weights on its sample inputs."""
+) -> tuple[str, list[AttentionWeights], list[str]]:
+    """(the name of the model of the options, its attentions' weights on its sample inputs, what
+    is left out).
+    """
     parse_target(target)
     with importable_cwd():
         model, _ = _timed_model(source, stages)
@@ -138,7 +140,8 @@ def attended(
         stages("attention")
         tensors = pytree.tree_leaves((model.args, dict(model.kwargs)))
         given = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]
-        return model.source, result.attention(*given, layers=layers, heads=heads)
+        views = result.attention(*given, layers=layers, heads=heads)
+        return model.source, views, hidden_in_loops(result.graph)
 
 
 def _timed_model(source: Source, stages: Stages) -> tuple[Model, float]:

@@ -24,32 +24,14 @@ def gate_order(weight: torch.Tensor, cell: str, *, inverse: bool = False) -> tor
     return torch.cat([parts[gate] for gate in order], 0) if len(order) > 1 else weight
 
 
-torch.library.define(
-    "attn::recurrent",
-    "(Tensor x, Tensor? h0, Tensor? c0, Tensor weight, Tensor recurrence, Tensor? bias, "
-    "Tensor? lengths, *, str cell) -> Tensor[]",
-)
-
-
-def _fake(
-    x: torch.Tensor,
-    h0: torch.Tensor | None,
-    c0: torch.Tensor | None,
-    weight: torch.Tensor,
-    recurrence: torch.Tensor,
-    bias: torch.Tensor | None,
-    lengths: torch.Tensor | None,
-    *,
-    cell: str,
-) -> list[torch.Tensor]:
+def _fake(x: torch.Tensor, *others: torch.Tensor | None, cell: str) -> list[torch.Tensor]:
+    _, _, _, recurrence, *_ = others
+    assert recurrence is not None
     directions, _, hidden = recurrence.shape
     steps, batch, _ = x.shape
     states = 2 if cell == "lstm" else 1
     final = [x.new_empty((directions, batch, hidden)) for _ in range(states)]
     return [x.new_empty((steps, batch, directions * hidden)), *final]
-
-
-torch.library.register_fake("attn::recurrent", _fake)
 
 
 def _run(
@@ -58,8 +40,8 @@ def _run(
     c0: torch.Tensor | None,
     weight: torch.Tensor,
     recurrence: torch.Tensor,
-    bias: torch.Tensor | None,
-    lengths: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
     *,
     cell: str,
 ) -> list[torch.Tensor]:
@@ -120,9 +102,6 @@ def _reset_first(
     return [torch.cat(outputs, -1), torch.stack(finals)]
 
 
-torch.library.impl("attn::recurrent", "CompositeExplicitAutograd", _run)
-
-
 @op("attn.recurrent", outputs=None)
 def recurrent(
     x: torch.Tensor,
@@ -134,7 +113,7 @@ def recurrent(
     lengths: torch.Tensor | None = None,
     *,
     cell: str,
-) -> tuple[torch.Tensor, ...]:
+) -> list[torch.Tensor]:
     """One recurrent layer, in both directions if D = 2, as ONNX's RNN, LSTM and GRU define it.
 
     x (T, B, I), h0 and c0 (D, B, H), zero where absent, weight (D, G·H, I), recurrence
@@ -150,4 +129,9 @@ def recurrent(
     """
     operator = torch.ops.attn.recurrent.default
     outputs: list[torch.Tensor] = operator(x, h0, c0, weight, recurrence, bias, lengths, cell=cell)
-    return tuple(outputs)
+    return outputs
+
+
+torch.library.define("attn::recurrent", torch.library.infer_schema(recurrent, mutates_args=()))
+torch.library.register_fake("attn::recurrent", _fake)
+torch.library.impl("attn::recurrent", "CompositeExplicitAutograd", _run)

@@ -35,11 +35,7 @@ class Builder:
         Raises IRError where the op's evaluation rejects the inputs.
         """
         definition = op_def(op)
-        kept = {}
-        for name, value in attrs.items():
-            default = definition.arg(name).default
-            if not (type(value) is type(default) and value == default):
-                kept[name] = value
+        kept = definition.stored(attrs)
         flat = list(inputs)
         while flat and flat[-1] is None:
             flat.pop()

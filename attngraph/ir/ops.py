@@ -37,6 +37,10 @@ class Arg:
     keyword: bool = False
     optional: bool = False
 
+    def is_default(self, value: Any) -> bool:
+        """1, 1.0 and True are three values."""
+        return type(value) is type(self.default) and bool(value == self.default)
+
 
 @dataclass(frozen=True, slots=True)
 class OpDef:
@@ -54,6 +58,12 @@ class OpDef:
             if arg.name == name:
                 return arg
         raise IRError(f"{self.name} has no argument {name!r}.")
+
+    def stored(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes that a node stores: those that aren't their defaults."""
+        return {
+            name: value for name, value in attrs.items() if not self.arg(name).is_default(value)
+        }
 
     @property
     def tensor_args(self) -> tuple[Arg, ...]:
@@ -203,10 +213,8 @@ def flatten_call(
                 inputs.extend(value)
                 if len(lists) > 1:
                     attrs[arg.name] = len(value)
-        elif arg.name not in _IGNORED and value is not REQUIRED:
-            is_default = type(value) is type(arg.default) and value == arg.default
-            if not is_default:
-                attrs[arg.name] = value
+        elif arg.name not in _IGNORED and value is not REQUIRED and not arg.is_default(value):
+            attrs[arg.name] = value
     while inputs and inputs[-1] is None and not lists:
         inputs.pop()
     return inputs, attrs
