@@ -16,6 +16,7 @@ from attngraph.site_groups import SiteGroup, site_groups
 from attngraph.verifying import Verification
 
 _INDENT = 13
+_SITE_INDENT = 16
 
 
 def print_summary(report: Report, output: Path, size: int) -> None:
@@ -32,7 +33,8 @@ def print_summary(report: Report, output: Path, size: int) -> None:
     )
     _field(page, "nodes", Text(f"{report.nodes_before} → {report.nodes_after}"))
     _field(page, "attention", _attention(report))
-    for kernel, count in Counter(site.kernel for site in report.sites if site.kernel).items():
+    kernels = Counter(site.kernel.chosen for site in report.sites if site.kernel)
+    for kernel, count in kernels.items():
         _field(page, "kernel", Text(f"{kernel} ({counted(count, 'site')})"))
     if merged := sum(bool(site.merged) for site in report.sites):
         _field(page, "merged", Text(f"{counted(merged, 'attention')} into fewer, of more heads"))
@@ -203,7 +205,7 @@ def _print_site(page: Page, group: SiteGroup) -> None:
     fused = site.status == "fused"
     code = "" if fused else f" [{site.code}]"
     told = f"{'' if fused else 'stays '}{site.op}{code}: {site.reason}"
-    page.field(Text(f"    {site.status}", "dim"), Text(told), _INDENT)
+    page.field(Text(f"    {site.status}", "dim"), Text(told), _SITE_INDENT)
     facts = {
         "because of": site.blamed,
         "hint": site.hint,
@@ -214,7 +216,7 @@ def _print_site(page: Page, group: SiteGroup) -> None:
     }
     for label, fact in facts.items():
         if fact:
-            page.field(Text(f"    {label} ", "dim"), Text(fact), _INDENT)
+            page.field(Text(f"    {label}", "dim"), Text(fact), _SITE_INDENT)
     page.line()
 
 

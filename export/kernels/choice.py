@@ -68,13 +68,22 @@ class Choice:
             "tuned": self.tuned,
         }
 
-    def __str__(self) -> str:
-        text = f"{self.form.name} on {self.kernel}"
+    @property
+    def chosen(self) -> str:
+        """The form and its kernel, in words."""
+        text = _on(self.form, self.kernel)
         if self.below is not None:
-            text += f" from {self.start} queries on, below {self.below.name} on {self.below_kernel}"
-        if self.runner_up is not None:
-            text += f"; not {self.runner_up.name}: {self.why_not}"
+            text += f" from {self.start} queries on, below {_on(self.below, self.below_kernel)}"
         return text
+
+    def __str__(self) -> str:
+        if self.runner_up is None:
+            return self.chosen
+        return f"{self.chosen}; rather than {self.runner_up.name}: {self.why_not}"
+
+
+def _on(form: Form, kernel: str) -> str:
+    return f"{form.name} on " + ("the CPU" if kernel == f"CPU {form.op}" else kernel)
 
 
 def version_of(text: str) -> tuple[int, int]:

@@ -86,6 +86,11 @@ def test_the_page_is_written(attngraph: Any, tmp_path: Path) -> None:
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
+def test_attentions_in_the_steps_of_a_loop_are_named(attngraph: Any) -> None:
+    told = attngraph("attend", "--factory", "examples.attentive_decoder:build", "-o", "a.html")
+    assert "attentive_decoder.py:95 holds an attention in each step" in told.sentence
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

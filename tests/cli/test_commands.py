@@ -217,7 +217,7 @@ def test_the_report_names_the_kernel_and_the_runner_up(attngraph: Any) -> None:
         assert kernel["why_not"]
     ran = attngraph("explain", *ATTENTION, "--target", "cuda:sm80")
     assert "; kernel: Attention" in ran.out
-    assert "; not " in ran.out
+    assert "; rather than " in ran.out
 
 
 def test_an_onnxruntime_outside_the_kernel_table(
