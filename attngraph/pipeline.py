@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from attngraph.errors import UsageError
-from attngraph.passes import Pass, make, only_exact, registered
+from attngraph.passes import Pass, make, only_exact
 from attngraph.passes.fold_masks import NO_MASKED_ROWS, FoldMasks
 from attngraph.passes.loop_bodies import LoopBodies
 
@@ -70,9 +70,7 @@ def pipeline(
     for name in assume:
         if name not in ASSUMPTIONS:
             raise UsageError(f"assume names {name!r}; it can be {', '.join(ASSUMPTIONS)}.")
-    known = registered()
-    wanted = (*_STAGES, *_PACKING) if ignore_padded_rows else _STAGES
-    names = [name for name in wanted if name in known]
+    names = (*_STAGES, *_PACKING) if ignore_padded_rows else _STAGES
     stages = only_exact(names) if exact else make(names)
     if NO_MASKED_ROWS in assume:
         stages = [

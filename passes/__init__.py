@@ -1,36 +1,11 @@
-"""Graph passes: analyses and rewrites, one per file."""
+"""Graph passes: analyses and rewrites, one per file. A pass registers itself when it is imported,
+and every file here is.
+"""
+
+import importlib
+import pkgutil
 
 import attngraph.dialect  # noqa: F401  (the passes emit its ops)
-from attngraph.passes import (
-    canonicalize,
-    compose_linears,
-    constant_fold,
-    cse,
-    dce,
-    distribute,
-    drop_key_bias,
-    fold_input_scales,
-    fold_masks,
-    fold_scales,
-    fuse_activations,
-    fuse_attention,
-    fuse_cache,
-    fuse_norms,
-    fuse_rotary,
-    legalize_sinks,
-    linearize,
-    loop_bodies,
-    merge_heads,
-    merge_projections,
-    pack_tokens,
-    raise_recurrence,
-    raise_softmax,
-    settle_rows,
-    simplify_layout,
-    sink_layout,
-    split_complex,
-    split_products,
-)
 from attngraph.passes.manager import (
     Pass,
     PassResult,
@@ -42,41 +17,16 @@ from attngraph.passes.manager import (
     run,
 )
 
+for _file in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_file.name)
+
 __all__ = [
     "Pass",
     "PassResult",
-    "canonicalize",
-    "compose_linears",
-    "constant_fold",
-    "cse",
-    "dce",
-    "distribute",
-    "drop_key_bias",
-    "fold_input_scales",
-    "fold_masks",
-    "fold_scales",
-    "fuse_activations",
-    "fuse_attention",
-    "fuse_cache",
-    "fuse_norms",
-    "fuse_rotary",
     "label_of",
-    "legalize_sinks",
-    "linearize",
-    "loop_bodies",
     "make",
-    "merge_heads",
-    "merge_projections",
     "only_exact",
-    "pack_tokens",
-    "raise_recurrence",
-    "raise_softmax",
     "register",
     "registered",
     "run",
-    "settle_rows",
-    "simplify_layout",
-    "sink_layout",
-    "split_complex",
-    "split_products",
 ]
