@@ -57,6 +57,11 @@ def attention_weights(
     UsageError for a layer or head that isn't there, ParityError where a weight is out of its error
     budget.
     """
+    if any(node.op == "attn.packed_attention" for node in graph):
+        raise UsageError(
+            "Attentions over rows without padding have no weights (B, H, S, T) to show: optimize "
+            "the model without ignore_padded_rows to see them."
+        )
     exposed = clone(graph)
     found = list(_expose(exposed))
     if not found:

@@ -125,6 +125,11 @@ def _check_options(precision: str | None, verification: str) -> None:
         raise UsageError(f"precision is {precision!r}; it can be {', '.join(get_args(Precision))}.")
 
 
+def _has_packed_attention(target: Target) -> bool:
+    """Whether the provider has kernels for attention over rows without padding."""
+    return target.provider == "cuda"
+
+
 def analyse(
     model: Model,
     *,
@@ -136,7 +141,11 @@ def analyse(
     """Capture and passes only: the optimised graph and a report of its attention sites."""
     device = parse_target(target)
     check_version()
-    passes = pipeline(assume=assume, ignore_padded_rows=ignore_padded_rows)
+    passes = pipeline(
+        assume=assume,
+        ignore_padded_rows=ignore_padded_rows,
+        packed_attention=_has_packed_attention(device),
+    )
     report = Report(model.source, str(device), "fp32")
     with _stage("capture", report.timings, progress):
         captured = trace(model)
@@ -169,7 +178,13 @@ def compile_model(
     check_weights(weights)
     device = parse_target(target)
     check_version()
-    passes = pipeline(exact=exact, assume=assume, ignore_padded_rows=ignore_padded_rows)
+    options: dict[str, Any] = {
+        "assume": sorted(assume),
+        "exact": exact,
+        "ignore_padded_rows": ignore_padded_rows,
+        "packed_attention": _has_packed_attention(device),
+    }
+    passes = pipeline(**options)
     report = Report(model.source, str(device), precision or "fp32")
     with _stage("capture", report.timings, progress):
         captured = trace(model)
@@ -196,7 +211,6 @@ def compile_model(
     report.weight_bytes_before = stored_bytes(captured.graph)
     if weights is not None:
         require_linears(captured.graph, weights, model.source)
-    options = {"assume": sorted(assume), "exact": exact, "ignore_padded_rows": ignore_padded_rows}
 
     def build(graph: Graph) -> Optimized:
         with _stage("lower", report.timings, progress):

@@ -9,6 +9,7 @@ from attngraph.errors import UsageError
 from attngraph.passes import Pass, make, only_exact
 from attngraph.passes.fold_masks import NO_MASKED_ROWS, FoldMasks
 from attngraph.passes.loop_bodies import LoopBodies
+from attngraph.passes.pack_tokens import PackTokens
 
 ASSUMPTIONS = (NO_MASKED_ROWS,)
 """What a user may vouch for where it can't be proved."""
@@ -60,10 +61,15 @@ _PACKING = ("pack-tokens", *CLEAN)
 
 
 def pipeline(
-    *, exact: bool = False, assume: Collection[str] = (), ignore_padded_rows: bool = False
+    *,
+    exact: bool = False,
+    assume: Collection[str] = (),
+    ignore_padded_rows: bool = False,
+    packed_attention: bool = False,
 ) -> list[Pass]:
     """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`, and with
-    `ignore_padded_rows` those of `--ignore-padded-rows` too.
+    `ignore_padded_rows` those of `--ignore-padded-rows` too, for a target with kernels for
+    attention over packed rows if `packed_attention`.
 
     `assume` are some of `ASSUMPTIONS`. Raises UsageError at another.
     """
@@ -77,4 +83,8 @@ def pipeline(
             replace(item, no_masked_rows=True) if isinstance(item, FoldMasks) else item
             for item in stages
         ]
+    stages = [
+        replace(item, attention=packed_attention) if isinstance(item, PackTokens) else item
+        for item in stages
+    ]
     return [LoopBodies(tuple(stages)), *stages]

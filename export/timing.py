@@ -12,7 +12,16 @@ from typing import Any
 import torch
 
 from attngraph.export.kernels import Choice, Facts, Form
-from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, SOFTCAP, WEIGHTS
+from attngraph.export.kernels.facts import (
+    ATTENTION,
+    BIAS,
+    BOOL,
+    CAUSAL,
+    PACKED,
+    PACKED_ATTENTION,
+    SOFTCAP,
+    WEIGHTS,
+)
 from attngraph.export.lower import lower
 from attngraph.export.save import to_session
 from attngraph.export.target import Target
@@ -40,6 +49,8 @@ def measure(
 
 def site_graph(facts: Facts, length: int) -> Graph:
     """One attention like the site, with `length` queries; its masks are inputs."""
+    if PACKED in facts.features:
+        return _packed_graph(facts, length)
     graph = Graph("site")
     batch = max(facts.batch[0], 1)
     low, high = facts.keys
@@ -75,6 +86,26 @@ def site_graph(facts: Facts, length: int) -> Graph:
     return graph
 
 
+def _packed_graph(facts: Facts, length: int) -> Graph:
+    """Attention over all B·length rows of a batch in which nothing is padding."""
+    graph = Graph("site")
+    batch = max(facts.batch[0], 1)
+    size, values = facts.head_size or 64, facts.value_size or 64
+    rows = [
+        graph.add_input(name, TensorType(facts.dtype, (1, batch * length, width)))
+        for name, width in (
+            ("query", facts.heads * size),
+            ("key", facts.groups * size),
+            ("value", facts.groups * values),
+        )
+    ]
+    kept = graph.add_input("kept", TensorType(torch.bool, (batch, length)))
+    attrs = {"heads": facts.heads, "kv_heads": facts.groups, "scale": size**-0.5}
+    node = Builder(graph).node(PACKED_ATTENTION, *rows, kept, **attrs)
+    graph.set_outputs([node.output], [node.output.name])
+    return graph
+
+
 def time_forms(
     graph: Graph,
     forms: Sequence[Form],
@@ -86,7 +117,7 @@ def time_forms(
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Milliseconds per call of the one attention of a graph of static sizes, by form."""
-    (node,) = (node for node in graph if node.op == "attn.attention")
+    (node,) = (node for node in graph if node.op in (ATTENTION, PACKED_ATTENTION))
     random = torch.Generator().manual_seed(0)
     device = "cuda" if target.provider == "cuda" else "cpu"
     inputs = [

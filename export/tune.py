@@ -15,7 +15,7 @@ import torch
 
 from attngraph.export.kernels import Choice, Facts, facts_of
 from attngraph.export.kernels.choice import Candidate, candidates, pick, version_of
-from attngraph.export.kernels.facts import PAST
+from attngraph.export.kernels.facts import ATTENTION, PACKED, PACKED_ATTENTION, PAST
 from attngraph.export.kernels.lengths import Times
 from attngraph.export.target import Target
 from attngraph.export.timing import measure
@@ -29,7 +29,7 @@ _VERSION = 1  # of the file's layout
 
 
 def tuned(graph: Graph, target: Target, note: Note, *, seconds: float = 0.2) -> dict[Node, Choice]:
-    """The measured choice for each `attn.attention` of a graph.
+    """The measured choice for each attention of a graph; the table's for packed ones.
 
     Each distinct site is measured once, about `seconds` for each form and length, and read from
     the cache from then on. What goes wrong with the cache is told to `note`.
@@ -37,7 +37,7 @@ def tuned(graph: Graph, target: Target, note: Note, *, seconds: float = 0.2) -> 
     made: dict[Facts, Choice] = {}
     choices = {}
     for node in graph:
-        if node.op == "attn.attention":
+        if node.op in (ATTENTION, PACKED_ATTENTION):
             facts = facts_of(node, graph.dims)
             if facts not in made:
                 made[facts] = _tuned(facts, target, note, seconds)
@@ -49,7 +49,7 @@ def _tuned(facts: Facts, target: Target, note: Note, seconds: float) -> Choice:
     found = candidates(facts, target, version_of(onnxruntime.__version__))
     legal = sorted((c for c in found if not c.refused), key=lambda c: c.rank)
     refused = [c for c in found if c.refused]
-    if len(legal) < 2 or PAST in facts.features:
+    if len(legal) < 2 or facts.features & {PAST, PACKED}:
         return pick(legal, refused, {}, facts)
     key = (
         f"{facts.signature} | {target} | {_device(target)} | onnxruntime {onnxruntime.__version__}"

@@ -1,8 +1,9 @@
 """pack-tokens: what works row by row runs on the tokens that are no padding.
 
 The rows (b, t) of the valid tokens are gathered into one row of N tokens, (1, N, …). Attentions,
-which mix rows, get them back in their places; what then stands at padding is a copy of the last
-token before it in the same element of the batch, which no valid token reads.
+which mix rows, get them back in their places; what then stands at padding is a copy of another
+token in the same element of the batch, which no valid token reads. Where the target has a kernel
+for it, attentions whose mask hides just the padding read packed rows as well.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import ClassVar
 
 from attngraph.ir import Graph, Node, Remark, Value, clone
 from attngraph.ir.dims import same_shape
+from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.dce import DeadCodeElimination
 from attngraph.passes.effects import dim_definers
 from attngraph.passes.manager import register
 from attngraph.passes.mask_building import EarlyBuilder, Unbuildable, build
-from attngraph.passes.padding import Tokens, find_tokens
+from attngraph.passes.padding import Masked, Tokens, find_tokens
+from attngraph.passes.predicates import conjuncts
 from attngraph.passes.row_packer import RowPacker
 from attngraph.passes.row_wise import row_operands
 
@@ -46,8 +49,11 @@ class PackTokens:
     """Runs regions of row-wise ops that hold a linear on valid tokens only.
 
     Which tokens those are is read from what masks the keys of attentions (padding.py). The rows of
-    the others become unspecified, so the pass runs only where the user asks for it.
+    the others become unspecified, so the pass runs only where the user asks for it. With
+    `attention` an attention that masks nothing but padding becomes an `attn.packed_attention`.
     """
+
+    attention: bool = False
 
     name: ClassVar[str] = "pack-tokens"
     exact: ClassVar[bool] = True
@@ -58,13 +64,13 @@ class PackTokens:
             # what was packed for others since then has changed the graph
             for tokens in find_tokens(graph):
                 if tokens.padding == first.padding and same_shape(tokens.rows, first.rows):
-                    remarks += _pack(graph, tokens, self.name)
+                    remarks += _pack(graph, tokens, self.name, self.attention)
         return remarks
 
 
-def _pack(graph: Graph, tokens: Tokens, pass_name: str) -> list[Remark]:
+def _pack(graph: Graph, tokens: Tokens, pass_name: str, attention: bool) -> list[Remark]:
     site = tokens.sites[0]
-    nodes = _worthwhile(tokens, [node for node in graph if _is_packable(node, tokens)])
+    nodes = set(_worthwhile(tokens, [node for node in graph if _is_packable(node, tokens)]))
     kept = _kept_padded(graph, tokens)
     if not nodes:
         return kept
@@ -74,22 +80,31 @@ def _pack(graph: Graph, tokens: Tokens, pass_name: str) -> list[Remark]:
     except Unbuildable:
         return kept
     outputs = _reached(graph, tokens)
-    packer = RowPacker(graph, tokens, make, held, pass_name)
-    done = [node for node in nodes if packer.pack(node)]
+    mixing = {site.node for site in tokens.sites if attention and _is_over_tokens(site, tokens)}
+    packer = RowPacker(graph, tokens, make, held, pass_name, only_valid=bool(mixing))
+    done, attentions = [], 0
+    for node in [node for node in graph if node in mixing or node in nodes]:
+        if node in mixing:
+            attentions += packer.pack_attention(node)
+        elif packer.pack(node):
+            done.append(node)
     packer.settle()
     if not done:
-        return [*kept, *packer.checked.remarks]
+        return [*kept, *packer.remarks]
     linears = sum(node.op == _WORTH for node in done)
+    others = f" and {len(done) - linears} other row-wise nodes"
+    if attentions:
+        others = f", {attentions} attentions{others}"
     said = Remark(
         "note",
         "packed",
-        f"{linears} linears and {len(done) - linears} other row-wise nodes run on the tokens that "
-        f"{_named(graph, packer.valid)} leaves unmasked",
+        f"{linears} linears{others} run on the tokens that {_named(graph, packer.valid)} leaves "
+        "unmasked",
         site.node.loc,
         site.node.op,
         details={PADDING: Packed(_alone(graph, packer.valid), outputs)},
     )
-    return [said, *kept, *packer.checked.remarks]
+    return [said, *kept, *packer.remarks]
 
 
 def _is_packable(node: Node, tokens: Tokens) -> bool:
@@ -97,6 +112,18 @@ def _is_packable(node: Node, tokens: Tokens) -> bool:
         return False
     read = [value for value in node.outputs if value in tokens.full]
     return not read and row_operands(node, tokens.rows) is not None
+
+
+def _is_over_tokens(site: Masked, tokens: Tokens) -> bool:
+    """Whether queries and keys are the tokens, and nothing but padding changes their scores."""
+    node = site.node
+    if site.parts != frozenset(conjuncts(tokens.padding)) or attribute(node, "causal"):
+        return False
+    if any(input_of(node, name) is not None for name in ("bias", "sinks")):
+        return False
+    if attribute(node, "softcap") or len(node.outputs) > 1 or node.outputs[0] in tokens.full:
+        return False
+    return all(value in tokens.linked for value in node.inputs[:3])
 
 
 def _worthwhile(tokens: Tokens, nodes: Sequence[Node]) -> list[Node]:

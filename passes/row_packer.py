@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from attngraph.ir import Dim, Graph, Node, TensorType, Value
+from attngraph.ir import Dim, Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dims import as_dim, same
 from attngraph.passes.axes import RESHAPES
 from attngraph.passes.checked import Checked
@@ -16,17 +16,27 @@ from attngraph.passes.dce import DeadCodeElimination
 from attngraph.passes.mask_building import EarlyBuilder
 from attngraph.passes.padding import Tokens
 from attngraph.passes.row_wise import broadcasts, lead, row_operands
+from attngraph.passes.trials import ATTENTION
 
 
 class RowPacker:
     """Packs the nodes it is given; each is compared with the one it replaces.
 
     `valid` (B, T) is true where there is a token. Kept are the valid rows, row 0 of every element,
-    so that each has one, and the rows that are read one by one.
+    so that each has one, and the rows that are read one by one. With `only_valid`, which packing an
+    attention takes, an element keeps row 0 only where it has no other, and what is read of a single
+    row at padding is a copy of another row.
     """
 
     def __init__(
-        self, graph: Graph, tokens: Tokens, make: EarlyBuilder, held: Value, pass_name: str
+        self,
+        graph: Graph,
+        tokens: Tokens,
+        make: EarlyBuilder,
+        held: Value,
+        pass_name: str,
+        *,
+        only_valid: bool = False,
     ) -> None:
         self.graph, self.tokens = graph, tokens
         self.batch, self.length = tokens.rows
@@ -35,7 +45,7 @@ class RowPacker:
         self.valid = self._made("aten.reshape", held, shape=[held.shape[0], self.length])
         if not same(held.shape[0], self.batch):
             self.valid = self._made("aten.expand", self.valid, size=list(tokens.rows))
-        self.kept = self._rows_kept()
+        self.kept = self._rows_with_one() if only_valid else self._rows_kept()
         flat = self._made("aten.reshape", self.kept, shape=[self._count])
         found = self._made("aten.nonzero", flat)
         self.number: Dim = found.shape[0]
@@ -44,11 +54,18 @@ class RowPacker:
         total = self._made("aten.cumsum", whole, dim=0)
         before = self._made("aten.sub.Scalar", total, other=1)
         self.inverse = self._made("aten.reshape", before, shape=list(tokens.rows))
-        self._hidden = self._made("aten.logical_not", self.kept)
-        self.checked = Checked(graph, pass_name)
+        if only_valid:
+            self.inverse = self._made("aten.maximum", self.inverse, self._firsts())
+        self._rows = Checked(graph, pass_name)
+        self._attentions = Checked(graph, pass_name, kinds=ATTENTION, depth=None)
         self._failed = False
         self._gathered: dict[tuple[Value, str, int], Value] = {}
         self._packed: dict[Value, Value] = {}  # by what it is spread to
+
+    @property
+    def remarks(self) -> list[Remark]:
+        """What was taken back because it was not equal."""
+        return [*self._rows.remarks, *self._attentions.remarks]
 
     @property
     def _count(self) -> Dim:
@@ -70,26 +87,71 @@ class RowPacker:
             kept = self._made("aten.logical_or", kept, there)
         return kept
 
+    def _rows_with_one(self) -> Value:
+        """(B, T): the valid rows, and row 0 of elements without any."""
+        valid = self._made("aten._to_copy", self.valid, dtype=torch.int64)
+        number = self._made("aten.sum.dim_IntList", valid, dim=[1], keepdim=True)
+        empty = self._made("aten.eq.Scalar", number, other=0)
+        first = self._made("aten.eq.Scalar", self._made("aten.arange", end=self.length), other=0)
+        return self._made(
+            "aten.logical_or", self.valid, self._made("aten.logical_and", empty, first)
+        )
+
+    def _firsts(self) -> Value:
+        """(B, 1): the place among the packed rows of the first of each element."""
+        number = self._made("aten._to_copy", self.kept, dtype=torch.int64)
+        each = self._made("aten.sum.dim_IntList", number, dim=[1], keepdim=True)
+        return self._made("aten.sub.Tensor", self._made("aten.cumsum", each, dim=0), each)
+
+    def pack_attention(self, node: Node) -> bool:
+        """Replaces an attention whose mask hides just the padding by one over packed rows."""
+        if self._failed:
+            return False
+        operands = [value for value in node.inputs[:3] if value is not None]
+        inputs = [self._gather(value, self.places, "row", node) for value in operands]
+        attrs = {name: node.attrs[name] for name in ("heads", "kv_heads", "scale")}
+        new = self._create(
+            "attn.packed_attention", [*inputs, self.kept], attrs, self._type(node.outputs[0]), node
+        )
+        # the mask and what is valid come from the same inputs
+        leaves = [*operands, *self.graph.inputs]
+        hidden = self._made("aten.logical_not", self.valid)
+        return self._replace(node, [new], self._attentions, leaves, hidden)
+
     def pack(self, node: Node) -> bool:
         """Replaces a node by one over packed rows, between a gather and a spread."""
         rows = row_operands(node, self.tokens.rows)
-        returned = set(self.graph.outputs)
-        read = [value for value in node.outputs if value.uses or value in returned]
-        if rows is None or not read or self._failed:
+        if rows is None or self._failed:
             return False
         inputs = [self._operand(node, value, rows) for value in node.inputs]
         op, attrs = _over_packed(node)
         types = [self._type(value) for value in node.outputs]
         new = self.graph.create(op, inputs, attrs, types=types, loc=node.loc, before=node)
-        pairs, compared = [], []
-        for value in read:
-            packed = new.outputs[value.index]
-            spread = self._spread(packed, node)
-            pairs.append((value, spread))
-            compared.append((self._shown(value, node), self._shown(spread, node)))
-            self._packed[spread] = packed
         leaves = [value for value in (*node.inputs, self.valid) if value is not None]
-        self._failed = not self.checked.replace(pairs, leaves=leaves, compared=compared)
+        hidden = self._made("aten.logical_not", self.kept)
+        return self._replace(node, new.outputs, self._rows, leaves, hidden)
+
+    def _replace(
+        self,
+        node: Node,
+        outputs: Sequence[Value],
+        checked: Checked,
+        leaves: Sequence[Value],
+        hidden: Value,
+    ) -> bool:
+        """Puts packed outputs in the place of a node's; compared but for the hidden rows."""
+        returned = set(self.graph.outputs)
+        pairs, compared = [], []
+        for value, packed in zip(node.outputs, outputs, strict=True):
+            if value.uses or value in returned:
+                spread = self._spread(packed, node)
+                pairs.append((value, spread))
+                shown = self._shown(value, hidden, node), self._shown(spread, hidden, node)
+                compared.append(shown)
+                self._packed[spread] = packed
+        if not pairs:
+            return False
+        self._failed = not checked.replace(pairs, leaves=leaves, compared=compared)
         return not self._failed
 
     def settle(self) -> None:
@@ -152,10 +214,10 @@ class RowPacker:
         flat = self._flat(packed, before)
         return self._create("aten.index.Tensor", [flat, self.inverse], {}, whole, before)
 
-    def _shown(self, value: Value, before: Node) -> Value:
-        """The value with 0 in the rows that aren't kept."""
+    def _shown(self, value: Value, hidden: Value, before: Node) -> Value:
+        """The value with 0 in rows that are hidden."""
         rest = [1] * (len(value.shape) - 2)
-        hidden = self._made("aten.reshape", self._hidden, shape=[*self.tokens.rows, *rest])
+        hidden = self._made("aten.reshape", hidden, shape=[*self.tokens.rows, *rest])
         attrs = {"value": 0}
         kind = value.tensor_type
         return self._create("aten.masked_fill.Scalar", [value, hidden], attrs, kind, before)

@@ -95,3 +95,31 @@ def attention(
         probabilities = probabilities.masked_fill(dead, 0.0)
     context = torch.matmul(probabilities, v).transpose(1, 2).reshape(batch, length, -1)
     return (context, probabilities, *presents) if weights else (context, *presents)
+
+
+@op("attn.packed_attention")
+def packed_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kept: torch.Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+) -> torch.Tensor:
+    """`attention` of a batch whose padding was left out: each row sees those of its own element.
+
+    query (1, N, H·D), key (1, N, G·D) and value (1, N, G·E) hold the N rows (b, t) at which `kept`,
+    bool (B, T), is True, in that order. Each element of the batch has one at least. Returns the
+    context (1, N, H·E).
+    """
+    ends = kept.sum(1).cumsum(0)
+    rows = torch.arange(query.shape[1], device=query.device)
+    element = torch.searchsorted(ends, rows, right=True)
+    mask = element[:, None] == element[None, :]
+    context: torch.Tensor
+    (context,) = attention(
+        query, key, value, None, mask, heads=heads, kv_heads=kv_heads, scale=scale
+    )
+    return context

@@ -11,7 +11,7 @@ import onnxruntime
 
 from attngraph.errors import ProviderError
 from attngraph.export.kernels import lengths
-from attngraph.export.kernels.facts import Facts, facts_of
+from attngraph.export.kernels.facts import ATTENTION, PACKED, PACKED_ATTENTION, Facts, facts_of
 from attngraph.export.kernels.needs import NEEDS
 from attngraph.export.kernels.table import (
     FORMS,
@@ -123,8 +123,8 @@ def _choose(facts: Facts, target: Target, version: tuple[int, int]) -> Choice:
 
 
 def choose_all(graph: Graph, target: Target) -> dict[Node, Choice]:
-    """The choice for each `attn.attention` of a graph."""
-    sites = (node for node in graph if node.op == "attn.attention")
+    """The choice for each attention of a graph."""
+    sites = (node for node in graph if node.op in (ATTENTION, PACKED_ATTENTION))
     return {node: choose(facts_of(node, graph.dims), target) for node in sites}
 
 
@@ -213,6 +213,8 @@ def candidates(facts: Facts, target: Target, version: tuple[int, int]) -> list[C
     found = []
     for form in FORMS:
         rows = [r for r in LEGAL if form in r.forms and r.provider == target.provider]
+        if PACKED in facts.features and not any(PACKED in row.takes for row in rows):
+            continue  # what has no rows to leave out is nobody's runner-up either
         rows = [r for r in rows if version in r.versions]
         refusals = [_refusal(row, facts) for row in rows]
         if not rows:

@@ -13,7 +13,7 @@ from attngraph.ir.dims import DimInfo, as_dim, bounds, divide, same
 from attngraph.ir.ops import attribute, input_of
 
 # What besides query, key and value an op must be able to take.
-CAUSAL, BOOL, BIAS, SOFTCAP, SINKS, WEIGHTS, PAST = (
+CAUSAL, BOOL, BIAS, SOFTCAP, SINKS, WEIGHTS, PAST, PACKED = (
     "causal",
     "bool mask",
     "float bias",
@@ -21,7 +21,9 @@ CAUSAL, BOOL, BIAS, SOFTCAP, SINKS, WEIGHTS, PAST = (
     "sinks",
     "returned weights",
     "past",
+    "packed rows",
 )
+ATTENTION, PACKED_ATTENTION = "attn.attention", "attn.packed_attention"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class Facts:
 
 
 def facts_of(node: Node, dims: Mapping[str, DimInfo]) -> Facts:
-    """The facts of an `attn.attention` node of a graph with these dims."""
+    """The facts of an attention, packed or not, of a graph with these dims."""
+    if node.op == PACKED_ATTENTION:
+        return _packed_facts(node, dims)
     query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
     mask, bias, past = (input_of(node, name) for name in ("mask", "bias", "past_key"))
@@ -95,6 +99,27 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo]) -> Facts:
         positive_scale=attribute(node, "scale") > 0,
         mean_rows=attribute(node, "masked_rows") == "mean"
         and (mask is not None or bias is not None),
+    )
+
+
+def _packed_facts(node: Node, dims: Mapping[str, DimInfo]) -> Facts:
+    """Those of the attention over padded rows that a packed one stands for."""
+    query, value, kept = (input_of(node, name) for name in ("query", "value", "kept"))
+    heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
+    batch, length = (bounds(dim, dims) for dim in kept.shape)
+    return Facts(
+        dtype=query.dtype,
+        heads=heads,
+        groups=groups,
+        head_size=_whole(divide(query.shape[2], heads)),
+        value_size=_whole(divide(value.shape[2], groups)),
+        batch=batch,
+        queries=length,
+        keys=length,
+        square=True,
+        aligned_keys=None,  # nothing asks: the padding is a number of keys, and no mask
+        features=frozenset({PACKED}),
+        positive_scale=attribute(node, "scale") > 0,
     )
 
 

@@ -13,6 +13,11 @@ def _multiple(size: int | None) -> bool | None:
     return None if size is None else size % 8 == 0
 
 
+def _at_least(size: tuple[int, int | None], least: int) -> bool | None:
+    low, high = size
+    return True if low >= least else None if high is None or high >= least else False
+
+
 def _same_size(facts: Facts) -> bool | None:
     if facts.head_size is None or facts.value_size is None:
         return None
@@ -35,6 +40,7 @@ def _negated(answer: bool | None) -> bool | None:
 
 NEEDS: Mapping[str, Need] = {
     "S = T": lambda facts: facts.square,
+    "S ≥ 256": lambda facts: _at_least(facts.queries, 256),
     "H = G": lambda facts: facts.heads == facts.groups,
     "D % 8 = 0": lambda facts: _multiple(facts.head_size),
     "E % 8 = 0": lambda facts: _multiple(facts.value_size),

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 import torch
 
-from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, PAST, SOFTCAP, WEIGHTS
+from attngraph.export.kernels.facts import (
+    BIAS,
+    BOOL,
+    CAUSAL,
+    PACKED,
+    PAST,
+    SOFTCAP,
+    WEIGHTS,
+)
 from attngraph.export.target import Provider
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -58,9 +66,14 @@ MASKED = Form("Attention, causal mask", "Attention", blocks=1)
 BLOCKS = tuple(Form(f"Attention, {n} query blocks", "Attention", blocks=n) for n in (2, 4, 8))
 GROUPED = Form("GroupQueryAttention", "com.microsoft.GroupQueryAttention")
 MULTI_HEAD = Form("MultiHeadAttention", "com.microsoft.MultiHeadAttention")
+PACKED_ROWS = Form("PackedMultiHeadAttention", "com.microsoft.PackedMultiHeadAttention")
+RESTORED_ROWS = Form("Attention, rows restored", "Attention")
 PRIMITIVE = Form("MatMul, Softmax, MatMul", "Softmax")
 
-FORMS = (ATTENTION, PADDED, MASKED, *BLOCKS, GROUPED, MULTI_HEAD, PRIMITIVE)
+FORMS = (
+    *(ATTENTION, PADDED, MASKED, *BLOCKS, GROUPED, MULTI_HEAD),
+    *(PACKED_ROWS, RESTORED_ROWS, PRIMITIVE),
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,7 @@ _CPU = frozenset({F32, F16})
 _CUDA = frozenset({F32, F16, BF16})
 _EVERY = frozenset({F32, F16, BF16, F64})
 _IS_CAUSAL = frozenset({CAUSAL})
+_IS_PACKED = frozenset({PACKED})
 _WHOLE_HEADS = ("heads share a head size", "scale > 0")
 
 LEGAL = (
@@ -142,6 +156,17 @@ LEGAL = (
     ),
     Legal((MULTI_HEAD,), "cuda", _CUDA, frozenset(), ("H = G", *_WHOLE_HEADS), source="D"),
     Legal((PRIMITIVE,), "cuda", _EVERY, _ALL, source="S"),
+    Legal(
+        (PACKED_ROWS,),
+        "cuda",
+        frozenset({F32, F16}),
+        _IS_PACKED,
+        ("H = G", *_WHOLE_HEADS),
+        _IS_PACKED,
+        source="D",
+    ),
+    Legal((RESTORED_ROWS,), "cuda", _CUDA, _IS_PACKED, (), _IS_PACKED, source="D"),
+    Legal((RESTORED_ROWS,), "cpu", _EVERY, _IS_PACKED, (), _IS_PACKED),
 )
 
 _FLASH = ("D % 8 = 0", "D ≤ 256", "E = D")
@@ -175,9 +200,38 @@ KERNELS = (
     Kernel((MULTI_HEAD,), "cuda", HALF, "cuDNN", 12, sm=90),
     Kernel((MULTI_HEAD,), "cuda", HALF, "Flash", 12, _FLASH, sm=80),
     Kernel((MULTI_HEAD,), "cuda", _CUDA, "memory-efficient or unfused", 29),
+    Kernel((PACKED_ROWS,), "cuda", frozenset({F16}), "Flash", 9, _FLASH, sm=80),
+    Kernel(
+        (PACKED_ROWS,),
+        "cuda",
+        frozenset({F16}),
+        "TensorRT or memory-efficient",
+        19,
+        ("D % 8 = 0", "E % 8 = 0"),
+    ),
+    Kernel(
+        (PACKED_ROWS,),
+        "cuda",
+        frozenset({F32}),
+        "memory-efficient",
+        19,
+        ("D % 8 = 0", "E % 8 = 0", "S ≥ 256"),
+    ),
+    Kernel((PACKED_ROWS,), "cuda", frozenset({F32, F16}), "unfused", 31),
+    Kernel((RESTORED_ROWS,), "cuda", HALF, "Flash", 12, _FLASH, sm=80),
+    Kernel((RESTORED_ROWS,), "cuda", HALF, "memory-efficient", 22, ("D % 8 = 0", "E % 8 = 0")),
+    Kernel(
+        (RESTORED_ROWS,),
+        "cuda",
+        frozenset({F32}),
+        "memory-efficient",
+        22,
+        ("H = G", "D % 8 = 0", "E % 8 = 0"),
+    ),
+    Kernel((RESTORED_ROWS,), "cuda", _CUDA, "unfused", 32),
     Kernel((PRIMITIVE,), "cuda", _EVERY, "separate kernels", 40, source="S"),
-    Kernel((ATTENTION,), "cpu", _CPU, "CPU Attention", 20, source="R"),
-    Kernel((ATTENTION,), "cpu", _EVERY, "separate kernels", 40, source="R"),
+    Kernel((ATTENTION, RESTORED_ROWS), "cpu", _CPU, "CPU Attention", 20, source="R"),
+    Kernel((ATTENTION, RESTORED_ROWS), "cpu", _EVERY, "separate kernels", 40, source="R"),
     Kernel((MASKED, *BLOCKS), "cpu", _CPU, "CPU Attention", 20, source="R"),
     Kernel((GROUPED,), "cpu", _CPU, "CPU GroupQueryAttention", 20, source="R"),
     Kernel((MULTI_HEAD,), "cpu", _CPU, "CPU Flash", 20, source="R"),

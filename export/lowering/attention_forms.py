@@ -116,10 +116,12 @@ def emit_attention(
     weights: bool = False,
     heads: tuple[int, int] | tuple[None, None] = (None, None),
     pasts: Sequence[ir.Value] = (),
+    keys: ir.Value | None = None,
 ) -> Emitted:
     """`Attention`-24 on packed heads, or on (B, H, S, D) where `heads` is left out.
 
-    With pasts it wants both presents bound.
+    With pasts it wants both presents bound. `keys` (B,) says how many there are in each element;
+    the rest is padding.
     """
     query, key, value = qkv
     if scale <= 0 or dtype == torch.float64:
@@ -131,7 +133,8 @@ def emit_attention(
         key,
         value,
         prepared.attn_mask,
-        *pasts,
+        *(pasts or (None, None)),
+        keys,
         outputs=(True, bool(pasts), bool(pasts), True) if weights else 3 if pasts else 1,
         scale=float(scale),
         is_causal=int(prepared.causal) or None,

@@ -36,6 +36,7 @@ _PRODUCTS = _aten(
 )
 _ATTENTION = _aten("scaled_dot_product_attention softmax.int _softmax") | {
     "attn.attention",
+    "attn.packed_attention",
     "attn.additive",
     "attn.rotary",
     "attn.sink_softmax",

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from attngraph.export.lower import lower
-from attngraph.ir import interpret
+from attngraph.export.save import to_session
+from attngraph.export.target import Target
+from attngraph.ir import interpret, parse
 from tests.export.lowered import (
     SIZES,
     assert_same,
@@ -193,3 +195,36 @@ def test_sdpa(lead: str, lead_kv: str, mask: str, kind: str) -> None:
             masked = f"{body}  input %m : {kind}[{mask}]\n"
             call = f"{name}(%q, %k, %v, %m) {{{written}}}{output}"
             check_hostile(f"{masked}  %r = {call}\n  return %r")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+def test_attention_over_packed_rows(dtype: str) -> None:
+    """Where there is no kernel for it: the padded layout, restored. Grouped heads, any padding."""
+    attrs = "heads = 2, kv_heads = 1, scale = 0.5"
+    graph = parse(
+        f"""graph @main {{
+  dim batch = 3 in 1..64
+  dim seq = 5 in 1..64
+  dim rows = 8 in 1..
+  input %q : {dtype}[1, rows, 16]
+  input %k : {dtype}[1, rows, 8]
+  input %v : {dtype}[1, rows, 4]
+  input %kept : bool[batch, seq]
+  %y = attn.packed_attention(%q, %k, %v, %kept) {{{attrs}}} : {dtype}[1, rows, 8]
+  return %y
+}}"""
+    )
+    target, generator = Target("cpu"), torch.Generator().manual_seed(0)
+    with to_session(lower(graph, target=target), target) as session:
+        for batch, length in ((4, 7), (1, 1), (2, 30)):
+            kept = torch.rand(batch, length, generator=generator) < 0.5
+            kept[:, 0] |= ~kept.any(1)
+            count, kind = int(kept.sum()), graph.inputs[0].dtype
+            rows = [
+                torch.randn(1, count, width, generator=generator).to(kind) for width in (16, 8, 4)
+            ]
+            (found,) = session.run([*rows, kept])
+            (expected,) = interpret(graph, [*rows, kept])
+            eps = torch.finfo(expected.dtype).eps
+            assert found.shape == expected.shape
+            assert float((found - expected).abs().max()) <= 8 * eps * float(expected.abs().max())

@@ -10,11 +10,20 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
+from attngraph.compiler import Model, trace
 from attngraph.errors import UsageError
+from attngraph.export.lower import lower
+from attngraph.export.save import to_session
+from attngraph.export.session import Session
+from attngraph.export.target import Target
+from attngraph.ir import Graph
 from attngraph.optimized import Optimized
+from attngraph.passes import run
+from attngraph.pipeline import pipeline
 from examples import bert, nanogpt
 
 BATCH, LENGTH, WIDTH = 3, 12, 32
+CPU = Target("cpu")
 
 
 def _mask(kind: str, batch: int = BATCH, length: int = LENGTH) -> Tensor:
@@ -175,6 +184,43 @@ def test_the_report_says_what_was_packed_and_compared(encoder: tuple[Encoder, Op
     assert any("8 linears" in note and "mask leaves unmasked" in note for note in report.notes)
     assert report.parity is not None
     assert "rows: the others are padding" in str(report.parity)
+
+
+def _with_packed_attention(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Session, Graph]:
+    """Compiled as for a target with kernels for attention over packed rows, to run here."""
+    batch, length = Dim("batch", max=64), Dim("length", max=64)
+    shapes = tuple({0: batch, 1: length} for _ in args)
+    graph = trace(Model(module.eval(), None, args, {}, shapes)).graph
+    run(graph, pipeline(ignore_padded_rows=True, packed_attention=True))
+    return to_session(lower(graph, target=CPU), CPU), graph
+
+
+@pytest.mark.parametrize("kind", [Encoder, MaskedMean, Unmasked])
+def test_attention_over_packed_rows_is_exact(kind: type[Encoder]) -> None:
+    """Whatever the padding is like; a cross attention to the tokens keeps its layout."""
+    torch.manual_seed(0)
+    module = (Unmasked(hide=True) if kind is Unmasked else kind()).eval()
+    session, graph = _with_packed_attention(module, (_x(), _mask("right")))
+    assert [node.op for node in graph].count("attn.packed_attention") == 2
+    for padding in MASKS:
+        for batch, length in ((BATCH, LENGTH), (5, 17)):
+            x, mask = _x(batch, length), _mask(padding, batch, length)
+            with torch.no_grad():
+                expected = module(x, mask)
+            (found,) = session.run([x, mask])
+            rows = mask if kind is Encoder else mask.any(1)
+            _rounding(found[rows], expected[rows])
+
+
+def test_packed_elements_stay_apart() -> None:
+    """A NaN in one element reaches no other, through attentions of either layout."""
+    module = Unmasked(hide=True).eval()
+    session, _ = _with_packed_attention(module, (_x(), _mask("right")))
+    x, mask = _x(), _mask("left")
+    x[0, -1] = torch.nan
+    with torch.no_grad():
+        expected = module(x, mask)
+    _rounding(session.run([x, mask])[0][1:], expected[1:])
 
 
 @pytest.mark.parametrize("pooled", [MaskedMean, FilledMaximum])

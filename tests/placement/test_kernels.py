@@ -11,8 +11,15 @@ import torch
 
 from attngraph.export.kernels import Choice, Facts, Form
 from attngraph.export.kernels.choice import candidates
-from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, SOFTCAP
-from attngraph.export.kernels.table import ATTENTION, GROUPED, MULTI_HEAD, PADDED
+from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, PACKED, SOFTCAP
+from attngraph.export.kernels.table import (
+    ATTENTION,
+    GROUPED,
+    MULTI_HEAD,
+    PACKED_ROWS,
+    PADDED,
+    RESTORED_ROWS,
+)
 from attngraph.export.lower import lower
 from attngraph.export.save import save
 from attngraph.export.target import Target
@@ -60,6 +67,23 @@ SITES: list[tuple[Form, int, tuple[str, ...], dict[str, Any]]] = [
     (MULTI_HEAD, 80, (), {}),
     (MULTI_HEAD, 90, (), {}),
     (MULTI_HEAD, 80, (), {"dtype": F32}),
+    (PACKED_ROWS, 80, (PACKED,), {}),
+    (PACKED_ROWS, 90, (PACKED,), ODD),
+    (PACKED_ROWS, 75, (PACKED,), {}),
+    (PACKED_ROWS, 75, (PACKED,), {"head_size": 128, "value_size": 128}),
+    (PACKED_ROWS, 80, (PACKED,), {"value_size": 32}),
+    (PACKED_ROWS, 80, (PACKED,), NARROW),
+    (PACKED_ROWS, 80, (PACKED,), {"dtype": F32}),
+    (PACKED_ROWS, 80, (PACKED,), {"dtype": F32, "queries": (255, 255), "keys": (255, 255)}),
+    (PACKED_ROWS, 80, (PACKED,), {"dtype": F32, "queries": (256, 256), "keys": (256, 256)}),
+    (RESTORED_ROWS, 80, (PACKED,), {"dtype": BF16}),
+    (RESTORED_ROWS, 90, (PACKED,), {"dtype": BF16, **ODD}),
+    (RESTORED_ROWS, 75, (PACKED,), ODD),
+    (RESTORED_ROWS, 80, (PACKED,), {"groups": 2}),
+    (RESTORED_ROWS, 80, (PACKED,), {"value_size": 32}),
+    (RESTORED_ROWS, 80, (PACKED,), NARROW),
+    (RESTORED_ROWS, 80, (PACKED,), {"dtype": F32, **ODD}),
+    (RESTORED_ROWS, 80, (PACKED,), {"dtype": F32, "groups": 2}),
 ]
 
 

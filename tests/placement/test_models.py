@@ -8,7 +8,7 @@ import pytest
 
 from attngraph.compiler import Model, analyse
 from attngraph.export.kernels import choose_all
-from attngraph.export.kernels.table import PRIMITIVE
+from attngraph.export.kernels.table import PACKED_ROWS, PRIMITIVE, RESTORED_ROWS
 from attngraph.export.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
 from attngraph.export.reference import Precision
@@ -45,3 +45,22 @@ def test_attention_is_on_cuda(
     products = {"MatMul", "Gemm", "FusedMatMul", "Softmax", "LayerNormalization"}
     off = {node["op"].partition(":")[2] for node in said["off_cuda"]}
     assert not off & products
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_packed_attention_is_on_cuda(precision: Precision, placement: Tool, tmp_path: Path) -> None:
+    """Without its padding, an encoder has the op for packed rows where that has a fast kernel."""
+    built = next(case for case in CASES if case.name == "encoder").build()
+    model = Model(built.module, None, built.args, {}, built.dynamic_shapes)
+    graph, _ = analyse(model, target=str(TARGET), ignore_padded_rows=True)
+    if precision != "fp32":
+        graph = convert(graph, Plan(DTYPES[precision])).graph
+    kernels = choose_all(graph, TARGET)
+    form = PACKED_ROWS if precision == "fp16" else RESTORED_ROWS
+    assert [choice.form for choice in kernels.values()] == [form] * built.sites
+    save(lower(graph, target=TARGET, kernels=kernels), tmp_path / "model.onnx")
+    said = placement(tmp_path / "model.onnx", "--sm", str(TARGET.sm))
+    assert [node["ep"] for node in said["attention"]] == ["CUDAExecutionProvider"] * built.sites
+    assert said["decomposed_attention"] == 0
+    assert said["memcpy"] == 0, said["off_cuda"]

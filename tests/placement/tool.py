@@ -27,6 +27,9 @@ SDPA_KERNELS = {
     "unfused": {"MATH"},
     "cuDNN": {"CUDNN_FLASH_ATTENTION"},
     "memory-efficient or unfused": {"EFFICIENT_ATTENTION", "MATH"},
+    "TensorRT or memory-efficient": {
+        *("TRT_FUSED_ATTENTION", "TRT_FLASH_ATTENTION", "EFFICIENT_ATTENTION")
+    },
 }
 """What onnxruntime's log calls the kernels of the table."""
 
