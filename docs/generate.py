@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import inspect
 import io
 import re
 import subprocess
@@ -20,7 +19,7 @@ from attngraph.cli.app import run as command
 from attngraph.compiler import Model, trace
 from attngraph.export import to_onnx
 from attngraph.ir import Graph, format_graph
-from attngraph.passes import label_of, run
+from attngraph.passes import label_of, purpose_of, run
 from attngraph.pipeline import pipeline
 from examples import eager_attention
 
@@ -70,15 +69,9 @@ def passes() -> str:
         if item.name in seen:
             lines.append(f"{number}. {item.name}, again\n")
         else:
-            lines.append(f"{number}. **{item.name}**: {_purpose(type(item))} {told}\n")
+            lines.append(f"{number}. **{item.name}**: {purpose_of(item)} {told}\n")
         seen.add(item.name)
     return "".join(lines)
-
-
-def _purpose(pass_type: type) -> str:
-    module = inspect.getmodule(pass_type)
-    first = (inspect.getdoc(module) or "").split("\n\n")[0]
-    return " ".join(first.split()).partition(": ")[2]
 
 
 def codes() -> str:
@@ -116,7 +109,7 @@ def tutorial() -> str:
             continue
         said = "".join(f"> {remark}\n" for remark in result.remarks)
         parts.append(
-            f"## {item.name}\n\n{_capitalised(_purpose(type(item)))} {count} → {len(graph)} nodes."
+            f"## {item.name}\n\n{_capitalised(purpose_of(item))} {count} → {len(graph)} nodes."
             f"\n\n{said}{chr(10) if said else ''}{_fenced(_changes(before, after), 'diff')}"
         )
         before = after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -73,6 +74,12 @@ def label_of(item: Pass) -> str:
     if type(item).exact:
         return "exact"
     return "exact and reassociating" if _has_both(item) else "reassociating"
+
+
+def purpose_of(item: Pass) -> str:
+    """What a pass does: the first paragraph of its file, behind the pass's name."""
+    text = inspect.getdoc(inspect.getmodule(type(item))) or ""
+    return " ".join(text.split("\n\n")[0].split()).partition(": ")[2]
 
 
 def only_exact(names: Iterable[str]) -> list[Pass]:

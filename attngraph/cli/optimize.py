@@ -72,7 +72,7 @@ def optimize(
         typer.Option(
             "--tune",
             help="Measure on this machine which form of each attention is fastest; what was "
-            "measured is kept in $XDG_CACHE_HOME/attngraph.",
+            "measured is kept in your cache folder.",
         ),
     ] = False,
     ignore_padded_rows: Annotated[

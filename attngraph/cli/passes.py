@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -13,9 +11,6 @@ from attngraph.cli.failures import reported
 from attngraph.cli.options import DebugOption, JsonOption
 from attngraph.cli.stages import working
 from attngraph.cli.text import Page
-
-if TYPE_CHECKING:
-    from attngraph.passes import Pass
 
 
 @dataclass(frozen=True)
@@ -26,22 +21,16 @@ class _Step:
     does: str
     label: str
 
-    @classmethod
-    def of(cls, item: Pass, label: str) -> _Step:
-        text = " ".join((inspect.getdoc(type(item)) or "").split())
-        first, _, _ = text.partition(". ")
-        return cls(item.name, f"{first.rstrip('.')}.", label)
-
 
 def passes(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """List the passes of `attngraph optimize`, in order, with what each does."""
     with reported(debug):
         with working(debug) as stages:
             stages("import torch")
-            from attngraph.passes import label_of
+            from attngraph.passes import label_of, purpose_of
             from attngraph.pipeline import pipeline
 
-            steps = [_Step.of(item, label_of(item)) for item in pipeline()]
+            steps = [_Step(item.name, purpose_of(item), label_of(item)) for item in pipeline()]
         if as_json:
             print(json.dumps([asdict(step) for step in steps], indent=2))
             return

@@ -83,7 +83,8 @@ class Choice:
 
 
 def _on(form: Form, kernel: str) -> str:
-    return f"{form.name} on " + ("the CPU" if kernel == f"CPU {form.op}" else kernel)
+    """A kernel that is named as its operator is not named again."""
+    return f"{form.name} on " + ("the CPU" if kernel == f"CPU {form.op.split('.')[-1]}" else kernel)
 
 
 def version_of(text: str) -> tuple[int, int]:
@@ -202,7 +203,8 @@ def _with_runner_up(
         return replace(choice, runner_up=same[0].form, why_not="it was not measured here")
     other = min(timed_there, key=lambda c: timed[c.form.name][length])
     theirs = timed[other.form.name][length]
-    why = f"{theirs:.3g} ms against {mine[length]:.3g} at {length} queries, as measured"
+    queries = "1 query" if length == 1 else f"{length} queries"
+    why = f"{theirs:.3g} ms against {mine[length]:.3g} at {queries}, as measured"
     if theirs < mine[length]:
         why += ", which is too little to gain"
     return replace(choice, runner_up=other.form, why_not=why)
