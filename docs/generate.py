@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 from attngraph.cli.app import run as command
@@ -62,15 +63,18 @@ def explain() -> str:
 
 
 def passes() -> str:
-    """The pipeline, with the first paragraph of each pass's file; a repeated pass only by name."""
-    lines, seen = [], set()
-    for number, item in enumerate(pipeline(), 1):
-        told = f"*{label_of(item).capitalize()}.*"
-        if item.name in seen:
-            lines.append(f"{number}. {item.name}, again\n")
-        else:
-            lines.append(f"{number}. **{item.name}**: {purpose_of(item)} {told}\n")
-        seen.add(item.name)
+    """The pipeline: what each pass does where it first stands, later its name alone."""
+    lines: list[str] = []
+    seen: set[str] = set()
+    for is_again, items in groupby(pipeline(), lambda item: item.name in seen):
+        if is_again:
+            lines.append(f"- again: {', '.join(item.name for item in items)}\n")
+            continue
+        for item in items:
+            lines.append(
+                f"- **{item.name}**: {purpose_of(item)} *{label_of(item).capitalize()}.*\n"
+            )
+            seen.add(item.name)
     return "".join(lines)
 
 
