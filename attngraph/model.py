@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ import torch
 from attngraph.errors import UsageError
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.load import Loaded
-from attngraph.frontend.script import script_to_program
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,8 @@ class Model:
     """What is compiled: a module or an exported program, its sample inputs and dynamic dims.
 
     `args` and `kwargs` are what `module(*args, **kwargs)` takes; `dynamic_shapes` is
-    torch.export's. `source` names the model in messages.
+    torch.export's. `dim_names` names the dims of a program, by input and axis. `source` names the
+    model in messages.
     """
 
     module: torch.nn.Module | None
@@ -28,6 +28,7 @@ class Model:
     kwargs: Mapping[str, Any]
     dynamic_shapes: Any = None
     source: str = "model"
+    dim_names: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loaded: Loaded) -> Model:
@@ -51,11 +52,9 @@ class Model:
 def trace(model: Model) -> Captured:
     """The model as a graph, whatever form it came in."""
     if model.program is not None:
-        return from_program(model.program)
+        return from_program(model.program, dim_names=model.dim_names)
     if model.module is None:
         raise UsageError(f"{model.source} holds neither a module nor a program.")
-    kwargs = dict(model.kwargs)
-    if isinstance(model.module, torch.jit.ScriptModule):
-        program = script_to_program(model.module, model.args, kwargs, model.dynamic_shapes)
-        return from_program(program)
-    return capture(model.module, model.args, kwargs=kwargs, dynamic_shapes=model.dynamic_shapes)
+    return capture(
+        model.module, model.args, kwargs=model.kwargs, dynamic_shapes=model.dynamic_shapes
+    )

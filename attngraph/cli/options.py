@@ -60,10 +60,11 @@ DimOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=LOW..HIGH",
+        metavar="NAME=LOW..HIGH|INPUT:AXIS",
         show_default=False,
         rich_help_panel=_INPUTS,
-        help="The sizes a named dim may take, e.g. seq=2..2048. Once for each dim.",
+        help="The sizes a named dim may take, e.g. seq=2..2048; or, of an exported program, the "
+        "name of a dim, e.g. seq=input_ids:1. Once for each dim.",
     ),
 ]
 AssumeOption: TypeAlias = Annotated[

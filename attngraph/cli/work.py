@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -25,6 +26,8 @@ from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.factory import importable_cwd
 from attngraph.frontend.load import Loaded, load
 from attngraph.frontend.specs import (
+    DimName,
+    DimRange,
     InputSpec,
     dynamic_shapes,
     make_inputs,
@@ -61,7 +64,7 @@ def decoder(
     """The model of the options as a decoder; `cache` are the texts of `--cache`."""
     parse_target(settings["target"])
     pairs = _pairs(cache)
-    specs, by_name = _parsed(source)
+    given = _parsed(source)
     with importable_cwd():
         stages("load")
         start = time.perf_counter()
@@ -80,7 +83,7 @@ def decoder(
                 "logits it returns; leave out --all-logits."
             )
         else:
-            model = _model_of(loaded, source, specs, by_name)
+            model = _model_of(loaded, source, given)
         seconds = time.perf_counter() - start
         result = compile_decoder(model, cache=pairs, **settings, progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
@@ -113,12 +116,12 @@ def verified(source: Source, path: Path, *, target: str, stages: Stages) -> Veri
     """The file at `path` compared with the model of the options."""
     with open_file(path, target) as session, importable_cwd():
         stages("load")
-        specs, by_name = _parsed(source)
+        given = _parsed(source)
         loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
         if METADATA_KEY in session.metadata and is_causal_lm(loaded.module):
             model = Model(loaded.module, None, (), {}, None, loaded.source)
         else:
-            model = _model_of(loaded, source, specs, by_name)
+            model = _model_of(loaded, source, given)
         return verify_file(model, path, session, target=target, progress=stages)
 
 
@@ -155,48 +158,78 @@ def read_model(source: Source) -> Model:
 
     Raises LoadError for the file, UsageError where the inputs don't fit it.
     """
-    specs, by_name = _parsed(source)
+    given = _parsed(source)
     loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
-    return _model_of(loaded, source, specs, by_name)
+    return _model_of(loaded, source, given)
 
 
-_Specs: TypeAlias = tuple[InputSpec, ...]
-_Dims: TypeAlias = dict[str, dict[int, torch.export.Dim] | None]
+@dataclass(frozen=True)
+class _Given:
+    """What --input and --dim say: of a module its inputs and dims, of a program names alone."""
+
+    specs: tuple[InputSpec, ...]
+    ranges: tuple[DimRange, ...]
+    names: tuple[DimName, ...]
 
 
-def _parsed(source: Source) -> tuple[_Specs, _Dims]:
+def _parsed(source: Source) -> _Given:
     specs = parse_inputs(source.inputs)
-    return specs, dynamic_shapes(specs, tuple(parse_dim(text) for text in source.dims))
+    dims = [parse_dim(text) for text in source.dims]
+    ranges = tuple(dim for dim in dims if isinstance(dim, DimRange))
+    names = tuple(dim for dim in dims if isinstance(dim, DimName))
+    if names and (ranges or specs):
+        what = "--input" if specs else f"--dim {ranges[0].name} with a range"
+        raise UsageError(
+            f"--dim {names[0].name}={names[0].input}:{names[0].axis} names a dim of an exported "
+            f"program, whose inputs and ranges are fixed: leave out {what}."
+        )
+    return _Given(specs, ranges, names)
 
 
-def _model_of(loaded: Loaded, source: Source, specs: _Specs, by_name: _Dims) -> Model:
+def _model_of(loaded: Loaded, source: Source, given: _Given) -> Model:
     if loaded.program is not None:
-        return _of_program(loaded, source)
-    if not specs and source.npz is None:
+        return _of_program(loaded, source, given)
+    if given.names:
+        name = given.names[0]
+        raise UsageError(
+            f"--dim {name.name}={name.input}:{name.axis} is for exported programs, and "
+            f"{loaded.source} is a module: write the dim as {name.name}=size in --input "
+            f"{name.input}, and its range as --dim {name.name}=low..high."
+        )
+    by_name = dynamic_shapes(given.specs, given.ranges)
+    if not given.specs and source.npz is None:
         return Model.of(loaded)
-    return _with_inputs(loaded, source, specs, by_name)
+    return _with_inputs(loaded, source, given.specs, by_name)
 
 
-def _of_program(loaded: Loaded, source: Source) -> Model:
-    if source.inputs or source.npz or source.dims:
-        option = "--input" if source.inputs else "--inputs" if source.npz else "--dim"
+def _of_program(loaded: Loaded, source: Source, given: _Given) -> Model:
+    if source.inputs or source.npz or (source.dims and not given.names):
+        option = "--input" if source.inputs else "--inputs" if source.npz else "--dim with a range"
         raise UsageError(
             f"{loaded.source} is an exported program, whose inputs and dims are fixed: leave out "
-            f"{option}, or export the model again with the dims you want."
+            f"{option}, or export the model again with the dims you want. Names for its dims are "
+            "given as --dim name=input:axis."
         )
     if loaded.args is None:
         raise LoadError(
             f"{loaded.source} carries no sample inputs to check the result with; save the program "
             "that torch.export.export returned, which has them."
         )
-    return Model.of(loaded)
+    names: dict[tuple[str, int], str] = {}
+    for name in given.names:
+        axis = (name.input, name.axis)
+        if names.setdefault(axis, name.name) != name.name:
+            raise UsageError(
+                f"--dim: {name.input}:{name.axis} is named twice, {names[axis]} and {name.name}."
+            )
+    return replace(Model.of(loaded), dim_names=names)
 
 
 def _with_inputs(
     loaded: Loaded,
     source: Source,
-    specs: _Specs,
-    by_name: _Dims,
+    specs: tuple[InputSpec, ...],
+    by_name: Mapping[str, dict[int, torch.export.Dim] | None],
 ) -> Model:
     assert loaded.module is not None
     tensors = read_npz(source.npz, specs) if source.npz is not None else make_inputs(specs)

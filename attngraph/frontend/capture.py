@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -18,6 +19,7 @@ from attngraph.errors import CaptureError
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.outputs import output_names
+from attngraph.frontend.program_dims import named_symbols
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.symbols import Symbols
@@ -99,12 +101,14 @@ def from_program(
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    dim_names: Mapping[tuple[str, int], str] | None = None,
 ) -> Captured:
     """A program of torch.export as a graph.
 
     `args` and `kwargs` are samples; without them, those the program carries. A program doesn't keep
-    the names of its dims: `dynamic_shapes` gives them, else they are named after the first input
-    that has them (`input_ids_1`). Raises CaptureError for control flow.
+    the names of its dims: `dynamic_shapes` or `dim_names`, by (input, axis), give them, else they
+    are named after the first input that has them (`input_ids_1`). Raises CaptureError for control
+    flow, UsageError where `dim_names` don't fit the program.
     """
     named = dict(kwargs or {})
     if args is None and program.example_inputs is not None:
@@ -113,7 +117,7 @@ def from_program(
     ordered = (tuple(args or ()), _in_program_order(program, named))
     if args is not None and dynamic_shapes:
         requests = requested_dims(combine(program.module(), tuple(args), named), dynamic_shapes)
-    return _captured(program, ordered, requests, ())
+    return _captured(program, ordered, requests, (), named_symbols(program, dim_names or {}))
 
 
 def _captured(
@@ -121,10 +125,11 @@ def _captured(
     sample: tuple[tuple[Any, ...], dict[str, Any]],
     requests: Sequence[Request],
     notes: tuple[str, ...],
+    names: Mapping[sympy.Symbol, str] = MappingProxyType({}),
 ) -> Captured:
     leaves = pytree.tree_leaves(sample)
     symbols = Symbols()
-    _name_dims(program, leaves, requests, symbols)
+    _name_dims(program, leaves, requests, symbols, names)
     functional = functionalize(program)
     translator = LoopTranslator(functional, symbols)
     results = translator.run()
@@ -133,7 +138,7 @@ def _captured(
     out_spec = program.call_spec.out_spec
     if out_spec is None:
         raise CaptureError("The exported program doesn't say what structure it returns.")
-    names, values, fixed = output_names(out_spec), [], {}
+    labels, values, fixed = output_names(out_spec), [], {}
     specs = functional.program.graph_signature.output_specs
     own = [r for r, spec in zip(results, specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
     for leaf, result in enumerate(own):
@@ -143,7 +148,7 @@ def _captured(
             fixed[leaf] = result
     if not values:
         raise CaptureError("The model returns no tensor, so there is nothing to compute.")
-    kept = _distinct_names([name for leaf, name in enumerate(names) if leaf not in fixed])
+    kept = _distinct_names([name for leaf, name in enumerate(labels) if leaf not in fixed])
     graph.set_outputs(values, kept)
     return Captured(
         graph,
@@ -168,8 +173,12 @@ def _name_dims(
     leaves: Sequence[Any],
     requests: Sequence[Request],
     symbols: Symbols,
+    names: Mapping[sympy.Symbol, str],
 ) -> None:
-    """Names every symbol of the inputs' shapes, the user's names first."""
+    """Names every symbol of the inputs' shapes, the user's names first.
+
+    `names` are those that were given to a program, whose dims have their ranges already.
+    """
     nodes = user_placeholders(program)
     samples = [*leaves, *[None] * (len(nodes) - len(leaves))]
     shapes = [
@@ -202,7 +211,7 @@ def _name_dims(
             is_plain = isinstance(size.node.expr, sympy.Symbol)
             for original in symbols.unnamed([size.node.expr]):
                 info = _info(program, original, actual if is_plain else None, size)
-                symbols.name(original, f"{node.name}_{axis}", info)
+                symbols.name(original, names.get(original, f"{node.name}_{axis}"), info)
 
 
 def _info(

@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,8 @@ def load_program(path: Path, *, trust_pickle: bool) -> ExportedProgram:
             "save it again with a newer torch, or pass --trust-pickle if you trust its author."
         )
     try:
-        return _load_checked(path)
+        with _quiet():
+            return _load_checked(path)
     except LoadError:
         raise
     except RecursionError as error:
@@ -65,20 +67,26 @@ def _load_trusted(path: Path, names: tuple[str, ...]) -> ExportedProgram:
     try:
         if "models/model.json" in names:
             _import_container_types(PT2ArchiveReader(str(path)).read_string("models/model.json"))
-        with path.open("rb") as file, _quiet_retry():
+        with path.open("rb") as file, _quiet():
             return torch.export.load(file)
     except Exception as error:
         raise _damaged(path, error) from error
 
 
 @contextmanager
-def _quiet_retry() -> Iterator[None]:
-    """torch 2.13 logs its retry without weights_only with one argument too few, as a traceback."""
+def _quiet() -> Iterator[None]:
+    """Without what torch says of its own doings.
+
+    torch 2.13 logs its retry without weights_only with one argument too few, as a traceback; torch
+    2.11 warns that weights it maps can't be written, which nothing does.
+    """
     logger = logging.getLogger("torch._export.serde.serialize")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            yield
     finally:
         logger.setLevel(level)
 

@@ -90,6 +90,8 @@ def _requests(combined: Mapping[str, Any], dynamic_shapes: Any) -> Iterator[Requ
                 shown = name if count == 1 else f"{name}[{index - leaf}]"
                 if isinstance(tensor, torch.Tensor):
                     yield from _of_tensor(shown, index, tensor, shape)
+                elif isinstance(tensor, (int, float)) and _is_dynamic(shape):
+                    raise dynamic_number(shown, "export the module")
         leaf += count
 
 
@@ -119,13 +121,28 @@ def _of_tensor(name: str, leaf: int, tensor: torch.Tensor, shape: Any) -> Iterat
                 f"dynamic_shapes names axis {axis} of input {name}, which has {tensor.ndim} axes."
             )
         axis %= tensor.ndim
-        if dim is None or isinstance(dim, int) or getattr(dim, "type", 0) == _DimHintType.STATIC:
+        if not _is_dynamic(dim):
             continue
         size = tensor.shape[axis]
         is_named = isinstance(dim, Dim)
         label = dim.__name__ if is_named else None
         root = dim.root.__name__ if is_named and hasattr(dim, "root") else label
         yield Request(name, leaf, axis, size, label, root, _bound(dim.min), _bound(dim.max))
+
+
+def _is_dynamic(dim: Any) -> bool:
+    static = dim is None or isinstance(dim, int)
+    return not static and getattr(dim, "type", None) != _DimHintType.STATIC
+
+
+def dynamic_number(name: str, action: str) -> CaptureError:
+    """The error about an input that is a Python number and is asked to be dynamic."""
+    return CaptureError(
+        f"Input {name} is a number that is asked to be dynamic, and a graph's inputs are tensors. "
+        f"To choose it at each run, let forward take a tensor of it and read "
+        f"it with .item() where Python needs a number; to make it a constant, {action} with None "
+        "for it in dynamic_shapes."
+    )
 
 
 def _bound(value: Any) -> int | None:

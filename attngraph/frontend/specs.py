@@ -17,10 +17,16 @@ import torch
 from attngraph.errors import LoadError, UsageError
 
 _INPUT_FORM = "name=dtype[dims], e.g. input_ids=int64[batch=2,seq=8] or x=float32[2,3,32,32]"
-_DIM_FORM = "name=low..high or name=low.., e.g. seq=2..2048"
+_DIM_FORM = (
+    "name=low..high or name=low.., e.g. seq=2..2048; for an exported program name=input:axis, "
+    "e.g. seq=input_ids:1"
+)
 
 _INPUT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<dtype>\w+)\s*\[(?P<dims>[^\[\]]*)\]\s*\Z")
 _DIM = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)\s*=\s*)?(?P<size>\d+)\s*\Z")
+_AXIS = re.compile(
+    r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<input>[A-Za-z_]\w*)\s*:\s*(?P<axis>\d+)\s*\Z"
+)
 _RANGE = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<low>\d+)\s*\.\.\s*(?P<high>\d*)\s*\Z")
 
 DTYPES = {
@@ -69,6 +75,15 @@ class DimRange:
     high: int | None
 
 
+@dataclass(frozen=True)
+class DimName:
+    """One `--dim` of an exported program: the name of the dim that is this axis of this input."""
+
+    name: str
+    input: str
+    axis: int
+
+
 def parse_input(text: str) -> InputSpec:
     """Read `name=dtype[dims]`; raises UsageError with the expected form."""
     match = _INPUT.match(text)
@@ -83,8 +98,13 @@ def parse_input(text: str) -> InputSpec:
     return InputSpec(match["name"], dtype, tuple(_parse_dim(item, text) for item in items))
 
 
-def parse_dim(text: str) -> DimRange:
-    """Read `name=low..high` or `name=low..`; raises UsageError with the expected form."""
+def parse_dim(text: str) -> DimRange | DimName:
+    """Read `name=low..high`, `name=low..` or `name=input:axis`.
+
+    Raises UsageError with the expected form.
+    """
+    if axis := _AXIS.match(text):
+        return DimName(axis["name"], axis["input"], int(axis["axis"]))
     match = _RANGE.match(text)
     if match is None:
         raise UsageError(f"--dim {text!r} doesn't parse; write {_DIM_FORM}.")

@@ -20,6 +20,7 @@ from torch import fx
 from attngraph.errors import CaptureError
 from attngraph.frontend.functional import IDENTITY_IN_PLACE, Functional
 from attngraph.frontend.locations import Locator
+from attngraph.frontend.shapes import dynamic_number
 from attngraph.frontend.symbols import Symbols
 from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
 from attngraph.ir.ops import OpDef, flatten_call, op_def, op_name
@@ -108,10 +109,7 @@ class Translator:
             elif isinstance(value, torch.Tensor):
                 self._values[node] = self.graph.add_input(str(spec.arg.name), self._type(value))
             elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                raise CaptureError(
-                    f"Input {spec.arg.name} is a number that is asked to be dynamic; pass it as a "
-                    "tensor, or leave it static."
-                )
+                raise dynamic_number(str(spec.arg.name), "export the module again")
             else:
                 self._scalars[node] = getattr(spec.arg, "value", value)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.locations import short_path
+from attngraph.frontend.pt2 import load_program
 from attngraph.frontend.script import script_to_program
 from attngraph.ir import DimInfo, Loc, format_graph, interpret, parse, verify
 from attngraph.ir.ops import op_def
@@ -121,7 +122,7 @@ def test_a_saved_program_gives_the_same_graph(tmp_path: Path) -> None:
     model = built("t5-sdpa")  # mutates a temporary, which only the retrace sees after loading
     program = _export(model)
     torch.export.save(program, tmp_path / "model.pt2")
-    loaded = torch.export.load(tmp_path / "model.pt2")
+    loaded = load_program(tmp_path / "model.pt2", trust_pickle=False)
     result = from_program(loaded, model.args, dynamic_shapes=model.dynamic_shapes)
     verify(result.graph)
     assert result.dynamic == captured("t5-sdpa", True).dynamic
@@ -134,6 +135,19 @@ def test_a_program_without_names_has_dims_named_after_inputs() -> None:
     result = from_program(_export(built("bert-sdpa")))
     assert set(result.dynamic.values()) == {"input_ids_0", "input_ids_1"}
     assert_identical(result.args, built("bert-sdpa").args)
+
+
+def test_dims_of_a_program_are_named_by_input_and_axis() -> None:
+    program = _export(built("bert-sdpa"))
+    result = from_program(program, dim_names={("input_ids", 0): "batch"})
+    assert result.dynamic == {
+        (0, 0): "batch",
+        (0, 1): "input_ids_1",
+        (1, 0): "batch",
+        (1, 1): "input_ids_1",
+    }
+    unnamed = from_program(program).graph.dims
+    assert result.graph.dims["batch"] == unnamed["input_ids_0"]
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch copies its own there

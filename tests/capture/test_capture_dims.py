@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph.errors import CaptureError, UsageError
-from attngraph.frontend.capture import capture
+from attngraph.frontend.capture import capture, from_program
 from attngraph.ir import DimInfo, ScalarType, interpret
 from tests.capture.formula import BATCH, BOTH, Formula, X, assert_identical, check, states
 
@@ -97,7 +97,7 @@ def test_a_dim_that_specialised_names_what_forced_it(dims: Any) -> None:
         ),
         (lambda s, x, y: x @ y, (X, X), None, [Path(__file__).name, "reduction dim"]),
         (lambda s, x, y: x.shape[0], (X,), None, ["no tensor"]),
-        (lambda s, x, y: x * y, (X, 3), (None, Dim.DYNAMIC), ["Input y", "as a tensor"]),
+        (lambda s, x, y: x * y, (X, 3), (None, Dim.DYNAMIC), ["Input y", "take a tensor"]),
         (
             lambda s, x, y: torch.cond(x.sum() > 0, lambda q: q * 2, lambda q: q - 1, (x,)),
             (X,),
@@ -184,3 +184,29 @@ def test_a_condition_that_the_trace_met_is_said_in_the_dims_own_names() -> None:
     assert "== (4*seq)" in said
     assert "L['x']" not in said
     assert "Leave the dim static" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "dim"), [(3, Dim.DYNAMIC), (3, Dim.AUTO), (3, Dim("n")), (0.5, Dim.AUTO)]
+)
+def test_a_number_that_is_asked_to_be_dynamic_is_named_with_what_to_do(
+    number: float, dim: Any
+) -> None:
+    class Scales(nn.Module):
+        def forward(self, x: torch.Tensor, n: float) -> torch.Tensor:
+            return x * n
+
+    with pytest.raises(CaptureError, match=r"Input n is a number .*take a tensor of it") as caught:
+        capture(Scales(), (X, number), dynamic_shapes=({0: BATCH}, dim))
+    assert "None for it in dynamic_shapes" in str(caught.value)
+    assert capture(Scales(), (X, number), dynamic_shapes=({0: BATCH}, None)).input_names == ("x",)
+
+
+def test_a_program_with_a_dynamic_number_is_named_with_what_to_do() -> None:
+    class Cuts(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            return x[:n]
+
+    program = torch.export.export(Cuts(), (X, 2), dynamic_shapes=(None, Dim.DYNAMIC))
+    with pytest.raises(CaptureError, match=r"Input n is a number .*export the module again"):
+        from_program(program)

@@ -103,6 +103,48 @@ def test_an_exported_program_takes_no_inputs(attngraph: Any, here: Path) -> None
     assert "leave out --input" in ran.sentence
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--dim", "batch=2..8"], "leave out --dim with a range"),
+        (["--dim", "batch=y:0"], "the program has no tensor input y; it has x, memory"),
+        (["--dim", "batch=x:2"], "x has 2 axes, counted from 0"),
+        (["--dim", "width=x:1"], "that axis is fixed to 4 in the program"),
+        (["--dim", "batch=x:0", "--dim", "rows=x:0"], "is named twice"),
+        (["--dim", "batch=x:0", "--dim", "rows=bias:0"], "has one dim for it and batch"),
+        (["--dim", "batch=x:0", "--dim", "batch=memory:0"], "doesn't require it to equal x:0"),
+        (["--dim", "batch=x:0", "--dim", "batch=2..8"], "leave out --dim batch with a range"),
+        (["--dim", "batch=x:0", "--input", "x=float32[2,4]"], "leave out --input"),
+    ],
+)
+def test_names_that_do_not_fit_a_program(
+    attngraph: Any, here: Path, arguments: list[str], part: str
+) -> None:
+    class Model(torch.nn.Module):
+        def forward(
+            self, x: torch.Tensor, memory: torch.Tensor, bias: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return x + bias, memory.sum(1)
+
+    batch = torch.export.Dim("batch", max=64)
+    rows = torch.export.Dim("rows", max=64)
+    program = torch.export.export(
+        Model(),
+        (torch.zeros(3, 4), torch.zeros(5, 4), torch.zeros(3, 4)),
+        dynamic_shapes=({0: batch}, {0: rows}, {0: batch}),
+    )
+    torch.export.save(program, here / "model.pt2")
+    ran = _optimize(attngraph, "model.pt2", *arguments)
+    assert ran.code == USAGE
+    assert part in ran.sentence
+
+
+def test_names_of_a_program_are_not_for_modules(attngraph: Any) -> None:
+    ran = _optimize(attngraph, "--factory", "user_models:alone", "--dim", "batch=x:0")
+    assert ran.code == USAGE
+    assert "write the dim as batch=size in --input x" in ran.sentence
+
+
 def test_a_model_that_cannot_be_traced_shows_torchs_reason_and_the_users_line(
     attngraph: Any,
 ) -> None:

@@ -37,6 +37,27 @@ def test_optimize_writes_the_model_and_prints_a_summary(attngraph: Any, here: Pa
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
+def test_dims_of_a_program_get_the_names_that_are_given(attngraph: Any, here: Path) -> None:
+    width, size = torch.export.Dim("width", max=64), torch.export.Dim("size", max=64)
+    program = torch.export.export(
+        torch.nn.Bilinear(4, 4, 4),
+        (torch.zeros(3, 5, 4), torch.zeros(3, 5, 4)),
+        dynamic_shapes=({0: width, 1: size}, {0: width, 1: size}),
+    )
+    torch.export.save(program, here / "model.pt2")
+
+    def dims(*arguments: str) -> list[list[str]]:
+        ran = attngraph("optimize", "model.pt2", "-o", "out.onnx", *arguments)
+        assert (ran.code, ran.err) == (0, "")
+        graph = onnx.load(here / "out.onnx").graph
+        shapes = [value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)]
+        return [[dim.dim_param or str(dim.dim_value) for dim in shape] for shape in shapes]
+
+    assert dims() == [["input1_0", "input1_1", "4"]] * 3
+    named = dims("--dim", "batch=input1:0", "--dim", "seq=input2:1", "--dim", "seq=input1:1")
+    assert named == [["batch", "seq", "4"]] * 3
+
+
 def test_json_is_the_report_and_the_output(attngraph: Any, here: Path) -> None:
     found = _json(attngraph("optimize", *ATTENTION, "-o", "out.onnx", "--json"))
     assert found.keys() == Report("", "cpu", "fp32").to_dict().keys() | {"output"}

@@ -1,0 +1,49 @@
+"""Names for the dims of an exported program, which keeps none of its author's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+
+from attngraph.errors import UsageError
+from attngraph.frontend.tracing import user_placeholders
+
+
+def named_symbols(
+    program: ExportedProgram, names: Mapping[tuple[str, int], str]
+) -> dict[sympy.Symbol, str]:
+    """The program's symbols by the name that was given to an axis of an input.
+
+    Raises UsageError where an axis is unknown, fixed or computed, or where names and dims are not
+    one to one.
+    """
+    inputs = {node.name: node.meta.get("val") for node in user_placeholders(program)}
+    found: dict[sympy.Symbol, str] = {}
+    owners: dict[str, tuple[sympy.Symbol, str]] = {}
+    for (owner, axis), name in names.items():
+        what = f"--dim {name}={owner}:{axis}"
+        if not isinstance(value := inputs.get(owner), torch.Tensor):
+            known = ", ".join(n for n, v in inputs.items() if isinstance(v, torch.Tensor))
+            raise UsageError(f"{what}: the program has no tensor input {owner}; it has {known}.")
+        if axis >= value.ndim:
+            raise UsageError(f"{what}: {owner} has {value.ndim} axes, counted from 0.")
+        size = value.shape[axis]
+        expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+        if not isinstance(expr, sympy.Symbol):
+            why = f"is fixed to {size}" if expr.is_number else "is computed from another dim"
+            raise UsageError(
+                f"{what}: that axis {why} in the program; name another, or export the model again "
+                "with that axis dynamic."
+            )
+        if found.setdefault(expr, name) != name:
+            raise UsageError(f"{what}: the program has one dim for it and {found[expr]}; name one.")
+        first, where = owners.setdefault(name, (expr, f"{owner}:{axis}"))
+        if first != expr:
+            raise UsageError(
+                f"{what}: the program doesn't require it to equal {where}; give it a name of its "
+                "own, or export the model again with one Dim for both."
+            )
+    return found
