@@ -1,6 +1,7 @@
 """split-complex: complex numbers as pairs of reals, which is what ONNX operators compute on.
 
-Rotary embeddings are written with them: view_as_real(view_as_complex(x) * polar(1, angle)).
+Rotary embeddings are written with them: view_as_real(view_as_complex(x) * polar(1, angle)). Fourier
+transforms become products with tables (fourier.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.passes.checked import Checked
+from attngraph.passes.fourier import TRANSFORMS, Parts, Transform, read_transform
 from attngraph.passes.manager import register
 
 Pair: TypeAlias = tuple[Value, Value]
@@ -33,6 +35,7 @@ _ON_BOTH = frozenset(
 _SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
 _CONJUGATES = frozenset(["aten._conj", "aten.conj", "aten.conj_physical"])
 _FROM_REALS = frozenset(["aten.complex", "aten.polar", "aten.view_as_complex"])
+_PRODUCTS = frozenset(["aten.bmm", "aten.einsum", "aten.matmul", "aten.mm", "aten.mul.Tensor"])
 _TO_REALS = frozenset(["aten.abs", "aten.imag", "aten.real", "aten.view_as_real"])
 
 
@@ -50,11 +53,13 @@ class SplitComplex:
     def run(self, graph: Graph) -> list[Remark]:
         parts, checked = _Parts(graph), Checked(graph, self.name)
         for node in list(graph):
-            if node.op not in _TO_REALS or not _is_complex(source := node.inputs[0]):
+            if node.op not in _TO_REALS | TRANSFORMS or not _is_complex(source := node.inputs[0]):
+                continue
+            if _is_complex(node.output):
                 continue
             assert source is not None
             is_read = node.output.uses or node.output in graph.outputs
-            if is_read and parts.known(source):
+            if is_read and parts.known(source) and parts.known_op(node):
                 result = parts.real_result(node, parts.of(source))
                 if not checked.replace([(node.output, result)], leaves=_real_sources(source)):
                     parts = _Parts(graph)  # some of the parts it remembers were erased
@@ -90,6 +95,7 @@ class _Parts:
         self.build = Builder(graph)
         self._known: dict[Value, bool] = {}
         self._pairs: dict[Value, Pair] = {}
+        self._transforms: dict[Node, Transform | None] = {}
 
     def known(self, value: Value) -> bool:
         """Whether the parts of a complex value can be written."""
@@ -102,6 +108,8 @@ class _Parts:
             return False
         operands = [value for value in node.inputs if value is not None]
         numbers = [value for value in operands if _is_complex(value)]
+        if node.op in TRANSFORMS:
+            return self.known_op(node) and all(self.known(value) for value in numbers)
         if node.op in _FROM_REALS:
             return not numbers
         if node.op in _ON_BOTH:
@@ -115,9 +123,20 @@ class _Parts:
         elif node.op == "aten.div.Tensor":
             if _is_complex(operands[1]):
                 return False
-        elif node.op not in ("aten.mul.Tensor", "aten._to_copy", *_CONJUGATES):
+        elif node.op == "aten.einsum":
+            if len(operands) != 2:
+                return False
+        elif node.op not in (*_PRODUCTS, "aten._to_copy", *_CONJUGATES):
             return False
         return bool(numbers) and all(self.known(value) for value in numbers)
+
+    def known_op(self, node: Node) -> bool:
+        """Whether a node is no Fourier transform, or one that products can be written for."""
+        if node.op not in TRANSFORMS:
+            return True
+        if node not in self._transforms:
+            self._transforms[node] = read_transform(node)
+        return self._transforms[node] is not None
 
     def of(self, value: Value) -> Pair:
         """(real, imaginary) of a value that is known."""
@@ -146,7 +165,7 @@ class _Parts:
             ):
                 self._pairs[value] = (real, imaginary)
             return
-        pair = self._product(node) if "mul" in node.op else self._other(node)
+        pair = self._product(node) if node.op in _PRODUCTS else self._other(node)
         self._pairs[node.output] = (self._fit(pair[0], node), self._fit(pair[1], node))
 
     def _fit(self, part: Value, node: Node) -> Value:
@@ -160,22 +179,30 @@ class _Parts:
         left, right = node.inputs
         assert left is not None
         assert right is not None
-        multiply = "aten.mul.Tensor"
+        build = self.build
+
+        def times(x: Value, y: Value) -> Value:
+            return build(node.op, x, y, **node.attrs)
+
         if not _is_complex(left):
-            left, right = right, left
+            c, d = self.of(right)
+            return times(left, c), times(left, d)
         a, b = self.of(left)
         if not _is_complex(right):
-            return self.build(multiply, a, right), self.build(multiply, b, right)
+            return times(a, right), times(b, right)
         c, d = self.of(right)
-        build = self.build
-        real = build("aten.sub.Tensor", build(multiply, a, c), build(multiply, b, d))
-        return real, build("aten.add.Tensor", build(multiply, a, d), build(multiply, b, c))
+        real = build("aten.sub.Tensor", times(a, c), times(b, d))
+        return real, build("aten.add.Tensor", times(a, d), times(b, c))
 
     def _other(self, node: Node) -> Pair:
         build, op = self.build, node.op
         first = node.inputs[0]
         second = node.inputs[1] if len(node.inputs) > 1 else None
         assert first is not None
+        if op in TRANSFORMS:
+            real, imaginary = self._transformed(node)
+            assert imaginary is not None
+            return real, imaginary
         if op == "aten.view_as_complex":
             real, imaginary = (build("aten.select.int", first, dim=-1, index=i) for i in (0, 1))
             return real, imaginary
@@ -205,9 +232,19 @@ class _Parts:
         c, d = self.of(right) if _is_complex(right) else (right, zero)
         return self.build(node.op, a, c, alpha=alpha), self.build(node.op, b, d, alpha=alpha)
 
+    def _transformed(self, node: Node) -> Parts:
+        source = node.inputs[0]
+        transform = read_transform(node)
+        assert source is not None
+        assert transform is not None
+        parts = self.of(source) if _is_complex(source) else (source, None)
+        return transform.apply(self.build.at(node, node.loc), parts)
+
     def real_result(self, node: Node, pair: Pair) -> Value:
-        """What a node of `_TO_REALS` computes, from the parts of its operand."""
+        """What a node of `_TO_REALS`, or a transform to reals, computes of its operand's parts."""
         build = self.build.at(node, node.loc)
+        if node.op in TRANSFORMS:
+            return self._fit(self._transformed(node)[0], node)
         real, imaginary = pair
         if node.op == "aten.view_as_real":
             return build("aten.stack", real, imaginary, dim=-1)
