@@ -11,7 +11,9 @@ from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.branches import is_projection
 from attngraph.passes.matching import same_type
 from attngraph.passes.scalars import uniform
-from attngraph.passes.stacking import Stacking, moved, replaceable
+from attngraph.passes.stacking import Stacking
+from attngraph.passes.stacking_attention import replaceable
+from attngraph.passes.stacking_plans import moved
 
 _ADD = "aten.add.Tensor"
 _OVER_STACK = frozenset(["aten.sum.dim_IntList", "aten.mean.dim"])

@@ -203,8 +203,8 @@ def _with_runner_up(
         return replace(choice, runner_up=same[0].form, why_not="it was not measured here")
     other = min(timed_there, key=lambda c: timed[c.form.name][length])
     theirs = timed[other.form.name][length]
-    queries = "1 query" if length == 1 else f"{length} queries"
-    why = f"{theirs:.3g} ms against {mine[length]:.3g} at {queries}, as measured"
+    at = "1 query" if length == 1 else f"{length} queries"
+    why = f"{theirs:.3g} ms against {mine[length]:.3g} at {at}, as measured"
     if theirs < mine[length]:
         why += ", which is too little to gain"
     return replace(choice, runner_up=other.form, why_not=why)
