@@ -43,6 +43,7 @@ WORKLOADS = (
     Workload("bert_long", "BERT-base B1 S2048, no padding", 12),
     Workload("gpt2_prefill", "GPT-2 without its head, prefill B1 S1024", 12),
     Workload("llama_prefill", "Llama-shaped (12 heads, 4 of keys), prefill B1 S1024", 12),
+    Workload("llama_long", "Llama-shaped (12 heads, 4 of keys), prefill B1 S2048", 12),
     Workload("vit", "ViT-B/16 B4", 12),
     Workload("t5", "T5-small without its head, B4 S128, 64 decoded", 6),
     Workload("per_head", "12 heads written one by one, B4 S128", 4),
@@ -119,7 +120,7 @@ def gpt2_prefill() -> Built:
     return module.eval(), (ids,), (_dims(1024, batch=False),)
 
 
-def llama_prefill() -> Built:
+def llama_prefill(length: int = 1024) -> Built:
     from transformers import LlamaConfig, LlamaModel
 
     groups = _size(4, 1)
@@ -134,8 +135,12 @@ def llama_prefill() -> Built:
         use_cache=False,
     )
     module: Any = LlamaModel(config)
-    ids = _ids(config.vocab_size, 1, _size(1024, 32))
+    ids = _ids(config.vocab_size, 1, _size(length, 32))
     return module.eval(), (ids,), (_dims(4096, batch=False),)
+
+
+def llama_long() -> Built:
+    return llama_prefill(2048)
 
 
 def vit() -> Built:
