@@ -181,8 +181,6 @@ def _four_axes(weights: torch.Tensor, node: Node) -> torch.Tensor:
     return weights[:, None] if weights.dim() == 3 else weights
 
 
-# -- eager's own -------------------------------------------------------------------------------
-
 _Runs = dict[Place, list[tuple[torch.Tensor, torch.Tensor]]]
 """Weights in eager's dtype and in float64, by the place of their softmax, in order."""
 

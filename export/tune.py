@@ -75,9 +75,6 @@ def lengths_of(facts: Facts) -> list[int]:
     return sorted({max(low, 1), *(n for n in LENGTHS if low <= n <= top), top})
 
 
-# -- the cache -----------------------------------------------------------------------------------
-
-
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/attngraph/kernels, or the same under ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 
@@ -121,7 +121,29 @@ def _defect(site: Site, reason: str) -> Declined:
     )
 
 
-def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:
+_Placed: TypeAlias = tuple[Operand, Axes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a site is written: operands at their stages, and what multiplies which of them.
+
+    `on_keys` are the factors of the keys; `outer` and `inner` multiply the context and the values.
+    `sinks` and `terms` are the sink, and each step, with axes that broadcast to the scores.
+    """
+
+    kv_heads: int
+    heads: int
+    operands: tuple[Stage, Stage, Stage]
+    scale: float
+    on_keys: list[Factor]
+    outer: list[Factor]
+    inner: list[Factor]
+    sinks: _Placed | None
+    terms: list[_Placed]
+
+
+def _planned(site: Site) -> _Plan | Declined:
     roles = site.roles
     kv_heads, groups = _static_size(roles.kv_heads), _static_size(roles.groups)
     if kv_heads is None or groups is None:
@@ -129,7 +151,7 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     chosen = _operands(site)
     if chosen is None:
         return Declined("axes-not-attention", "The operands can't be laid out as heads.")
-    query, key, value = chosen
+    query, key, _ = chosen
     scale = site.scale * query.factor * key.factor
     if not math.isfinite(scale) or scale == 0:
         return Declined("scale-unknown", f"The scores are scaled by {scale:g}.")
@@ -160,63 +182,26 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
             "from key to key.",
             hint="Mask the scores before the softmax instead.",
         )
-    per_row = broadcastable(site.sinks, roles.scores) if site.sinks is not None else None
-    if site.sinks is not None and per_row is None:
+    sinks = broadcastable(site.sinks, roles.scores) if site.sinks is not None else None
+    if site.sinks is not None and sinks is None:
         return Declined("axes-not-attention", "The sink has axes that the scores lack.")
     places = [broadcastable(step.operand, roles.scores) for step in site.steps]
-    if None in places:
+    terms = [place for place in places if place is not None]
+    if len(terms) < len(places):
         return Declined("axes-not-attention", "A bias has axes that the scores lack.")
+    heads = kv_heads * groups
+    return _Plan(kv_heads, heads, chosen, scale, on_keys, outer, inner, sinks, terms)
+
+
+def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:
+    plan = _planned(site)
+    if isinstance(plan, Declined):
+        return plan
     loc = fuse_locs(site.nodes, site.anchor)
     build.at(site.root, loc)
-    dtype = max((s.operand.value.dtype for s in chosen), key=lambda d: torch.finfo(d).bits)
-    q = _as(build, materialize(build, query.operand, roles.query), dtype)
-    for factor in site.factors:
-        if factor not in on_keys:
-            q = _times(build, q, factor, roles.query)
-    if scale < 0:
-        q, scale = build("aten.neg", q), -scale
-    k = _as(build, materialize(build, key.operand, roles.key), dtype)
-    for factor in on_keys:
-        k = _times(build, k, factor, roles.key)
-    v = _as(build, materialize(build, value.operand, roles.value), dtype)
-    for gain in inner:
-        v = _times(build, v, gain, roles.value)
-    masking = Masking(build, roles.scores, q.dtype)
-    masking.apply(site.steps)
-    sinks = None
-    if site.sinks is not None and per_row is not None:
-        heads = set(resolve((*roles.kv_heads, *roles.groups)))
-        is_per_head = set(site.sinks.atoms) <= heads
-        place = (site.sinks, (roles.scores[1],)) if is_per_head else per_row
-        sinks = _as(build, materialize(build, *place), q.dtype)
-    node = build.node(
-        "attn.attention",
-        q,
-        k,
-        v,
-        masking.bias,
-        masking.mask,
-        sinks,
-        heads=kv_heads * groups,
-        kv_heads=kv_heads,
-        scale=scale,
-        causal=site.causal,
-        softcap=site.softcap,
-        masked_rows=site.masked_rows,
-        weights=site.weights is not None,
-    )
-    packed = node.outputs[0]
-    for gain in outer:
-        packed = _times(build, packed, gain, roles.context)
-    if site.gain != 1.0:
-        packed = build("aten.mul.Scalar", packed, other=site.gain)
-    context = materialize(build, Operand(packed, roles.context), site.output)
-    pairs = [(site.root.output, _as(build, context, site.root.output.dtype))]
-    if site.weights is not None:
-        scores = Operand(node.outputs[1], roles.scores)
-        weights = materialize(build, scores, site.weights.axes)
-        pairs.append((site.weights.value, _as(build, weights, site.weights.value.dtype)))
-    terms = [found[0].value for found in places if found is not None]
+    node = _written(build, site, plan)
+    pairs = _replacements(build, site, plan, node)
+    terms = [operand.value for operand, _ in plan.terms]
     infinite = [
         value
         for value, step in zip(terms, site.steps, strict=True)
@@ -224,7 +209,8 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]
-    leaves = [*(top(stage.operand).value for stage in chosen), *others, *map(_predicate, terms)]
+    operands = [top(stage.operand).value for stage in plan.operands]
+    leaves = [*operands, *others, *map(_predicate, terms)]
     if (difference := evidence.disagreement(pairs, leaves, infinite)) is not None:
         return _defect(site, f"The fused form is not equal, so it was taken back: {difference}.")
     for old, new in pairs:
@@ -234,12 +220,70 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     return Remark(
         "fused",
         "attention",
-        _describe(site, kv_heads * groups, kv_heads),
+        _describe(site, plan.heads, plan.kv_heads),
         loc,
         op="attn.attention",
         node=node.outputs[0].name,
-        details={"heads": kv_heads * groups, "kv_heads": kv_heads, "scale": scale},
+        details={"heads": plan.heads, "kv_heads": plan.kv_heads, "scale": abs(plan.scale)},
     )
+
+
+def _written(build: Builder, site: Site, plan: _Plan) -> Node:
+    """The attention, with its operands laid out and multiplied."""
+    roles, (query, key, value) = site.roles, plan.operands
+    dtype = max((s.operand.value.dtype for s in plan.operands), key=lambda d: torch.finfo(d).bits)
+    q = _as(build, materialize(build, query.operand, roles.query), dtype)
+    for factor in site.factors:
+        if factor not in plan.on_keys:
+            q = _times(build, q, factor, roles.query)
+    if plan.scale < 0:
+        q = build("aten.neg", q)
+    k = _as(build, materialize(build, key.operand, roles.key), dtype)
+    for factor in plan.on_keys:
+        k = _times(build, k, factor, roles.key)
+    v = _as(build, materialize(build, value.operand, roles.value), dtype)
+    for gain in plan.inner:
+        v = _times(build, v, gain, roles.value)
+    masking = Masking(build, roles.scores, q.dtype)
+    masking.apply(site.steps)
+    sinks = None
+    if site.sinks is not None and plan.sinks is not None:
+        heads = set(resolve((*roles.kv_heads, *roles.groups)))
+        is_per_head = set(site.sinks.atoms) <= heads
+        place = (site.sinks, (roles.scores[1],)) if is_per_head else plan.sinks
+        sinks = _as(build, materialize(build, *place), q.dtype)
+    return build.node(
+        "attn.attention",
+        q,
+        k,
+        v,
+        masking.bias,
+        masking.mask,
+        sinks,
+        heads=plan.heads,
+        kv_heads=plan.kv_heads,
+        scale=abs(plan.scale),
+        causal=site.causal,
+        softcap=site.softcap,
+        masked_rows=site.masked_rows,
+        weights=site.weights is not None,
+    )
+
+
+def _replacements(build: Builder, site: Site, plan: _Plan, node: Node) -> list[tuple[Value, Value]]:
+    """(a value of the model, what takes its place): the context, and the weights if they leave."""
+    packed = node.outputs[0]
+    for gain in plan.outer:
+        packed = _times(build, packed, gain, site.roles.context)
+    if site.gain != 1.0:
+        packed = build("aten.mul.Scalar", packed, other=site.gain)
+    context = materialize(build, Operand(packed, site.roles.context), site.output)
+    pairs = [(site.root.output, _as(build, context, site.root.output.dtype))]
+    if site.weights is not None:
+        scores = Operand(node.outputs[1], site.roles.scores)
+        weights = materialize(build, scores, site.weights.axes)
+        pairs.append((site.weights.value, _as(build, weights, site.weights.value.dtype)))
+    return pairs
 
 
 def _predicate(term: Value) -> Value:

@@ -14,7 +14,7 @@ from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve
 from attngraph.passes.contraction import Contraction, read_contraction
-from attngraph.passes.scalars import blend_of, fill_of, is_cast, number, scale_of, uniform
+from attngraph.passes.scalars import Filling, blend_of, fill_of, is_cast, number, scale_of, uniform
 
 WEAKEST_FILL = -9e3  # below it a finite fill is a mask; KERNELS.md and docs/remarks.md say why
 ABSORBING_FILL = -1e20  # float32 adds any logit or bias to it without changing it
@@ -191,7 +191,7 @@ class _Reader:
         steps = tuple(Bias(operand, factor) for operand, factor in product.addends)
         return Logits(product, node, product.factor, steps=steps)
 
-    def _fill(self, node: Node, operand: Operand, filling: tuple) -> Logits | Declined:  # type: ignore[type-arg]
+    def _fill(self, node: Node, operand: Operand, filling: Filling) -> Logits | Declined:
         source, predicate, keep, fill = filling
         shape = node.output.shape
         inner = self.read(Operand(source, broadcast_axes(operand.axes, source.shape, shape)))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import TypeAlias
 
 import torch
 
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES
+
+Filling: TypeAlias = tuple[Value, Value, bool, float]
+"""(x, predicate, keep, fill): x with `fill` where the predicate is not `keep`."""
 
 _CASTS = frozenset(["aten._to_copy", "aten.to.dtype"])
 
@@ -95,7 +99,7 @@ def is_binary(value: Value | None) -> bool:
     return is_layout and is_binary(node.inputs[0])
 
 
-def blend_of(node: Node) -> tuple[Value, Value, bool, float] | None:
+def blend_of(node: Node) -> Filling | None:
     """As `fill_of`, for m·x ± c·(1 - m) with m of zeros and ones."""
     if node.op not in ("aten.add.Tensor", "aten.sub.Tensor") or attribute(node, "alpha") != 1:
         return None
@@ -146,8 +150,8 @@ def _complement(value: Value | None) -> tuple[float, Value] | None:
     return None
 
 
-def fill_of(node: Node) -> tuple[Value, Value, bool, float] | None:
-    """(x, predicate, keep, fill) where the node puts `fill` where the predicate is not `keep`."""
+def fill_of(node: Node) -> Filling | None:
+    """Where a node puts a number in the place of some elements."""
     if node.op.startswith("aten.masked_fill."):
         source, predicate = node.inputs[:2]
         fill = (

@@ -89,8 +89,6 @@ class Translator:
                 break
             node.loc = first
 
-    # -- inputs and weights ----------------------------------------------------------------
-
     def _inputs(self) -> None:
         nodes = [node for node in self._functional.graph.nodes if node.op == "placeholder"]
         specs = self._program.graph_signature.input_specs
@@ -123,8 +121,6 @@ class Translator:
             name = _UNSAFE_NAME.sub("_", name)
             self._known[key] = self.graph.add_constant(name, data.detach())
         return self._known[key]
-
-    # -- nodes -----------------------------------------------------------------------------
 
     def _call(self, node: fx.Node) -> None:
         target, value = node.target, node.meta.get("val")
@@ -291,8 +287,6 @@ class Translator:
             raise CaptureError(
                 f"{name} at {loc} has no result in the trace; attngraph can't tell what it does."
             )
-
-    # -- values ----------------------------------------------------------------------------
 
     def _type(self, value: Any) -> Type:
         if isinstance(value, torch.Tensor):

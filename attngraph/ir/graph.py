@@ -137,8 +137,6 @@ class Graph:
         self._last: Node | None = None
         self._count = 0
 
-    # -- reading ---------------------------------------------------------------------------
-
     def __iter__(self) -> Iterator[Node]:
         """The nodes of this moment in order; those erased meanwhile are skipped."""
         for node in self._snapshot():
@@ -166,8 +164,6 @@ class Graph:
         yield from self.constants.values()
         for node in self:
             yield from node.outputs
-
-    # -- building and mutating -------------------------------------------------------------
 
     def unique_name(self, name: str) -> str:
         """`name`, or `name_1`, `name_2`, … if taken."""
@@ -322,8 +318,6 @@ class Graph:
             node._previous = order[index - 1] if index else None
             node._next = order[index + 1] if index + 1 < len(order) else None
         self.epoch += 1
-
-    # -- internals -------------------------------------------------------------------------
 
     def _link(self, node: Node, before: Node | None) -> None:
         if before is not None and before.graph is not self:

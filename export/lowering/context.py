@@ -63,8 +63,6 @@ class Context:
         self._plain: set[tuple[Hashable, ...]] | None = None
         self._sizes = Sizes(self)
 
-    # -- operands --------------------------------------------------------------------------
-
     def args(self, node: Node) -> dict[str, Any]:
         """Every argument of the IR node by its schema name, defaults filled in.
 
@@ -132,8 +130,6 @@ class Context:
     def alias(self, value: Value, other: Value) -> None:
         """Makes an IR value of another graph mean one of this graph's."""
         self._values[value] = self.value(other)
-
-    # -- emitting --------------------------------------------------------------------------
 
     def op(
         self,
@@ -255,8 +251,6 @@ class Context:
             "If", condition, dtype=dtype, then_branch=branches[0], else_branch=branches[1]
         )
 
-    # -- sizes -----------------------------------------------------------------------------
-
     def dim(self, expr: Any) -> ir.Value:
         """A size as an i64 scalar. Each distinct expression is computed once per graph."""
         return self._sizes.scalar(expr)
@@ -276,8 +270,6 @@ class Context:
     def expand(self, value: ir.Value, old: Sequence[Dim], new: Sequence[Dim]) -> ir.Value:
         """Broadcasts to a shape; only the dims that grow are computed."""
         return self._sizes.expand(value, old, new)
-
-    # -- internals -------------------------------------------------------------------------
 
     def _initializer(self, name: str, data: torch.Tensor) -> ir.Value:
         value = TracedValue(

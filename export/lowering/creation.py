@@ -30,7 +30,8 @@ def lower_arange(ctx: Context, node: Node) -> ir.Value:
     if key not in ctx.cache:
         bounds = [ctx.number(value, computed) for value in (start, end, step)]
         ctx.cache[key] = ctx.cast(ctx.op("Range", *bounds), dtype)
-    return ctx.cache[key]  # type: ignore[no-any-return]
+    value: ir.Value = ctx.cache[key]
+    return value
 
 
 _FILL = {"zeros": 0, "ones": 1, "empty": 0}

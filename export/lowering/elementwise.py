@@ -14,8 +14,6 @@ from attngraph.export.lowering.registry import register_lowering
 from attngraph.ir import Node, ScalarType
 from attngraph.ir.ops import attribute, input_of, op_def
 
-Binary = Callable[[Context, ir.Value, ir.Value, torch.dtype], ir.Value]
-
 _WIDER = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.int16: torch.int32}
 
 
@@ -47,8 +45,6 @@ def promoted(node: Node, *names: str) -> torch.dtype:
         dtype = torch.promote_types(dtype, torch.result_type(sample, sample))
     return dtype
 
-
-# -- arithmetic ------------------------------------------------------------------------------
 
 _LOGICAL = {"Add": "Or", "Mul": "And"}
 
@@ -169,8 +165,6 @@ def lower_clamp(ctx: Context, node: Node) -> ir.Value:
     return result
 
 
-# -- comparisons and logic -------------------------------------------------------------------
-
 _COMPARE = {
     "eq": "Equal",
     "ne": "Equal",
@@ -226,9 +220,6 @@ def lower_not(ctx: Context, node: Node) -> ir.Value:
     return ctx.op("BitwiseNot", operand(ctx, node, "self", node.output.dtype))
 
 
-# -- selection -------------------------------------------------------------------------------
-
-
 @register_lowering(
     "aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"
 )
@@ -252,8 +243,6 @@ def _choose(ctx: Context, condition: ir.Value, chosen: ir.Value, other: ir.Value
     inverse = ctx.op("Not", condition)
     return ctx.op("Or", ctx.op("And", condition, chosen), ctx.op("And", inverse, other))
 
-
-# -- one operand -----------------------------------------------------------------------------
 
 _UNARY = {
     "abs": "Abs", "neg": "Neg", "floor": "Floor", "ceil": "Ceil", "round": "Round", "sign": "Sign",
@@ -283,9 +272,9 @@ def lower_is(ctx: Context, node: Node) -> ir.Value:
 @register_lowering("aten.nan_to_num")
 def lower_nan_to_num(ctx: Context, node: Node) -> ir.Value:
     args, dtype = ctx.args(node), node.output.dtype
-    value = args["self"]
+    value: ir.Value = args["self"]
     if not dtype.is_floating_point:
-        return ctx.args(node)["self"]  # type: ignore[no-any-return]
+        return value
     limits = torch.finfo(dtype)
     high = limits.max if args["posinf"] is None else args["posinf"]
     low = limits.min if args["neginf"] is None else args["neginf"]
@@ -296,7 +285,7 @@ def lower_nan_to_num(ctx: Context, node: Node) -> ir.Value:
         (ctx.op("IsInf", value, detect_positive=0), low),
     ):
         value = ctx.op("Where", found, ctx.number(replacement, dtype), value)
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 @register_lowering("aten.rsqrt")
@@ -323,9 +312,6 @@ def lower_silu(ctx: Context, node: Node) -> ir.Value:
     return ctx.op("Mul", value, ctx.op("Sigmoid", value))
 
 
-# -- dtype and identity ----------------------------------------------------------------------
-
-
 @register_lowering(
     "aten._to_copy", "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten.to.other",
     "aten.type_as", "aten.contiguous", "aten.clone", "aten.alias", "aten.detach", "aten.detach_",
@@ -347,7 +333,8 @@ def lower_dropout(ctx: Context, node: Node) -> ir.Value:
     args = ctx.args(node)
     if args["train"] and args["p"] > 0:
         raise LoweringError("the model is in training mode; call eval() before exporting it")
-    return args["input"]  # type: ignore[no-any-return]
+    value: ir.Value = args["input"]
+    return value
 
 
 @register_lowering("aten.item", "aten._local_scalar_dense")

@@ -17,7 +17,7 @@ from attngraph.ir.ops import input_of
 @register_lowering("aten.index.Tensor")
 def lower_index(ctx: Context, node: Node) -> ir.Value:
     """Advanced indexing: one index is a Gather; several are broadcast together for GatherND."""
-    x: Value = node.inputs[0]  # type: ignore[assignment]
+    x: Value = input_of(node, "self")
     indices: list[Value | None] = input_of(node, "indices")
     given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for _, index in given):

@@ -92,8 +92,6 @@ class Sizes:
         result: ir.Value = self._context.cache[key]
         return result
 
-    # -- shapes ----------------------------------------------------------------------------
-
     def reshape(self, value: ir.Value, old: Sequence[Dim], new: Sequence[Dim]) -> ir.Value:
         """Reshape with 0 for kept dims and -1 for one unknown; the value itself if nothing changes.
 
@@ -128,8 +126,6 @@ class Sizes:
             1 if same(before, after) else after for before, after in zip(padded, new, strict=True)
         ]
         return self._context.op("Expand", value, self.vector(kept))
-
-    # -- expressions -----------------------------------------------------------------------
 
     def _may_be_zero(self, dim: Dim) -> bool:
         infos = self._context.graph.dims

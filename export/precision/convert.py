@@ -106,8 +106,6 @@ class _Conversion:
         self.new.set_outputs(outputs, self.old.output_names)
         return Converted(self.new, self.halves, self.notes)
 
-    # -- deciding --------------------------------------------------------------------------
-
     def _decide(self, node: Node) -> bool:
         """Whether a node computes in half, given what was decided of those before it."""
         half = self._may(node)
@@ -165,8 +163,6 @@ class _Conversion:
             if all(node in half_nodes and _is_past(node, value) for node in value.users):
                 found.add(value)
         return found
-
-    # -- rebuilding ------------------------------------------------------------------------
 
     def _rebuild(self, node: Node, half: bool) -> None:
         self.here = node

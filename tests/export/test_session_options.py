@@ -123,9 +123,6 @@ def test_a_cuda_graph_needs_a_torch_with_cuda(monkeypatch: pytest.MonkeyPatch) -
         Session.open(model(), CUDA, cuda_graph=True)
 
 
-# -- replays, whose buffers here lie on the CPU ------------------------------------------------
-
-
 @pytest.fixture
 def replaying() -> Session:
     session = Session.open(model("Add", {"a": [2, 3], "b": [2, 3]}), CPU)
@@ -184,9 +181,6 @@ def test_a_session_without_cuda_graph_has_no_replay() -> None:
     with Session.open(model(), CPU) as session:
         assert session._replay is None
     assert replay_module.Fixed.of("output", "y", torch.int64, ()).shape == ()
-
-
-# -- where nodes run ---------------------------------------------------------------------------
 
 
 def test_placement_says_which_ops_run_where() -> None:

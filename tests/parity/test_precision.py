@@ -130,9 +130,6 @@ def test_a_model_that_is_half_is_compiled_as_it_is(name: str, dtype: torch.dtype
     assert report.parity.precision == report.precision
 
 
-# -- masks -------------------------------------------------------------------------------------
-
-
 class Filled(nn.Module):
     """Attention of two heads; `fill` hides the keys where `mask` is False, added or put in."""
 
@@ -229,9 +226,6 @@ def test_a_small_bias_is_half_with_its_attention() -> None:
     assert not converted.notes
 
 
-# -- caches ------------------------------------------------------------------------------------
-
-
 def test_caches_are_half_and_other_inputs_are_not() -> None:
     from examples import cached_gpt
 
@@ -244,9 +238,6 @@ def test_caches_are_half_and_other_inputs_are_not() -> None:
     assert {value.dtype for value in pasts} == {torch.float16}
     floats = Counter(v.dtype for v in converted.outputs if v.dtype.is_floating_point)
     assert floats == {torch.float16: len(pasts), torch.float32: 1}
-
-
-# -- what has to stay in float32 ---------------------------------------------------------------
 
 
 class FeedForward(nn.Module):
@@ -336,9 +327,6 @@ def test_search_keeps_what_is_needed_and_little_more(needed: set[Group]) -> None
 def test_search_gives_everything_up_where_nothing_helps() -> None:
     halves = Counter({Group("norms", "h.0"): 1, Group("projections", "h.0"): 1})
     assert search(halves, _measured({Group("norms", "elsewhere")})) == set(halves)
-
-
-# -- refusals ----------------------------------------------------------------------------------
 
 
 def test_bfloat16_on_the_cpu_is_refused() -> None:

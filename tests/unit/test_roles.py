@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attngraph.ir import Graph, TensorType, Value, parse
-from attngraph.ir.dims import symbol
+from attngraph.ir.dims import product, symbol
 from attngraph.passes.axes import Atom, Axes, Operand
 from attngraph.passes.roles import Roles, Stage, assign, cheapest, stages
 
@@ -29,20 +29,13 @@ class Letters:
 
     def stage(self, text: str) -> list[Stage]:
         axes = self.axes(text)
-        shape = [_size(dim) for dim in axes]
+        shape = [product(atom.size for atom in dim) for dim in axes]
         value = Value("x", TensorType(torch.float32, tuple(shape)))
         return [Stage(Operand(value, axes), 1.0)]
 
     def name(self, atoms: tuple[Atom, ...]) -> str:
         known = {atom: letter for letter, atom in self.atoms.items()}
         return "".join(known[atom] for atom in atoms)
-
-
-def _size(atoms: tuple[Atom, ...]) -> object:
-    size: object = 1
-    for atom in atoms:
-        size = size * atom.size  # type: ignore[operator]
-    return size
 
 
 def _assign(query: str, key: str, value: str, scores: str, output: str) -> tuple[Letters, object]:
