@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,13 @@ def attention_weights(
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    session: Mapping[str, Any] | None = None,
 ) -> list[AttentionWeights]:
     """Runs the optimised graph with its attentions' weights as outputs.
 
-    `origin` is the graph as it was captured, which tells what eager PyTorch's weights are. Raises
-    UsageError for a layer or head that isn't there, ParityError where a weight is out of its error
-    budget.
+    `origin` is the graph as it was captured, which tells what eager PyTorch's weights are;
+    `session` are keyword arguments of `Session.open`. Raises UsageError for a layer or head that
+    isn't there, ParityError where a weight is out of its error budget.
     """
     if any(node.op == "attn.packed_attention" for node in graph):
         raise UsageError(
@@ -69,7 +70,7 @@ def attention_weights(
         raise UsageError(" ".join(told))
     chosen = _choose(found, layers)
     exposed.set_outputs([found[layer][1] for layer in chosen], [f"weights_{at}" for at in chosen])
-    results = to_session(lower(exposed, target=target), target).run(tensors)
+    results = to_session(lower(exposed, target=target), target, **session or {}).run(tensors)
     eager = _eager(origin, tensors) if origin is not None else {}
     views = []
     for layer, result in zip(chosen, results, strict=True):

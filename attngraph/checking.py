@@ -17,7 +17,6 @@ from attngraph.frontend.capture import Captured
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, interpret
 from attngraph.model import Model
-from attngraph.optimized import Optimized
 from attngraph.padded import Padding, annotated, packed_tokens
 from attngraph.passes import PassResult
 
@@ -79,12 +78,15 @@ class Check:
         reference, outputs, notes = self.padding.cut(reference, outputs, tensors)
         return annotated(compare(reference, outputs, self.precision), notes)
 
-    def few_bits(self, optimized: Optimized) -> tuple[Parity, list[OutputError]]:
-        """Parity of kernels with the weights they store, and the outputs' distance to the model."""
-        reference = reference_of(optimized.graph, self.precision)
+    def few_bits(self, graph: Graph, candidate: Candidate) -> tuple[Parity, list[OutputError]]:
+        """Parity of kernels with the weights they store, and the outputs' distance to the model.
+
+        `graph` is the quantised one, which says what the stored weights stand for.
+        """
+        reference = reference_of(graph, self.precision)
         parities, cases = {}, []
         for label, tensors in (self.cases or self.resized()).items():
-            outputs = optimized.run(tensors)
+            outputs = candidate(tensors)
             stored = replace(reference(tensors), names=tuple(self.captured.output_names))
             stored, kept, notes = self.padding.cut(stored, outputs, tensors)
             parities[label] = annotated(compare(stored, kept, self.precision), notes)

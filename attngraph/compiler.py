@@ -167,13 +167,16 @@ def compile_model(
     assume: Collection[str] = (),
     ignore_padded_rows: bool = False,
     weights: Weights | None = None,
+    session: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
     """As `optimize`, for any form of model.
 
     `prepare` is called with the model as it was captured. What it says of the graph's dims holds
-    for the passes, and the inputs that it returns are those that parity is checked on.
+    for the passes, and the inputs that it returns are those that parity is checked on. `session`
+    are keyword arguments of `Session.open`, for the sessions that check, tune and are handed over.
     """
+    session = session or {}
     _check_options(precision, verify)
     check_weights(weights)
     device = parse_target(target)
@@ -215,7 +218,7 @@ def compile_model(
     def build(graph: Graph) -> Optimized:
         with _stage("lower", report.timings, progress):
             if tune:
-                kernels = tuned(graph, device, report.notes.append)
+                kernels = tuned(graph, device, report.notes.append, threads=session.get("threads"))
             else:
                 kernels = choose_all(graph, device)
             onnx = lower(graph, target=device, kernels=kernels)
@@ -225,7 +228,7 @@ def compile_model(
             onnx.metadata_props[WEIGHTS_KEY] = report.quantised.weights
         report.sites = sites_of(report.passes, kernels)
         original = precision == own and report.quantised is None
-        return Optimized(graph, onnx, report, device, pristine if original else None)
+        return Optimized(graph, onnx, report, device, pristine if original else None, session)
 
     def measure(optimized: Optimized) -> Parity:
         dtypes = [value.dtype for value in optimized.graph.inputs]  # a cache may be half
@@ -273,7 +276,9 @@ def compile_model(
         report.notes += report.quantised.kept
         if pristine is not None:
             with _stage("parity", report.timings, progress):
-                report.parity, report.quantised.errors = check.few_bits(optimized)
+                report.parity, report.quantised.errors = check.few_bits(
+                    optimized.graph, optimized.run
+                )
             if not report.parity.passed:
                 raise ParityError(
                     f"The {weights} kernels of {model.source} are out of their error budget, "

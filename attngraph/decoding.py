@@ -97,9 +97,13 @@ def compile_decoder(
     tune: bool = False,
     assume: Collection[str] = (),
     weights: Weights | None = None,
+    session: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
-    """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache."""
+    """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache.
+
+    `session` is that of `compile_model`.
+    """
     seen: list[tuple[Captured, Layout]] = []
 
     def prepare(captured: Captured) -> Cases:
@@ -119,6 +123,7 @@ def compile_decoder(
         assume=assume,
         weights=weights,
         prepare=prepare,
+        session=session,
         progress=progress,
     )
     ((captured, layout),) = seen

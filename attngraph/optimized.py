@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ class Optimized:
     Several threads may call it at once.
 
     `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured;
-    `origin` is the graph as it was captured, unless verification was off.
+    `origin` is the graph as it was captured, unless verification was off; `options` are those of
+    `Session.open` for its sessions.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class Optimized:
         report: Report,
         target: Target,
         origin: Graph | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.graph = graph
         self.origin = origin
         self.model = model
         self.report = report
         self.target = target
+        self._options = dict(options or {})
         self._session: Session | None = None
         self._lock = threading.Lock()
         weights = model.graph.initializers.values()
@@ -51,13 +54,13 @@ class Optimized:
 
     @property
     def session(self) -> Session:
-        """The session on the target's provider, opened on first use.
+        """The session on the target's provider, opened on first use and after `close`.
 
         Raises ProviderError where the provider can't be used, and why.
         """
         with self._lock:
             if self._session is None:
-                self._session = to_session(self.model, self.target)
+                self._session = to_session(self.model, self.target, **self._options)
             return self._session
 
     def open(self, **options: Any) -> Session:
@@ -107,7 +110,13 @@ class Optimized:
         isn't there, with the list of what there is.
         """
         return attention_weights(
-            self.graph, self.origin, self.target, tensors, layers=layers, heads=heads
+            self.graph,
+            self.origin,
+            self.target,
+            tensors,
+            layers=layers,
+            heads=heads,
+            session=self._options,
         )
 
     def save(self, path: str | Path) -> None:

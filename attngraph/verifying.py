@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +29,7 @@ from attngraph.export.kernels import choose_all
 from attngraph.export.lower import lower, value_names
 from attngraph.export.parity import Parity, merge
 from attngraph.export.precision import own_precision
+from attngraph.export.quantize import Quantised, Weights, quantise
 from attngraph.export.reference import Precision
 from attngraph.export.session import Session
 from attngraph.export.target import Target, parse_target
@@ -51,7 +52,8 @@ class Verification:
 
     `paired` says whether inputs and outputs were paired by name or in their order. `culprit` is a
     sentence on the first value that diverges, empty where parity passed; `notes` say what could
-    not be compared.
+    not be compared. Of a file with weights in few bits `quantised` says what they cost: `parity` is
+    then that of the kernels, with those weights.
     """
 
     source: str
@@ -61,6 +63,7 @@ class Verification:
     parity: Parity
     notes: list[str] = field(default_factory=list)
     culprit: str = ""
+    quantised: Quantised | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain strings, numbers, lists and dicts."""
@@ -73,12 +76,16 @@ class Verification:
             "parity": self.parity.to_dict(),
             "first_diverging": self.culprit or None,
             "notes": self.notes,
+            "quantised": None if self.quantised is None else asdict(self.quantised),
         }
 
 
-def open_file(path: Path, target: str) -> Session:
-    """The file in onnxruntime. Raises LoadError for one that is missing or no ONNX model."""
-    return Session.open(path, parse_target(target))
+def open_file(path: Path, target: str, **options: Any) -> Session:
+    """The file in onnxruntime. Raises LoadError for one that is missing or no ONNX model.
+
+    `options` are those of `Session.open`.
+    """
+    return Session.open(path, parse_target(target), **options)
 
 
 def verify_file(
@@ -95,15 +102,11 @@ def verify_file(
     Inputs are paired by name, or in their order where the names are others but dtypes and shapes
     fit; so are outputs. Dynamic dims are checked at up to three sizes, as far as the file takes
     them; a decoder over a prompt and several steps. `precision` is by default what the file says
-    that it was made in, else that of the model's weights.
+    that it was made in, else that of the model's weights. A file with weights in few bits is
+    compared with the model on those weights, as they are quantised anew; what they cost is told.
 
-    Raises UsageError where inputs or outputs don't fit the model's, and for weights in few bits.
+    Raises UsageError where inputs or outputs don't fit the model's.
     """
-    if bits := session.metadata.get(WEIGHTS_KEY):
-        raise UsageError(
-            f"{path} has {bits} weights, so it differs from {model.source} by more than rounding, "
-            "for which there is no budget: optimize with --weights says by how much."
-        )
     tell = progress or (lambda stage: None)
     decoder = session.metadata.get(METADATA_KEY)
     layout = None if decoder is None else Layout.from_json(decoder, str(path))
@@ -130,12 +133,25 @@ def verify_file(
         results = run(clone(captured.graph), pipeline(**options))
         check.padding = Padding(packed_tokens(results))
         notes += notes_of(results)
-    parity = check.final(file.run)
+    stored, quantised = _quantised(captured, session, path, options)
+    if stored is None or quantised is None:
+        parity = check.final(file.run)
+    else:
+        parity, quantised.errors = check.few_bits(stored, file.run)
+        notes += quantised.kept
     if layout is not None:
-        steps = generated_parity(model, captured, Decoder(session, layout), precision)
+        steps = generated_parity(model, captured, Decoder(session, layout), precision, stored)
         parity = merge({"": parity, "decoding": steps})
-    found = Verification(model.source, str(path), target, file.paired, parity, notes)
-    if not parity.passed:
+    found = Verification(
+        model.source, str(path), target, file.paired, parity, notes, quantised=quantised
+    )
+    if not parity.passed and quantised is not None:
+        found.culprit = (
+            f"The file's outputs are not those of {model.source} with its weights in "
+            f"{quantised.weights}: it was made from another model or by another attngraph, or was "
+            "changed since. Optimize the model again."
+        )
+    elif not parity.passed:
         tell("bisect")
         if precision == own:
             found.culprit = _culprit(path, session, parse_target(target), check)
@@ -145,6 +161,24 @@ def verify_file(
                 "optimize the model again, which keeps in fp32 what needs it."
             )
     return found
+
+
+def _quantised(
+    captured: Captured, session: Session, path: Path, options: Mapping[str, Any]
+) -> tuple[Graph | None, Quantised | None]:
+    """The model's graph with the weights that its file must have, where those are in few bits."""
+    said = session.metadata.get(WEIGHTS_KEY)
+    if not said:
+        return None, None
+    bits = next((known for known in get_args(Weights) if known == said), None)
+    if bits is None:
+        raise UsageError(
+            f"{path} says that its weights are in {said!r}, and there are "
+            f"{' and '.join(get_args(Weights))} only: optimize the model again."
+        )
+    graph = clone(captured.graph)
+    run(graph, pipeline(**options))
+    return graph, quantise(graph, bits)
 
 
 def _made_in(session: Session) -> Precision | None:

@@ -101,8 +101,18 @@ def provider_options(
     return result
 
 
+def check_settings(target: Target, settings: Mapping[str, Any]) -> None:
+    """Raises UsageError for keyword arguments of `Session.open` that it would refuse.
+
+    Before a model is compiled, that is, which takes longer.
+    """
+    provider_options(target, settings.get("provider_options"), tf32=False, cuda_graph=False)
+
+
 def _checked(name: str, value: Any, allowed: _Allowed) -> str:
     text = _flag(value) if isinstance(value, bool) else str(value)
+    if allowed == "a flag":
+        text = {"true": "1", "false": "0"}.get(text.lower(), text)
     if allowed == "a flag":
         fits, what = text in ("0", "1"), "True or False"
     elif allowed == "a number":

@@ -28,11 +28,19 @@ Note = Callable[[str], None]
 _VERSION = 1  # of the file's layout
 
 
-def tuned(graph: Graph, target: Target, note: Note, *, seconds: float = 0.2) -> dict[Node, Choice]:
+def tuned(
+    graph: Graph,
+    target: Target,
+    note: Note,
+    *,
+    seconds: float = 0.2,
+    threads: int | None = None,
+) -> dict[Node, Choice]:
     """The measured choice for each attention of a graph; the table's for packed ones.
 
     Each distinct site is measured once, about `seconds` for each form and length, and read from
-    the cache from then on. What goes wrong with the cache is told to `note`.
+    the cache from then on. What goes wrong with the cache is told to `note`. `threads` are those of
+    the sessions, by default torch's number.
     """
     made: dict[Facts, Choice] = {}
     choices = {}
@@ -40,23 +48,23 @@ def tuned(graph: Graph, target: Target, note: Note, *, seconds: float = 0.2) -> 
         if node.op in (ATTENTION, PACKED_ATTENTION):
             facts = facts_of(node, graph.dims)
             if facts not in made:
-                made[facts] = _tuned(facts, target, note, seconds)
+                made[facts] = _tuned(facts, target, note, seconds, threads)
             choices[node] = made[facts]
     return choices
 
 
-def _tuned(facts: Facts, target: Target, note: Note, seconds: float) -> Choice:
+def _tuned(facts: Facts, target: Target, note: Note, seconds: float, threads: int | None) -> Choice:
     found = candidates(facts, target, version_of(onnxruntime.__version__))
     legal = sorted((c for c in found if not c.refused), key=lambda c: c.rank)
     refused = [c for c in found if c.refused]
     if len(legal) < 2 or facts.features & {PAST, PACKED}:
         return pick(legal, refused, {}, facts)
-    key = (
-        f"{facts.signature} | {target} | {_device(target)} | onnxruntime {onnxruntime.__version__}"
-    )
+    machine = f"{target} | {_device(target, threads)} | onnxruntime {onnxruntime.__version__}"
+    key = f"{facts.signature} | {machine}"
     times = _read(key, note)
     if times is None:
-        times = measure(facts, [c.form for c in legal], target, lengths_of(facts), seconds)
+        forms = [candidate.form for candidate in legal]
+        times = measure(facts, forms, target, lengths_of(facts), seconds, threads=threads)
         _write(key, times, note)
     equal = [_timed(candidate, times) for candidate in legal]
     return pick(equal, refused, times, facts, tuned=True)
@@ -82,7 +90,7 @@ def cache_folder() -> Path:
     return root / "attngraph" / "kernels"
 
 
-def _device(target: Target) -> str:
+def _device(target: Target, threads: int | None) -> str:
     if target.provider == "cuda":
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "cuda"
     model = platform.processor() or platform.machine()
@@ -91,7 +99,7 @@ def _device(target: Target) -> str:
         model = next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
     except (OSError, StopIteration):
         pass
-    return f"{model}, {torch.get_num_threads()} threads"
+    return f"{model}, {threads or torch.get_num_threads()} threads"
 
 
 def _path(key: str) -> Path:

@@ -17,9 +17,13 @@ from attngraph.cli.options import (
     JsonOption,
     ModelArgument,
     NpzOption,
+    ProviderOption,
     Source,
+    SpinningOption,
     TargetOption,
+    ThreadsOption,
     TrustOption,
+    session_settings,
 )
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
@@ -88,6 +92,9 @@ def attend(
     inputs: InputOption = None,
     npz: NpzOption = None,
     dims: DimOption = None,
+    threads: ThreadsOption = None,
+    spinning: SpinningOption = True,
+    provider_options: ProviderOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -108,7 +115,12 @@ def attend(
 
             source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
             name, views, left_out = attended(
-                source, target=target, layers=chosen[0], heads=chosen[1], stages=stages
+                source,
+                target=target,
+                session=session_settings(threads, spinning, provider_options),
+                layers=chosen[0],
+                heads=chosen[1],
+                stages=stages,
             )
             keys, queries = _words(tokens), _words(query_tokens or tokens)
             _check_tokens(views, keys, queries if query_tokens else None, element)

@@ -16,9 +16,13 @@ from attngraph.cli.options import (
     InputOption,
     JsonOption,
     NpzOption,
+    ProviderOption,
     Source,
+    SpinningOption,
     TargetOption,
+    ThreadsOption,
     TrustOption,
+    session_settings,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
@@ -55,17 +59,14 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.0, help="The length of a block.")
     ] = 0.5,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", min=1, show_default=False, help="Of torch and onnxruntime alike."
-        ),
-    ] = None,
     factory: FactoryOption = None,
     trust_pickle: TrustOption = False,
     inputs: InputOption = None,
     npz: NpzOption = None,
     dims: DimOption = None,
+    threads: ThreadsOption = None,
+    spinning: SpinningOption = True,
+    provider_options: ProviderOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -82,13 +83,15 @@ def bench(
         onnx, model = _told_apart(files or [], factory)
         with working(debug) as stages:
             stages("import torch")
+            from attngraph.export.session_options import check_settings
             from attngraph.export.target import parse_target
             from attngraph.measuring.contest import hold
             from attngraph.measuring.job import Job
 
-            parse_target(target)
             source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
-            job = Job(source, target, precision, static, onnx, threads)
+            session = session_settings(threads, spinning, provider_options)
+            check_settings(parse_target(target), session)
+            job = Job(source, target, precision, static, onnx, **session)
             contest = hold(
                 job, engines=engines or (), rounds=rounds, seconds=seconds, progress=stages
             )

@@ -19,10 +19,14 @@ from attngraph.cli.options import (
     JsonOption,
     ModelArgument,
     NpzOption,
+    ProviderOption,
     ReportOption,
     Source,
+    SpinningOption,
     TargetOption,
+    ThreadsOption,
     TrustOption,
+    session_settings,
 )
 from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
@@ -127,6 +131,9 @@ def optimize(
     inputs: InputOption = None,
     npz: NpzOption = None,
     dims: DimOption = None,
+    threads: ThreadsOption = None,
+    spinning: SpinningOption = True,
+    provider_options: ProviderOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -158,6 +165,7 @@ def optimize(
                 "tune": tune,
                 "assume": tuple(assume or ()),
                 "weights": weights,
+                "session": session_settings(threads, spinning, provider_options),
             }
             result: Decoder | Optimized
             if decode:

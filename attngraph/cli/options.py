@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from attngraph.errors import UsageError
+
 _INPUTS = "Inputs"
+_SESSION = "Session"
 
 ModelArgument: TypeAlias = Annotated[
     Path | None,
@@ -90,6 +93,36 @@ ReportOption: TypeAlias = Annotated[
         help="Write a page about every attention, the passes and the error budget.",
     ),
 ]
+ThreadsOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        show_default=False,
+        rich_help_panel=_SESSION,
+        help="Threads of onnxruntime, by default as many as torch uses; in bench those of torch "
+        "too.",
+    ),
+]
+SpinningOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--spinning/--no-spinning",
+        rich_help_panel=_SESSION,
+        help="Whether onnxruntime's threads wait for work awake, which is faster and keeps cores "
+        "from others.",
+    ),
+]
+ProviderOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--provider-option",
+        metavar="KEY=VALUE",
+        show_default=False,
+        rich_help_panel=_SESSION,
+        help="An option of onnxruntime's provider, e.g. device_id=1. Once for each.",
+    ),
+]
 JsonOption: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of text.")
 ]
@@ -102,6 +135,26 @@ DebugOption: TypeAlias = Annotated[
         help="Show the traceback of an error, and the warnings of libraries.",
     ),
 ]
+
+
+def session_settings(
+    threads: int | None, spinning: bool, provider_options: list[str] | None
+) -> dict[str, Any]:
+    """Keyword arguments of `Session.open`, from the options as typer gives them.
+
+    Raises UsageError for a provider option that is no KEY=VALUE, or is given twice.
+    """
+    given: dict[str, str] = {}
+    for text in provider_options or ():
+        key, sign, value = (part.strip() for part in text.partition("="))
+        if not (key and sign and value):
+            raise UsageError(
+                f"--provider-option {text!r} doesn't parse; write KEY=VALUE, such as device_id=1."
+            )
+        if key in given:
+            raise UsageError(f"--provider-option {key} was given twice.")
+        given[key] = value
+    return {"threads": threads, "spinning": spinning, "provider_options": given}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from attngraph.cli.text import Page, counted, human_bytes
 from attngraph.export.parity import OutputParity, Parity
+from attngraph.export.quantize import Quantised
 from attngraph.report import Report, Site
 from attngraph.site_groups import SiteGroup, site_groups
 from attngraph.verifying import Verification
@@ -47,7 +48,9 @@ def print_summary(report: Report, output: Path, size: int) -> None:
         weights += f" of {human_bytes(report.weight_bytes_before)}"
     _field(page, "weights", Text(weights))
     if report.quantised is not None:
-        page.items(Text(f"  {report.quantised.weights}", "dim"), _quantised(report), _INDENT)
+        page.items(
+            Text(f"  {report.quantised.weights}", "dim"), _quantised(report.quantised), _INDENT
+        )
     _print_parity(page, report.parity)
     if report.reassociated:
         made = Counter(rewrite.made_by for rewrite in report.reassociated)
@@ -70,11 +73,12 @@ def print_verification(found: Verification) -> None:
     page, parity = Page(), found.parity
     mark = Text("✓ ", "bold green") if parity.passed else Text("✗ ", "bold red")
     verdict = "is within the error budget of" if parity.passed else "is out of the error budget of"
+    bits = "" if found.quantised is None else f" with its weights in {found.quantised.weights}"
     page.line(
         Text.assemble(
             mark,
             (found.path, "bold"),
-            f" {verdict} {found.source}",
+            f" {verdict} {found.source}{bits}",
             (f" (on {found.target}, in {parity.precision})", "dim"),
         )
     )
@@ -85,6 +89,10 @@ def print_verification(found: Verification) -> None:
     ):
         for label, output in zip(chain([name], repeat("")), outputs, strict=False):
             page.field(Text(f"  {label}", "dim"), _figures(output), _INDENT)
+    if found.quantised is not None:
+        page.items(
+            Text(f"  {found.quantised.weights}", "dim"), _quantised(found.quantised), _INDENT
+        )
     for what, how in found.paired.items():
         if how != "name":
             _field(page, what, Text(f"paired in their {how}: the names differ", "yellow"))
@@ -134,14 +142,14 @@ def _attention(report: Report) -> Text:
     return Text(", ").join(parts)
 
 
-def _quantised(report: Report) -> list[Text]:
+def _quantised(found: Quantised) -> list[Text]:
     """What few bits save and cost: the first output's figures, and the largest of the others."""
-    found = report.quantised
-    assert found is not None
     before, after = human_bytes(found.bytes_before), human_bytes(found.bytes_after)
     parts = [
         Text(f"{found.linears} of {counted(found.total, 'linear')}, {before} → {after}"),
-        Text(f"weights off by at most {found.weight_error:.1e}", "dim"),
+        Text(
+            f"weights off by at most {found.weight_error:.1e}, of {found.bound:.1e} allowed", "dim"
+        ),
     ]
     if not found.errors:
         return [*parts, Text("cost not measured (--verify off)", "yellow")]
@@ -152,7 +160,7 @@ def _quantised(report: Report) -> list[Text]:
     if others:
         worst = max(others, key=attrgetter("rms"))
         parts.append(Text(f"of the other outputs {worst.name} most, by {worst.rms:.1e}", "dim"))
-    parts.append(Text("parity below is of the kernels, with these weights", "dim"))
+    parts.append(Text("parity is that of the kernels, with these weights", "dim"))
     return parts
 
 

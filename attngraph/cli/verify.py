@@ -16,9 +16,13 @@ from attngraph.cli.options import (
     InputOption,
     JsonOption,
     NpzOption,
+    ProviderOption,
     Source,
+    SpinningOption,
     TargetOption,
+    ThreadsOption,
     TrustOption,
+    session_settings,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
@@ -40,6 +44,9 @@ def verify(
     inputs: InputOption = None,
     npz: NpzOption = None,
     dims: DimOption = None,
+    threads: ThreadsOption = None,
+    spinning: SpinningOption = True,
+    provider_options: ProviderOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -64,7 +71,8 @@ def verify(
 
             model = models[0] if models else None
             source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
-            found = verified(source, path, target=target, stages=stages)
+            session = session_settings(threads, spinning, provider_options)
+            found = verified(source, path, target=target, session=session, stages=stages)
         if as_json:
             print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
         else:

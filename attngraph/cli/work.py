@@ -19,6 +19,7 @@ from attngraph.compiler import Model, analyse, compile_model
 from attngraph.decoder import Decoder
 from attngraph.decoding import compile_decoder, of_causal_lm
 from attngraph.errors import LoadError, UsageError
+from attngraph.export.session_options import check_settings
 from attngraph.export.target import parse_target
 from attngraph.frontend.binding import bind, forward_signature
 from attngraph.frontend.cache import METADATA_KEY
@@ -45,7 +46,7 @@ def optimised(source: Source, settings: Mapping[str, Any], *, stages: Stages) ->
 
     `settings` are those of `compile_model`.
     """
-    parse_target(settings["target"])
+    check_settings(parse_target(settings["target"]), settings["session"])
     with importable_cwd():  # a user's module may import others as late as in forward
         model, seconds = _timed_model(source, stages)
         result = compile_model(model, **settings, progress=stages)
@@ -62,7 +63,7 @@ def decoder(
     stages: Stages,
 ) -> Decoder:
     """The model of the options as a decoder; `cache` are the texts of `--cache`."""
-    parse_target(settings["target"])
+    check_settings(parse_target(settings["target"]), settings["session"])
     pairs = _pairs(cache)
     given = _parsed(source)
     with importable_cwd():
@@ -112,34 +113,43 @@ def analysed(source: Source, *, target: str, assume: tuple[str, ...], stages: St
     return report
 
 
-def verified(source: Source, path: Path, *, target: str, stages: Stages) -> Verification:
-    """The file at `path` compared with the model of the options."""
-    with open_file(path, target) as session, importable_cwd():
+def verified(
+    source: Source, path: Path, *, target: str, session: Mapping[str, Any], stages: Stages
+) -> Verification:
+    """The file at `path` compared with the model of the options.
+
+    `session` are keyword arguments of `Session.open`.
+    """
+    check_settings(parse_target(target), session)
+    with open_file(path, target, **session) as opened, importable_cwd():
         stages("load")
         given = _parsed(source)
         loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
-        if METADATA_KEY in session.metadata and is_causal_lm(loaded.module):
+        if METADATA_KEY in opened.metadata and is_causal_lm(loaded.module):
             model = Model(loaded.module, None, (), {}, None, loaded.source)
         else:
             model = _model_of(loaded, source, given)
-        return verify_file(model, path, session, target=target, progress=stages)
+        return verify_file(model, path, opened, target=target, progress=stages)
 
 
 def attended(
     source: Source,
     *,
     target: str,
+    session: Mapping[str, Any],
     layers: tuple[int, ...] | None,
     heads: tuple[int, ...] | None,
     stages: Stages,
 ) -> tuple[str, list[AttentionWeights], list[str]]:
     """(the name of the model of the options, its attentions' weights on its sample inputs, what
     is left out).
+
+    `session` are keyword arguments of `Session.open`.
     """
-    parse_target(target)
+    check_settings(parse_target(target), session)
     with importable_cwd():
         model, _ = _timed_model(source, stages)
-        result = compile_model(model, target=target, progress=stages)
+        result = compile_model(model, target=target, session=session, progress=stages)
         stages("attention")
         tensors = pytree.tree_leaves((model.args, dict(model.kwargs)))
         given = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Job:
 
     `onnx` is a file that attngraph wrote earlier; without it the model is compiled. `static` drops
     the dynamic dims. `threads` are those of torch and of onnxruntime, by default torch's number.
+    `spinning` and `provider_options` are those of `Session.open`, for every ONNX file.
     `padding` is the position of the input (B, S) that is 0 where there is padding: what
     `--ignore-padded-rows` computes is compared on the other rows only.
     """
@@ -39,6 +41,8 @@ class Job:
     static: bool = False
     onnx: Path | None = None
     threads: int | None = None
+    spinning: bool = True
+    provider_options: Mapping[str, str] = field(default_factory=dict)
     padding: int | None = None
 
     def write(self, folder: Path) -> None:
@@ -113,4 +117,10 @@ class Job:
 
     def session(self, path: Path) -> Session:
         """Every ONNX file runs in a session of the same options."""
-        return Session.open(path, self.machine, threads=self.threads)
+        return Session.open(
+            path,
+            self.machine,
+            threads=self.threads,
+            spinning=self.spinning,
+            provider_options=self.provider_options,
+        )

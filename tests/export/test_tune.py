@@ -33,7 +33,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
     asked: list[Facts] = []
 
     def measure(
-        facts: Facts, forms: Sequence[Form], target: Target, lengths: Sequence[int], seconds: float
+        facts: Facts,
+        forms: Sequence[Form],
+        target: Target,
+        lengths: Sequence[int],
+        seconds: float,
+        *,
+        threads: int | None = None,
     ) -> dict[str, dict[int, float]]:
         asked.append(facts)
         best = {length: BLOCKS[-1] if length >= 64 else GROUPED for length in lengths}

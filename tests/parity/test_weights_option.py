@@ -8,8 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -244,7 +246,37 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert found["weights"] == "int8"
     assert found["bytes_after"] < found["bytes_before"]
     assert found["errors"][0]["rms"] > 0
-    assert run(["verify", "--factory", "examples.cached_gpt:build", out]) != 0
-    assert "has int8 weights" in capfd.readouterr().err
     assert run([*command, "--weights", "int3"]) == 2
     assert "int3" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_written_file_is_verified_with_its_weights(
+    weights: str, decode: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, model = str(tmp_path / "out.onnx"), ["--factory", "examples.cached_gpt:build"]
+    options = ["--weights", weights, *(["--decode"] if decode else [])]
+    assert run(["optimize", *model, "-o", out, *options, "--verify", "off"]) == 0
+    capfd.readouterr()
+    assert run(["verify", *model, out, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["passed"]
+    assert found["quantised"]["weights"] == weights
+    assert found["quantised"]["weight_error"] <= found["quantised"]["bound"]
+    rms = {error["name"]: error["rms"] for error in found["quantised"]["errors"]}
+    assert all(cost > 1e-5 for cost in rms.values())
+    assert ("decoding" in {output["case"] for output in found["parity"]["outputs"]}) == decode
+
+    assert run(["verify", *model, out]) == 0
+    told = capfd.readouterr().out
+    assert f"with its weights in {weights}" in told
+    assert "of its rms" in told
+    edited = onnx.load(out)
+    codes = next(tensor for tensor in edited.graph.initializer if f".{weights}" in tensor.name)
+    other = numpy_helper.to_array(codes).copy()
+    other[0] ^= 1  # a step more or less in one row
+    codes.CopyFrom(numpy_helper.from_array(other, codes.name))
+    onnx.save(edited, out)
+    assert run(["verify", *model, out]) == 8
+    assert "are not those of examples.cached_gpt:build with its" in capfd.readouterr().out
