@@ -103,22 +103,10 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         logits, guarded = replace(logits, steps=steps), True
     pair = pair_of(logits.contraction, keys)
     assert pair is not None
-    chain = (*below.nodes, below.root)
-    inside = {*chain, *(test for node in below.nodes for test in _tests(node))}
     is_part = any(atom.const is not None for dim in axes for atom in resolve(dim))
-    weights = below.guard or Operand(anchor.output, axes)
-    after = below.nodes
-    if below.guard is not None and below.guard.value.producer is not None:
-        after = below.nodes[: below.nodes.index(below.guard.value.producer) + 1]
-    before = [anchor, *below.nodes[len(after) :]] if below.guard is not None else []
-    leaks = _leaks(after if before else [anchor, *after], inside) and not is_part
-    if not is_part and _leaks(before, inside):
-        return Declined(
-            "weights-unguarded",
-            "The attention weights are returned before their NaN rows are replaced.",
-            anchor,
-            "Return the weights after the guard.",
-        )
+    weights = None if is_part else _returned(anchor, below, axes)
+    if isinstance(weights, Declined):
+        return weights
     if not is_part and _escapes(logits.node, {anchor, below.root}):
         return Declined(
             "scores-reused",
@@ -138,13 +126,32 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         keys,
         below.output,
         masked_rows="zero" if guarded or sink is not None else "nan",
-        weights=weights if leaks else None,
-        nodes=(*logits.nodes, anchor, *chain),
+        weights=weights,
+        nodes=(*logits.nodes, anchor, *below.nodes, below.root),
         gain=below.gain,
         gains=below.gains,
         sinks=sinks,
         is_part=is_part,
     )
+
+
+def _returned(anchor: Node, below: Below, axes: Axes) -> Operand | Declined | None:
+    """The attention weights, if something besides the product with the values reads them."""
+    inside = {*below.nodes, below.root, *(test for node in below.nodes for test in _tests(node))}
+    if below.guard is None:
+        leaks = _leaks([anchor, *below.nodes], inside)
+        return Operand(anchor.output, axes) if leaks else None
+    after = below.nodes
+    if below.guard.value.producer is not None:
+        after = below.nodes[: below.nodes.index(below.guard.value.producer) + 1]
+    if _leaks([anchor, *below.nodes[len(after) :]], inside):
+        return Declined(
+            "weights-unguarded",
+            "The attention weights are returned before their NaN rows are replaced.",
+            anchor,
+            "Return the weights after the guard.",
+        )
+    return below.guard if _leaks(after, inside) else None
 
 
 def _tests(node: Node) -> list[Node]:
