@@ -124,8 +124,10 @@ def emit_attention(
     the rest is padding.
     """
     query, key, value = qkv
-    if scale <= 0 or dtype == torch.float64:
-        # the op wants a positive scale, and takes the root of it in float32 where it is expanded
+    decodes = bool(pasts) and ctx.target.provider == "cpu" and dtype == torch.float32
+    if scale <= 0 or dtype == torch.float64 or (decodes and scale != 1.0):
+        # the op wants a positive scale, and takes the root of it in float32 where it is expanded;
+        # its product of one query with all keys is faster where nothing scales it
         query, scale = ctx.op("Mul", query, ctx.constant(float(scale), dtype)), 1.0
     results = ctx.ops(
         "Attention",
