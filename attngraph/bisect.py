@@ -89,6 +89,8 @@ def blame(
             node = _first(graph, values, reference)
             where = f" at {_place(node)}" if node is not None else ""
             return f"The pass {item.name} is the first to diverge{where}."
+    if result.buffers is not None:
+        return "The passes agree with eager; it is the ONNX form with a static cache that diverges."
     _, values = _evaluate(optimised, inputs)
     try:
         lowered = _all_values(result, inputs)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from attngraph.bisect import blame
 from attngraph.checking import Cases, Check
 from attngraph.errors import ParityError, UsageError
+from attngraph.export.buffers import Buffers, require_in_place
 from attngraph.export.kernels import check_version, choose_all
 from attngraph.export.lower import lower
 from attngraph.export.parity import Parity
@@ -53,6 +55,14 @@ PRECISION_KEY = "attngraph.precision"
 """The file's metadata: the precision it was made in."""
 WEIGHTS_KEY = "attngraph.weights"
 """The file's metadata: the few bits that its weights are stored in, if they are."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a model beside its inputs: the cases to check it on, a static cache."""
+
+    cases: Cases | None = None
+    buffers: Buffers | None = None
 
 
 @contextlib.contextmanager
@@ -163,7 +173,7 @@ def compile_model(
     verify: str = "final",
     exact: bool = False,
     tune: bool = False,
-    prepare: Callable[[Captured], Cases] | None = None,
+    prepare: Callable[[Captured], Prepared] | None = None,
     assume: Collection[str] = (),
     ignore_padded_rows: bool = False,
     weights: Weights | None = None,
@@ -173,8 +183,9 @@ def compile_model(
     """As `optimize`, for any form of model.
 
     `prepare` is called with the model as it was captured. What it says of the graph's dims holds
-    for the passes, and the inputs that it returns are those that parity is checked on. `session`
-    are keyword arguments of `Session.open`, for the sessions that check, tune and are handed over.
+    for the passes; it returns the inputs that parity is checked on, and where a cache is static,
+    its buffers. `session` are keyword arguments of `Session.open`, for the sessions that check,
+    tune and are handed over.
     """
     session = session or {}
     _check_options(precision, verify)
@@ -201,10 +212,13 @@ def compile_model(
         )
     report.notes.extend(captured.notes)
     report.nodes_before = len(captured.graph)
-    cases = None if prepare is None else prepare(captured)
-    check = Check(model, captured, own, cases)
+    prepared = Prepared() if prepare is None else prepare(captured)
+    buffers, static = prepared.buffers, prepared.buffers is not None
+    check = Check(model, captured, own, prepared.cases)
     pristine = clone(captured.graph) if verify != "off" else None
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
+    if buffers is not None:
+        require_in_place(captured.graph, buffers, model.source)
     assumed = assumptions_of(report.passes, assume)
     report.notes += assumed
     if ignore_padded_rows:
@@ -218,24 +232,26 @@ def compile_model(
     def build(graph: Graph) -> Optimized:
         with _stage("lower", report.timings, progress):
             if tune:
-                kernels = tuned(graph, device, report.notes.append, threads=session.get("threads"))
+                threads = session.get("threads")
+                kernels = tuned(graph, device, report.notes.append, threads=threads, static=static)
             else:
-                kernels = choose_all(graph, device)
-            onnx = lower(graph, target=device, kernels=kernels)
+                kernels = choose_all(graph, device, static=static)
+            onnx = lower(graph, target=device, kernels=kernels, buffers=buffers)
         onnx.metadata_props[OPTIONS_KEY] = json.dumps(options)
         onnx.metadata_props[PRECISION_KEY] = report.precision
         if report.quantised is not None:
             onnx.metadata_props[WEIGHTS_KEY] = report.quantised.weights
         report.sites = sites_of(report.passes, kernels)
         original = precision == own and report.quantised is None
-        return Optimized(graph, onnx, report, device, pristine if original else None, session)
+        origin = pristine if original else None
+        return Optimized(graph, onnx, report, device, origin, session, buffers)
 
     def measure(optimized: Optimized) -> Parity:
         dtypes = [value.dtype for value in optimized.graph.inputs]  # a cache may be half
 
         def candidate(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             pairs = zip(tensors, dtypes, strict=True)
-            return optimized.run([tensor.to(dtype) for tensor, dtype in pairs])
+            return optimized.evaluate([tensor.to(dtype) for tensor, dtype in pairs])
 
         with _stage("parity", report.timings, progress):
             return check.final(candidate)
@@ -277,7 +293,7 @@ def compile_model(
         if pristine is not None:
             with _stage("parity", report.timings, progress):
                 report.parity, report.quantised.errors = check.few_bits(
-                    optimized.graph, optimized.run
+                    optimized.graph, optimized.evaluate
                 )
             if not report.parity.passed:
                 raise ParityError(

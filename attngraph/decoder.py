@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from attngraph.caches import Cache, GrowingCache, Slots, StaticCache
 from attngraph.errors import UsageError
-from attngraph.export.session import OrtValue, Session
+from attngraph.export.buffers import CAPACITY, by_row, row_of
+from attngraph.export.in_place import InPlace
+from attngraph.export.session import Session
 from attngraph.export.target import parse_target
 from attngraph.frontend.cache import METADATA_KEY, Layout
 from attngraph.optimized import Optimized
@@ -18,17 +20,12 @@ from attngraph.report import Report
 from attngraph.sampling import Sampling
 
 
-@dataclass(frozen=True)
-class Cache:
-    """Keys and values of the tokens so far, where the provider computes; a step leaves it as is."""
-
-    values: tuple[OrtValue, ...]
-    batch: int
-    length: int
-
-
 class Decoder:
     """A causal language model in onnxruntime. Its cache stays on the device between steps.
+
+    A growing cache is new tensors after each step, and the one before is left as it is. A static
+    cache is buffers of `max_length` tokens that are made once; a step writes into them, and so uses
+    up the cache that it was given (see `StaticCache`).
 
     `optimized` is the compiled model, None for a decoder that was loaded from a file.
     """
@@ -83,7 +80,8 @@ class Decoder:
 
         `attention_mask` (B, P + S) is 0 where there is padding; without it there is none. The
         logits are (B, S, V), or those of the last position (B, 1, V) where the model was compiled
-        so. Raises UsageError for shapes that don't fit.
+        so. Raises UsageError for shapes that don't fit, and before anything is computed where a
+        static cache has no room for the tokens or was written over.
         """
         layout = self.layout
         if ids.ndim != 2 or ids.shape[1] == 0:
@@ -92,7 +90,10 @@ class Decoder:
         cache = cache or self._empty(batch)
         if cache.batch != batch:
             raise UsageError(f"ids has {batch} rows, and the cache {cache.batch}.")
+        if isinstance(cache, StaticCache) is not self.is_static:
+            raise UsageError("This cache is that of another decoder.")
         total = cache.length + length
+        self._require_room(total)
         if attention_mask is not None and tuple(attention_mask.shape) != (batch, total):
             raise UsageError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}; for {cache.length} "
@@ -113,17 +114,59 @@ class Decoder:
             else:
                 places = places[0]
             feeds[layout.positions] = self._cast(layout.positions, places)
+        if isinstance(cache, StaticCache):
+            return self._write(feeds, cache, length)
         pasts = dict(zip(layout.pasts, cache.values, strict=True))
         results = self.session.step(feeds, pasts, (layout.logits,), layout.presents)
-        return results[0][0], Cache(results[1], batch, total)
+        return results[0][0], GrowingCache(results[1], batch, total)
+
+    @property
+    def is_static(self) -> bool:
+        return self.layout.max_length is not None
+
+    def _require_room(self, total: int) -> None:
+        room = self.layout.max_length
+        if room is not None and total > room:
+            raise UsageError(
+                f"The static cache has room for {room} tokens, and {total} would be in it: compile "
+                "with a larger max_length, or with a growing cache."
+            )
+
+    def _write(
+        self, feeds: dict[str, torch.Tensor], cache: StaticCache, new: int
+    ) -> tuple[torch.Tensor, StaticCache]:
+        """A step in the buffers, of all rows at once where the operator takes them so."""
+        assert self.layout.length is not None
+        slots = cache.slots
+        slots.rewind(cache)
+        feeds[self.layout.length] = torch.tensor([cache.length])
+        if by_row(cache.batch, new, cache.length):
+            rows = range(cache.batch)
+            logits = torch.cat([self._in_place(slots, r).step(row_of(feeds, r)) for r in rows])
+        else:
+            logits = self._in_place(slots, None).step(feeds)
+        return logits, slots.grown(cache, new)
+
+    def _in_place(self, slots: Slots, row: int | None) -> InPlace:
+        if row not in slots.steps:
+            layout = self.layout
+            buffers = slots.buffers if row is None else row_of(slots.buffers, row)
+            presents = dict(zip(layout.pasts, layout.presents, strict=True))
+            slots.steps[row] = InPlace(self.session, buffers, presents, layout.logits)
+        return slots.steps[row]
 
     def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.session.input_dtype(name))
 
     def _empty(self, batch: int) -> Cache:
+        layout = self.layout
+        if layout.max_length is not None:
+            sizes = {layout.batch: batch, CAPACITY: layout.max_length}
+            buffers = {name: self.session.zeros(name, sizes) for name in layout.pasts}
+            return Slots(buffers, batch).start()
         sizes = {self.layout.batch: batch, self.layout.past: 0}
         values = tuple(self.session.empty(name, sizes) for name in self.layout.pasts)
-        return Cache(values, batch, 0)
+        return GrowingCache(values, batch, 0)
 
     def generate(
         self,
@@ -144,7 +187,8 @@ class Decoder:
         on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
         with `pad_token_id` (by default that token); when all have, it ends early.
 
-        Raises UsageError for rows padded on the right, whose last position is no token.
+        Raises UsageError for rows padded on the right, whose last position is no token, and where a
+        static cache has no room for the prompt and what may follow.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
         if ids.ndim != 2:
@@ -156,6 +200,7 @@ class Decoder:
                 "position of each row is a token."
             )
         batch, length = ids.shape
+        self._require_room(length + max_new_tokens - 1)
         ends = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=ids.dtype).reshape(
             -1
         )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from attngraph.caches import CacheKind
 from attngraph.checking import Cases
-from attngraph.compiler import Model, Progress, compile_model
+from attngraph.compiler import Model, Prepared, Progress, compile_model
 from attngraph.decoder import Decoder
 from attngraph.errors import ParityError, UsageError
+from attngraph.export.buffers import LENGTH, Buffers
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.precision import own_precision
 from attngraph.export.quantize import Weights
@@ -35,7 +37,9 @@ def optimize_decoder(
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    cache: Mapping[str, str] | None = None,
+    cache: CacheKind = "growing",
+    max_length: int | None = None,
+    presents: Mapping[str, str] | None = None,
     all_logits: bool = False,
     target: str = "cpu",
     precision: Precision | None = None,
@@ -51,10 +55,14 @@ def optimize_decoder(
     A model of transformers needs no `args`; its graph gives the logits of the last position, or
     with `all_logits` of all. Any other module takes its past as tensors and returns them joined to
     what is new: `args` are samples and `dynamic_shapes` torch.export's, with dims for batch, new
-    and past tokens; `cache` names the output of each past where it isn't plain (`find_layout`).
+    and past tokens; `presents` names the output of each past where it isn't plain (`find_layout`).
 
-    Raises UsageError where no cache is found, and as `optimize` does.
+    `cache` is "growing", where a step makes new tensors one token longer, or "static": buffers of
+    `max_length` tokens, which a step writes into where they lie.
+
+    Raises UsageError where no cache is found or it can't be static, and as `optimize` does.
     """
+    check_cache(cache, max_length)
     name = type(module).__name__
     if args is None and not kwargs:
         model = of_causal_lm(Model(module, None, (), {}, None, name), all_logits=all_logits)
@@ -63,6 +71,8 @@ def optimize_decoder(
     return compile_decoder(
         model,
         cache=cache,
+        max_length=max_length,
+        presents=presents,
         target=target,
         precision=precision,
         verify=verify,
@@ -89,7 +99,9 @@ def of_causal_lm(model: Model, *, all_logits: bool = False) -> Model:
 def compile_decoder(
     model: Model,
     *,
-    cache: Mapping[str, str] | None = None,
+    cache: CacheKind = "growing",
+    max_length: int | None = None,
+    presents: Mapping[str, str] | None = None,
     target: str = "cpu",
     precision: Precision | None = None,
     verify: str = "final",
@@ -102,16 +114,21 @@ def compile_decoder(
 ) -> Decoder:
     """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache.
 
-    `session` is that of `compile_model`.
+    `cache` and `max_length` are to have passed `check_cache`; `session` is that of `compile_model`.
     """
     seen: list[tuple[Captured, Layout]] = []
 
-    def prepare(captured: Captured) -> Cases:
+    def prepare(captured: Captured) -> Prepared:
         graph = captured.graph
-        layout = find_layout(graph, cache, model.source)
+        layout = find_layout(graph, presents, model.source)
+        if max_length is not None:
+            taken = {*captured.input_names, *captured.output_names}
+            names = (f"{LENGTH}{'_' * count}" for count in range(len(taken) + 1))
+            length = next(name for name in names if name not in taken)
+            layout = replace(layout, length=length, max_length=max_length)
         seen.append((captured, layout))
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
-        return decoding_cases(captured, layout)
+        return Prepared(decoding_cases(captured, layout), buffers_of(layout))
 
     optimized = compile_model(
         model,
@@ -139,11 +156,31 @@ def compile_decoder(
             raise ParityError(
                 f"Decoding with {model.source} step by step is out of its error budget: {parity}. "
                 "If its pasts and presents were paired wrongly, name them: "
-                'cache={"past": "present"}, or --cache past=present. Nothing was written.'
+                'presents={"past": "present"}, or --present past=present. Nothing was written.'
             )
         if optimized.report.parity is not None:
             optimized.report.parity = merge({"": optimized.report.parity, "decoding": parity})
     return decoder
+
+
+def check_cache(cache: str, max_length: int | None) -> None:
+    """Raises UsageError for a kind of cache that there isn't, or a length that doesn't fit it."""
+    if cache not in get_args(CacheKind):
+        raise UsageError(f"cache is {cache!r}; it can be {', '.join(get_args(CacheKind))}.")
+    if cache == "growing" and max_length is not None:
+        raise UsageError("max_length is for a static cache; leave it out, or ask for cache static.")
+    if cache == "static" and max_length is None:
+        raise UsageError("A static cache needs max_length, the number of tokens it has room for.")
+    if max_length is not None and (isinstance(max_length, bool) or max_length < 2):
+        raise UsageError(f"max_length is {max_length!r}; it must be a number of tokens, 2 or more.")
+
+
+def buffers_of(layout: Layout) -> Buffers | None:
+    """The static cache of a decoder, if it has one."""
+    if layout.length is None:
+        return None
+    presents = dict(zip(layout.pasts, layout.presents, strict=True))
+    return Buffers(presents, layout.past, layout.length, layout.ids)
 
 
 class _Inputs:
@@ -224,12 +261,12 @@ def generated_parity(
         reference = Reference(module, precision=precision, converted=converted)
     else:
         reference = reference_of(stored, precision)
-    whole = inputs.ids(_ROWS, _PROMPT + _STEPS)
-    mask = inputs.mask(_ROWS, _PROMPT + _STEPS)
+    end = min(_PROMPT + _STEPS, layout.max_length or _PROMPT + _STEPS)
+    whole, mask = inputs.ids(_ROWS, end), inputs.mask(_ROWS, end)
     state, done = None, 0
     found: list[torch.Tensor] = []
     expected: list[ReferenceOutputs] = []
-    for length in range(_PROMPT, _PROMPT + _STEPS + 1):
+    for length in range(min(_PROMPT, end - 1), end + 1):
         given = mask[:, :length] if layout.mask is not None else None
         logits, state = decoder(whole[:, done:length], given, state)
         found.append(logits[:, -1:])

@@ -12,6 +12,7 @@ import torch
 
 from attngraph.attend import AttentionWeights, attention_weights
 from attngraph.errors import UsageError
+from attngraph.export.buffers import Buffers
 from attngraph.export.save import save, to_session
 from attngraph.export.session import Session
 from attngraph.export.target import Target
@@ -26,7 +27,7 @@ class Optimized:
 
     `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured;
     `origin` is the graph as it was captured, unless verification was off; `options` are those of
-    `Session.open` for its sessions.
+    `Session.open` for its sessions, and `buffers` those of a static cache.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class Optimized:
         target: Target,
         origin: Graph | None = None,
         options: Mapping[str, Any] | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
+        self.buffers = buffers
         self.graph = graph
         self.origin = origin
         self.model = model
@@ -82,6 +85,14 @@ class Optimized:
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Every output, for inputs in the order of `session.input_names`."""
         return self.session.run(tensors)
+
+    def evaluate(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Every output of `graph`, for its inputs: a static cache is given as one that grows."""
+        if self.buffers is None:
+            return self.run(tensors)
+        names = [value.name for value in self.graph.inputs]
+        given = dict(zip(names, tensors, strict=True))
+        return self.buffers.evaluate(self.session.run, given, self.session.output_names)
 
     def __call__(
         self, *tensors: torch.Tensor, **named: torch.Tensor

@@ -23,8 +23,9 @@ from attngraph.compiler import (
     trace,
 )
 from attngraph.decoder import Decoder
-from attngraph.decoding import decoding_cases, generated_parity, of_causal_lm
+from attngraph.decoding import buffers_of, decoding_cases, generated_parity, of_causal_lm
 from attngraph.errors import AttngraphError, UsageError
+from attngraph.export.buffers import Buffers
 from attngraph.export.kernels import choose_all
 from attngraph.export.lower import lower, value_names
 from attngraph.export.parity import Parity, merge
@@ -119,7 +120,8 @@ def verify_file(
         layout = None  # a decoder, but not this model's
     if layout is not None:
         captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)
-    file = _File(session, path, captured, model.source)
+    buffers = None if layout is None else buffers_of(layout)
+    file = _File(session, path, captured, model.source, buffers)
     tell("parity")
     own = own_precision(captured.graph)
     precision = precision or _made_in(session) or own
@@ -153,7 +155,12 @@ def verify_file(
         )
     elif not parity.passed:
         tell("bisect")
-        if precision == own:
+        if buffers is not None:
+            found.culprit = (
+                "The file has a static cache, so no node can be named: compile the model with a "
+                "growing one and compare that."
+            )
+        elif precision == own:
             found.culprit = _culprit(path, session, parse_target(target), check)
         else:
             found.culprit = (
@@ -189,18 +196,27 @@ def _made_in(session: Session) -> Precision | None:
 class _File:
     """A session that takes inputs and gives outputs in the order of the model's."""
 
-    def __init__(self, session: Session, path: Path, captured: Captured, source: str) -> None:
+    def __init__(
+        self,
+        session: Session,
+        path: Path,
+        captured: Captured,
+        source: str,
+        buffers: Buffers | None,
+    ) -> None:
         self.session, self.path, self.captured, self.source = session, path, captured, source
+        self.buffers = buffers
         inputs, outputs = captured.input_names, captured.output_names
-        by_name = set(session.input_names) <= set(inputs)
-        if not by_name and len(session.input_names) != len(inputs):
+        taken = session.input_names
+        if buffers is not None:  # which bring along the length that stands for a dim
+            taken = tuple(name for name in taken if name != buffers.length)
+        by_name = set(taken) <= set(inputs)
+        if not by_name and len(taken) != len(inputs):
             raise UsageError(
-                f"{path} takes {_listed(session.input_names)}, and {source} takes "
+                f"{path} takes {_listed(taken)}, and {source} takes "
                 f"{_listed(inputs)}: neither names nor number fit. Name the file of this model."
             )
-        self.feeds = dict(
-            zip(session.input_names, session.input_names if by_name else inputs, strict=True)
-        )
+        self.feeds = dict(zip(taken, taken if by_name else inputs, strict=True))
         if len(session.output_names) != len(outputs):
             raise UsageError(
                 f"{path} returns {_listed(session.output_names)}, and {source} returns "
@@ -224,7 +240,11 @@ class _File:
         return given
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        outputs = self.session.run(self._given(tensors))
+        given, session = self._given(tensors), self.session
+        if self.buffers is None:
+            outputs = session.run(given)
+        else:
+            outputs = self.buffers.evaluate(session.run, given, session.output_names)
         return tuple(outputs[place] for place in self.places)
 
     def fitting(self, cases: Cases) -> tuple[Cases, list[str]]:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 import onnx_ir as ir
 
 from attngraph.errors import AttngraphError, LoweringError
+from attngraph.export.buffers import CAPACITY, Buffers
 from attngraph.export.kernels import Choice, choose_all
 from attngraph.export.lowering import find_lowering
 from attngraph.export.lowering.context import MICROSOFT, OPSET, Context
@@ -25,10 +26,12 @@ def lower(
     target: str | Target = "cpu",
     name: str | None = None,
     kernels: Mapping[Node, Choice] | None = None,
+    buffers: Buffers | None = None,
 ) -> ir.Model:
     """The ONNX model of a graph, opset 24. Weights are shared with the graph, not copied.
 
-    `kernels` is the form of each attention; the kernel table's choice where it is left out.
+    `kernels` is the form of each attention; the kernel table's choice where it is left out. With
+    `buffers`, which `require_in_place` has seen, the pasts are those of a static cache.
 
     An ONNX value has the name of its IR value, except that a graph output has its output name (see
     `value_names`); sizes have the user's names. The same graph gives the same bytes.
@@ -36,8 +39,13 @@ def lower(
     Raises LoweringError naming the op, its source line and its module where it has no lowering.
     """
     target = parse_target(target) if isinstance(target, str) else target
-    kernels = choose_all(graph, target) if kernels is None else kernels
-    context = Context(graph, target, value_names(graph), kernels)
+    static = buffers is not None
+    kernels = choose_all(graph, target, static=static) if kernels is None else kernels
+    context = Context(graph, target, value_names(graph), kernels, buffers=buffers)
+    lengths: list[ir.Value] = []
+    if buffers is not None:
+        lengths.append(_vector(buffers.length))
+        context.define(buffers.dim, lengths[0])
     for value in graph.inputs:
         context.bind(value, _input(value), own=True)
     for node in graph:
@@ -45,7 +53,13 @@ def lower(
     context.node = None
     outputs = _outputs(graph, context, output_names(graph))
     nodes, used = _reachable(context.nodes, outputs)
-    inputs = [context.value(value) for value in graph.inputs]
+    inputs = [*(context.value(value) for value in graph.inputs), *lengths]
+    if buffers is not None:
+        held = {name for pair in buffers.presents.items() for name in pair}
+        for buffer in (*inputs, *outputs):
+            if buffer.name in held and buffer.shape is not None:
+                batch, groups, _, width = buffer.shape
+                buffer.shape = ir.Shape([batch, groups, CAPACITY, width])
     initializers = [value for value in context.initializers.values() if value in used]
     opsets = {"": OPSET}
     if any(node.domain == MICROSOFT for node in _with_branches(nodes)):
@@ -138,6 +152,11 @@ def _input(value: Value, name: str | None = None) -> TracedValue:
         type=ir.TensorType(onnx_dtype(value.dtype)),
         shape=onnx_shape(value.type),
     )
+
+
+def _vector(name: str) -> TracedValue:
+    """An input (1,) i64."""
+    return TracedValue(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
 
 
 def _lower_node(context: Context, node: Node) -> None:

@@ -154,9 +154,7 @@ class Session:
         Raises UsageError when the number, names, dtypes or shapes of the tensors don't fit the
         model, and ProviderError when onnxruntime fails while running it.
         """
-        session = self._session
-        if session is None:
-            raise UsageError("This session is closed: open it again to run the model.")
+        session = self._open_session()
         tensors = self._ordered(feeds)
         self._check(tensors)
         tensors = [tensor.detach().contiguous() for tensor in tensors]
@@ -192,9 +190,7 @@ class Session:
         What is kept stays where the provider computes, and is given to the next step in `kept`
         without a copy. Fetched tensors are on the CPU. Raises as `run` does.
         """
-        session = self._session
-        if session is None:
-            raise UsageError("This session is closed: open it again to run the model.")
+        session = self._open_session()
         try:
             values = {name: to_ort(tensor.contiguous()) for name, tensor in feeds.items()}
             values.update(kept)
@@ -222,14 +218,57 @@ class Session:
         )
         return tensors, tuple(results[len(fetched) :])
 
+    def binding(self) -> onnxruntime.IOBinding:
+        """A binding for `run_binding`, which keeps to the names and dtypes of the model."""
+        return self._open_session().io_binding()
+
+    def run_binding(self, binding: onnxruntime.IOBinding) -> list[OrtValue]:
+        """One run; its outputs in the order in which they were bound. Raises as `run` does."""
+        session = self._open_session()
+        try:
+            session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+        except Exception as error:
+            raise ProviderError(
+                f"onnxruntime failed while running the model on {self.provider}: {_reason(error)}."
+            ) from error
+        return list(binding.get_outputs())
+
+    def _open_session(self) -> onnxruntime.InferenceSession:
+        if self._session is None:
+            raise UsageError("This session is closed: open it again to run the model.")
+        return self._session
+
     def empty(self, name: str, sizes: Mapping[str, int]) -> OrtValue:
         """An input's value at these sizes of its named dims, of which one is 0."""
         declared = self.input_shape(name)
         shape = [dim if isinstance(dim, int) else sizes.get(dim or "", 0) for dim in declared]
         return to_ort(torch.empty(shape, dtype=self.input_dtype(name)))
 
+    def zeros(self, name: str, sizes: Mapping[str, int]) -> torch.Tensor:
+        """Zeros for an input at these sizes of its named dims, where the provider computes.
+
+        Raises UsageError where that is a GPU and torch has no CUDA to make them with.
+        """
+        device = torch.device("cpu")
+        if self.provider != "CPUExecutionProvider":
+            if not torch.cuda.is_available():
+                raise UsageError(
+                    "A static cache on a GPU needs a PyTorch with CUDA, which makes the buffers: "
+                    "install one, or compile with a growing cache."
+                )
+            device = torch.device("cuda", self.device_id)
+        shape = [sizes[dim] if isinstance(dim, str) else dim or 0 for dim in self.input_shape(name)]
+        made = torch.zeros(shape, dtype=self.input_dtype(name), device=device)
+        if made.is_cuda:  # onnxruntime runs on a stream of its own
+            torch.cuda.current_stream(device).synchronize()
+        return made
+
     def _input(self, name: str) -> _Input:
         return self._inputs[self.input_names.index(name)]
+
+    def output_dtype(self, name: str) -> torch.dtype:
+        return self._output_dtypes[self.output_names.index(name)]
 
     def input_dtype(self, name: str) -> torch.dtype:
         return self._input(name).dtype

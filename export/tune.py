@@ -35,18 +35,20 @@ def tuned(
     *,
     seconds: float = 0.2,
     threads: int | None = None,
+    static: bool = False,
 ) -> dict[Node, Choice]:
     """The measured choice for each attention of a graph; the table's for packed ones.
 
     Each distinct site is measured once, about `seconds` for each form and length, and read from
     the cache from then on. What goes wrong with the cache is told to `note`. `threads` are those of
-    the sessions, by default torch's number.
+    the sessions, by default torch's number. `static` as in `facts_of`; sites with a past are not
+    measured.
     """
     made: dict[Facts, Choice] = {}
     choices = {}
     for node in graph:
         if node.op in (ATTENTION, PACKED_ATTENTION):
-            facts = facts_of(node, graph.dims)
+            facts = facts_of(node, graph.dims, static=static)
             if facts not in made:
                 made[facts] = _tuned(facts, target, note, seconds, threads)
             choices[node] = made[facts]

@@ -106,9 +106,28 @@ def optimize(
         ),
     ] = False,
     cache: Annotated[
-        list[str] | None,
+        Literal["growing", "static"],
         typer.Option(
             "--cache",
+            rich_help_panel=_DECODING,
+            help="growing: each step gives a cache that is longer, and leaves the old one. static: "
+            "buffers of --max-length tokens, which a step writes into where they lie.",
+        ),
+    ] = "growing",
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            "--max-length",
+            metavar="TOKENS",
+            show_default=False,
+            rich_help_panel=_DECODING,
+            help="The tokens, of prompt and continuation, that a static cache has room for.",
+        ),
+    ] = None,
+    present: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--present",
             metavar="PAST=PRESENT",
             show_default=False,
             rich_help_panel=_DECODING,
@@ -171,10 +190,13 @@ def optimize(
             if decode:
                 if ignore_padded_rows:
                     raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
-                names = tuple(cache or ())
-                result = decoder(source, names, all_logits, settings, stages=stages)
-            elif cache or all_logits:
-                raise UsageError("--cache and --all-logits are for --decode; add it.")
+                kept = {"cache": cache, "max_length": max_length}
+                names = tuple(present or ())
+                result = decoder(source, names, all_logits, {**settings, **kept}, stages=stages)
+            elif cache != "growing" or max_length is not None or present or all_logits:
+                raise UsageError(
+                    "--cache, --max-length, --present and --all-logits are for --decode; add it."
+                )
             else:
                 packing = {"ignore_padded_rows": ignore_padded_rows}
                 result = optimised(source, {**settings, **packing}, stages=stages)

@@ -17,7 +17,7 @@ from attngraph.cli.options import Source
 from attngraph.cli.stages import Stages
 from attngraph.compiler import Model, analyse, compile_model
 from attngraph.decoder import Decoder
-from attngraph.decoding import compile_decoder, of_causal_lm
+from attngraph.decoding import check_cache, compile_decoder, of_causal_lm
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.session_options import check_settings
 from attngraph.export.target import parse_target
@@ -56,25 +56,26 @@ def optimised(source: Source, settings: Mapping[str, Any], *, stages: Stages) ->
 
 def decoder(
     source: Source,
-    cache: Sequence[str],
+    presents: Sequence[str],
     all_logits: bool,
     settings: Mapping[str, Any],
     *,
     stages: Stages,
 ) -> Decoder:
-    """The model of the options as a decoder; `cache` are the texts of `--cache`."""
+    """The model of the options as a decoder; `presents` are the texts of `--present`."""
     check_settings(parse_target(settings["target"]), settings["session"])
-    pairs = _pairs(cache)
+    check_cache(settings["cache"], settings["max_length"])
+    pairs = _pairs(presents)
     given = _parsed(source)
     with importable_cwd():
         stages("load")
         start = time.perf_counter()
         loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
         if is_causal_lm(loaded.module):
-            if source.inputs or source.npz or source.dims or cache:
+            if source.inputs or source.npz or source.dims or presents:
                 raise UsageError(
                     f"{loaded.source} is a model of transformers, whose inputs --decode makes "
-                    "itself: leave out --input, --inputs, --dim and --cache."
+                    "itself: leave out --input, --inputs, --dim and --present."
                 )
             model = Model(loaded.module, None, (), {}, None, loaded.source)
             model = of_causal_lm(model, all_logits=all_logits)
@@ -86,7 +87,7 @@ def decoder(
         else:
             model = _model_of(loaded, source, given)
         seconds = time.perf_counter() - start
-        result = compile_decoder(model, cache=pairs, **settings, progress=stages)
+        result = compile_decoder(model, presents=pairs, **settings, progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
     return result
 
@@ -97,7 +98,7 @@ def _pairs(texts: Sequence[str]) -> dict[str, str] | None:
         past, sign, present = (part.strip() for part in text.partition("="))
         if not (past and sign and present):
             raise UsageError(
-                f"--cache {text!r} doesn't parse; write past=present, an input and an output."
+                f"--present {text!r} doesn't parse; write past=present, an input and an output."
             )
         pairs[past] = present
     return pairs or None

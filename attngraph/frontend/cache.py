@@ -23,7 +23,8 @@ class Layout:
 
     `ids` is (batch, seq); `mask` is (batch, past + seq), 1 where there is a token; `positions` is
     (batch, seq) or (seq,); `logits` ends in (seq or 1, vocabulary). Output `presents[i]` is what
-    input `pasts[i]` is at the next step.
+    input `pasts[i]` is at the next step. In a static cache the pasts are buffers of `max_length`
+    tokens, of which the input `length` says how many they hold.
     """
 
     ids: str
@@ -34,6 +35,8 @@ class Layout:
     past: str
     mask: str | None = None
     positions: str | None = None
+    length: str | None = None
+    max_length: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -53,17 +56,17 @@ class Layout:
             ) from error
 
 
-def find_layout(graph: Graph, cache: Mapping[str, str] | None, source: str) -> Layout:
-    """Reads the parts of a decoder from its graph; `cache` names the present of each past.
+def find_layout(graph: Graph, presents: Mapping[str, str] | None, source: str) -> Layout:
+    """Reads the parts of a decoder from its graph; `presents` names that of each past.
 
-    Without `cache`, an input is a past where an output has its shape with `past` replaced by
+    Without `presents`, an input is a past where an output has its shape with `past` replaced by
     `past + seq`: by descent if that output is a cat of the input, else in the order of both.
     Raises UsageError where no cache is found, or an input has no part in decoding.
     """
     inputs = {value.name: value for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     integers = [v for v in graph.inputs if _is_integer(v) and len(v.shape) == 2]
-    pairs = _named(inputs, outputs, cache) if cache else None
+    pairs = _named(inputs, outputs, presents) if presents else None
     ids = next((v for v in integers if _seq(v) is not None), None)
     if ids is None:
         raise UsageError(
@@ -76,7 +79,7 @@ def find_layout(graph: Graph, cache: Mapping[str, str] | None, source: str) -> L
         raise UsageError(
             f"The cache of {source} can't be found: no output is an input made longer by seq. "
             "Take the past as input tensors and return them joined to what is new, or name them: "
-            'cache={"past": "present"}, or --cache past=present.'
+            'presents={"past": "present"}, or --present past=present.'
         )
     past = _past_dim([inputs[name] for name in pairs], seq, batch, source)
     mask = positions = None

@@ -123,10 +123,10 @@ def _choose(facts: Facts, target: Target, version: tuple[int, int]) -> Choice:
     return pick(ranked, [c for c in found if c.refused], times, facts)
 
 
-def choose_all(graph: Graph, target: Target) -> dict[Node, Choice]:
-    """The choice for each attention of a graph."""
+def choose_all(graph: Graph, target: Target, *, static: bool = False) -> dict[Node, Choice]:
+    """The choice for each attention of a graph; `static` as in `facts_of`."""
     sites = (node for node in graph if node.op in (ATTENTION, PACKED_ATTENTION))
-    return {node: choose(facts_of(node, graph.dims), target) for node in sites}
+    return {node: choose(facts_of(node, graph.dims, static=static), target) for node in sites}
 
 
 def pick(

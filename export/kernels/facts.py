@@ -13,7 +13,7 @@ from attngraph.ir.dims import DimInfo, as_dim, bounds, divide, same
 from attngraph.ir.ops import attribute, input_of
 
 # What besides query, key and value an op must be able to take.
-CAUSAL, BOOL, BIAS, SOFTCAP, SINKS, WEIGHTS, PAST, PACKED = (
+CAUSAL, BOOL, BIAS, SOFTCAP, SINKS, WEIGHTS, PAST, STATIC, PACKED = (
     "causal",
     "bool mask",
     "float bias",
@@ -21,6 +21,7 @@ CAUSAL, BOOL, BIAS, SOFTCAP, SINKS, WEIGHTS, PAST, PACKED = (
     "sinks",
     "returned weights",
     "past",
+    "static cache",
     "packed rows",
 )
 ATTENTION, PACKED_ATTENTION = "attn.attention", "attn.packed_attention"
@@ -62,8 +63,11 @@ class Facts:
         return f"{dtype} {sizes} {shape} {square} {masks}{rows}{scale}"
 
 
-def facts_of(node: Node, dims: Mapping[str, DimInfo]) -> Facts:
-    """The facts of an attention, packed or not, of a graph with these dims."""
+def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -> Facts:
+    """The facts of an attention, packed or not, of a graph with these dims.
+
+    `static` says that a past lies in a buffer which has room for what is new.
+    """
     if node.op == PACKED_ATTENTION:
         return _packed_facts(node, dims)
     query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
@@ -77,6 +81,7 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo]) -> Facts:
         SINKS: input_of(node, "sinks") is not None,
         WEIGHTS: attribute(node, "weights"),
         PAST: past is not None,
+        STATIC: past is not None and static,
     }
     queries, keys = query.shape[1], key.shape[1]
     if past is not None:

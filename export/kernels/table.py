@@ -20,6 +20,7 @@ from attngraph.export.kernels.facts import (
     PACKED,
     PAST,
     SOFTCAP,
+    STATIC,
     WEIGHTS,
 )
 from attngraph.export.target import Provider
@@ -65,13 +66,14 @@ PADDED = Form("Attention, heads padded", "Attention", padded=True)
 MASKED = Form("Attention, causal mask", "Attention", blocks=1)
 BLOCKS = tuple(Form(f"Attention, {n} query blocks", "Attention", blocks=n) for n in (2, 4, 8))
 GROUPED = Form("GroupQueryAttention", "com.microsoft.GroupQueryAttention")
+SHARED = Form("GroupQueryAttention in place", "com.microsoft.GroupQueryAttention")
 MULTI_HEAD = Form("MultiHeadAttention", "com.microsoft.MultiHeadAttention")
 PACKED_ROWS = Form("PackedMultiHeadAttention", "com.microsoft.PackedMultiHeadAttention")
 RESTORED_ROWS = Form("Attention, rows restored", "Attention")
 PRIMITIVE = Form("MatMul, Softmax, MatMul", "Softmax")
 
 FORMS = (
-    *(ATTENTION, PADDED, MASKED, *BLOCKS, GROUPED, MULTI_HEAD),
+    *(ATTENTION, PADDED, MASKED, *BLOCKS, GROUPED, SHARED, MULTI_HEAD),
     *(PACKED_ROWS, RESTORED_ROWS, PRIMITIVE),
 )
 
@@ -112,7 +114,8 @@ class Kernel:
 
 
 _ANY = frozenset({CAUSAL, BOOL, BIAS, SOFTCAP})
-_ALL = _ANY | {WEIGHTS, PAST}
+_ALL = _ANY | {WEIGHTS, PAST, STATIC}
+_IN_PLACE = frozenset({CAUSAL, STATIC})
 _CPU = frozenset({F32, F16})
 _CUDA = frozenset({F32, F16, BF16})
 _EVERY = frozenset({F32, F16, BF16, F64})
@@ -139,9 +142,17 @@ LEGAL = (
         ("S = T", "D % 8 = 0", "E = D", "scale > 0"),
         _IS_CAUSAL,
     ),
+    Legal(
+        (SHARED,),
+        "cpu",
+        frozenset({F32}),
+        _ANY | {PAST, STATIC},
+        ("D % 8 = 0", "E = D", "no empty row gets a mean"),
+        _IN_PLACE,
+    ),
     Legal((MULTI_HEAD,), "cpu", frozenset({F32}), frozenset(), ("H = G", *_WHOLE_HEADS)),
     Legal((PRIMITIVE,), "cpu", _EVERY, _ALL),
-    Legal((ATTENTION,), "cuda", _CUDA, _ANY | {PAST}, source="D"),
+    Legal((ATTENTION,), "cuda", _CUDA, _ANY | {PAST, STATIC}, source="D"),
     Legal(
         (PADDED,), "cuda", _CUDA, _ANY, ("D or E is no multiple of 8", *_WHOLE_HEADS), source="D"
     ),
@@ -152,6 +163,15 @@ LEGAL = (
         frozenset({CAUSAL, SOFTCAP}),
         ("S = T", "D % 8 = 0", "D ≤ 256", "E = D", "scale > 0"),
         _IS_CAUSAL,
+        source="D",
+    ),
+    Legal(
+        (SHARED,),
+        "cuda",
+        HALF,
+        _ANY | {PAST, STATIC},
+        ("D % 8 = 0", "D ≤ 256", "E = D", "scale > 0", "no empty row gets a mean"),
+        _IN_PLACE,
         source="D",
     ),
     Legal((MULTI_HEAD,), "cuda", _CUDA, frozenset(), ("H = G", *_WHOLE_HEADS), source="D"),
@@ -197,6 +217,9 @@ KERNELS = (
     Kernel((GROUPED,), "cuda", HALF, "cuDNN", 12, sm=90),
     Kernel((GROUPED,), "cuda", HALF, "Flash", 12, sm=80),
     Kernel((GROUPED,), "cuda", HALF, "memory-efficient", 22),
+    Kernel((SHARED,), "cuda", HALF, "XQA or Flash", 5, _UNMASKED, sm=80),
+    Kernel((SHARED,), "cuda", HALF, "memory-efficient", 6, _UNMASKED),
+    Kernel((SHARED,), "cuda", HALF, "unfused", 7),
     Kernel((MULTI_HEAD,), "cuda", HALF, "cuDNN", 12, sm=90),
     Kernel((MULTI_HEAD,), "cuda", HALF, "Flash", 12, _FLASH, sm=80),
     Kernel((MULTI_HEAD,), "cuda", _CUDA, "memory-efficient or unfused", 29),
@@ -233,6 +256,7 @@ KERNELS = (
     Kernel((ATTENTION, RESTORED_ROWS), "cpu", _CPU, "CPU Attention", 20, source="R"),
     Kernel((ATTENTION, RESTORED_ROWS), "cpu", _EVERY, "separate kernels", 40, source="R"),
     Kernel((MASKED, *BLOCKS), "cpu", _CPU, "CPU Attention", 20, source="R"),
+    Kernel((SHARED,), "cpu", frozenset({F32}), "CPU GroupQueryAttention", 10, source="R"),
     Kernel((GROUPED,), "cpu", _CPU, "CPU GroupQueryAttention", 20, source="R"),
     Kernel((MULTI_HEAD,), "cpu", _CPU, "CPU Flash", 20, source="R"),
     Kernel((PRIMITIVE,), "cpu", _EVERY, "separate kernels", 41, source="R"),

@@ -10,8 +10,13 @@ import torch
 
 from attngraph.errors import LoweringError
 from attngraph.export.kernels import choose, facts_of
-from attngraph.export.kernels.table import PRIMITIVE
-from attngraph.export.lowering.attention_forms import Packed, emit, emit_attention
+from attngraph.export.kernels.table import PRIMITIVE, SHARED
+from attngraph.export.lowering.attention_forms import (
+    Packed,
+    emit,
+    emit_attention,
+    put_behind,
+)
 from attngraph.export.lowering.context import Context
 from attngraph.export.lowering.masks import Mask, Prepared, prepare
 from attngraph.export.lowering.registry import register_lowering
@@ -30,7 +35,9 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
     past: Dim = 0 if pasts[0] is None else pasts[0].shape[2]
     keys = as_dim(sympy.sympify(key.shape[1] + past))
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
-    choice = ctx.kernels.get(node) or choose(facts_of(node, ctx.graph.dims), ctx.target)
+    static = ctx.buffers is not None and ctx.buffers.holds(pasts[0])
+    facts = facts_of(node, ctx.graph.dims, static=static)
+    choice = ctx.kernels.get(node) or choose(facts, ctx.target)
     prepared = prepare(
         ctx,
         Mask(
@@ -62,6 +69,8 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
         everything = presents[1] if presents else None
         context = packed.repair(ctx, context, prepared, query.dtype, everything)
         weights = _repair_weights(ctx, weights, prepared, keys, query.dtype)
+    if static and choice.form != SHARED:
+        presents = put_behind(ctx, site)
     return [context, *presents] if weights is None else [context, weights, *presents]
 
 

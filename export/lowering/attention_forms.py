@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from attngraph.export.kernels import Choice, Form
-from attngraph.export.kernels.table import GROUPED, MULTI_HEAD, PRIMITIVE
+from attngraph.export.kernels.table import GROUPED, MULTI_HEAD, PRIMITIVE, SHARED
 from attngraph.export.lowering.attention_blocks import in_blocks, prepare_blocks
 from attngraph.export.lowering.context import MICROSOFT, Context
 from attngraph.export.lowering.masks import Prepared, causal_mask
@@ -72,8 +72,10 @@ def _form(ctx: Context, form: Form, site: Packed, prepared: Prepared) -> Callabl
 
         return lambda: (in_blocks(ctx, blocks, qkv, attend), None)
     if form == GROUPED:
-        lengths = _key_lengths(ctx, site.key)
+        lengths = _key_lengths(ctx, site.key.shape[0], site.key.shape[1])
         return lambda: (_grouped(ctx, qkv, lengths, site), None)
+    if form == SHARED:
+        return lambda: _shared(ctx, qkv, prepared, site)
     if form == MULTI_HEAD:
         return lambda: (_multi_head(ctx, qkv, site), None)
     if form == PRIMITIVE:
@@ -101,8 +103,33 @@ def attention_op(
 
 
 def _pasts(ctx: Context, site: Packed) -> list[ir.Value]:
-    pasts = (site.past_key, site.past_value)
-    return [ctx.value(past) for past in pasts if past is not None]
+    """The keys and values of the tokens so far, out of their buffers."""
+    found = []
+    for past in (site.past_key, site.past_value):
+        if past is None:
+            continue
+        value = ctx.value(past)
+        if ctx.buffers is not None and ctx.buffers.holds(past):
+            end = ctx.shape([past.shape[2]])
+            value = ctx.op("Slice", value, ctx.constant([0]), end, ctx.constant([2]))
+        found.append(value)
+    return found
+
+
+def put_behind(ctx: Context, site: Packed) -> list[ir.Value]:
+    """The buffers of a static cache, with the new keys and values behind what they held."""
+    assert site.past_key is not None
+    batch, new, before = site.key.shape[0], site.key.shape[1], site.past_key.shape[2]
+    start = ctx.once(
+        ("written at", batch, before),
+        lambda: ctx.op("Expand", ctx.shape([before]), ctx.shape([batch])),
+    )
+    written = []
+    for past, part in ((site.past_key, site.key), (site.past_value, site.value)):
+        assert past is not None
+        by_head = _by_head(ctx, ctx.value(part), (batch, new, part.shape[2]), site.groups)
+        written.append(ctx.op("TensorScatter", ctx.value(past), by_head, start, axis=2))
+    return written
 
 
 def emit_attention(
@@ -149,9 +176,8 @@ def emit_attention(
     return results[0], results[3] if weights else None, *results[1:3][: len(pasts)]
 
 
-def _key_lengths(ctx: Context, key: Value) -> tuple[ir.Value, ir.Value]:
+def _key_lengths(ctx: Context, batch: Dim, keys: Dim) -> tuple[ir.Value, ir.Value]:
     """GroupQueryAttention's `seqlens_k` (B,), the last key's position, and the number of keys."""
-    batch, keys = key.shape[0], key.shape[1]
 
     def last() -> ir.Value:
         position = ctx.cast(ctx.op("Sub", ctx.shape([keys]), ctx.constant([1])), torch.int32)
@@ -184,6 +210,54 @@ def _grouped(
         scale=float(site.scale),
         softcap=float(site.softcap) or None,
     )[0]
+
+
+def _shared(
+    ctx: Context,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    site: Packed,
+) -> Emitted:
+    """com.microsoft `GroupQueryAttention` that writes into the cache, where it is bound so."""
+    assert site.past_key is not None
+    assert site.past_value is not None
+    keys = as_dim(sympy.sympify(site.key.shape[1]) + site.past_key.shape[2])
+    query, scale, sinks = qkv[0], float(site.scale), None
+    if ctx.target.provider == "cpu":
+        # A sink so low that it takes no weight keeps the kernel from its tiled form, which is half
+        # as fast for one query; and its product with all keys is faster where nothing scales it.
+        lowest = torch.full((site.heads,), torch.finfo(site.dtype).min, dtype=site.dtype)
+        sinks = ctx.constant(lowest, name="no_sink")
+        query, scale = ctx.op("Mul", query, ctx.constant(scale, site.dtype)), 1.0
+    bias = prepared.attn_mask
+    if bias is not None and bias.dtype == ir.DataType.BOOL:
+        mask = bias
+        bias = ctx.once(
+            ("additive", mask, site.dtype),
+            lambda: ctx.op(
+                "Where", mask, *(ctx.constant(x, site.dtype) for x in (0.0, -torch.inf))
+            ),
+        )
+    context, *presents = ctx.ops(
+        "GroupQueryAttention",
+        query,
+        *qkv[1:],
+        ctx.value(site.past_key),
+        ctx.value(site.past_value),
+        *_key_lengths(ctx, site.key.shape[0], keys),
+        None,
+        None,
+        None,
+        bias,
+        sinks,
+        outputs=3,
+        domain=MICROSOFT,
+        num_heads=site.heads,
+        kv_num_heads=site.groups,
+        scale=scale,
+        softcap=float(site.softcap) or None,
+    )
+    return context, None, *presents
 
 
 def _multi_head(ctx: Context, qkv: tuple[ir.Value, ir.Value, ir.Value], site: Packed) -> ir.Value:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.errors import LoweringError
+from attngraph.export.buffers import Buffers
 from attngraph.export.kernels import Choice
 from attngraph.export.lowering.sizes import Sizes
 from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
@@ -35,6 +36,7 @@ class Context:
 
     A loop's body has a context of its own, whose `outer` is that of the graph around it;
     `captured` maps its inputs to the values of that graph which every step reads as they are.
+    `buffers` says which pasts are those of a static cache.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class Context:
         kernels: Mapping[Node, Choice],
         outer: Context | None = None,
         captured: Mapping[Value, Value] | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         self.graph = graph
         self.target = target
         self.kernels = kernels
+        self.buffers = buffers
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
         self.cache: dict[Hashable, Any] = {}
@@ -126,6 +130,10 @@ class Context:
                 result.shape = ir.Shape([])
         self._values[value] = result
         self._sizes.learn(value, result)
+
+    def define(self, name: str, size: ir.Value) -> None:
+        """Makes a dim's size what an integer value says, whatever shapes have it."""
+        self._sizes.define(name, size)
 
     def alias(self, value: Value, other: Value) -> None:
         """Makes an IR value of another graph mean one of this graph's."""

@@ -46,6 +46,10 @@ class Sizes:
             if known is None or (alone and isinstance(known, tuple) and known[2] != dim):
                 self._sources[name] = (result, axis, dim)
 
+    def define(self, name: str, size: ir.Value) -> None:
+        """From now on a symbol is read from this integer value."""
+        self._sources[name] = size
+
     def vector(self, dims: Sequence[Any]) -> ir.Value:
         """Sizes as a 1-D i64 tensor."""
         dims = [as_dim(dim) for dim in dims]

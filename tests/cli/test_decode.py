@@ -33,10 +33,14 @@ def test_a_decoder_is_written_and_read(attngraph: Any, here: Path) -> None:
     ("arguments", "message"),
     [
         (("--factory", "examples.nanogpt:build", "--decode"), "cache of examples.nanogpt:build"),
-        ((*CACHED, "--decode", "--cache", "past_0_0"), "'past_0_0' doesn't parse"),
-        ((*CACHED, "--decode", "--cache", "past=output_1"), "no input past; there are input_ids"),
+        ((*CACHED, "--decode", "--present", "past_0_0"), "'past_0_0' doesn't parse"),
+        ((*CACHED, "--decode", "--present", "past=output_1"), "no input past; there are input_ids"),
         ((*CACHED, "--decode", "--all-logits"), "leave out --all-logits"),
-        ((*CACHED, "--cache", "a=b"), "are for --decode"),
+        ((*CACHED, "--present", "a=b"), "are for --decode"),
+        ((*CACHED, "--cache", "static", "--max-length", "8"), "are for --decode"),
+        ((*CACHED, "--decode", "--cache", "static"), "A static cache needs max_length"),
+        ((*CACHED, "--decode", "--max-length", "8"), "max_length is for a static cache"),
+        ((*CACHED, "--decode", "--cache", "static", "--max-length", "1"), "2 or more"),
     ],
 )
 def test_what_is_no_decoder(attngraph: Any, arguments: tuple[str, ...], message: str) -> None:

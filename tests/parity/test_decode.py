@@ -240,7 +240,7 @@ def test_a_cache_paired_wrongly_is_noticed_and_can_be_named() -> None:
     with pytest.raises(ParityError, match="paired wrongly"):
         attngraph.optimize_decoder(module, args, dynamic_shapes=shapes)
     names = {"kept": "output_1", "more": "output_0"}
-    decoder = attngraph.optimize_decoder(module, args, dynamic_shapes=shapes, cache=names)
+    decoder = attngraph.optimize_decoder(module, args, dynamic_shapes=shapes, presents=names)
     assert decoder.report.parity is not None
     assert decoder.report.parity.passed
 

@@ -1,0 +1,79 @@
+"""What a decoder remembers of the tokens so far: a cache that grows, or one in buffers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from attngraph.errors import UsageError
+from attngraph.export.in_place import InPlace
+from attngraph.export.session import OrtValue
+
+CacheKind = Literal["growing", "static"]
+
+
+@dataclass(frozen=True)
+class GrowingCache:
+    """Keys and values of the tokens so far, where the provider computes; a step leaves it as is."""
+
+    values: tuple[OrtValue, ...]
+    batch: int
+    length: int
+
+
+@dataclass(frozen=True)
+class StaticCache:
+    """The first `length` tokens of buffers, which a step writes behind and doesn't copy.
+
+    So a step uses up what it was given: from one cache, go on once. A cache that was given before
+    may be taken up again, which drops the tokens behind it, and with them every cache that has
+    them: those are refused from then on.
+    """
+
+    slots: Slots
+    batch: int
+    length: int
+    mark: int
+
+
+@dataclass
+class Slots:
+    """The buffers (B, G, max_length, D) of one batch, by input, and the caches that are valid.
+
+    `marks` are those of caches of growing length, the last one of all tokens written.
+    """
+
+    buffers: Mapping[str, torch.Tensor]
+    batch: int
+    marks: list[int] = field(default_factory=list)
+    steps: dict[int | None, InPlace] = field(default_factory=dict)
+    _count: itertools.count[int] = field(default_factory=itertools.count)
+
+    def start(self) -> StaticCache:
+        """The cache without a token."""
+        return self._marked(0)
+
+    def rewind(self, cache: StaticCache) -> None:
+        """Drops what was written behind a cache. Raises UsageError where it was written over."""
+        if cache.mark not in self.marks:
+            raise UsageError(
+                f"This cache of {cache.length} tokens was written over: a static cache keeps one "
+                "line of tokens. Go on from the last cache, or compile with a growing one."
+            )
+        del self.marks[self.marks.index(cache.mark) + 1 :]
+
+    def grown(self, cache: StaticCache, new: int) -> StaticCache:
+        """The cache with the tokens that a step has written behind it."""
+        return self._marked(cache.length + new)
+
+    def _marked(self, length: int) -> StaticCache:
+        mark = next(self._count)
+        self.marks.append(mark)
+        return StaticCache(self, self.batch, length, mark)
+
+
+Cache = GrowingCache | StaticCache

@@ -1,0 +1,192 @@
+"""Decoders with a static cache: eager's tokens, in buffers that no step copies."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import attngraph
+from attngraph import Decoder
+from attngraph.caches import StaticCache
+from attngraph.compiler import Model
+from attngraph.errors import UsageError
+from attngraph.verifying import open_file, verify_file
+from examples import cached_gpt
+from tests.models.kit import LAYERS, VOCABULARY, peaked
+from tests.parity.test_decode import MODELS, PROMPT, STEPS, Stacked, prompts
+
+ROOM = PROMPT + STEPS
+IN_PLACE = {"gpt2": True, "llama": True, "mistral": True, "gpt-neox": False}
+"""Eager gpt-neox averages all values in rows without a key, which no operator in place does."""
+
+
+@functools.cache
+def compiled(name: str) -> tuple[nn.Module, Decoder]:
+    module = peaked(MODELS[name]())
+    return module, attngraph.optimize_decoder(module, cache="static", max_length=ROOM)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_32_greedy_tokens_are_those_of_eager(name: str) -> None:
+    module, decoder = compiled(name)
+    for batch in (1, 3):
+        ids, mask = prompts(batch)
+        expected = module.generate(
+            ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        assert torch.equal(decoder.generate(ids, STEPS, mask), expected)
+        assert expected[:, PROMPT:].unique().numel() > batch  # a model that says something
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_operator_writes_the_cache_where_there_is_one_that_does(name: str) -> None:
+    decoder = compiled(name)[1]
+    assert decoder.optimized is not None
+    graph = decoder.optimized.model.graph
+    grouped = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    assert len(grouped) == (LAYERS if IN_PLACE[name] else 0)
+    for node in grouped:
+        pasts = [value.name for value in node.inputs[3:5] if value is not None]
+        presents = [value.name for value in node.outputs[1:3]]
+        paired = dict(zip(decoder.layout.pasts, decoder.layout.presents, strict=True))
+        assert [paired[name] for name in pasts] == presents
+
+
+def test_the_buffers_stay_where_they_are() -> None:
+    decoder = compiled("llama")[1]
+    ids, mask = prompts(3)
+    _, cache = decoder(ids, mask)
+    assert isinstance(cache, StaticCache)
+    before = {name: tensor.clone() for name, tensor in cache.slots.buffers.items()}
+    places = [tensor.data_ptr() for tensor in cache.slots.buffers.values()]
+    mask = torch.cat([mask, mask.new_ones(3, 1)], 1)
+    _, grown = decoder(ids[:, :1], mask, cache)
+    assert isinstance(grown, StaticCache)
+    assert [tensor.data_ptr() for tensor in grown.slots.buffers.values()] == places
+    for name, tensor in grown.slots.buffers.items():
+        assert tensor.shape[2] == ROOM
+        assert torch.equal(tensor[:, :, :PROMPT], before[name][:, :, :PROMPT])
+        assert bool(tensor[:, :, PROMPT].any())
+        assert not tensor[:, :, PROMPT + 1 :].any()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-neox"])
+def test_a_prompt_in_parts_gives_what_it_gives_at_once(name: str) -> None:
+    """Several rows behind a past, which the operator takes one by one."""
+    decoder = compiled(name)[1]
+    ids, mask = prompts(3)
+    at_once, _ = decoder(ids, mask)
+    _, cache = decoder(ids[:, :2], mask[:, :2])
+    _, cache = decoder(ids[:, 2:4], mask[:, :4], cache)
+    found, cache = decoder(ids[:, 4:], mask, cache)
+    # the same sums, of other lengths: a few roundings of the largest logit
+    atol = 32 * torch.finfo(torch.float32).eps * float(at_once.abs().max())
+    torch.testing.assert_close(found, at_once, rtol=0, atol=atol)
+    assert cache.length == PROMPT
+
+
+def test_a_cache_may_be_taken_up_again_and_then_what_came_behind_it_is_refused() -> None:
+    decoder = compiled("llama")[1]
+    ids, _ = prompts(1)
+    _, early = decoder(ids[:, :4])
+    first, late = decoder(ids[:, 4:5], None, early)
+    decoder(ids[:, 5:6], None, late)
+    again, other = decoder(ids[:, 4:5], None, early)
+    assert torch.equal(first, again)
+    with pytest.raises(UsageError, match="cache of 5 tokens was written over"):
+        decoder(ids[:, 5:6], None, late)
+    decoder(ids[:, 5:6], None, other)
+
+
+def test_what_has_no_room_is_refused_before_the_step() -> None:
+    decoder = compiled("llama")[1]
+    ids, mask = prompts(3)
+    with pytest.raises(UsageError, match=f"room for {ROOM} tokens, and {ROOM + 1} would be"):
+        decoder.generate(ids, STEPS + 2, mask)
+    assert decoder.generate(ids, STEPS + 1, mask).shape == (3, ROOM + 1)  # the last is not fed
+    cache = None
+    for _ in range(ROOM // PROMPT):
+        _, cache = decoder(ids, None, cache)
+    assert cache is not None
+    held = cache.length
+    with pytest.raises(UsageError, match="larger max_length"):
+        decoder(ids, None, cache)
+    _, cache = decoder(ids[:, : ROOM - held], None, cache)
+    assert cache.length == ROOM
+
+
+def test_caches_of_one_kind_are_not_for_the_other() -> None:
+    static = compiled("gpt2")[1]
+    growing = attngraph.optimize_decoder(peaked(MODELS["gpt2"]()), verify="off")
+    ids, _ = prompts(1)
+    for one, other in ((static, growing), (growing, static)):
+        with pytest.raises(UsageError, match="of another decoder"):
+            other(ids, None, one(ids)[1])
+
+
+def test_a_saved_decoder_knows_its_cache(tmp_path: Path) -> None:
+    module, decoder = compiled("llama")
+    path = tmp_path / "llama.onnx"
+    decoder.save(path)
+    loaded = Decoder.load(path)
+    ids, mask = prompts(3)
+    assert loaded.layout == decoder.layout
+    assert loaded.layout.max_length == ROOM
+    assert torch.equal(loaded.generate(ids, 8, mask), decoder.generate(ids, 8, mask))
+    with open_file(path, "cpu") as session:
+        found = verify_file(Model(module, None, (), {}, None, "llama"), path, session)
+    assert found.parity.passed, str(found.parity)
+
+
+def test_a_plain_module_with_its_own_past() -> None:
+    module, args, shapes = cached_gpt.build()
+    peaked(module)
+    decoder = attngraph.optimize_decoder(
+        module, args, dynamic_shapes=shapes, cache="static", max_length=ROOM
+    )
+    ids, _ = prompts(3)
+    assert torch.equal(decoder.generate(ids, STEPS), cached_gpt.generate(module, ids, STEPS))
+
+
+def test_a_cache_that_is_cut_up_can_not_be_static() -> None:
+    module = Stacked()
+    args, shapes = module.sample()
+    with pytest.raises(UsageError, match=r"kept is not just the past .* growing cache"):
+        attngraph.optimize_decoder(
+            module, args, dynamic_shapes=shapes, cache="static", max_length=ROOM
+        )
+
+
+def test_few_bits_in_buffers() -> None:
+    module = peaked(MODELS["llama"]())
+    options = {"weights": "int8", "verify": "final"}
+    static = attngraph.optimize_decoder(module, cache="static", max_length=ROOM, **options)
+    growing = attngraph.optimize_decoder(module, **options)
+    ids, mask = prompts(3)
+    assert torch.equal(static.generate(ids, STEPS, mask), growing.generate(ids, STEPS, mask))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": "rolling"}, "it can be growing, static"),
+        ({"cache": "static"}, "needs max_length"),
+        ({"max_length": 8}, "max_length is for a static cache"),
+        ({"cache": "static", "max_length": 1}, "2 or more"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        attngraph.optimize_decoder(nn.Linear(2, 2), **options)
+
+
+def test_the_smallest_cache() -> None:
+    module = peaked(MODELS["gpt2"]())
+    decoder = attngraph.optimize_decoder(module, cache="static", max_length=2)
+    ids = torch.randint(VOCABULARY, (2, 2), generator=torch.Generator().manual_seed(0))
+    assert decoder.generate(ids, 1).shape == (2, 3)
