@@ -25,11 +25,13 @@ def bind_dims(sizes: dict[str, int], type: TensorType, shape: Sequence[int], wha
         unknown = symbols_of(dim) - sizes.keys()
         if len(unknown) == 1:
             name = next(iter(unknown))
-            known = {symbol(n): size for n, size in sizes.items()}
-            solved = sympy.solve(sympy.sympify(dim).xreplace(known) - actual, symbol(name))
+            free = sympy.Symbol(name, integer=True)  # which may be 0, as a past of no tokens
+            known = {symbol(n): sympy.Integer(size) for n, size in sizes.items()}
+            known[symbol(name)] = free
+            solved = sympy.solve(sympy.sympify(dim).xreplace(known) - actual, free)
             if isinstance(dim, sympy.Symbol):
                 solved = [actual]
-            if len(solved) != 1:
+            if len(solved) != 1 or solved[0] < 0:
                 raise IRError(f"{what} has size {actual} where {type} needs {dim}.")
             sizes[name] = int(solved[0])
         elif not unknown:

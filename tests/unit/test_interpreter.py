@@ -31,7 +31,12 @@ def test_dims_are_read_off_the_inputs() -> None:
 
 @pytest.mark.parametrize(
     ("dim", "size", "seq"),
-    [(symbol("seq"), 4, 4), (symbol("seq") + 3, 4, 1), (2 * symbol("seq"), 8, 4)],
+    [
+        (symbol("seq"), 4, 4),
+        (symbol("seq") + 3, 4, 1),
+        (symbol("seq") + 4, 4, 0),
+        (2 * symbol("seq"), 8, 4),
+    ],
     ids=str,
 )
 def test_an_expression_is_solved_for_its_one_unknown(dim: Any, size: int, seq: int) -> None:
