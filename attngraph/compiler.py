@@ -197,6 +197,7 @@ def compile_model(
         "exact": exact,
         "ignore_padded_rows": ignore_padded_rows,
         "packed_attention": _has_packed_attention(device),
+        "few_bits": weights is not None,
     }
     passes = pipeline(**options)
     report = Report(model.source, str(device), precision or "fp32")

@@ -53,6 +53,7 @@ _STAGES = (
     *CLEAN,
     "merge-projections",
     "fuse-norms",
+    "fold-norms",
     "fuse-activations",
     "fold-input-scales",
     *CLEAN,
@@ -66,17 +67,21 @@ def pipeline(
     assume: Collection[str] = (),
     ignore_padded_rows: bool = False,
     packed_attention: bool = False,
+    few_bits: bool = False,
 ) -> list[Pass]:
     """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`, and with
     `ignore_padded_rows` those of `--ignore-padded-rows` too, for a target with kernels for
-    attention over packed rows if `packed_attention`.
+    attention over packed rows if `packed_attention`. With `few_bits`, weights are stored in blocks
+    of one scale: then the scales of norms stay out of them, which would spread a block's numbers.
 
     `assume` are some of `ASSUMPTIONS`. Raises UsageError at another.
     """
     for name in assume:
         if name not in ASSUMPTIONS:
             raise UsageError(f"assume names {name!r}; it can be {', '.join(ASSUMPTIONS)}.")
-    names = (*_STAGES, *_PACKING) if ignore_padded_rows else _STAGES
+    names = [*_STAGES, *_PACKING] if ignore_padded_rows else [*_STAGES]
+    if few_bits:
+        names.remove("fold-norms")
     stages = only_exact(names) if exact else make(names)
     if NO_MASKED_ROWS in assume:
         stages = [

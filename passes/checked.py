@@ -7,7 +7,7 @@ A pass makes a `Checked(graph, self.name)`, inserts the nodes of each rewrite, c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.passes.evidence import TOLERANCE, Evidence
 from attngraph.passes.trials import ARITHMETIC
+from attngraph.passes.weights import discard
 
 _DEPTH = 24  # nodes above a rewrite in which what it relied on is looked for
 _CONTEXT = (0, 1, 2, 4, 8)  # levels of nodes above the leaves
@@ -49,6 +50,7 @@ class Checked:
         leaves: Iterable[Value] | None = None,
         biases: Iterable[Value] = (),
         compared: Sequence[tuple[Value, Value]] | None = None,
+        unrounded: Mapping[Value, torch.Tensor] | None = None,
     ) -> bool:
         """Puts the second value of each pair in the place of the first, if they are equal.
 
@@ -56,7 +58,8 @@ class Checked:
         since the last call. Where they differ, the rewrite may have relied on how a leaf is made,
         so they are compared again as functions of what lies above. Leaves in `biases` may hold
         -inf. `compared` are the values that are evaluated in the place of the pairs, where only a
-        part of each is meant to be equal: they are erased.
+        part of each is meant to be equal: they are erased. `unrounded` are new constants before
+        they were rounded to their dtype: what is told from an error is the rounding of weights.
 
         Where they differ, the new nodes and the constants that only they read are erased, the old
         ones stay, a remark blames this pass, and the result is False.
@@ -64,7 +67,7 @@ class Checked:
         pairs = list(pairs)
         if leaves is None:
             leaves = self._frontier([new for _, new in pairs])
-        difference = self._difference(compared or pairs, list(leaves), list(biases))
+        difference = self._difference(compared or pairs, list(leaves), list(biases), unrounded)
         for value in (value for pair in compared or () for value in pair):
             if value.producer is not None:
                 self.graph.erase(value.producer)
@@ -74,11 +77,16 @@ class Checked:
         else:
             self.remarks.append(self._defect(pairs[0][0], difference))
             self._erase([new for _, new in pairs])
+            discard(self.graph, unrounded or ())
         self._mark = self.graph.created
         return difference is None
 
     def _difference(
-        self, pairs: Sequence[tuple[Value, Value]], leaves: list[Value], biases: Sequence[Value]
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        leaves: list[Value],
+        biases: Sequence[Value],
+        unrounded: Mapping[Value, torch.Tensor] | None,
     ) -> str | None:
         difference: str | None = None
         tolerance, level = self._tolerance(pairs), 0
@@ -89,7 +97,13 @@ class Checked:
                     return difference
                 leaves, level = above, level + 1
             difference = self._evidence.disagreement(
-                pairs, leaves, biases, kinds=self.kinds, tolerance=tolerance, depth=self.depth
+                pairs,
+                leaves,
+                biases,
+                kinds=self.kinds,
+                tolerance=tolerance,
+                depth=self.depth,
+                unrounded=unrounded,
             )
             if difference is None:
                 return None

@@ -15,20 +15,13 @@ import torch
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.checked import Checked
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.matching import only_read_by, same_type, without_trailing
 from attngraph.passes.scalars import number
-from attngraph.passes.weights import (
-    Owners,
-    WeightEvidence,
-    agree,
-    discard,
-    is_known,
-    region_key,
-    weight_bytes,
-    wide,
-)
+from attngraph.passes.trials import LINEAR
+from attngraph.passes.weights import Owners, discard, is_known, weight_bytes, wide
 
 _SUMS = {"aten.add.Tensor": 1.0, "aten.sub.Tensor": -1.0}
 _MOST_LINEARS = 16
@@ -47,18 +40,18 @@ class ComposeLinears:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        evidence = WeightEvidence(graph.dims)
+        checked = Checked(graph, self.name, LINEAR, depth=None)
         owners = Owners(graph)
         remarks = []
         for node in reversed(graph):
             merged: Node | None = node
             while merged is not None:
                 best = _best(_maps(graph, merged), owners)
-                merged = None if best is None else _apply(graph, evidence, merged, best)
+                merged = None if best is None else _apply(checked, merged, best)
                 if best is not None and merged is not None:
                     what = f"{len(best.linears)} linears are multiplied or added into one."
                     remarks.append(reassociated(merged, what))
-        return remarks[::-1]
+        return [*checked.remarks, *remarks[::-1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,29 +143,24 @@ def _plus(
     return factor * right if left is None else left + factor * right
 
 
-def _apply(graph: Graph, evidence: WeightEvidence, node: Node, item: _Map) -> Node | None:
+def _apply(checked: Checked, node: Node, item: _Map) -> Node | None:
     """One linear in the place of the map; None where it turns out to compute something else."""
+    graph = checked.graph
     weight, bias = _numbers(node.output, item.source)
     dtype, first = item.source.dtype, item.linears[0].inputs[1]
     assert first is not None
-    exact = {graph.add_constant(f"{first.name}.composed", weight.to(dtype)): weight}
+    unrounded = {graph.add_constant(f"{first.name}.composed", weight.to(dtype)): weight}
     if bias is not None:
-        exact[graph.add_constant(f"{first.name}.bias", bias.to(dtype))] = bias
+        unrounded[graph.add_constant(f"{first.name}.bias", bias.to(dtype))] = bias
     merged = graph.create(
         "aten.linear",
-        without_trailing(item.source, *exact),
+        without_trailing(item.source, *unrounded),
         types=[node.output.type],
         loc=fuse_locs(item.nodes, node),
         before=node,
     )
-    old = node.output
-    if not evidence.is_known(region_key(old, item.source)):
-        before = evidence.results(old, item.source)
-        if not agree(before, evidence.results(merged.output, item.source, exact)):
-            graph.erase(merged)
-            discard(graph, exact)
-            return None
-    graph.replace_uses(old, merged.output)
+    if not checked.replace([(node.output, merged.output)], unrounded=unrounded):
+        return None
     constants = [value for linear in item.linears for value in linear.inputs[1:]]
     for dead in item.nodes:
         graph.erase(dead)

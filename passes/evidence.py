@@ -45,12 +45,14 @@ class Evidence:
         kinds: Sequence[str] = ATTENTION,
         tolerance: float = TOLERANCE,
         depth: int | None = None,
+        unrounded: Mapping[Value, torch.Tensor] | None = None,
     ) -> str | None:
         """Why a pair of (old, new) values differs; None where they agree wherever they can run.
 
         Both are functions of `leaves`, and of what lies above otherwise, `depth` nodes at most.
         `biases` are leaves that may hold -inf and finfo.min. The tolerance is relative to the
-        largest element; 0 asks for equal bits.
+        largest element; 0 asks for equal bits. `unrounded` are constants before they were rounded
+        to their dtype.
         """
         cut = set(leaves)
         roots = [value for pair in pairs for value in pair]
@@ -58,7 +60,7 @@ class Evidence:
         region = _Region(sampled, nodes, frozenset(biases))
         key = (region.key(roots), tuple(kinds), tolerance)
         if key not in self._known:
-            self._known[key] = self._compare(pairs, region, kinds, tolerance)
+            self._known[key] = self._compare(pairs, region, kinds, tolerance, unrounded or {})
         return self._known[key]
 
     def _compare(
@@ -67,10 +69,11 @@ class Evidence:
         region: _Region,
         kinds: Sequence[str],
         tolerance: float,
+        unrounded: Mapping[Value, torch.Tensor],
     ) -> str | None:
         if region.lacks_data([old for old, _ in pairs]):
             return None
-        fixed = region.fixed()
+        fixed = region.fixed(unrounded)
         trials = trial_sizes(self.graph.dims)
         size = [region.elements(sizes, fixed) for sizes in trials]
         small = [sizes for sizes, count in zip(trials, size, strict=True) if count <= _SMALL]
@@ -120,7 +123,7 @@ class _Region:
         cut = set(self.leaves)
         return bool(unknown - set(backward_slice(old, cut.__contains__)[0]))
 
-    def fixed(self) -> dict[Value, Any]:
+    def fixed(self, unrounded: Mapping[Value, torch.Tensor]) -> dict[Value, Any]:
         """What doesn't change between trials: constants, and large ones laid out anew.
 
         Large ones keep the dtype in which they are stored, so most take no memory.
@@ -128,8 +131,8 @@ class _Region:
         memory: dict[Value, Any] = {}
         heavy: set[Value] = set()
         for value in self.leaves:
-            data = value.data
-            if data is not None and _has_data(value):
+            data = unrounded.get(value, value.data)
+            if data is not None and not data.is_meta:
                 is_heavy = data.numel() > _HEAVY
                 memory[value] = data.detach() if is_heavy else widened(data.detach())
                 heavy |= {value} if is_heavy else set()

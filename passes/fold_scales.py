@@ -12,25 +12,16 @@ from typing import ClassVar
 import torch
 
 from attngraph.ir import Graph, Node, Remark, Value
-from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import input_of
 from attngraph.passes.affine import Affine, read_affine
 from attngraph.passes.axes import Axes, Operand, climb, fresh_axes, resolve
+from attngraph.passes.checked import Checked
+from attngraph.passes.folding import Folded, fold, scaled_exactly
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
-from attngraph.passes.matching import only_read_by, without_trailing
-from attngraph.passes.weights import (
-    Owners,
-    WeightEvidence,
-    agree,
-    derived,
-    discard,
-    is_known,
-    is_power_of_two,
-    region_key,
-    weight_bytes,
-    wide,
-)
+from attngraph.passes.matching import only_read_by
+from attngraph.passes.trials import LINEAR
+from attngraph.passes.weights import Owners, is_known, weight_bytes, wide
 
 _CONVOLUTIONS = frozenset(["aten.conv1d", "aten.conv2d", "aten.conv3d"])
 
@@ -50,46 +41,46 @@ class FoldScales:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        evidence = WeightEvidence(graph.dims)
+        checked = Checked(graph, self.name, LINEAR, depth=None)
         owners = Owners(graph)
-        remarks = []
         for node in graph:
             affine = read_affine(node)
             found = None if affine is None else _product(graph, node, affine.source)
             if affine is None or found is None:
                 continue
-            plan = _plan(affine, *found, owners)
+            operand, axes, path = found
+            plan = _plan(affine, operand, axes, owners)
             if plan is None or (self.exact_only and not plan.is_exact):
                 continue
-            if _apply(graph, evidence, node, affine, plan) and not plan.is_exact:
+            made = fold(
+                checked,
+                [plan],
+                path,
+                [(node.output, affine.source)],
+                absorbed=node,
+                constants=affine.constants,
+            )
+            if made and not plan.is_exact:
                 what = "A constant factor or offset is folded into the weights before it."
-                remarks.append(reassociated(plan.product, what))
-        return remarks
+                checked.remarks.append(reassociated(made[0], what))
+        return checked.remarks
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The product, and its new weight (None: as it is) and bias in float64."""
+def _product(graph: Graph, node: Node, value: Value) -> tuple[Operand, Axes, list[Node]] | None:
+    """The product that the value is laid out from, named in the axes of the value, and the way.
 
-    product: Node
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    is_exact: bool
-
-
-def _product(graph: Graph, node: Node, value: Value) -> tuple[Operand, Axes] | None:
-    """The product that the value is laid out from, named in the axes of the value.
-
-    None where somebody else reads anything on the way.
+    None where somebody else reads anything on the way, which are the nodes from the product on.
     """
     axes = fresh_axes(value.shape)
     operand, reader = Operand(value, axes), node
+    path: list[Node] = []
     while only_read_by(graph, operand.value, reader):
         producer = operand.value.producer
         if producer is None:
             return None
+        path.insert(0, producer)
         if producer.op == "aten.linear" or producer.op in _CONVOLUTIONS:
-            return operand, axes
+            return operand, axes, path
         above = climb(operand)
         if above is None:
             return None
@@ -97,7 +88,7 @@ def _product(graph: Graph, node: Node, value: Value) -> tuple[Operand, Axes] | N
     return None
 
 
-def _plan(affine: Affine, operand: Operand, axes: Axes, owners: Owners) -> _Plan | None:
+def _plan(affine: Affine, operand: Operand, axes: Axes, owners: Owners) -> Folded | None:
     product = operand.value.producer
     assert product is not None
     weight, bias = input_of(product, "weight"), input_of(product, "bias")
@@ -119,12 +110,10 @@ def _plan(affine: Affine, operand: Operand, axes: Axes, owners: Owners) -> _Plan
     new_bias = (shift if bias is None else wide(bias) * scale + shift) if has_bias else None
     keeps_sum = affine.shift is None or bias is None
     if affine.scale is None:
-        return _Plan(product, None, new_bias, keeps_sum)
+        return Folded(product, None, new_bias, keeps_sum)
     new_weight = wide(weight) * scale.reshape(-1, *[1] * (len(weight.shape) - 1))
-    is_lossless = bool((new_weight.to(weight.dtype).double() == new_weight).all())
-    return _Plan(
-        product, new_weight, new_bias, keeps_sum and is_lossless and is_power_of_two(scale)
-    )
+    is_exact = keeps_sum and scaled_exactly(weight, new_weight, scale)
+    return Folded(product, new_weight, new_bias, is_exact)
 
 
 def _by_feature(
@@ -158,34 +147,3 @@ def _by_feature(
     place = tuple(slice(None) if atom.const is None else atom.const for atom in features)
     result[place] = laid
     return result.reshape(-1)
-
-
-def _apply(graph: Graph, evidence: WeightEvidence, node: Node, affine: Affine, plan: _Plan) -> bool:
-    """Gives the product its new weights, unless they turn out to compute something else."""
-    product, output = plan.product, node.outputs[0]
-    source = product.inputs[0]
-    weight, bias = input_of(product, "weight"), input_of(product, "bias")
-    assert source is not None
-    known = evidence.is_known(region_key(output, source))
-    before = {} if known else evidence.results(output, source)
-    old = product.inputs
-    exact: dict[Value, torch.Tensor] = {}
-    new_weight, new_bias = weight, None
-    if plan.weight is not None:
-        data = plan.weight.to(weight.dtype)
-        new_weight = graph.add_constant(derived(weight, ".scaled"), data)
-        exact[new_weight] = plan.weight
-    if plan.bias is not None:
-        name = derived(weight if bias is None else bias, ".shifted")
-        new_bias = graph.add_constant(name, plan.bias.to(weight.dtype))
-        exact[new_bias] = plan.bias
-    graph.set_inputs(product, without_trailing(source, new_weight, new_bias))
-    if not known and not agree(before, evidence.results(affine.source, source, exact)):
-        graph.set_inputs(product, old)
-        discard(graph, exact)
-        return False
-    product.loc = fuse_locs([product, node], product)
-    graph.replace_uses(output, affine.source)
-    graph.erase(node)
-    discard(graph, [weight, bias, *affine.constants])
-    return True

@@ -10,12 +10,13 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.branches import ATTENTION, Family, Reader
-from attngraph.passes.evidence import Evidence
+from attngraph.passes.checked import Checked
 from attngraph.passes.fuse_attention import erase_dead
 from attngraph.passes.joins import Join, read_join
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.stacking import Stacking
+from attngraph.passes.trials import ATTENTION as ATTENTION_TRIALS
 
 
 @register
@@ -57,8 +58,8 @@ class _Merger:
         self.exact_only = exact_only
         self.build = Builder(graph)
         self.reader = Reader(set(graph.outputs))
-        self.evidence = Evidence(graph)
-        self.remarks: list[Remark] = []
+        self.checked = Checked(graph, MergeHeads.name, ATTENTION_TRIALS, depth=None)
+        self.remarks = self.checked.remarks
         self.changed = False
 
     def visit(self, node: Node) -> None:
@@ -88,11 +89,10 @@ class _Merger:
         new = plan(self.build)
         leaves = {source for branch in family.branches for source in branch.leaves.values()}
         biases = [bias for node in heads if (bias := input_of(node, "bias")) is not None]
-        pairs = [(join.node.output, new)]
-        if self._differ(pairs, [*leaves, *join.operands_beside(family.members)], biases, join.node):
+        beside = join.operands_beside(family.members)
+        if not self._replace([(join.node.output, new)], [*leaves, *beside], biases):
             return None
         self.changed = True
-        self._replace(pairs)
         self.build.at(None)
         for nodes, merged in reversed(stacking.merged):  # readers before what they read
             self._read_parts(nodes, merged, [*leaves], biases)
@@ -115,49 +115,27 @@ class _Merger:
             axis = 1 if index else len(whole.shape) - 1  # all but the context are (B, H, …)
             sizes = [value.shape[axis] for value in old]
             cut = self.build.node("aten.split_with_sizes", whole, split_sizes=sizes, dim=axis)
-            pairs = list(zip(old, cut.outputs, strict=True))
-            if not self._differ(pairs, leaves, biases, merged):
-                self._replace(pairs)
+            self._replace(list(zip(old, cut.outputs, strict=True)), leaves, biases)
         for node in nodes:
             if node.graph is self.graph:
                 erase_dead(self.graph, node)
 
-    def _replace(self, pairs: Sequence[tuple[Value, Value]]) -> None:
+    def _replace(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        leaves: Sequence[Value],
+        biases: Sequence[Value],
+    ) -> bool:
+        """Puts what was built in the place of the old values, unless it is something else."""
+        if not self.checked.replace(pairs, leaves=leaves, biases=biases):
+            return False
         for old, new in pairs:
-            self.graph.replace_uses(old, new)
             if old in self.reader.returned:
                 self.reader.returned.discard(old)
                 self.reader.returned.add(new)
         for old, _ in pairs:
             if old.producer is not None:
                 erase_dead(self.graph, old.producer)
-
-    def _differ(
-        self,
-        pairs: Sequence[tuple[Value, Value]],
-        leaves: Sequence[Value],
-        biases: Sequence[Value],
-        node: Node,
-    ) -> bool:
-        """Whether what was built gives other values; it is taken back then, with a remark."""
-        difference = self.evidence.disagreement(pairs, leaves, biases)
-        if difference is None:
-            return False
-        for _, new in pairs:
-            if new.producer is not None:
-                erase_dead(self.graph, new.producer)
-        self.remarks.append(
-            Remark(
-                "note",
-                "unequal",
-                f"The merged heads are not equal, so they were taken back: {difference}.",
-                node.loc,
-                op=node.op,
-                hint="This is a defect of merge-heads: please report it with the source line.",
-                node=node.outputs[0].name,
-                blamed=f"{node.op} at {node.loc}",
-            )
-        )
         return True
 
 

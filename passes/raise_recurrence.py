@@ -208,6 +208,8 @@ def _replace_chain(graph: Graph, checked: Checked, chain: Chain, cell: Cell) -> 
     if memory and memory[-1] in read:
         pairs.append((memory[-1], layer.finals[1]))
     done = bool(pairs) and checked.replace(pairs)
+    if not done:
+        DeadCodeElimination().run(graph)
     graph.sort()
     return done
 

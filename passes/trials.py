@@ -20,6 +20,8 @@ ARITHMETIC = ("plain", "large", "huge", "tiny", "equal", "zero")
 """Magnitudes from 1e-3 to 1e4 of either sign, rows of one number (variance 0), and zeros."""
 LOGITS = ("plain", "large", "tiny", "equal", "zero")
 """As `ARITHMETIC`, within the range of the exponential."""
+LINEAR = ("plain", "zero")
+"""A map that is affine in its inputs is told by points in general position, and its offset."""
 LAYOUT = ("plain",)
 """No two elements alike: where each one goes is all there is to see."""
 

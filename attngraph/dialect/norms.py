@@ -11,7 +11,7 @@ from attngraph.ir.ops import op
 def skip_layer_norm(
     x: torch.Tensor,
     skip: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     x_bias: torch.Tensor | None = None,
     *,
@@ -38,7 +38,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float)
 
 @op("attn.skip_rms_norm", outputs=2)
 def skip_rms_norm(
-    x: torch.Tensor, skip: torch.Tensor, weight: torch.Tensor, *, eps: float
+    x: torch.Tensor, skip: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm(x + skip) over the last axis, and that sum itself. Shapes as `skip_layer_norm`."""
     total = x + skip

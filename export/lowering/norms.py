@@ -66,7 +66,11 @@ def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
     if _fused(ctx, node) and not slow:
         normal, _, _, total = ctx.ops(
             "SkipLayerNormalization",
-            *(args[name] for name in ("x", "skip", "weight", "bias", "x_bias")),
+            args["x"],
+            args["skip"],
+            _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]]),
+            args["bias"],
+            args["x_bias"],
             outputs=(True, False, False, True),
             domain=MICROSOFT,
             epsilon=float(args["eps"]),
@@ -77,26 +81,29 @@ def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
         total = ctx.op("Sum", *terms)
     else:
         total = functools.reduce(lambda a, b: ctx.op("Add", a, b), terms)
-    scale, shift = ctx.cast(args["weight"], x.dtype), args["bias"]
+    scale, shift = _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]]), args["bias"]
     epsilon = float(args["eps"])
     return ctx.op("LayerNormalization", total, scale, shift, axis=-1, epsilon=epsilon), total
 
 
 @register_lowering("attn.skip_rms_norm")
 def lower_skip_rms_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
-    args = ctx.args(node)
+    args, x = ctx.args(node), input_of(node, "x")
+    scale = _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]])
     epsilon = float(args["eps"])
     if _fused(ctx, node):
         normal, _, _, total = ctx.ops(
             "SkipSimplifiedLayerNormalization",
-            *(args[name] for name in ("x", "skip", "weight")),
+            args["x"],
+            args["skip"],
+            scale,
             outputs=(True, False, False, True),
             domain=MICROSOFT,
             epsilon=epsilon,
         )
         return normal, total
     total = ctx.op("Add", args["x"], args["skip"])
-    return ctx.op("RMSNormalization", total, args["weight"], axis=-1, epsilon=epsilon), total
+    return ctx.op("RMSNormalization", total, scale, axis=-1, epsilon=epsilon), total
 
 
 def _fused(ctx: Context, node: Node) -> bool:

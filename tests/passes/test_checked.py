@@ -139,6 +139,73 @@ CACHED = """
   %vp = aten.reshape(%values) {shape = [batch, seq + 3, 8]}
   %y = attn.attention(%q, %kp, %vp) {heads = 1, kv_heads = 1, scale = 0.5}
   return %y, %keys, %values"""
+HEADS = """
+  input %x : f32[batch, seq, 8]
+  parameter %q0 : f32[4, 8]
+  parameter %q1 : f32[4, 8]
+  %a = aten.linear(%x, %q0)
+  %b = aten.linear(%x, %q1)
+  %h0 = attn.attention(%a, %a, %a) {heads = 1, kv_heads = 1, scale = 0.5}
+  %h1 = attn.attention(%b, %b, %b) {heads = 1, kv_heads = 1, scale = 0.5}
+  %y = aten.cat(%h0, %h1) {dim = -1}
+  return %y"""
+LAYER_SCALE = """
+  input %x : f32[batch, seq, 8]
+  parameter %w : f32[6, 8]
+  parameter %b : f32[6]
+  parameter %gamma : f32[6]
+  %l = aten.linear(%x, %w, %b)
+  %y = aten.mul.Tensor(%l, %gamma)
+  return %y"""
+INPUT_SCALE = """
+  input %x : f32[batch, seq, 8]
+  parameter %gamma : f32[8]
+  parameter %w : f32[6, 8]
+  parameter %b : f32[6]
+  %s = aten.mul.Tensor(%x, %gamma)
+  %y = aten.linear(%s, %w, %b)
+  return %y"""
+NORM = """
+  input %x : f32[batch, seq, 8]
+  parameter %gamma : f32[8]
+  parameter %beta : f32[8]
+  parameter %w : f32[6, 8]
+  parameter %b : f32[6]
+  %n = aten.layer_norm(%x, %gamma, %beta) {normalized_shape = [8], eps = 1e-05}
+  %y = aten.linear(%n, %w, %b)
+  return %y"""
+COMPOSED = """
+  input %x : f32[batch, seq, 8]
+  parameter %one : f32[8, 8]
+  parameter %two : f32[8, 8]
+  parameter %b : f32[8]
+  %l = aten.linear(%x, %one)
+  %y = aten.linear(%l, %two, %b)
+  return %y"""
+KEY_BIAS = """
+  input %x : f32[batch, seq, 8]
+  input %q : f32[batch, seq, 8]
+  parameter %k : f32[8, 8]
+  parameter %b : f32[8]
+  %l = aten.linear(%x, %k, %b)
+  %y = attn.attention(%q, %l, %q) {heads = 2, kv_heads = 2, scale = 0.5, causal = true}
+  return %y"""
+RECURRENCE = """
+  input %x : f32[batch, 3, 2]
+  input %h : f32[batch, 4]
+  parameter %w : f32[4, 6]
+  %x0, %x1, %x2 = aten.unbind.int(%x) {dim = 1}
+  %c0 = aten.cat(%x0, %h) {dim = 1}
+  %l0 = aten.linear(%c0, %w)
+  %h0 = aten.tanh(%l0)
+  %c1 = aten.cat(%x1, %h0) {dim = 1}
+  %l1 = aten.linear(%c1, %w)
+  %h1 = aten.tanh(%l1)
+  %c2 = aten.cat(%x2, %h1) {dim = 1}
+  %l2 = aten.linear(%c2, %w)
+  %h2 = aten.tanh(%l2)
+  %y = aten.stack(%h0, %h1, %h2) {dim = 1}
+  return %y"""
 
 
 def _graph(body: str) -> Graph:
@@ -192,6 +259,16 @@ BREAKS: dict[str, tuple[str, str, str, Change]] = {
         "aten.linear",
         lambda inputs, attrs: inputs.append(inputs[0].users[0].inputs[2]),
     ),
+    "heads in turn": ("merge-heads", HEADS, "aten.cat", lambda inputs, attrs: inputs.reverse()),
+    "heads of another scale": ("merge-heads", HEADS, "attn.attention", _set(scale=0.25)),
+    "bias not scaled": ("fold-scales", LAYER_SCALE, "aten.linear", _keep(2)),
+    "bias lost behind a scale": ("fold-input-scales", INPUT_SCALE, "aten.linear", _keep(2)),
+    "epsilon of a bare norm": ("fold-norms", NORM, "aten.layer_norm", _set(eps=1e-6)),
+    "shift of a norm dropped": ("fold-norms", NORM, "aten.linear", _keep(2)),
+    "bias of the second linear dropped": ("compose-linears", COMPOSED, "aten.linear", _keep(2)),
+    "keys not causal": ("drop-key-bias", KEY_BIAS, "attn.attention", _set(causal=False)),
+    "another activation": ("raise-recurrence", RECURRENCE, "attn.recurrent", _set(cell="rnn_relu")),
+    "steps in turn": ("raise-recurrence", RECURRENCE, "aten.permute", _set(dims=[0, 1, 2])),
     "pasts swapped": ("fuse-cache", CACHED, "attn.attention", _swap(6, 7)),
     "cache read causally": ("fuse-cache", CACHED, "attn.attention", _set(causal=True)),
     "product not conjugated": ("split-complex", ROTARY, "aten.sub.Tensor", _set(alpha=-1)),
