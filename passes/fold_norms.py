@@ -172,7 +172,7 @@ def _apply(
         loc=node.loc,
         before=node,
     )
-    return fold(
+    made = fold(
         checked,
         folded,
         readers,
@@ -181,3 +181,6 @@ def _apply(
         absorbed=node,
         constants=[norm.weight, norm.bias],
     )
+    if made:
+        checked.graph.take_place(bare, node)
+    return made

@@ -113,7 +113,8 @@ def fold(
     graph, copies = checked.graph, dict(renamed or {})
     plans = {item.product: item for item in folded}
     unrounded: dict[Value, torch.Tensor] = {}
-    made, old = [], list(constants)
+    made: list[tuple[Node, Node]] = []
+    old = list(constants)
     for node in nodes:
         inputs = [None if value is None else copies.get(value, value) for value in node.inputs]
         plan, loc = plans.get(node), node.loc
@@ -124,7 +125,7 @@ def fold(
         types = [value.type for value in node.outputs]
         copy = graph.create(node.op, inputs, node.attrs, types=types, loc=loc, before=node)
         copies.update(zip(node.outputs, copy.outputs, strict=True))
-        made += [] if plan is None else [copy]
+        made.append((node, copy))
     inside, returned = {*nodes, absorbed}, set(graph.outputs)
     read = [
         value
@@ -138,8 +139,10 @@ def fold(
     for first, _ in replaced:
         if first.producer is not None:
             erase_dead(graph, first.producer)
+    for node, copy in made:
+        graph.take_place(copy, node)
     discard(graph, old)
-    return made
+    return [copy for node, copy in made if node in plans]
 
 
 def _weighted(

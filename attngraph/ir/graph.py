@@ -272,6 +272,15 @@ class Graph:
             self.outputs = tuple(new if value is old else value for value in self.outputs)
         self.epoch += 1
 
+    def take_place(self, node: Node, erased: Node) -> None:
+        """Gives the values of a node the names of those of an erased one, whose place it took."""
+        for value, old in zip(node.outputs, erased.outputs, strict=True):
+            if old.name in self._names:
+                raise IRError(f"%{old.name} is still there, so %{value.name} can't have its name.")
+            del self._names[value.name]
+            self._names[old.name] = 0
+            value.name = old.name
+
     def erase(self, node: Node) -> None:
         """Removes a node whose outputs nobody reads. Raises IRError if one is still read."""
         for value in node.outputs:
