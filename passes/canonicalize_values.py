@@ -69,6 +69,12 @@ def dropout(rewriter: Rewriter, node: Node) -> Replacement:
     return source_of(node) if off else None
 
 
+@rule("aten.pad", "aten.constant_pad_nd")
+def padded_by_nothing(rewriter: Rewriter, node: Node) -> Replacement:
+    """Zero elements more on each side."""
+    return source_of(node) if all(amount == 0 for amount in attribute(node, "pad")) else None
+
+
 def _number(node: Node, name: str) -> Any:
     """The other operand where it is one number: an attribute, or a constant of one element."""
     if name in node.attrs:
@@ -254,6 +260,7 @@ def special(rewriter: Rewriter, node: Node) -> Replacement:
 VALUE_RULES = [
     nothing,
     dropout,
+    padded_by_nothing,
     times_one,
     over_one,
     power_of_one,

@@ -128,6 +128,10 @@ def _moves_rows(node: Node) -> bool:
     """Whether the node lays out whole rows anew, each with its features in their order."""
     if len(node.outputs) != 1 or not node.output.shape:
         return False
+    rank = len(node.output.shape)
+    if node.op == "aten.roll":
+        dims = attribute(node, "dims")
+        return bool(dims) and all(dim % rank != rank - 1 for dim in dims)
     axes = fresh_axes(node.output.shape)
     above = climb(Operand(node.output, axes))
     if above is None or above.value is not node.inputs[0] or not above.dims:

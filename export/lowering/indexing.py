@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 import torch
 
@@ -9,9 +11,26 @@ from attngraph.errors import LoweringError
 from attngraph.export.lowering.context import Context
 from attngraph.export.lowering.registry import register_lowering
 from attngraph.export.lowering.shape import axis_of
+from attngraph.export.lowering.torchlib import torchlib_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, same
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import attribute, input_of
+
+
+@register_lowering("aten.roll")
+def lower_roll(ctx: Context, node: Node) -> ir.Value | Sequence[ir.Value] | None:
+    """A Gather along each axis of a known size; torchlib's form otherwise."""
+    x, shifts, dims = input_of(node, "self"), attribute(node, "shifts"), attribute(node, "dims")
+    sizes = [x.shape[dim] for dim in dims]
+    fallback = torchlib_lowering(node.op)
+    if fallback is not None and not (dims and all(isinstance(size, int) for size in sizes)):
+        return fallback(ctx, node)
+    result = ctx.value(x)
+    for shift, dim, size in zip(shifts, dims, sizes, strict=True):
+        if shift % size:
+            order = torch.arange(int(size)).roll(shift)
+            result = ctx.op("Gather", result, ctx.constant(order, name="order"), axis=dim)
+    return result
 
 
 @register_lowering("aten.index.Tensor")

@@ -115,6 +115,10 @@ CASES = {
     "pad": (X, "aten.constant_pad_nd(%x) {pad = [1, 0, 2, 3], value = 1.5}"),
     "flip": (X, "aten.flip(%x) {dims = [1]}"),
     "roll": (X, "aten.roll(%x) {shifts = [1], dims = [1]}"),
+    "roll-of-known-sizes": (
+        "  input %x : f32[batch, 4, 8]\n",
+        "aten.roll(%x) {shifts = [-11, 2], dims = [-1, 1]}",
+    ),
     # reductions
     "mean": (X, "aten.mean.dim(%x) {dim = [-1], keepdim = true}"),
     "mean-all": (X, "aten.mean(%x)"),
