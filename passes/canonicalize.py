@@ -24,6 +24,7 @@ class Canonicalize:
     - `aten.expand` for every broadcast, `aten.full` for every tensor of one number;
     - `aten._to_copy` for every change of dtype;
     - `aten.split_with_sizes` for every cut along an axis;
+    - the ε of `aten.rms_norm`, where its default is meant;
     - and nothing for what changes nothing: copies, dropout that is off, x · 1, −(−x), …
 
     Where a graph reads strides (`as_strided`), its layout stays as it is.

@@ -257,6 +257,16 @@ def special(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit(op, node.inputs, node.attrs, at=node)
 
 
+@rule("aten.rms_norm")
+def default_epsilon(rewriter: Rewriter, node: Node) -> Replacement:
+    """The ε that is left out is that of the dtype torch computes in, which another may take."""
+    x = source_of(node)
+    if x is None or attribute(node, "eps") is not None:
+        return None
+    epsilon = torch.finfo(x.dtype if x.dtype == torch.float64 else torch.float32).eps
+    return rewriter.emit(node.op, node.inputs, {**node.attrs, "eps": epsilon}, at=node)
+
+
 VALUE_RULES = [
     nothing,
     dropout,
@@ -273,4 +283,5 @@ VALUE_RULES = [
     cast,
     fill,
     special,
+    default_epsilon,
 ]

@@ -136,14 +136,12 @@ def _cast_source(value: Value) -> Value | None:
 
 @rule("aten.rms_norm")
 def aten_rms_norm(rewriter: Rewriter, node: Node) -> Replacement:
-    """torch's own, over one axis. Its default ε is that of the dtype it computes in."""
+    """torch's own, over one axis. canonicalize has written its ε."""
     x, weight, eps = input_of(node, "input"), input_of(node, "weight"), attribute(node, "eps")
-    if len(attribute(node, "normalized_shape")) != 1:
+    if len(attribute(node, "normalized_shape")) != 1 or eps is None:
         return None
     if weight is not None and weight.dtype != x.dtype:
         return None
-    if eps is None:
-        eps = torch.finfo(x.dtype if x.dtype == torch.float64 else torch.float32).eps
     return rewriter.emit(_RMS, without_trailing(x, weight), {"eps": float(eps)}, at=node)
 
 

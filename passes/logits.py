@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
+
 from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve
@@ -159,7 +161,13 @@ class _Reader:
                 node,
                 "Fill masked scores with -inf or torch.finfo(dtype).min.",
             )
-        if node.op in ("aten.clamp", "aten.clamp_min", "aten.maximum", "aten.max.other"):
+        if node.op in (
+            "aten.clamp",
+            "aten.clamp_min",
+            "aten.maximum",
+            "aten.max.other",
+            "aten.nan_to_num",
+        ):
             return self._floor(node, operand)
         return self._product(node, operand.axes)
 
@@ -319,8 +327,15 @@ class _Reader:
         return replace(inner, outer=1.0)
 
     def _floor(self, node: Node, operand: Operand) -> Logits | Declined:
+        """A lower bound that no score of finite queries and keys reaches, but a masked one does.
+
+        nan_to_num is one: without a mask, float32 and bfloat16 scores are finite as they are.
+        """
         source = node.inputs[0]
-        if node.op in ("aten.maximum", "aten.max.other"):
+        if node.op == "aten.nan_to_num":
+            low, high = attribute(node, "neginf"), attribute(node, "posinf")
+            low = torch.finfo(node.output.dtype).min if low is None else low
+        elif node.op in ("aten.maximum", "aten.max.other"):
             low, high = uniform(node.inputs[1]), None
         else:
             low = number(attribute(node, "min"))

@@ -92,11 +92,15 @@ def is_binary(value: Value | None) -> bool:
     if value.data is not None:
         data = value.data
         return not data.is_complex() and bool(((data == 0) | (data == 1)).all())
+    if uniform(value) in (0.0, 1.0):
+        return True
     node = value.producer
     if node is None or not node.inputs:
         return False
+    if node.op == "aten.mul.Tensor":
+        return all(is_binary(side) for side in node.inputs)
     is_layout = node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
-    return is_layout and is_binary(node.inputs[0])
+    return (is_layout or node.op in ("aten.tril", "aten.triu")) and is_binary(node.inputs[0])
 
 
 def blend_of(node: Node) -> Filling | None:

@@ -390,3 +390,18 @@ def masked_by_assignment(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = _scores(q, k)
     scores[:, :, torch.ones(5, 5).triu(1).bool()] = float("-inf")
     return scores.softmax(-1) @ v
+
+
+@formulation(*SQUARE, dynamic="b s")
+def finite_scores_then_masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Differential transformer's code: nan_to_num of the scores, then a triangle of -inf."""
+    scores = torch.nan_to_num(_scores(q, k))
+    hidden = torch.zeros(q.shape[2], q.shape[2]).fill_(float("-inf")).triu(1)
+    return (scores + hidden).softmax(-1) @ v
+
+
+@formulation(Q, K, V, "b t:padding", dynamic="b t")
+def masked_scores_made_finite(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+    """nan_to_num after the mask: -inf becomes finfo.min, so a row without keys is uniform."""
+    scores = _scores(q, k).masked_fill(~padding[:, None, None], float("-inf"))
+    return torch.nan_to_num(scores).softmax(-1) @ v

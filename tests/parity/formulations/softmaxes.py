@@ -286,3 +286,10 @@ def sink_zero_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k = torch.cat([k, zero.expand(-1, -1, -1, 6)], 2)
     v = torch.cat([v, zero.expand(-1, -1, -1, 10)], 2)
     return _scores(q, k).softmax(-1) @ v
+
+
+@formulation("b h s d", "b h s d", "b h s e", dynamic="b s")
+def masked_weights_by_triangle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The weights times a triangle of ones, normalised again."""
+    weights = _scores(q, k).softmax(-1) * torch.ones(q.shape[2], q.shape[2]).tril()
+    return (weights / weights.sum(-1, keepdim=True)) @ v
