@@ -92,8 +92,8 @@ class Translator(nn.Module):
             state, context, weights = self.step(state, word, states, mask)
             return state, (torch.cat([state, context], dim=-1), weights)
 
-        _, (outputs, weights) = scan(step, first, self.target(target), dim=1)
-        return self.out(outputs), weights
+        _, (outputs, weights) = scan(step, first, self.target(target).transpose(0, 1))
+        return self.out(outputs.transpose(0, 1)), weights.transpose(0, 1)
 
     @torch.no_grad()
     def greedy(self, source: Tensor, mask: Tensor, steps: int) -> Tensor:

@@ -72,8 +72,8 @@ class Recurrence(nn.Module):
             h = self.cell(x_t, h)
             return h, h.clone()
 
-        states: Tensor = scan(step, torch.zeros_like(x[:, 0]), x, dim=1)[1]
-        return states
+        states: Tensor = scan(step, torch.zeros_like(x[:, 0]), x.transpose(0, 1))[1]
+        return states.transpose(0, 1)
 
 
 Built = tuple[Recurrence, tuple[Tensor], tuple[dict[int, Dim]]]

@@ -39,7 +39,8 @@ class TimeMix(nn.Module):
         )
         zeros = torch.zeros_like(x[:, 0])
         start = (zeros, zeros.clone(), zeros - 1e38)
-        mixed = scan(self._step, start, (key, value), dim=1)[1]
+        steps = key.transpose(0, 1), value.transpose(0, 1)
+        mixed = scan(self._step, start, steps)[1].transpose(0, 1)
         result: Tensor = self.out(torch.sigmoid(receptance) * mixed)
         return result
 
