@@ -1,12 +1,15 @@
-"""One decoding step behind a long past: the compiled decoder against eager PyTorch with its cache.
+"""One decoding step behind a long past: compiled decoders against eager PyTorch with its cache.
 
     python -m bench.decode [--past 1024] [--layers 12] [--rounds 9] [--steps 12]
 
 A Llama-shaped model (12 heads, 4 of keys and values, width 768), batch 1. Each engine runs in a
 process of its own, because onnxruntime's threads spin on after a call and slow their neighbours;
 their blocks take turns. A block decodes a few tokens greedily from a cache of `past` tokens, as
-`generate` does, token by token; the time is that of one token. Both start from the same prompt and
-must give the same tokens, else no figure is written.
+`generate` does, token by token; the time is that of one token. All start from the same prompt and
+must give the same tokens, else no figure is written. Weights in int4 may give others: how many are
+the same is written beside the time. Int8 is not measured: onnxruntime 1.31 unpacks such weights one
+by one on the CPU, far slower than it multiplies float32. torch.compile is left out, with the
+reason, where it fails.
 """
 
 from __future__ import annotations
@@ -27,7 +30,14 @@ import torch
 from attngraph.measuring.turns import Server, own_stdout, serve, take_turns
 from bench.machine import write
 
-ENGINES = ("eager", "attngraph")
+ENGINES = (
+    *("eager", "torch.compile, static cache"),
+    *("attngraph, growing cache", "attngraph, static cache"),
+    "attngraph, static cache, int4 weights",
+)
+EAGER, COMPILED, GROWING, STATIC, INT4 = ENGINES
+BEST = STATIC
+"""The engine whose ratio to eager is the figure: the same weights, the same tokens."""
 _HEADS, _KEY_HEADS, _WIDTH, _HIDDEN, _VOCABULARY = 12, 4, 768, 2048, 32000
 
 Block = Callable[[], tuple[float, list[int]]]
@@ -74,10 +84,36 @@ def _eager(options: argparse.Namespace) -> Block:
     return block
 
 
+def _torch_compiled(options: argparse.Namespace) -> Block:
+    """transformers' own way to be fast: a cache of fixed size, and a step without guards on it."""
+    from transformers import StaticCache
+
+    module = model(options.layers)
+    cache: Any = StaticCache(module.config, max_cache_len=_room(options))
+    logits = module(_prompt(options.past), past_key_values=cache, use_cache=True).logits
+    compiled: Any = torch.compile(module, dynamic=False)
+
+    def step(token: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = compiled(token, past_key_values=cache, use_cache=True).logits
+        return result
+
+    def block() -> tuple[float, list[int]]:
+        for layer in cache.layers:  # what is behind the prompt is written over
+            layer.cumulative_length.fill_(options.past)
+        return _timed(step, logits, options.steps)
+
+    return block
+
+
+def _room(options: argparse.Namespace) -> int:
+    """Tokens that a static cache has room for: no more than the block needs."""
+    return int(options.past + options.steps)
+
+
 def _compiled(options: argparse.Namespace) -> Block:
     from attngraph import Decoder
 
-    decoder = Decoder.load(options.file)
+    decoder = Decoder.load(options.folder / _file(options.engine))
     logits, start = decoder(_prompt(options.past))
 
     def block() -> tuple[float, list[int]]:
@@ -91,6 +127,27 @@ def _compiled(options: argparse.Namespace) -> Block:
         return _timed(step, logits, options.steps)
 
     return block
+
+
+def _file(engine: str) -> str:
+    return f"{engine.replace(', ', '_').replace(' ', '_')}.onnx"
+
+
+def _write_decoders(options: argparse.Namespace, folder: Path) -> int:
+    """Saves the decoder of each engine that has one; the number of parameters."""
+    import attngraph
+
+    module = model(options.layers)
+    static: dict[str, Any] = {"cache": "static", "max_length": _room(options)}
+    for engine, settings in (
+        (GROWING, {}),
+        (STATIC, static),
+        (INT4, {**static, "weights": "int4"}),
+    ):
+        decoder = attngraph.optimize_decoder(module, verify="off", **settings)
+        decoder.save(folder / _file(engine))
+        del decoder
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def _timed(
@@ -108,27 +165,44 @@ def _serve(options: argparse.Namespace) -> None:
     """Answers with [milliseconds per token, tokens] of each block."""
     answers = own_stdout()
     with torch.no_grad():
-        block = _eager(options) if options.engine == "eager" else _compiled(options)
+        make = {EAGER: _eager, COMPILED: _torch_compiled}.get(options.engine, _compiled)
+        block = make(options)
         block()
         serve(block, answers)
 
 
-def measure(options: argparse.Namespace, file: Path) -> dict[str, list[float]]:
-    """Milliseconds per token by engine, one figure per round. Raises where the tokens differ."""
+def measure(
+    options: argparse.Namespace, folder: Path
+) -> tuple[dict[str, list[float]], dict[str, list[int]], dict[str, str]]:
+    """Milliseconds per token by engine, one figure per round; the tokens; engines that failed.
+
+    Raises where the tokens of engines with the model's own weights differ.
+    """
+    failed = {}
     with ExitStack() as stack:
         servers = {}
         for name in ENGINES:
             command = [sys.executable, "-W", "ignore", "-m", "bench.decode", "--engine", name]
             for key in ("past", "layers", "steps"):
                 command += [f"--{key}", str(getattr(options, key))]
-            servers[name] = stack.enter_context(Server([*command, "--file", str(file)]))
-        for server in servers.values():
-            server.answer()
+            servers[name] = stack.enter_context(Server([*command, "--folder", str(folder)]))
+        for name in ENGINES:
+            try:
+                servers[name].answer()
+            except EOFError as error:
+                if name != COMPILED:
+                    raise
+                failed[name] = str(error)
+                del servers[name]
         found = take_turns(servers, options.rounds)
-    for said in zip(*found.values(), strict=True):
-        if len({tuple(tokens) for _, tokens in said}) > 1:
-            raise SystemExit(f"The engines give different tokens: {said}.")
-    return {name: [milliseconds for milliseconds, _ in blocks] for name, blocks in found.items()}
+    tokens = {name: blocks[0][1] for name, blocks in found.items()}
+    for name, blocks in found.items():
+        if any(said != tokens[name] for _, said in blocks):
+            raise SystemExit(f"{name} gives different tokens from block to block: {blocks}.")
+        if name != INT4 and tokens[name] != tokens[EAGER]:
+            raise SystemExit(f"{name} gives {tokens[name]}, and eager {tokens[EAGER]}.")
+    times = {name: [each for each, _ in blocks] for name, blocks in found.items()}
+    return times, tokens, failed
 
 
 def main() -> None:
@@ -138,26 +212,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--engine", choices=ENGINES)
-    parser.add_argument("--file", type=Path)
+    parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     if options.engine:
         _serve(options)
         return
     with tempfile.TemporaryDirectory() as folder:
-        import attngraph
-
-        file = Path(folder) / "decoder.onnx"
-        module = model(options.layers)
-        attngraph.optimize_decoder(module, verify="off").save(file)
-        weights = sum(weight.numel() for weight in module.parameters())
-        del module
-        figures = measure(options, file)
+        weights = _write_decoders(options, Path(folder))
+        figures, tokens, failed = measure(options, Path(folder))
     medians = {name: statistics.median(values) for name, values in figures.items()}
-    ratio = medians["eager"] / medians["attngraph"]
+    ratios = {name: medians[EAGER] / median for name, median in medians.items()}
     for name, values in figures.items():
         spread = f"{min(values):.2f} to {max(values):.2f}"
-        print(f"  {name:10} {medians[name]:8.2f} ms per token ({spread})")
-    print(f"  {'ratio':10} {ratio:8.2f}")
+        print(f"  {name:38} {medians[name]:8.2f} ms per token ({spread}), × {ratios[name]:.2f}")
+    same = sum(a == b for a, b in zip(tokens[EAGER], tokens[INT4], strict=True))
+    print(f"  {same} of {options.steps} tokens are eager's with weights in int4")
     path = write(
         "decode",
         {
@@ -166,7 +235,11 @@ def main() -> None:
             "batch": 1,
             "threads": torch.get_num_threads(),
             "ms_per_token": figures,
-            "ratio": ratio,
+            "failed": failed,
+            "tokens": options.steps,
+            "same_tokens": {INT4: same},
+            "ratios": ratios,
+            "ratio": ratios[BEST],
         },
     )
     print(f"  {path}")

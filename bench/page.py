@@ -213,8 +213,17 @@ def _decode() -> list[str]:
         "and the most of the rounds.",
         "",
     ]
-    lines += [f"- {name}: {_spread(times)}" for name, times in result["ms_per_token"].items()]
-    return [*lines, "", f"Ratio {result['ratio']:.2f}. {_measured_on(result)}", ""]
+    lines += [
+        "| engine | ms per token | × eager | tokens as eager's |",
+        "| --- | --- | --- | --- |",
+    ]
+    count = result["tokens"]
+    for name, times in result["ms_per_token"].items():
+        same = result["same_tokens"].get(name, count)
+        ratio = result["ratios"][name]
+        lines.append(f"| {name} | {_spread(times)} | {ratio:.2f} | {same} of {count} |")
+    lines += [f"- {name} is left out: {reason}." for name, reason in result["failed"].items()]
+    return [*lines, "", _measured_on(result), ""]
 
 
 def page() -> str:
