@@ -49,7 +49,6 @@ _STAGES = (
     "merge-heads",
     "simplify-layout",
     "settle-rows",
-    "legalize-sinks",
     *CLEAN,
     "merge-projections",
     "fuse-norms",
@@ -59,6 +58,7 @@ _STAGES = (
     *CLEAN,
 )
 _PACKING = ("pack-tokens", *CLEAN)
+_CLOSING = ("bound-keys", "dce")
 
 
 def pipeline(
@@ -79,7 +79,7 @@ def pipeline(
     for name in assume:
         if name not in ASSUMPTIONS:
             raise UsageError(f"assume names {name!r}; it can be {', '.join(ASSUMPTIONS)}.")
-    names = [*_STAGES, *_PACKING] if ignore_padded_rows else [*_STAGES]
+    names = [*_STAGES, *(_PACKING if ignore_padded_rows else ()), *_CLOSING]
     if few_bits:
         names.remove("fold-norms")
     stages = only_exact(names) if exact else make(names)

@@ -1,11 +1,13 @@
 """Which form of an attention is fastest at which number of queries, on this CPU.
 
     python -m bench.block_causal [--seconds 1.0] [--longest 4096] [--cpu-time] [--keep]
+        [--case "causal, window" …]
 
 Measures every form that the kernel table allows, of static lengths, and the block forms of a
 dynamic length behind their branch. Writes bench/results/block_causal.json; with --keep also
-export/kernels/measured.json, which the kernel table chooses by. Run it on a quiet machine; where
-others work, --cpu-time measures the processor time of one thread.
+export/kernels/measured.json, which the kernel table chooses by. With --case only these are
+measured, and the others stay as they were. Run it on a quiet machine; where others work, --cpu-time
+measures the processor time of one thread.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 
 from attngraph.export.kernels import Choice, Facts
 from attngraph.export.kernels.choice import candidates, version_of
-from attngraph.export.kernels.facts import BOOL, CAUSAL
+from attngraph.export.kernels.facts import BOOL, CAUSAL, LENGTHS, SINKS, WINDOW
 from attngraph.export.kernels.lengths import case_of
 from attngraph.export.kernels.table import MASKED, PRIMITIVE
 from attngraph.export.lower import lower
@@ -36,8 +38,8 @@ from attngraph.ir import DimInfo, Graph, TensorType
 from attngraph.ir.dims import symbol
 from bench import machine
 
-LENGTHS = (1, 8, 32, 128, 256, 512, 1024, 2048, 4096)
-HEADS, SIZE = 12, 64
+SIZES = (1, 8, 32, 128, 256, 512, 1024, 2048, 4096)
+HEADS, SIZE, NEAR = 12, 64, 128
 CPU = Target("cpu")
 MEASURED = Path(__file__).parents[1] / "export" / "kernels" / "measured.json"
 
@@ -56,6 +58,7 @@ def _facts(features: Sequence[str], length: int) -> Facts:
         aligned_keys=length % 4 == 0,
         features=frozenset(features),
         positive_scale=True,
+        window=NEAR if WINDOW in features else 0,
     )
 
 
@@ -67,16 +70,27 @@ class Timer:
     clock: Callable[[], float]
 
 
-CASES = ((CAUSAL,), (CAUSAL, BOOL), (BOOL,), ())
+CASES = (
+    (CAUSAL,),
+    (CAUSAL, BOOL),
+    (CAUSAL, WINDOW),
+    (CAUSAL, SINKS),
+    (CAUSAL, LENGTHS),
+    (BOOL,),
+    (LENGTHS,),
+    (),
+)
 
 
 def static(
-    lengths: Sequence[int], seconds: float, timer: Timer
+    lengths: Sequence[int], seconds: float, timer: Timer, cases: Sequence[str]
 ) -> dict[str, dict[str, dict[int, float]]]:
     """Milliseconds by case, form and length, each length a number in the model."""
     version = version_of(onnxruntime.__version__)
     results: dict[str, dict[str, dict[int, float]]] = {}
     for features in CASES:
+        if case_of(_facts(features, 8)) not in cases:
+            continue
         rows = results.setdefault(case_of(_facts(features, 8)), {})
         for length in lengths:
             facts = _facts(features, length)
@@ -139,6 +153,7 @@ def kept(results: dict[str, Any]) -> dict[str, Any]:
         "measured_by": "bench.block_causal",
         "onnxruntime": results["onnxruntime"],
         "shape": results["shape"],
+        "timed": results["timed"],
         "milliseconds": rows,
     }
 
@@ -146,21 +161,27 @@ def kept(results: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each form and length")
-    parser.add_argument("--longest", type=int, default=LENGTHS[-1])
+    parser.add_argument("--longest", type=int, default=SIZES[-1])
     parser.add_argument("--keep", action="store_true", help="also write the kernel table's times")
     parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread")
+    known = [case_of(_facts(features, 8)) for features in CASES]
+    parser.add_argument("--case", nargs="+", choices=known, help="measure these cases only")
     options = parser.parse_args()
     timer = Timer(os.cpu_count() or 1, time.perf_counter)
     if options.cpu_time:
         timer = Timer(1, time.thread_time)
-    lengths = [length for length in LENGTHS if length <= options.longest]
+    lengths = [length for length in SIZES if length <= options.longest]
+    before = json.loads((machine.RESULTS / "block_causal.json").read_text()) if options.case else {}
+    cases = options.case or known
+    how = "processor time of 1 thread" if options.cpu_time else f"{timer.threads} threads"
+    found = static(lengths, options.seconds, timer, cases)
     results: dict[str, Any] = {
         "onnxruntime": onnxruntime.__version__,
-        "shape": f"batch 1, {HEADS} heads of {SIZE}, float32, "
-        f"{f'{timer.threads} threads' if not options.cpu_time else 'processor time of 1 thread'}",
+        "shape": f"batch 1, {HEADS} heads of {SIZE}, float32, windows of {NEAR}, lengths of half",
+        "timed": {**before.get("timed", {}), **dict.fromkeys(cases, how)},
         "load_before": os.getloadavg()[0],
-        "static": static(lengths, options.seconds, timer),
-        "dynamic": dynamic(lengths, options.seconds, timer),
+        "static": {**before.get("static", {}), **found},
+        "dynamic": before.get("dynamic") or dynamic(lengths, options.seconds, timer),
     }
     path = machine.write("block_causal", results)
     print(f"wrote {path}")

@@ -17,15 +17,19 @@ from attngraph.export.kernels.facts import (
     BIAS,
     BOOL,
     CAUSAL,
+    LENGTHS,
     PACKED,
     PACKED_ATTENTION,
+    ROW_SINKS,
+    SINKS,
     SOFTCAP,
     WEIGHTS,
 )
 from attngraph.export.lower import lower
 from attngraph.export.save import to_session
 from attngraph.export.target import Target
-from attngraph.ir import Builder, Graph, TensorType, Value
+from attngraph.ir import Builder, Graph, Node, TensorType, Value
+from attngraph.ir.ops import input_of
 
 
 def measure(
@@ -48,7 +52,7 @@ def measure(
 
 
 def site_graph(facts: Facts, length: int) -> Graph:
-    """One attention like the site, with `length` queries; its masks are inputs."""
+    """One attention like the site, with `length` queries; its masks are inputs, and its tables."""
     if PACKED in facts.features:
         return _packed_graph(facts, length)
     graph = Graph("site")
@@ -65,11 +69,19 @@ def site_graph(facts: Facts, length: int) -> Graph:
         )
     )
     full = (batch, 1, length, keys)
-    bias = mask = None
+    bias = mask = sinks = lengths = None
     if BIAS in facts.features:
         bias = graph.add_input("bias", TensorType(facts.dtype, (1, facts.heads, length, keys)))
     if BOOL in facts.features:
         mask = graph.add_input("mask", TensorType(torch.bool, full))
+    if SINKS in facts.features:
+        shape = (batch, facts.heads, length, 1) if ROW_SINKS in facts.features else (facts.heads,)
+        sinks = graph.add_input("sinks", TensorType(facts.dtype, shape))
+    if LENGTHS in facts.features:
+        lengths = graph.add_input("lengths", TensorType(torch.int64, (batch,)))
+    build = Builder(graph)
+    if facts.turned is not None:
+        query, key = _turned(build, facts, query, key)
     attrs: dict[str, Any] = {
         "heads": facts.heads,
         "kv_heads": facts.groups,
@@ -81,7 +93,10 @@ def site_graph(facts: Facts, length: int) -> Graph:
         attrs["softcap"] = 30.0
     if WEIGHTS in facts.features:
         attrs["weights"] = True
-    node = Builder(graph).node("attn.attention", query, key, value, bias, mask, **attrs)
+    if facts.window:
+        attrs["window"] = facts.window
+    operands = query, key, value, bias, mask, sinks, None, None, lengths
+    node = build.node("attn.attention", *operands, **attrs)
     graph.set_outputs([*node.outputs], [output.name for output in node.outputs])
     return graph
 
@@ -106,6 +121,23 @@ def _packed_graph(facts: Facts, length: int) -> Graph:
     return graph
 
 
+def _turned(build: Builder, facts: Facts, query: Value, key: Value) -> tuple[Value, Value]:
+    """Both after a rotary embedding, and after norms of each head where the site has them."""
+    length, half = query.shape[1], (facts.turned or 0) // 2
+    kind = TensorType(facts.dtype, (1, length, half))
+    tables = [build.graph.add_input(name, kind) for name in ("cos", "sin")]
+    tables = [build("aten.expand", table, size=[query.shape[0], length, half]) for table in tables]
+    found = []
+    for operand, heads in ((query, facts.heads), (key, facts.groups)):
+        if facts.normed:
+            split = [*operand.shape[:2], heads, facts.head_size]
+            split_up = build("aten.reshape", operand, shape=split)
+            normal = build("attn.rms_norm", split_up, eps=1e-6)
+            operand = build("aten.reshape", normal, shape=list(operand.shape))
+        found.append(build("attn.rotary", operand, *tables, heads=heads))
+    return found[0], found[1]
+
+
 def time_forms(
     graph: Graph,
     forms: Sequence[Form],
@@ -120,12 +152,7 @@ def time_forms(
     (node,) = (node for node in graph if node.op in (ATTENTION, PACKED_ATTENTION))
     random = torch.Generator().manual_seed(0)
     device = "cuda" if target.provider == "cuda" else "cpu"
-    inputs = [
-        torch.ones(_sizes(value), dtype=torch.bool, device=device)
-        if value.dtype == torch.bool
-        else torch.randn(_sizes(value), generator=random).to(device, value.dtype)
-        for value in graph.inputs
-    ]
+    inputs = [_sample(value, node, random).to(device) for value in graph.inputs]
     taken: dict[str, list[float]] = {form.name: [] for form in forms}
     with ExitStack() as stack:
         calls: dict[str, Callable[[], object]] = {}
@@ -141,6 +168,16 @@ def time_forms(
     return {name: statistics.median(figures) for name, figures in taken.items()}
 
 
+def _sample(value: Value, site: Node, random: torch.Generator) -> torch.Tensor:
+    """Masks that hide nothing, and lengths of half of the keys."""
+    sizes = [int(dim) for dim in value.shape]
+    if value.dtype == torch.bool:
+        return torch.ones(sizes, dtype=torch.bool)
+    if value.dtype == torch.int64:
+        return torch.full(sizes, -(-int(input_of(site, "key").shape[1]) // 2))
+    return torch.randn(sizes, generator=random).to(value.dtype)
+
+
 def milliseconds(
     call: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
@@ -152,7 +189,3 @@ def milliseconds(
         passed = clock() - start
         if passed >= seconds:
             return passed / calls * 1e3
-
-
-def _sizes(value: Value) -> list[int]:
-    return [int(dim) for dim in value.shape]

@@ -8,22 +8,22 @@ shape. A rewrite must also give the same probabilities at several sizes, or it i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import sympy
 import torch
 
-from attngraph.ir import Dim, Graph, Node, Remark, TensorType, Value
+from attngraph.ir import Dim, Graph, Node, Remark, Value
 from attngraph.ir.dims import as_dim
 from attngraph.ir.ops import attribute, input_of, op_def
 from attngraph.passes.effects import dim_definers
-from attngraph.passes.index_maps import LAYOUTS, Index, aligned
+from attngraph.passes.index_maps import Index, aligned
 from attngraph.passes.manager import register
 from attngraph.passes.mask_building import EarlyBuilder, Unbuildable, build
 from attngraph.passes.mask_evidence import Masking, disagreement
-from attngraph.passes.mask_reading import ELEMENTWISE, Reader
+from attngraph.passes.mask_reading import Reader, leaf_test
 from attngraph.passes.mask_remarks import describe
 from attngraph.passes.mask_terms import Fill, Splitter, Tree, magnitude, rebuild
 from attngraph.passes.numbering import number_values
@@ -56,29 +56,29 @@ class FoldMasks:
     no_masked_rows: bool = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        sites = [node for node in graph if node.op == "attn.attention"]
+        sites = [node for node in graph if node.op == "attn.attention" and not is_bounded(node)]
         if not sites:
             return []
         definers = dim_definers(graph)
-        replaced = [value for site in sites for value in _masking(site).values]
+        replaced = [value for site in sites for value in masking_of(site).values]
         numbers = number_values(graph, replaced, definers)
         make = EarlyBuilder(graph, definers)
         folded: dict[Hashable, Folded] = {}
         remarks = []
         for site in sites:
-            masking = _masking(site)
+            masking = masking_of(site)
             key = (
                 *(None if v is None else numbers[v] for v in (masking.bias, masking.mask)),
                 masking.causal,
                 masking.masked_rows,
                 masking.past,
-                _shape(site),
+                scores_shape(site),
             )
             if key not in folded:
                 folded[key] = _fold(graph, make, site, masking, assume=self.no_masked_rows)
             found = folded[key]
             if found.after is not None:
-                _apply(graph, site, found.after)
+                apply_masking(graph, site, found.after)
             said = Remark("note", "mask", found.reason, site.loc, site.op)
             details = {"assumed": NO_MASKED_ROWS} if found.assumed else {}
             remarks.append(replace(said, node=site.outputs[0].name, details=details))
@@ -110,13 +110,21 @@ class _Plan:
     masked_rows: str
 
 
-def _masking(site: Node) -> Masking:
+def is_bounded(site: Node) -> bool:
+    """Whether an `attn.attention` has a window or lengths, which are folded already."""
+    return bool(attribute(site, "window")) or input_of(site, "lengths") is not None
+
+
+def masking_of(site: Node) -> Masking:
+    """What masks an `attn.attention`."""
     return Masking(
         input_of(site, "bias"),
         input_of(site, "mask"),
         attribute(site, "causal"),
         attribute(site, "masked_rows"),
         _past(site),
+        attribute(site, "window"),
+        input_of(site, "lengths"),
     )
 
 
@@ -125,20 +133,25 @@ def _past(site: Node) -> Dim:
     return 0 if past is None else past.shape[2]
 
 
-def _shape(site: Node) -> tuple[Dim, ...]:
+def scores_shape(site: Node) -> tuple[Dim, ...]:
     """(B, H, S, T)."""
     query, key = input_of(site, "query"), input_of(site, "key")
     keys = as_dim(sympy.sympify(key.shape[1] + _past(site)))
     return query.shape[0], attribute(site, "heads"), query.shape[1], keys
 
 
-def _apply(graph: Graph, site: Node, after: Masking) -> None:
+def apply_masking(graph: Graph, site: Node, after: Masking) -> None:
+    """Makes it what masks an `attn.attention`."""
     rest = [input_of(site, name) for name in ("sinks", "past_key", "past_value")]
-    inputs: list[Value | None] = [*site.inputs[:3], after.bias, after.mask, *rest]
+    inputs: list[Value | None] = [*site.inputs[:3], after.bias, after.mask, *rest, after.lengths]
     while inputs[-1] is None:
         inputs.pop()
     graph.set_inputs(site, inputs)
-    changed = {"causal": after.causal, "masked_rows": after.masked_rows}
+    changed = {
+        "causal": after.causal,
+        "masked_rows": after.masked_rows,
+        "window": after.window,
+    }
     if all(attribute(site, name) == value for name, value in changed.items()):
         return
     kept = site.attrs | changed
@@ -148,7 +161,7 @@ def _apply(graph: Graph, site: Node, after: Masking) -> None:
 
 
 def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking, *, assume: bool) -> Folded:
-    shape = _shape(site)
+    shape = scores_shape(site)
     domain = Domain(shape, graph.dims)
     reader = Reader(domain)
     splitter = Splitter(reader)
@@ -166,7 +179,8 @@ def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking, *, assu
     except Unbuildable:
         problem = "kept as it is"
     if after != before:
-        is_leaf = _leaf_test(reader, splitter, make)
+        made = {value for node in make.made for value in node.outputs}
+        is_leaf = leaf_test(reader, made | splitter.inner)
         mismatch = disagreement(before, after, shape, graph.dims, is_leaf, every_row=not assumed)
         if mismatch is not None:
             problem = f"kept as it is: {mismatch}"
@@ -254,26 +268,6 @@ def _holds(mask: Value, wanted: Predicate, reader: Reader) -> bool:
     held = reader.domain.simplify(reader.predicate(mask, index))
     used = {symbol for place in index for symbol in place.free_symbols}
     return used <= variables(wanted) and set(conjuncts(held)) == set(conjuncts(wanted))
-
-
-def _leaf_test(reader: Reader, splitter: Splitter, make: EarlyBuilder) -> Callable[[Value], bool]:
-    made = {value for node in make.made for value in node.outputs}
-
-    def is_leaf(value: Value) -> bool:
-        """Whether the rewrite took nothing from how this value is computed."""
-        node = value.producer
-        if node is None:
-            return True
-        if value in made or value in splitter.inner:
-            return False
-        is_spelled = node.op in ELEMENTWISE or node.op in LAYOUTS
-        if value in reader.understood:
-            return value in reader.opaque and not is_spelled
-        return not is_spelled or (
-            isinstance(value.type, TensorType) and value.dtype.is_floating_point
-        )
-
-    return is_leaf
 
 
 def _erase_unread(

@@ -61,7 +61,7 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     graph = build.graph
     # A causal site without a past aligns its queries with the first keys, which a past would move.
     if attribute(site, "causal") or any(
-        input_of(site, name) is not None for name in ("sinks", "past_key")
+        input_of(site, name) is not None for name in ("sinks", "past_key", "lengths")
     ):
         return None
     key, value = (

@@ -29,10 +29,13 @@ class Masking:
     causal: bool
     masked_rows: str
     past: Dim = 0
+    window: int = 0
+    lengths: Value | None = None
 
     @property
     def values(self) -> tuple[Value, ...]:
-        return tuple(value for value in (self.bias, self.mask) if value is not None)
+        given = (self.bias, self.mask, self.lengths)
+        return tuple(value for value in given if value is not None)
 
 
 def disagreement(
@@ -120,6 +123,10 @@ def _logits(
         allowed = allowed & rowwise(masking.mask)
     if masking.causal:
         allowed = allowed & (torch.arange(keys) <= rows[:, None] + past)
+    if masking.window:
+        allowed = allowed & (torch.arange(keys) > rows[:, None] + past - masking.window)
+    if masking.lengths is not None:
+        allowed = allowed & (torch.arange(keys) < memory[masking.lengths].view(-1, 1, 1, 1))
     mean = masking.masked_rows == "mean"
     fill = torch.finfo(torch.float64).min if mean else -torch.inf
     return logits.masked_fill(~allowed, fill)

@@ -8,7 +8,7 @@ predicate, an integer tensor is a function of its index; any other tensor reads 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, TypeAlias
 
 import sympy
@@ -19,7 +19,7 @@ from attngraph.ir.dims import symbol
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.bands import band, progression
 from attngraph.passes.choices import Choice, choice, table
-from attngraph.passes.index_maps import Index, aligned, settled, source_index
+from attngraph.passes.index_maps import LAYOUTS, Index, aligned, settled, source_index
 from attngraph.passes.predicates import (
     TRUE,
     VARIABLES,
@@ -307,6 +307,25 @@ class Reader:
             made = Value(f"{value.name}.mask", kind, data=held, is_constant=True)
             self._constants[value] = made
         return self._constants[value]
+
+
+def leaf_test(reader: Reader, kept: Set[Value]) -> Callable[[Value], bool]:
+    """Tells the values that a rewrite took nothing from the making of; `kept` are none of them."""
+
+    def is_leaf(value: Value) -> bool:
+        node = value.producer
+        if node is None:
+            return True
+        if value in kept:
+            return False
+        is_spelled = node.op in ELEMENTWISE or node.op in LAYOUTS
+        if value in reader.understood:
+            return value in reader.opaque and not is_spelled
+        return not is_spelled or (
+            isinstance(value.type, TensorType) and value.dtype.is_floating_point
+        )
+
+    return is_leaf
 
 
 def _integer(reading: Reading) -> Expr | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from attngraph.ir.ops import op
@@ -30,11 +32,13 @@ def attention(
     sinks: torch.Tensor | None = None,
     past_key: torch.Tensor | None = None,
     past_value: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
     *,
     heads: int,
     kv_heads: int,
     scale: float,
     causal: bool = False,
+    window: int = 0,
     softcap: float = 0.0,
     masked_rows: str = "zero",
     weights: bool = False,
@@ -44,7 +48,8 @@ def attention(
     query (B, S, H·D), key (B, T, G·D), value (B, T, G·E), with H = `heads` a multiple of
     G = `kv_heads` (query head h reads key head h // (H / G)). bias and mask broadcast to
     (B, H, S, T); mask is bool, True where a query may attend. `causal` allows key j for query i
-    iff j ≤ i. `softcap` c > 0 replaces logits x by c·tanh(x / c).
+    iff j ≤ i, a `window` w > 0 only if j > i − w (with a past of P keys, i + P stands for i), and
+    lengths (B,) only if j < lengths[b]. `softcap` c > 0 replaces logits x by c·tanh(x / c).
 
     `masked_rows` is the result of a query that may attend to nothing: "zero" (as torch's SDPA gives
     for a bool mask), "mean" (of all T values, as a large finite fill) or "nan" (as −inf).
@@ -76,11 +81,16 @@ def attention(
         logits = softcap * torch.tanh(logits / softcap)
     if bias is not None:
         logits = logits + bias
-    allowed = mask
+    rows = torch.arange(length, device=query.device)[:, None] + offset
+    columns = torch.arange(keys, device=query.device)
+    rules = [] if mask is None else [mask]
     if causal:
-        rows = torch.arange(length, device=query.device)[:, None]
-        lower = torch.arange(keys, device=query.device)[None, :] <= rows + offset
-        allowed = lower if allowed is None else allowed & lower
+        rules.append(columns <= rows)
+    if window:
+        rules.append(columns > rows - window)
+    if lengths is not None:
+        rules.append(columns < lengths.view(-1, 1, 1, 1))
+    allowed = functools.reduce(torch.logical_and, rules) if rules else None
     if allowed is not None:
         fill = torch.finfo(logits.dtype).min if masked_rows == "mean" else -torch.inf
         logits = logits.masked_fill(~allowed, fill)

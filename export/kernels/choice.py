@@ -190,6 +190,10 @@ def _with_runner_up(
     if not same or choice.form.name not in timed:
         other = others[0]
         why = f"{other.kernel} ranks below {first.kernel}"
+        if other.kernel == first.kernel and (left := first.form.inside - other.form.inside):
+            why = f"{' and '.join(sorted(left))} would be operators of their own"
+        elif other.kernel == first.kernel:
+            why = "it runs on the same kernel, and writes keys and values out besides"
         if other.rank == first.rank:
             why = "it ranks the same, and nobody has measured which is faster here"
         return replace(choice, runner_up=other.form, why_not=why)
@@ -218,21 +222,17 @@ def candidates(facts: Facts, target: Target, version: tuple[int, int]) -> list[C
         if PACKED in facts.features and not any(PACKED in row.takes for row in rows):
             continue  # what has no rows to leave out is nobody's runner-up either
         rows = [r for r in rows if version in r.versions]
-        refusals = [_refusal(row, facts) for row in rows]
-        if not rows:
-            refusals = [f"it has no kernel on {target.provider}"]
+        # a form that is pointless here is nobody's runner-up
+        refusals = [_refusal(row, facts, target) for row in rows if row.must <= facts.traits]
         if all(refusals):
-            # a form that is pointless here is nobody's runner-up
-            if not any(row.must - facts.features for row in rows) and rows:
-                found.append(Candidate(form, refusals[0]))
+            if refusals:
+                found.append(Candidate(form, refusals[-1]))
             continue
         found.append(Candidate(form, "", *_expected(form, facts, target, version)))
     return found
 
 
-def _refusal(row: Legal, facts: Facts) -> str:
-    if row.must - facts.features:
-        return f"it is for {', '.join(sorted(row.must))} only"
+def _refusal(row: Legal, facts: Facts, target: Target) -> str:
     if facts.dtype not in row.dtypes:
         return f"it has no kernel for {str(facts.dtype).removeprefix('torch.')}"
     if extra := facts.features - row.takes:
@@ -241,6 +241,8 @@ def _refusal(row: Legal, facts: Facts) -> str:
         answer = NEEDS[need](facts)
         if not answer:
             return f"{need} is not so" if answer is False else f"{need} is not provable"
+    if row.sm and (target.sm is None or target.sm < row.sm):
+        return f"{target} is not known to have SM ≥ {row.sm}"
     return ""
 
 

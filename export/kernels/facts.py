@@ -8,22 +8,27 @@ from dataclasses import dataclass
 import sympy
 import torch
 
+from attngraph.export.kernels.turned import turned_of
 from attngraph.ir import Node
 from attngraph.ir.dims import DimInfo, as_dim, bounds, divide, same
 from attngraph.ir.ops import attribute, input_of
 
-# What besides query, key and value an op must be able to take.
-CAUSAL, BOOL, BIAS, SOFTCAP, SINKS, WEIGHTS, PAST, STATIC, PACKED = (
+# What besides query, key and value an op must be able to take, and what some can do before.
+CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP, SINKS, ROW_SINKS, WEIGHTS, PAST, STATIC, PACKED = (
     "causal",
+    "window",
+    "lengths",
     "bool mask",
     "float bias",
     "softcap",
     "sinks",
+    "sinks of each query",
     "returned weights",
     "past",
     "static cache",
     "packed rows",
 )
+ROTARY, NORMS = "rotary embedding", "norms of each head"
 ATTENTION, PACKED_ATTENTION = "attn.attention", "attn.packed_attention"
 
 
@@ -32,8 +37,10 @@ class Facts:
     """One site (B, S, H, D) × (B, T, G, D), with values of size E.
 
     Sizes that aren't numbers are ranges (least, greatest or None); a bool is None where it can't be
-    proved either way. `empty_rows` says that a query may have no key and then gets the mean of
-    all values, also of those that causality forbids.
+    proved either way. `mean_rows` says that a query may have no key and then gets the mean of
+    all values, also of those that causality forbids. `turned` is the number of features of each
+    head that a rotary embedding turns right before the attention, in query and key alike and by
+    tables that all elements of the batch share; `normed` says that norms of each head precede it.
     """
 
     dtype: torch.dtype
@@ -49,6 +56,15 @@ class Facts:
     features: frozenset[str]
     positive_scale: bool
     mean_rows: bool = False
+    window: int = 0
+    turned: int | None = None
+    normed: bool = False
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """The features, and what is done to query and key right before."""
+        before = {ROTARY} if self.turned is not None else set()
+        return self.features | before | ({NORMS} if self.normed else set())
 
     @property
     def signature(self) -> str:
@@ -60,7 +76,9 @@ class Facts:
         square = {True: "S=T", False: "S≠T", None: "S?T"}[self.square]
         rows = " mean rows" if self.mean_rows else ""
         scale = "" if self.positive_scale else " scale ≤ 0"
-        return f"{dtype} {sizes} {shape} {square} {masks}{rows}{scale}"
+        window = f" W{self.window}" if self.window else ""
+        before = "" if self.turned is None else f" R{self.turned}{' normed' * self.normed}"
+        return f"{dtype} {sizes} {shape} {square} {masks}{rows}{scale}{window}{before}"
 
 
 def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -> Facts:
@@ -73,12 +91,16 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
     query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
     mask, bias, past = (input_of(node, name) for name in ("mask", "bias", "past_key"))
+    sinks, turned = input_of(node, "sinks"), turned_of(node)
     present = {
         CAUSAL: attribute(node, "causal"),
         BOOL: mask is not None,
         BIAS: bias is not None,
         SOFTCAP: attribute(node, "softcap") > 0,
-        SINKS: input_of(node, "sinks") is not None,
+        WINDOW: attribute(node, "window") > 0,
+        LENGTHS: input_of(node, "lengths") is not None,
+        SINKS: sinks is not None,
+        ROW_SINKS: sinks is not None and len(sinks.shape) != 1,
         WEIGHTS: attribute(node, "weights"),
         PAST: past is not None,
         STATIC: past is not None and static,
@@ -103,7 +125,10 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
         features=frozenset(name for name, there in present.items() if there),
         positive_scale=attribute(node, "scale") > 0,
         mean_rows=attribute(node, "masked_rows") == "mean"
-        and (mask is not None or bias is not None),
+        and (mask is not None or bias is not None or input_of(node, "lengths") is not None),
+        window=attribute(node, "window"),
+        turned=None if turned is None else turned.width,
+        normed=turned is not None and turned.norms is not None,
     )
 
 

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TypeAlias
 
-from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, Facts
+from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, LENGTHS, SINKS, Facts
 
 Times: TypeAlias = Mapping[str, Mapping[int, float]]
 """Milliseconds by the name of a form, then by the number of queries."""
 
 MARGIN = 1.05
 """What a form must win by over one that the table names before it, or to be worth a branch."""
+
+_NARROW = 512
+"""The widest window for which the times at 128 say more than those without any."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,18 @@ def _measured() -> Mapping[str, dict[str, dict[int, float]]]:
 
 def case_of(facts: Facts) -> str:
     """The measured case that a site is nearest to."""
-    masked = bool({BOOL, BIAS} & facts.features)
+    what = ""
+    if SINKS in facts.features:
+        what = "sinks"
+    elif LENGTHS in facts.features:
+        what = "lengths"
+    elif {BOOL, BIAS} & facts.features:
+        what = "masked"
+    elif 0 < facts.window <= _NARROW:
+        what = "window"
     if CAUSAL in facts.features:
-        return "causal, masked" if masked else "causal"
-    return "masked" if masked else "unmasked"
+        return f"causal, {what}" if what else "causal"
+    return what or "unmasked"
 
 
 def measured(facts: Facts) -> Times:

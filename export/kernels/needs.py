@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, PAST, WEIGHTS, Facts
+from attngraph.export.kernels.facts import (
+    BIAS,
+    BOOL,
+    CAUSAL,
+    LENGTHS,
+    PAST,
+    SINKS,
+    SOFTCAP,
+    WEIGHTS,
+    WINDOW,
+    Facts,
+)
 
 Need = Callable[[Facts], bool | None]
 
@@ -25,7 +36,20 @@ def _same_size(facts: Facts) -> bool | None:
 
 
 def _masked(facts: Facts) -> bool:
-    return bool({BOOL, BIAS} & facts.features)
+    """Whether an op that knows only of masks and causality gets a mask."""
+    return bool({BOOL, BIAS, WINDOW, LENGTHS, SINKS} & facts.features)
+
+
+def _aligned(facts: Facts) -> bool | None:
+    """Sinks are one more key there."""
+    if SINKS in facts.features:
+        return False if facts.aligned_keys else None
+    return facts.aligned_keys
+
+
+def _turns_by_16(facts: Facts) -> bool:
+    sizes = facts.turned, facts.head_size
+    return all(size is not None and size % 16 == 0 for size in sizes)
 
 
 def _either(*answers: bool | None) -> bool | None:
@@ -54,7 +78,7 @@ NEEDS: Mapping[str, Need] = {
     ),
     "scale > 0": lambda facts: facts.positive_scale,
     "no mask or bias": lambda facts: not _masked(facts),
-    "no mask or bias, or T % 4 = 0": lambda facts: _either(not _masked(facts), facts.aligned_keys),
+    "no mask or bias, or T % 4 = 0": lambda facts: _either(not _masked(facts), _aligned(facts)),
     "not causal, or S = T or a past": lambda facts: _either(
         CAUSAL not in facts.features, PAST in facts.features, facts.square
     ),
@@ -62,4 +86,14 @@ NEEDS: Mapping[str, Need] = {
         WEIGHTS not in facts.features or facts.keys[0] == facts.keys[1]
     ),
     "no empty row gets a mean": lambda facts: not facts.mean_rows,
+    "causal where there is a window": lambda facts: (
+        WINDOW not in facts.features or CAUSAL in facts.features
+    ),
+    "S = T where there is a window": lambda facts: WINDOW not in facts.features or facts.square,
+    # a query past a length may have nothing but padding in its window
+    "no window beside lengths": lambda facts: not {WINDOW, LENGTHS} <= facts.features,
+    "no past beside sinks": lambda facts: not {PAST, SINKS} <= facts.features,
+    "no window, softcap or sinks": lambda facts: not {WINDOW, SOFTCAP, SINKS} & facts.features,
+    "a window": lambda facts: WINDOW in facts.features,
+    "R % 16 = 0 and D % 16 = 0": _turns_by_16,
 }

@@ -17,11 +17,17 @@ from attngraph.export.kernels.facts import (
     BIAS,
     BOOL,
     CAUSAL,
+    LENGTHS,
+    NORMS,
     PACKED,
     PAST,
+    ROTARY,
+    ROW_SINKS,
+    SINKS,
     SOFTCAP,
     STATIC,
     WEIGHTS,
+    WINDOW,
 )
 from attngraph.export.target import Provider
 
@@ -52,29 +58,47 @@ class Form:
 
     `op` is the operator. `blocks` cuts the queries into so many blocks, each of which sees the keys
     up to its own end through a mask (1: the mask is written out, but nothing is cut); `padded`
-    widens every head with zeros to a multiple of 8.
+    widens every head with zeros to a multiple of 8. What is not `native` to the operator reaches
+    it as a mask, sinks as one more key. `inside` is done to query and key by the operator.
     """
 
     name: str
     op: str
     blocks: int = 0
     padded: bool = False
+    native: frozenset[str] = frozenset()
+    inside: frozenset[str] = frozenset()
 
 
 ATTENTION = Form("Attention", "Attention")
 PADDED = Form("Attention, heads padded", "Attention", padded=True)
-MASKED = Form("Attention, causal mask", "Attention", blocks=1)
-BLOCKS = tuple(Form(f"Attention, {n} query blocks", "Attention", blocks=n) for n in (2, 4, 8))
-GROUPED = Form("GroupQueryAttention", "com.microsoft.GroupQueryAttention")
-SHARED = Form("GroupQueryAttention in place", "com.microsoft.GroupQueryAttention")
+NONPAD = Form("Attention, lengths", "Attention", native=frozenset({LENGTHS}))
+_CUT = frozenset({WINDOW})
+MASKED = Form("Attention, causal mask", "Attention", blocks=1, native=_CUT)
+BLOCKS = tuple(
+    Form(f"Attention, {n} query blocks", "Attention", blocks=n, native=_CUT) for n in (2, 4, 8)
+)
+_GQA = "com.microsoft.GroupQueryAttention"
+_NATIVE = frozenset({WINDOW, LENGTHS, SINKS})
+GROUPED = Form("GroupQueryAttention", _GQA, native=_NATIVE)
+TURNED = Form(
+    "GroupQueryAttention, rotary inside", _GQA, native=_NATIVE, inside=frozenset({ROTARY})
+)
+NORMED = Form(
+    "GroupQueryAttention, norms and rotary inside",
+    _GQA,
+    native=_NATIVE,
+    inside=frozenset({ROTARY, NORMS}),
+)
+SHARED = Form("GroupQueryAttention in place", _GQA)
 MULTI_HEAD = Form("MultiHeadAttention", "com.microsoft.MultiHeadAttention")
 PACKED_ROWS = Form("PackedMultiHeadAttention", "com.microsoft.PackedMultiHeadAttention")
 RESTORED_ROWS = Form("Attention, rows restored", "Attention")
-PRIMITIVE = Form("MatMul, Softmax, MatMul", "Softmax")
+PRIMITIVE = Form("MatMul, Softmax, MatMul", "Softmax", native=frozenset({SINKS}))
 
 FORMS = (
-    *(ATTENTION, PADDED, MASKED, *BLOCKS, GROUPED, SHARED, MULTI_HEAD),
-    *(PACKED_ROWS, RESTORED_ROWS, PRIMITIVE),
+    *(ATTENTION, PADDED, NONPAD, MASKED, *BLOCKS, GROUPED, TURNED, NORMED),
+    *(SHARED, MULTI_HEAD, PACKED_ROWS, RESTORED_ROWS, PRIMITIVE),
 )
 
 
@@ -82,7 +106,8 @@ FORMS = (
 class Legal:
     """Where forms may be used: the dtypes, what they take besides Q, K and V, and what must hold.
 
-    `must` are features without which the form is pointless.
+    `must` are traits without which the form is pointless, `sm` the compute capability that the
+    target must be known to have.
     """
 
     forms: tuple[Form, ...]
@@ -91,6 +116,7 @@ class Legal:
     takes: frozenset[str]
     needs: tuple[str, ...] = ()
     must: frozenset[str] = frozenset()
+    sm: int = 0
     source: str = "R"
     versions: Versions = RUN
 
@@ -113,8 +139,9 @@ class Kernel:
     versions: Versions = RUN
 
 
-_ANY = frozenset({CAUSAL, BOOL, BIAS, SOFTCAP})
-_ALL = _ANY | {WEIGHTS, PAST, STATIC}
+_ANY = frozenset({CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP})
+_SINKS = frozenset({SINKS, ROW_SINKS})
+_ALL = _ANY | _SINKS | {WEIGHTS, PAST, STATIC}
 _IN_PLACE = frozenset({CAUSAL, STATIC})
 _CPU = frozenset({F32, F16})
 _CUDA = frozenset({F32, F16, BF16})
@@ -122,25 +149,57 @@ _EVERY = frozenset({F32, F16, BF16, F64})
 _IS_CAUSAL = frozenset({CAUSAL})
 _IS_PACKED = frozenset({PACKED})
 _WHOLE_HEADS = ("heads share a head size", "scale > 0")
+_LENGTHS = frozenset({LENGTHS})
+_BANDED = frozenset({CAUSAL, WINDOW, SOFTCAP})
+_CPU_GROUPED = _BANDED | {LENGTHS, SINKS}
+_SAME_HEADS = ("S = T", "D % 8 = 0", "E = D", "scale > 0", "causal where there is a window")
+_TURNED = (*_SAME_HEADS, "R % 16 = 0 and D % 16 = 0")
+_ON_CPU = ("no empty row gets a mean", "no window beside lengths")
+_ON_CUDA = ("D ≤ 256",)
 
-LEGAL = (
+LEGAL: tuple[Legal, ...] = (
     # onnx infers 0 keys for the weights of a dynamic length, and onnxruntime plans memory by that.
-    Legal((ATTENTION,), "cpu", _EVERY, _ALL, ("T is a number where weights are returned",)),
+    Legal(
+        (ATTENTION,),
+        "cpu",
+        _EVERY,
+        _ALL,
+        ("T is a number where weights are returned", "no past beside sinks"),
+    ),
+    Legal(
+        (NONPAD,),
+        "cpu",
+        _CPU,
+        frozenset({LENGTHS, SOFTCAP}),
+        ("no empty row gets a mean", "scale > 0"),
+        _LENGTHS,
+    ),
     Legal(
         (MASKED, *BLOCKS),
         "cpu",
         frozenset({F32}),
         _ANY,
-        ("no empty row gets a mean", "scale > 0"),
+        ("no empty row gets a mean", "scale > 0", "S = T where there is a window"),
         _IS_CAUSAL,
     ),
+    *(
+        Legal(
+            (GROUPED,),
+            "cpu",
+            frozenset({F32}),
+            _CPU_GROUPED,
+            (*_SAME_HEADS, *_ON_CPU),
+            frozenset({must}),
+        )
+        for must in (CAUSAL, LENGTHS, SINKS)
+    ),
     Legal(
-        (GROUPED,),
+        (TURNED,),
         "cpu",
         frozenset({F32}),
-        frozenset({CAUSAL, SOFTCAP}),
-        ("S = T", "D % 8 = 0", "E = D", "scale > 0"),
-        _IS_CAUSAL,
+        _CPU_GROUPED,
+        (*_TURNED, *_ON_CPU),
+        frozenset({ROTARY}),
     ),
     Legal(
         (SHARED,),
@@ -152,17 +211,36 @@ LEGAL = (
     ),
     Legal((MULTI_HEAD,), "cpu", frozenset({F32}), frozenset(), ("H = G", *_WHOLE_HEADS)),
     Legal((PRIMITIVE,), "cpu", _EVERY, _ALL),
-    Legal((ATTENTION,), "cuda", _CUDA, _ANY | {PAST, STATIC}, source="D"),
+    Legal(
+        (ATTENTION,),
+        "cuda",
+        _CUDA,
+        _ANY | _SINKS | {PAST, STATIC},
+        ("no past beside sinks",),
+        source="D",
+    ),
     Legal(
         (PADDED,), "cuda", _CUDA, _ANY, ("D or E is no multiple of 8", *_WHOLE_HEADS), source="D"
     ),
     Legal(
-        (GROUPED,),
+        (NONPAD,),
+        "cuda",
+        _CUDA,
+        frozenset({LENGTHS, SOFTCAP}),
+        ("no empty row gets a mean", "scale > 0"),
+        _LENGTHS,
+        source="D",
+    ),
+    # In a prompt, the kernels on CUDA let queries past a length see keys past it: no lengths here.
+    Legal((GROUPED,), "cuda", HALF, _BANDED, (*_SAME_HEADS, *_ON_CUDA), _IS_CAUSAL, source="D"),
+    Legal((TURNED,), "cuda", HALF, _BANDED, (*_TURNED, *_ON_CUDA), frozenset({ROTARY}), source="D"),
+    Legal(
+        (NORMED,),
         "cuda",
         HALF,
-        frozenset({CAUSAL, SOFTCAP}),
-        ("S = T", "D % 8 = 0", "D ≤ 256", "E = D", "scale > 0"),
-        _IS_CAUSAL,
+        _BANDED,
+        (*_TURNED, *_ON_CUDA),
+        frozenset({ROTARY, NORMS}),
         source="D",
     ),
     Legal(
@@ -173,6 +251,20 @@ LEGAL = (
         ("D % 8 = 0", "D ≤ 256", "E = D", "scale > 0", "no empty row gets a mean"),
         _IN_PLACE,
         source="D",
+    ),
+    # Below SM 80 the op runs memory-efficient attention, which gets no sinks but computes without.
+    *(
+        Legal(
+            (form,),
+            "cuda",
+            HALF,
+            _BANDED | {SINKS},
+            (*(_TURNED if form.inside else _SAME_HEADS), *_ON_CUDA),
+            frozenset({SINKS, *form.inside}),
+            sm=80,
+            source="S",
+        )
+        for form in (GROUPED, TURNED, NORMED)
     ),
     Legal((MULTI_HEAD,), "cuda", _CUDA, frozenset(), ("H = G", *_WHOLE_HEADS), source="D"),
     Legal((PRIMITIVE,), "cuda", _EVERY, _ALL, source="S"),
@@ -193,9 +285,10 @@ _FLASH = ("D % 8 = 0", "D ≤ 256", "E = D")
 _PADDED_FLASH = ("D ≤ 256", "E = D")
 _BOTTOM = ("not causal, or S = T or a past",)
 _UNMASKED = ("no mask or bias",)
+_PLAIN = ("no window, softcap or sinks",)
 _MEA_KEYS = ("no mask or bias, or T % 4 = 0",)
 
-KERNELS = (
+KERNELS: tuple[Kernel, ...] = (
     # Attention on CUDA asks for Flash, then memory-efficient attention, then runs unfused.
     Kernel((ATTENTION,), "cuda", HALF, "Flash", 10, (*_FLASH, *_UNMASKED, *_BOTTOM), sm=80),
     Kernel((PADDED,), "cuda", HALF, "Flash", 11, (*_PADDED_FLASH, *_UNMASKED, *_BOTTOM), sm=80),
@@ -214,12 +307,31 @@ KERNELS = (
     Kernel((PADDED,), "cuda", frozenset({F32}), "memory-efficient", 21, ("H = G", *_MEA_KEYS)),
     Kernel((ATTENTION,), "cuda", _CUDA, "unfused", 30),
     Kernel((PADDED,), "cuda", _CUDA, "unfused", 31),
-    Kernel((GROUPED,), "cuda", HALF, "cuDNN", 12, sm=90),
+    Kernel((NONPAD,), "cuda", HALF, "Flash", 10, _FLASH, sm=80),
+    Kernel((NONPAD,), "cuda", HALF, "memory-efficient", 20, ("D % 8 = 0", "E % 8 = 0")),
+    Kernel(
+        (NONPAD,),
+        "cuda",
+        frozenset({F32}),
+        "memory-efficient",
+        20,
+        ("H = G", "D % 8 = 0", "E % 8 = 0"),
+    ),
+    Kernel((NONPAD,), "cuda", _CUDA, "unfused", 30),
+    Kernel((GROUPED,), "cuda", HALF, "cuDNN", 12, _PLAIN, sm=90),
     Kernel((GROUPED,), "cuda", HALF, "Flash", 12, sm=80),
+    Kernel((GROUPED,), "cuda", HALF, "memory-efficient", 19, ("a window",)),
     Kernel((GROUPED,), "cuda", HALF, "memory-efficient", 22),
     Kernel((SHARED,), "cuda", HALF, "XQA or Flash", 5, _UNMASKED, sm=80),
     Kernel((SHARED,), "cuda", HALF, "memory-efficient", 6, _UNMASKED),
     Kernel((SHARED,), "cuda", HALF, "unfused", 7),
+    # Each of the launches that it saves is more than its copy of keys and values costs.
+    Kernel((TURNED,), "cuda", HALF, "cuDNN", 9, _PLAIN, sm=90),
+    Kernel((TURNED,), "cuda", HALF, "Flash", 9, sm=80),
+    Kernel((TURNED,), "cuda", HALF, "memory-efficient", 18),
+    Kernel((NORMED,), "cuda", HALF, "cuDNN", 8, _PLAIN, sm=90),
+    Kernel((NORMED,), "cuda", HALF, "Flash", 8, sm=80),
+    Kernel((NORMED,), "cuda", HALF, "memory-efficient", 17),
     Kernel((MULTI_HEAD,), "cuda", HALF, "cuDNN", 12, sm=90),
     Kernel((MULTI_HEAD,), "cuda", HALF, "Flash", 12, _FLASH, sm=80),
     Kernel((MULTI_HEAD,), "cuda", _CUDA, "memory-efficient or unfused", 29),
@@ -257,10 +369,15 @@ KERNELS = (
     Kernel((ATTENTION, RESTORED_ROWS), "cpu", _EVERY, "separate kernels", 40, source="R"),
     Kernel((MASKED, *BLOCKS), "cpu", _CPU, "CPU Attention", 20, source="R"),
     Kernel((SHARED,), "cpu", frozenset({F32}), "CPU GroupQueryAttention", 10, source="R"),
+    Kernel((NONPAD,), "cpu", _CPU, "CPU Attention", 20, source="R"),
     Kernel((GROUPED,), "cpu", _CPU, "CPU GroupQueryAttention", 20, source="R"),
+    # Two operators less, and no time less: measured at 1 to 1024 queries.
+    Kernel((TURNED,), "cpu", _CPU, "CPU GroupQueryAttention", 21, source="R"),
     Kernel((MULTI_HEAD,), "cpu", _CPU, "CPU Flash", 20, source="R"),
     Kernel((PRIMITIVE,), "cpu", _EVERY, "separate kernels", 41, source="R"),
 )
 
-VERSIONS = tuple(dict.fromkeys(row.versions for row in (*LEGAL, *KERNELS)))
+VERSIONS = tuple(
+    dict.fromkeys([*(row.versions for row in LEGAL), *(row.versions for row in KERNELS)])
+)
 """The releases that some row is about."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import onnx_ir as ir
 import sympy
 import torch
 
 from attngraph.errors import LoweringError
-from attngraph.export.kernels import choose, facts_of
-from attngraph.export.kernels.table import PRIMITIVE, SHARED
-from attngraph.export.lowering.attention_forms import (
-    Packed,
-    emit,
-    emit_attention,
-    put_behind,
-)
+from attngraph.export.kernels import Form, choose, facts_of
+from attngraph.export.kernels.facts import LENGTHS, NORMS, WINDOW
+from attngraph.export.kernels.table import NONPAD, PRIMITIVE, SHARED
+from attngraph.export.kernels.turned import turned_of
+from attngraph.export.lowering.attention_forms import emit, emit_attention, put_behind
+from attngraph.export.lowering.attention_site import Packed
 from attngraph.export.lowering.context import Context
-from attngraph.export.lowering.masks import Mask, Prepared, prepare
+from attngraph.export.lowering.masks import Mask, Prepared, prepare, whole
 from attngraph.export.lowering.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim, same
@@ -38,19 +38,20 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
     static = ctx.buffers is not None and ctx.buffers.holds(pasts[0])
     facts = facts_of(node, ctx.graph.dims, static=static)
     choice = ctx.kernels.get(node) or choose(facts, ctx.target)
-    prepared = prepare(
-        ctx,
-        Mask(
-            mask,
-            bias,
-            attribute(node, "causal"),
-            attribute(node, "masked_rows"),
-            query.shape[1],
-            keys,
-            query.dtype,
-            past,
-            choice.form != PRIMITIVE,
-        ),
+    sinks = input_of(node, "sinks")
+    inside = choice.form.inside
+    wanted = Mask(
+        mask,
+        bias,
+        attribute(node, "causal"),
+        "zero" if sinks is not None else attribute(node, "masked_rows"),
+        query.shape[1],
+        keys,
+        query.dtype,
+        past,
+        window=attribute(node, "window"),
+        lengths=input_of(node, "lengths"),
+        additive=sinks is not None,
     )
     site = Packed(
         query,
@@ -62,8 +63,16 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
         attribute(node, "scale"),
         attribute(node, "softcap"),
         attribute(node, "weights"),
+        wanted.causal,
+        wanted.window,
+        wanted.lengths,
+        sinks,
+        turned_of(node, norms=NORMS in inside) if inside else None,
     )
-    context, weights, *presents = emit(ctx, choice, site, prepared)
+    context, weights, *presents = emit(ctx, choice, site, partial(_prepared, ctx, wanted))
+    forms = (choice.form, *([choice.below] if choice.below else []))
+    found = [_prepared(ctx, wanted, form) for form in forms]
+    prepared = next((one for one in found if one.dead is not None), found[0])
     if prepared.dead is not None:
         packed = _Context(query.shape[0], query.shape[1], heads, groups, value)
         everything = presents[1] if presents else None
@@ -72,6 +81,32 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
     if static and choice.form != SHARED:
         presents = put_behind(ctx, site)
     return [context, *presents] if weights is None else [context, weights, *presents]
+
+
+def _prepared(ctx: Context, wanted: Mask, form: Form) -> Prepared:
+    """The mask of what is not native to a form."""
+    mask = replace(wanted, fused=form != PRIMITIVE)
+    if WINDOW in form.native:
+        mask = replace(mask, window=0)
+    if LENGTHS not in form.native or wanted.lengths is None:
+        return prepare(ctx, mask)
+    kernel = form == NONPAD and ctx.target.provider == "cpu" and wanted.policy == "zero"
+    found = prepare(ctx, replace(mask, lengths=None))
+    return (
+        found if kernel else replace(found, dead=_without_keys(ctx, wanted), repair=wanted.policy)
+    )
+
+
+def _without_keys(ctx: Context, wanted: Mask) -> ir.Value:
+    """(B, 1, 1, 1): the elements that have no key."""
+    lengths = wanted.lengths
+    assert lengths is not None
+
+    def make() -> ir.Value:
+        none = ctx.op("Less", whole(ctx, lengths), ctx.constant(1))
+        return ctx.op("Unsqueeze", none, ctx.constant([1, 2, 3]))
+
+    return ctx.once(("without keys", lengths), make)
 
 
 class _Context:

@@ -1,12 +1,13 @@
 """A causal attention cut into blocks of queries, each of which sees the keys up to its own end.
 
 No kernel of onnxruntime's CPU provider gains from causality: it computes the whole square and masks
-half of it. Cut into n blocks, (n + 1) / 2n of the square is computed.
+half of it. Cut into n blocks, (n + 1) / 2n of the square is computed; with a window, each block
+leaves out the keys before that of its first query too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from attngraph.export.lowering.context import Context
-from attngraph.export.lowering.masks import Prepared, causal_mask
+from attngraph.export.lowering.masks import Prepared, causal_mask, window_mask
 from attngraph.export.lowering.values import onnx_shape
 from attngraph.ir import TensorType, Value
 from attngraph.ir.dims import Dim, as_dim, least, same
@@ -25,14 +26,16 @@ Attend = Callable[[ir.Value, ir.Value, ir.Value, ir.Value], ir.Value]
 
 @dataclass(frozen=True)
 class Block:
-    """Queries `first` to `last`, which may attend to the keys before `keys` where `mask` allows.
+    """Queries `first` to `last`, which see those keys from `begin` to `keys` that `mask` allows.
 
-    `end` is `keys` as a 1-D tensor.
+    `start` and `end` are these as 1-D tensors.
     """
 
     first: Dim
     last: Dim
+    begin: Dim
     keys: Dim
+    start: ir.Value
     end: ir.Value
     mask: ir.Value
 
@@ -48,9 +51,9 @@ class Blocks:
 
 
 def prepare_blocks(
-    ctx: Context, count: int, query: Value, key: Value, prepared: Prepared
+    ctx: Context, count: int, query: Value, key: Value, prepared: Prepared, window: int
 ) -> Blocks:
-    """The bounds and masks of `count` blocks, which layers share.
+    """The bounds and masks of `count` blocks, which layers share; `window` 0 is none.
 
     A dynamic number of queries must be at least `count`², so that no block is empty.
     """
@@ -59,7 +62,8 @@ def prepare_blocks(
     def make() -> Blocks:
         bounds = _bounds(queries, count)
         parts = tuple(
-            _block(ctx, first, last, queries, keys, prepared) for first, last in pairwise(bounds)
+            _block(ctx, first, last, queries, keys, prepared, window)
+            for first, last in pairwise(bounds)
         )
         sizes = None
         if len(parts) > 1:
@@ -67,7 +71,7 @@ def prepare_blocks(
         return Blocks(parts, sizes, query.tensor_type, key.tensor_type)
 
     types = query.type, key.type
-    return ctx.once(("blocks", count, types, prepared.attn_mask, prepared.causal), make)
+    return ctx.once(("blocks", count, types, prepared.attn_mask, prepared.causal, window), make)
 
 
 def in_blocks(
@@ -98,35 +102,50 @@ def _bounds(queries: Dim, count: int) -> list[Dim]:
 
 
 def _block(
-    ctx: Context, first: Dim, last: Dim, queries: Dim, keys: Dim, prepared: Prepared
+    ctx: Context,
+    first: Dim,
+    last: Dim,
+    queries: Dim,
+    keys: Dim,
+    prepared: Prepared,
+    window: int,
 ) -> Block:
     end = last if same(queries, keys) else least(last, keys)
-    whole = same(first, 0) and same(last, queries) and same(end, keys)
+    begin: Dim = 0
+    if window and not same(first, 0):
+        begin = as_dim(first - least(first, window - 1))
+        begin = begin if same(queries, keys) else least(begin, keys)
+    whole = same(first, 0) and same(last, queries) and same(begin, 0) and same(end, keys)
     mask = prepared.attn_mask
     if mask is not None and not whole:
-        starts, ends = ctx.shape([first, 0]), ctx.shape([last, end])
+        starts, ends = ctx.shape([first, begin]), ctx.shape([last, end])
         mask = ctx.op("Slice", mask, starts, ends, ctx.constant([2, 3]))
-    if mask is not None and not prepared.causal:
-        return Block(first, last, end, ctx.shape([end]), mask)
-    lower = causal_mask(ctx, first, last, end)
+    rules = [causal_mask(ctx, first, last, end, begin)] if prepared.causal else []
+    if window and not (isinstance(last, int) and last <= window):
+        rules.append(window_mask(ctx, first, last, begin, end, window))
+    if rules or mask is None:
+        mask = _with_rules(ctx, mask, rules or [causal_mask(ctx, first, last, end, begin)])
+    return Block(first, last, begin, end, ctx.shape([begin]), ctx.shape([end]), mask)
+
+
+def _with_rules(ctx: Context, mask: ir.Value | None, rules: Sequence[ir.Value]) -> ir.Value:
+    allowed = rules[0] if len(rules) == 1 else ctx.op("And", *rules)
     if mask is None:
-        mask = lower
-    elif mask.dtype == ir.DataType.BOOL:
-        mask = ctx.op("And", lower, mask)
-    else:
-        assert mask.dtype is not None
-        dtype = ir.tensor_adapters.to_torch_dtype(mask.dtype)
-        mask = ctx.op("Where", lower, mask, ctx.constant(-torch.inf, dtype))
-    return Block(first, last, end, ctx.shape([end]), mask)
+        return allowed
+    if mask.dtype == ir.DataType.BOOL:
+        return ctx.op("And", allowed, mask)
+    assert mask.dtype is not None
+    dtype = ir.tensor_adapters.to_torch_dtype(mask.dtype)
+    return ctx.op("Where", allowed, mask, ctx.constant(-torch.inf, dtype))
 
 
 def _first(ctx: Context, operand: ir.Value, block: Block, type: TensorType) -> ir.Value:
     """The keys, or the values, that a block sees; `type` is that of all keys."""
-    if same(block.keys, type.shape[1]):
+    if same(block.begin, 0) and same(block.keys, type.shape[1]):
         return operand
-    part = ctx.op("Slice", operand, ctx.constant([0]), block.end, ctx.constant([1]))
+    part = ctx.op("Slice", operand, block.start, block.end, ctx.constant([1]))
     if operand.shape is not None:
-        length = _resized(type, block.keys)[1]
+        length = _resized(type, as_dim(block.keys - block.begin))[1]
         part.shape = ir.Shape([operand.shape[0], length, operand.shape[2]])
     return part
 

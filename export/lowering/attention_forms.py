@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 import sympy
 import torch
 
 from attngraph.export.kernels import Choice, Form
-from attngraph.export.kernels.table import GROUPED, MULTI_HEAD, PRIMITIVE, SHARED
+from attngraph.export.kernels.table import GROUPED, MULTI_HEAD, NONPAD, PRIMITIVE, SHARED
 from attngraph.export.lowering.attention_blocks import in_blocks, prepare_blocks
+from attngraph.export.lowering.attention_grouped import (
+    grouped,
+    key_counts,
+    key_lengths,
+    prepare_grouped,
+)
+from attngraph.export.lowering.attention_site import Packed
 from attngraph.export.lowering.context import MICROSOFT, Context
 from attngraph.export.lowering.masks import Prepared, causal_mask
-from attngraph.ir import Value
+from attngraph.export.lowering.values import onnx_shape
+from attngraph.ir import TensorType, Value
 from attngraph.ir.dims import Dim, as_dim
 
 _SOFTMAX = 3  # qk_matmul_output_mode: the probabilities
@@ -23,35 +30,14 @@ Emitted = tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]
 """Context, weights if asked for, and with a past both presents."""
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Query (B, S, H·D), key (B, T, G·D) and value (B, T, G·E), with what is done to them.
-
-    With a past, which is (B, G, P, D) and (B, G, P, E), T counts the new keys.
-    """
-
-    query: Value
-    key: Value
-    value: Value
-    past_key: Value | None
-    past_value: Value | None
-    heads: int
-    groups: int
-    scale: float
-    softcap: float
-    weights: bool
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.query.dtype
-
-
-def emit(ctx: Context, choice: Choice, site: Packed, prepared: Prepared) -> Emitted:
+def emit(
+    ctx: Context, choice: Choice, site: Packed, prepared: Callable[[Form], Prepared]
+) -> Emitted:
     """The context (B, S, H·E) and, where asked for, the probabilities (B, H, S, T)."""
-    long = _form(ctx, choice.form, site, prepared)
+    long = _form(ctx, choice.form, site, prepared(choice.form))
     if choice.below is None:
         return long()
-    short = _form(ctx, choice.below, site, prepared)
+    short = _form(ctx, choice.below, site, prepared(choice.below))
     length = ctx.dim(site.query.shape[1])
     is_long = ctx.once(
         ("at least", site.query.shape[1], choice.start),
@@ -64,31 +50,40 @@ def _form(ctx: Context, form: Form, site: Packed, prepared: Prepared) -> Callabl
     """Emits what layers share, and returns what emits the rest."""
     qkv = ctx.value(site.query), ctx.value(site.key), ctx.value(site.value)
     if form.blocks:
-        blocks = prepare_blocks(ctx, form.blocks, site.query, site.key, prepared)
+        blocks = prepare_blocks(ctx, form.blocks, site.query, site.key, prepared, site.window)
 
         def attend(query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value) -> ir.Value:
             part = Prepared(mask, causal=False)
             return attention_op(ctx, (query, key, value), part, site)[0]
 
         return lambda: (in_blocks(ctx, blocks, qkv, attend), None)
-    if form == GROUPED:
-        lengths = _key_lengths(ctx, site.key.shape[0], site.key.shape[1])
-        return lambda: (_grouped(ctx, qkv, lengths, site), None)
     if form == SHARED:
         return lambda: _shared(ctx, qkv, prepared, site)
+    if form.op == GROUPED.op:
+        shared = prepare_grouped(ctx, form, site)
+        return lambda: (grouped(ctx, shared, site), None)
     if form == MULTI_HEAD:
         return lambda: (_multi_head(ctx, qkv, site), None)
     if form == PRIMITIVE:
         return lambda: _primitive(ctx, qkv, prepared, site)
     if form.padded:
         return lambda: (_padded(ctx, qkv, prepared, site), None)
+    if form == NONPAD and site.lengths is not None:
+        counts = key_counts(ctx, site.lengths, 0, site.key.shape[1])
+        return lambda: attention_op(ctx, qkv, prepared, site, counts)
+    if site.sinks is not None:
+        return lambda: with_sink_key(ctx, qkv, prepared, site)
     return lambda: attention_op(ctx, qkv, prepared, site)
 
 
 def attention_op(
-    ctx: Context, qkv: tuple[ir.Value, ir.Value, ir.Value], prepared: Prepared, site: Packed
+    ctx: Context,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    site: Packed,
+    keys: ir.Value | None = None,
 ) -> Emitted:
-    """ai.onnx `Attention`-24 on packed heads."""
+    """ai.onnx `Attention`-24 on packed heads; of each element's keys, the first `keys` (B,)."""
     return emit_attention(
         ctx,
         qkv,
@@ -99,7 +94,60 @@ def attention_op(
         weights=site.weights,
         heads=(site.heads, site.groups),
         pasts=_pasts(ctx, site),
+        keys=keys,
     )
+
+
+def with_sink_key(
+    ctx: Context,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    site: Packed,
+) -> Emitted:
+    """Sinks as one more key, which is zero and has a zero value: its logit is what the mask adds.
+
+    The mask must be a bias that holds everything, causality too.
+    """
+    assert site.sinks is not None
+    assert prepared.attn_mask is not None
+    key, value = (
+        _with_zero_key(ctx, operand, packed)
+        for operand, packed in zip(qkv[1:], (site.key, site.value), strict=True)
+    )
+    mask = ctx.op("Expand", prepared.attn_mask, ctx.shape([*_rows(site), 1]))
+    bias = Prepared(ctx.op("Concat", mask, sink_column(ctx, site), axis=3), causal=False)
+    context, weights, *_ = attention_op(ctx, (qkv[0], key, value), bias, site)
+    if weights is not None:
+        bounds = ctx.constant([0]), ctx.shape([site.key.shape[1]]), ctx.constant([3])
+        weights = ctx.op("Slice", weights, *bounds)
+    return context, weights
+
+
+def sink_column(ctx: Context, site: Packed) -> ir.Value:
+    """The sinks as (B, H, S, 1)."""
+    assert site.sinks is not None
+    sinks, shape = ctx.cast(ctx.value(site.sinks), site.dtype), list(site.sinks.shape)
+    if len(shape) == 1:
+        by_head: list[Dim] = [1, site.heads, 1, 1]
+        sinks, shape = ctx.reshape(sinks, shape, by_head), by_head
+    return ctx.expand(sinks, shape, [*_rows(site), 1])
+
+
+def _rows(site: Packed) -> list[Dim]:
+    return [site.query.shape[0], site.heads, site.query.shape[1]]
+
+
+def _with_zero_key(ctx: Context, operand: ir.Value, packed: Value) -> ir.Value:
+    batch, keys, width = packed.shape
+    number = ctx.constant(torch.zeros(1, 1, 1, dtype=packed.dtype))
+    zero = ctx.once(
+        ("zero key", batch, width, packed.dtype),
+        lambda: ctx.op("Expand", number, ctx.shape([batch, 1, width])),
+    )
+    longer = ctx.op("Concat", operand, zero, axis=1)
+    shape = batch, as_dim(sympy.sympify(keys) + 1), width
+    longer.shape = onnx_shape(TensorType(packed.dtype, shape))  # Attention asks for it
+    return longer
 
 
 def _pasts(ctx: Context, site: Packed) -> list[ir.Value]:
@@ -176,42 +224,6 @@ def emit_attention(
     return results[0], results[3] if weights else None, *results[1:3][: len(pasts)]
 
 
-def _key_lengths(ctx: Context, batch: Dim, keys: Dim) -> tuple[ir.Value, ir.Value]:
-    """GroupQueryAttention's `seqlens_k` (B,), the last key's position, and the number of keys."""
-
-    def last() -> ir.Value:
-        position = ctx.cast(ctx.op("Sub", ctx.shape([keys]), ctx.constant([1])), torch.int32)
-        return ctx.op("Expand", position, ctx.shape([batch]))
-
-    return (
-        ctx.once(("last key", batch, keys), last),
-        ctx.once(("key count", keys), lambda: ctx.cast(ctx.dim(keys), torch.int32)),
-    )
-
-
-def _grouped(
-    ctx: Context,
-    qkv: tuple[ir.Value, ir.Value, ir.Value],
-    lengths: tuple[ir.Value, ir.Value],
-    site: Packed,
-) -> ir.Value:
-    """com.microsoft `GroupQueryAttention`, which is causal, on a prompt without a cache."""
-    presents = ctx.target.provider == "cuda"  # which that kernel writes to in any case
-    return ctx.ops(
-        "GroupQueryAttention",
-        *qkv,
-        None,
-        None,
-        *lengths,
-        outputs=(True, True, True) if presents else 1,
-        domain=MICROSOFT,
-        num_heads=site.heads,
-        kv_num_heads=site.groups,
-        scale=float(site.scale),
-        softcap=float(site.softcap) or None,
-    )[0]
-
-
 def _shared(
     ctx: Context,
     qkv: tuple[ir.Value, ir.Value, ir.Value],
@@ -244,7 +256,7 @@ def _shared(
         *qkv[1:],
         ctx.value(site.past_key),
         ctx.value(site.past_value),
-        *_key_lengths(ctx, site.key.shape[0], keys),
+        *key_lengths(ctx, None, site.key.shape[0], keys),
         None,
         None,
         None,
@@ -355,11 +367,21 @@ def _primitive(
             logits = ctx.op("Where", mask, logits, low)
         else:
             logits = ctx.op("Add", logits, mask)
-    weights = ctx.op("Softmax", logits, axis=-1)
+    weights = _softmax(ctx, logits, keys, site)
     context = ctx.op("Transpose", ctx.op("MatMul", weights, value), perm=[0, 2, 1, 3])
     lead, width = list(site.query.shape[:2]), site.value.shape[2] // site.groups
     packed = ctx.reshape(context, [*lead, site.heads, width], [*lead, site.heads * width])
     return packed, weights if site.weights else None, *presents
+
+
+def _softmax(ctx: Context, logits: ir.Value, keys: Dim, site: Packed) -> ir.Value:
+    """Over the keys; sinks are one more logit, whose probability is dropped."""
+    if site.sinks is None:
+        return ctx.op("Softmax", logits, axis=-1)
+    column = sink_column(ctx, site)
+    weights = ctx.op("Softmax", ctx.op("Concat", logits, column, axis=3), axis=-1)
+    bounds = ctx.constant([0]), ctx.shape([keys]), ctx.constant([3])
+    return ctx.op("Slice", weights, *bounds)
 
 
 def _by_head(ctx: Context, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:

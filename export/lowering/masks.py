@@ -51,8 +51,9 @@ class Mask:
     """What one attention asks of its mask.
 
     `mask` is bool, `bias` float, both broadcastable to (B, H, S, T); `causal` allows key j for
-    query i iff j ≤ i + `past`. `policy` is the result of a row that may attend to nothing. `fused`
-    says that one operator computes the attention.
+    query i iff j ≤ i + `past`, `window` w only if j > i + `past` − w, `lengths` (B,) only if
+    j < lengths[b]. `policy` is the result of a row that may attend to nothing. `fused` says that
+    one operator computes the attention, `additive` that it wants all of it as a bias.
     """
 
     mask: Value | None
@@ -64,6 +65,14 @@ class Mask:
     dtype: torch.dtype
     past: Dim = 0
     fused: bool = True
+    window: int = 0
+    lengths: Value | None = None
+    additive: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing but causality says which keys a query sees."""
+        return self.mask is None and self.lengths is None and not self.window
 
 
 @dataclass(frozen=True)
@@ -86,22 +95,22 @@ def prepare(ctx: Context, wanted: Mask) -> Prepared:
 
 
 def _prepare(ctx: Context, wanted: Mask) -> Prepared:
-    mask, bias, policy = wanted.mask, wanted.bias, wanted.policy
+    bias, policy = wanted.bias, wanted.policy
     bounded = bias is None or is_bounded(bias)
-    if mask is None and bounded:  # no row is empty: a causal one holds at least its first key
+    if wanted.additive:
+        rules = [*_rules(ctx, wanted), *([_lower(ctx, wanted)] if wanted.causal else [])]
+        return Prepared(_additive(ctx, wanted, *_joint(ctx, rules), bounded, -torch.inf), False)
+    if wanted.is_open and bounded:  # no row is empty: a causal one holds at least its first key
         return Prepared(_full_bias(ctx, wanted, bounded), wanted.causal)
     kernel = wanted.fused and _has_kernel(ctx, wanted.dtype)
     finite = policy == "mean" and wanted.dtype != torch.float16
     repair = _repair(policy, bounded, kernel, finite)
     causal = wanted.causal
-    allowed = None if mask is None else ctx.cast(ctx.value(mask), torch.bool)
-    shape = [] if mask is None else list(mask.shape)
+    rules = _rules(ctx, wanted)
     if causal and (repair or finite):
-        end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
-        lower = causal_mask(ctx, wanted.past, end, wanted.keys)
-        allowed = lower if allowed is None else ctx.op("And", lower, allowed)
-        shape = _joined(shape, [wanted.queries, wanted.keys])
+        rules.insert(0, _lower(ctx, wanted))
         causal = False
+    allowed, shape = _joint(ctx, rules)
     if bias is None and not finite:
         assert allowed is not None
         ready = _spread(ctx, allowed, shape, wanted)
@@ -114,6 +123,50 @@ def _prepare(ctx: Context, wanted: Mask) -> Prepared:
     elif repair:
         dead = _empty_rows(ctx, ready)
     return Prepared(ready, causal, dead, repair)
+
+
+_Rule = tuple[ir.Value, list[Dim]]
+"""A bool tensor and its shape."""
+
+
+def _rules(ctx: Context, wanted: Mask) -> list[_Rule]:
+    """What a query may attend to, but for causality; each broadcasts to (B, H, S, T)."""
+    rules: list[_Rule] = []
+    if wanted.mask is not None:
+        rules.append((ctx.cast(ctx.value(wanted.mask), torch.bool), list(wanted.mask.shape)))
+    if wanted.window:
+        end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
+        near = window_mask(ctx, wanted.past, end, 0, wanted.keys, wanted.window)
+        rules.append((near, [wanted.queries, wanted.keys]))
+    if wanted.lengths is not None:
+        there = _before(ctx, wanted.lengths, wanted.keys)
+        rules.append((there, [wanted.lengths.shape[0], 1, 1, wanted.keys]))
+    return rules
+
+
+def _before(ctx: Context, lengths: Value, keys: Dim) -> ir.Value:
+    """(B, 1, 1, T): the keys of each element that come before its length."""
+
+    def make() -> ir.Value:
+        ends = ctx.op("Unsqueeze", whole(ctx, lengths), ctx.constant([1, 2, 3]))
+        return ctx.op("Less", _positions(ctx, 0, keys), ends)
+
+    return ctx.once(("before", lengths, keys), make)
+
+
+def _lower(ctx: Context, wanted: Mask) -> _Rule:
+    end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
+    return causal_mask(ctx, wanted.past, end, wanted.keys), [wanted.queries, wanted.keys]
+
+
+def _joint(ctx: Context, rules: Sequence[_Rule]) -> tuple[ir.Value | None, list[Dim]]:
+    """Where all of them hold."""
+    allowed: ir.Value | None = None
+    shape: list[Dim] = []
+    for rule, its_shape in rules:
+        allowed = rule if allowed is None else ctx.op("And", allowed, rule)
+        shape = _joined(shape, its_shape)
+    return allowed, shape
 
 
 def _repair(policy: str, bounded: bool, kernel: bool, finite: bool) -> str:
@@ -170,14 +223,31 @@ def _guarded(ctx: Context, bias: Value, dtype: torch.dtype, bounded: bool) -> ir
     return ctx.op("Where", ctx.op("Equal", value, infinity), infinity, lifted)
 
 
-def causal_mask(ctx: Context, first: Dim, end: Dim, keys: Dim) -> ir.Value:
-    """(end − first, T) bool: for the queries at these positions, True for the keys up to theirs."""
+def causal_mask(ctx: Context, first: Dim, end: Dim, keys: Dim, begin: Dim = 0) -> ir.Value:
+    """bool, for the queries from `first` to `end` and the keys from `begin` to `keys`, both
+    excluded: True for the keys up to the query's own position."""
 
     def make() -> ir.Value:
         rows = ctx.op("Unsqueeze", _positions(ctx, first, end), ctx.constant([1]))
-        return ctx.op("LessOrEqual", _positions(ctx, 0, keys), rows)
+        return ctx.op("LessOrEqual", _positions(ctx, begin, keys), rows)
 
-    return ctx.once(("causal", first, end, keys), make)
+    return ctx.once(("causal", first, end, begin, keys), make)
+
+
+def window_mask(ctx: Context, first: Dim, end: Dim, begin: Dim, keys: Dim, window: int) -> ir.Value:
+    """As `causal_mask`: True for the keys less than `window` before the query's own position."""
+
+    def make() -> ir.Value:
+        start, stop = (as_dim(sympy.sympify(place) - window) for place in (first, end))
+        rows = ctx.op("Unsqueeze", _positions(ctx, start, stop), ctx.constant([1]))
+        return ctx.op("Greater", _positions(ctx, begin, keys), rows)
+
+    return ctx.once(("window", first, end, begin, keys, window), make)
+
+
+def whole(ctx: Context, lengths: Value) -> ir.Value:
+    """Lengths as int64."""
+    return ctx.once(("lengths", lengths), lambda: ctx.cast(ctx.value(lengths), torch.int64))
 
 
 def _positions(ctx: Context, first: Dim, end: Dim) -> ir.Value:

@@ -161,6 +161,27 @@ def _llama(attention: str, padded: bool) -> Built:
     return _text(LlamaForCausalLM(config), ("logits",), causal=True, padded=padded)
 
 
+def _decoder(kind: str, attention: str, **options: object) -> Built:
+    """A causal LM of grouped heads, some of whose layers see a window of 4."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS // 2,
+        head_dim=HIDDEN // HEADS,
+        num_hidden_layers=LAYERS,
+        intermediate_size=FEED_FORWARD,
+        max_position_embeddings=POSITIONS,
+        vocab_size=VOCABULARY,
+        attn_implementation=attention,
+        **_SPECIAL_TOKENS,
+        **options,
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    return _text(model, ("logits",), causal=True, padded=False)
+
+
 def _vit(attention: str) -> Built:
     from transformers import ViTConfig, ViTModel
 
@@ -217,6 +238,17 @@ def _t5(attention: str) -> Built:
     )
 
 
+_WINDOW = {"sliding_window": 4}
+_GROUPED = (
+    ("mistral", "Mistral", _WINDOW),
+    ("gemma2", "Gemma2", {**_WINDOW, "query_pre_attn_scalar": 16}),
+    ("qwen3", "Qwen3", {}),
+    (
+        "gpt-oss",
+        "GptOss",
+        {**_WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": None},
+    ),
+)
 CASES = tuple(
     Case(f"{name}-{attention}", partial(build, attention))
     for name, build in (
@@ -229,4 +261,7 @@ CASES = tuple(
         ("t5", _t5),
     )
     for attention in ("eager", "sdpa")
+)
+CASES += tuple(
+    Case(name, partial(_decoder, kind, "eager", **options)) for name, kind, options in _GROUPED
 )

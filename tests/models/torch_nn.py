@@ -42,6 +42,19 @@ class SelfAttention(nn.Module):
         return (context, weights) if self.weights else context
 
 
+class RaggedEncoder(nn.Module):
+    """nn.TransformerEncoder of batches padded on the right, which are told by their lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(HIDDEN, HEADS, FEED_FORWARD, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        absent = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+        return self.encoder(x, src_key_padding_mask=absent)
+
+
 class Encoder(nn.Module):
     """nn.TransformerEncoder, post-norm with batch first, or pre-norm with the sequence first."""
 
@@ -110,6 +123,26 @@ def _encoder(prenorm: bool) -> Built:
     return _self_attention(Encoder(prenorm), LAYERS, batch_axis=1 if prenorm else 0)
 
 
+def _ragged_encoder() -> Built:
+    """Of x (B, S, H) and lengths (B,), the first of them S and no other."""
+
+    def inputs(sizes: Sizes) -> Args:
+        batch, seq = sizes["batch"], sizes["seq"]
+        return states(batch, seq, HIDDEN), seq - torch.arange(batch) * 2 % seq
+
+    module = RaggedEncoder()
+    peaked(module)
+    x, lengths = inputs(TRACED)
+    return Built(
+        module,
+        inputs,
+        ("x", "lengths"),
+        ({0: BATCH, 1: SEQ}, {0: BATCH}),
+        LAYERS,
+        {"padding": (module, (x, torch.full_like(lengths, x.shape[1])))},
+    )
+
+
 def _decoder() -> Built:
     def inputs(sizes: Sizes) -> Args:
         batch, seq, target = sizes["batch"], sizes["seq"], sizes["target"]
@@ -139,5 +172,6 @@ CASES = (
     Case("mha-weights", partial(_mha, weights=True)),
     Case("encoder", partial(_encoder, prenorm=False)),
     Case("encoder-prenorm", partial(_encoder, prenorm=True)),
+    Case("encoder-lengths", _ragged_encoder),
     Case("decoder", _decoder),
 )

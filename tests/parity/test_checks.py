@@ -96,7 +96,7 @@ def _break_pass(monkeypatch: pytest.MonkeyPatch, name: str, spoil: Spoil) -> Non
 # A spoiled pass that runs several times would go on doubling; these run once.
 WRONG_PASSES = pytest.mark.parametrize(
     ("name", "spoil"),
-    [("fuse-attention", _drop_mask), ("fold-masks", _double_scale), ("legalize-sinks", _drop_mask)],
+    [("fuse-attention", _drop_mask), ("fold-masks", _double_scale), ("bound-keys", _drop_mask)],
 )
 
 

@@ -59,13 +59,6 @@ CHAIN = """
   %b = aten.permute(%a) {dims = [0, 3, 1, 2]}
   %y = aten.neg(%b)
   return %y"""
-SINKS = """
-  input %q : f32[batch, seq, 8]
-  input %k : f32[batch, seq, 8]
-  input %v : f32[batch, seq, 8]
-  parameter %sinks : f32[2]
-  %y = attn.attention(%q, %k, %v, none, none, %sinks) {heads = 2, kv_heads = 2, scale = 0.5}
-  return %y"""
 SIBLINGS = """
   input %x : f32[batch, seq, 8]
   parameter %one : f32[8, 8]
@@ -239,8 +232,6 @@ BREAKS: dict[str, tuple[str, str, str, Change]] = {
     "weight not transposed": ("linearize", CONV1D, "aten.permute", _set(dims=[0, 1])),
     "rows permuted wrongly": ("sink-layout", ROWS, "aten.permute", _set(dims=[0, 1, 2, 3])),
     "layout composed wrongly": ("simplify-layout", CHAIN, "aten.permute", _set(dims=[0, 1, 3, 2])),
-    "zero key of ones": ("legalize-sinks", SINKS, "aten.full", _set(fill_value=1.0)),
-    "masked rows changed": ("legalize-sinks", SINKS, "attn.attention", _set(causal=True)),
     "split along the wrong axis": (
         "merge-projections",
         SIBLINGS,

@@ -11,14 +11,26 @@ import torch
 
 from attngraph.export.kernels import Choice, Facts, Form
 from attngraph.export.kernels.choice import candidates
-from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, PACKED, SOFTCAP
+from attngraph.export.kernels.facts import (
+    BIAS,
+    BOOL,
+    CAUSAL,
+    LENGTHS,
+    PACKED,
+    SINKS,
+    SOFTCAP,
+    WINDOW,
+)
 from attngraph.export.kernels.table import (
     ATTENTION,
     GROUPED,
     MULTI_HEAD,
+    NONPAD,
+    NORMED,
     PACKED_ROWS,
     PADDED,
     RESTORED_ROWS,
+    TURNED,
 )
 from attngraph.export.lower import lower
 from attngraph.export.save import save
@@ -43,6 +55,7 @@ FACTS = Facts(
 )
 ODD = {"queries": (127, 127), "keys": (127, 127), "aligned_keys": False}
 NARROW = {"head_size": 60, "value_size": 60}
+NEAR = {"window": 32}
 SITES: list[tuple[Form, int, tuple[str, ...], dict[str, Any]]] = [
     (ATTENTION, 80, (), {}),
     (ATTENTION, 75, (), {}),
@@ -64,6 +77,30 @@ SITES: list[tuple[Form, int, tuple[str, ...], dict[str, Any]]] = [
     (GROUPED, 80, (CAUSAL,), {"groups": 2}),
     (GROUPED, 75, (CAUSAL,), {"groups": 2}),
     (GROUPED, 90, (CAUSAL,), {"groups": 2}),
+    (GROUPED, 80, (CAUSAL, WINDOW), {"groups": 2, **NEAR}),
+    (GROUPED, 75, (CAUSAL, WINDOW), {"groups": 2, **NEAR}),
+    (GROUPED, 90, (CAUSAL, WINDOW), {"groups": 2, **NEAR}),
+    (GROUPED, 90, (CAUSAL, SOFTCAP), {"groups": 2}),
+    (GROUPED, 80, (CAUSAL, SINKS), {"groups": 2, "dtype": BF16}),
+    (GROUPED, 90, (SINKS,), {"groups": 2}),
+    (TURNED, 80, (CAUSAL,), {"groups": 2, "turned": 64}),
+    (TURNED, 75, (CAUSAL,), {"groups": 2, "turned": 32}),
+    (TURNED, 90, (CAUSAL,), {"groups": 2, "turned": 64}),
+    (TURNED, 80, (), {"turned": 64, **ODD}),
+    (TURNED, 90, (CAUSAL, WINDOW, SINKS), {"groups": 2, "turned": 64, **NEAR}),
+    (NORMED, 80, (CAUSAL,), {"groups": 2, "turned": 64, "normed": True, "dtype": BF16}),
+    (NORMED, 75, (CAUSAL, WINDOW), {"turned": 64, "normed": True, **NEAR}),
+    (NORMED, 90, (CAUSAL,), {"groups": 2, "turned": 64, "normed": True}),
+    (ATTENTION, 80, (LENGTHS,), {}),
+    (ATTENTION, 80, (CAUSAL, WINDOW), {**NEAR, **ODD}),
+    (ATTENTION, 80, (CAUSAL, SINKS), {}),
+    (NONPAD, 80, (LENGTHS,), ODD),
+    (NONPAD, 75, (LENGTHS,), {}),
+    (NONPAD, 90, (LENGTHS,), {"groups": 2, "dtype": BF16}),
+    (NONPAD, 80, (LENGTHS,), {"square": False, "queries": (64, 64)}),
+    (NONPAD, 80, (LENGTHS,), {"dtype": F32}),
+    (NONPAD, 80, (LENGTHS,), {"dtype": F32, "groups": 2}),
+    (NONPAD, 80, (LENGTHS,), NARROW),
     (MULTI_HEAD, 80, (), {}),
     (MULTI_HEAD, 90, (), {}),
     (MULTI_HEAD, 80, (), {"dtype": F32}),
@@ -106,7 +143,7 @@ def test_the_table_names_the_kernel(
     (expected,) = (c for c in candidates(facts, target, (1, 31)) if c.form == form)
     assert not expected.refused
     graph = site_graph(facts, facts.queries[0])
-    (node,) = graph
+    (node,) = (node for node in graph if "attention" in node.op)
     path = tmp_path / "site.onnx"
     save(lower(graph, target=target, kernels={node: Choice(form, expected.kernel)}), path)
     said = placement(path, "--sm", str(sm), "--run")
