@@ -1,6 +1,7 @@
 """One decoding step behind a long past: compiled decoders against eager PyTorch with its cache.
 
     python -m bench.decode [--past 1024] [--layers 12] [--rounds 9] [--steps 12]
+        [--target cpu] [--precision fp32] [--results FOLDER] [--quick]
 
 A Llama-shaped model (12 heads, 4 of keys and values, width 768), batch 1. Each engine runs in a
 process of its own, because onnxruntime's threads spin on after a call and slow their neighbours;
@@ -8,8 +9,9 @@ their blocks take turns. A block decodes a few tokens greedily from a cache of `
 `generate` does, token by token; the time is that of one token. All start from the same prompt and
 must give the same tokens, else no figure is written. Weights in int4 may give others: how many are
 the same is written beside the time. Int8 is not measured: onnxruntime 1.31 unpacks such weights one
-by one on the CPU, far slower than it multiplies float32. torch.compile is left out, with the
-reason, where it fails.
+by one on the CPU, far slower than it multiplies float32. Engines other than eager are left out, with
+the reason, where they fail. In half precision two tokens may be as likely, so there each decoder's
+own parity is checked in the place of its tokens, and no weights are in int4.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from typing import Any
 
 import torch
 
+from attngraph.errors import AttngraphError
+from attngraph.export.parity import DTYPE
 from attngraph.measuring.turns import Server, own_stdout, serve, take_turns
-from bench.machine import write
+from bench.machine import RESULTS, write
 
 ENGINES = (
     *("eager", "torch.compile, static cache"),
@@ -36,9 +40,9 @@ ENGINES = (
     "attngraph, static cache, int4 weights",
 )
 EAGER, COMPILED, GROWING, STATIC, INT4 = ENGINES
-BEST = STATIC
-"""The engine whose ratio to eager is the figure: the same weights, the same tokens."""
 _HEADS, _KEY_HEADS, _WIDTH, _HIDDEN, _VOCABULARY = 12, 4, 768, 2048, 32000
+
+OUT = Path("out/bench")
 
 Block = Callable[[], tuple[float, list[int]]]
 """Decodes a few tokens from the past: milliseconds per token, and the tokens."""
@@ -62,6 +66,13 @@ def model(layers: int) -> Any:
     return module.eval()
 
 
+def _placed(options: argparse.Namespace) -> tuple[Any, torch.Tensor]:
+    """The model and the prompt where eager runs, the model in the precision."""
+    device = "cuda" if options.target.startswith("cuda") else "cpu"
+    module = model(options.layers).to(device, DTYPE[options.precision])
+    return module, _prompt(options.past).to(device)
+
+
 def _prompt(past: int) -> torch.Tensor:
     return torch.randint(_VOCABULARY, (1, past), generator=torch.Generator().manual_seed(1))
 
@@ -69,8 +80,8 @@ def _prompt(past: int) -> torch.Tensor:
 def _eager(options: argparse.Namespace) -> Block:
     from transformers import DynamicCache
 
-    module, start = model(options.layers), DynamicCache()
-    logits = module(_prompt(options.past), past_key_values=start, use_cache=True).logits
+    (module, prompt), start = _placed(options), DynamicCache()
+    logits = module(prompt, past_key_values=start, use_cache=True).logits
 
     def block() -> tuple[float, list[int]]:
         cache = copy.deepcopy(start)
@@ -88,9 +99,9 @@ def _torch_compiled(options: argparse.Namespace) -> Block:
     """transformers' own way to be fast: a cache of fixed size, and a step without guards on it."""
     from transformers import StaticCache
 
-    module = model(options.layers)
+    module, prompt = _placed(options)
     cache: Any = StaticCache(module.config, max_cache_len=_room(options))
-    logits = module(_prompt(options.past), past_key_values=cache, use_cache=True).logits
+    logits = module(prompt, past_key_values=cache, use_cache=True).logits
     compiled: Any = torch.compile(module, dynamic=False)
 
     def step(token: torch.Tensor) -> torch.Tensor:
@@ -113,7 +124,7 @@ def _room(options: argparse.Namespace) -> int:
 def _compiled(options: argparse.Namespace) -> Block:
     from attngraph import Decoder
 
-    decoder = Decoder.load(options.folder / _file(options.engine))
+    decoder = Decoder.load(options.folder / _file(options.engine), options.target)
     logits, start = decoder(_prompt(options.past))
 
     def block() -> tuple[float, list[int]]:
@@ -133,21 +144,33 @@ def _file(engine: str) -> str:
     return f"{engine.replace(', ', '_').replace(' ', '_')}.onnx"
 
 
-def _write_decoders(options: argparse.Namespace, folder: Path) -> int:
-    """Saves the decoder of each engine that has one; the number of parameters."""
+def _write_decoders(options: argparse.Namespace, folder: Path) -> tuple[int, dict[str, str]]:
+    """Saves the decoder of each engine that has one; the number of parameters, what failed."""
     import attngraph
 
     module = model(options.layers)
+    half = options.precision != "fp32"
+    failed: dict[str, str] = {}
+    common: dict[str, Any] = {"target": options.target, "verify": "final" if half else "off"}
+    if half:
+        common["precision"] = options.precision
     static: dict[str, Any] = {"cache": "static", "max_length": _room(options)}
     for engine, settings in (
         (GROWING, {}),
         (STATIC, static),
         (INT4, {**static, "weights": "int4"}),
     ):
-        decoder = attngraph.optimize_decoder(module, verify="off", **settings)
+        if engine == INT4 and half:
+            failed[engine] = "it is for models in their own precision"
+            continue
+        try:
+            decoder = attngraph.optimize_decoder(module, **common, **settings)
+        except AttngraphError as error:
+            failed[engine] = str(error)
+            continue
         decoder.save(folder / _file(engine))
         del decoder
-    return sum(weight.numel() for weight in module.parameters())
+    return sum(weight.numel() for weight in module.parameters()), failed
 
 
 def _timed(
@@ -172,25 +195,24 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def measure(
-    options: argparse.Namespace, folder: Path
-) -> tuple[dict[str, list[float]], dict[str, list[int]], dict[str, str]]:
-    """Milliseconds per token by engine, one figure per round; the tokens; engines that failed.
+    options: argparse.Namespace, folder: Path, failed: dict[str, str]
+) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """Milliseconds per token by engine, one figure per round; the tokens. Adds to what `failed`.
 
-    Raises where the tokens of engines with the model's own weights differ.
+    Raises where the tokens of engines with the model's own weights differ in float32.
     """
-    failed = {}
     with ExitStack() as stack:
         servers = {}
-        for name in ENGINES:
+        for name in (name for name in ENGINES if name not in failed):
             command = [sys.executable, "-W", "ignore", "-m", "bench.decode", "--engine", name]
-            for key in ("past", "layers", "steps"):
+            for key in ("past", "layers", "steps", "target", "precision"):
                 command += [f"--{key}", str(getattr(options, key))]
             servers[name] = stack.enter_context(Server([*command, "--folder", str(folder)]))
-        for name in ENGINES:
+        for name in list(servers):
             try:
                 servers[name].answer()
             except EOFError as error:
-                if name != COMPILED:
+                if name == EAGER:
                     raise
                 failed[name] = str(error)
                 del servers[name]
@@ -199,10 +221,10 @@ def measure(
     for name, blocks in found.items():
         if any(said != tokens[name] for _, said in blocks):
             raise SystemExit(f"{name} gives different tokens from block to block: {blocks}.")
-        if name != INT4 and tokens[name] != tokens[EAGER]:
+        if options.precision == "fp32" and name != INT4 and tokens[name] != tokens[EAGER]:
             raise SystemExit(f"{name} gives {tokens[name]}, and eager {tokens[EAGER]}.")
     times = {name: [each for each, _ in blocks] for name, blocks in found.items()}
-    return times, tokens, failed
+    return times, tokens
 
 
 def main() -> None:
@@ -213,34 +235,59 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--precision", choices=list(DTYPE), default="fp32")
+    parser.add_argument("--results", type=Path, help="a folder")
+    parser.add_argument("--quick", action="store_true", help="no figure: one layer, few tokens")
     options = parser.parse_args()
+    if options.quick:
+        options.layers, options.past, options.rounds, options.steps = 1, 16, 2, 2
     if options.engine:
         _serve(options)
         return
     with tempfile.TemporaryDirectory() as folder:
-        weights = _write_decoders(options, Path(folder))
-        figures, tokens, failed = measure(options, Path(folder))
+        weights, failed = _write_decoders(options, Path(folder))
+        figures, tokens = measure(options, Path(folder), failed)
     medians = {name: statistics.median(values) for name, values in figures.items()}
     ratios = {name: medians[EAGER] / median for name, median in medians.items()}
     for name, values in figures.items():
         spread = f"{min(values):.2f} to {max(values):.2f}"
         print(f"  {name:38} {medians[name]:8.2f} ms per token ({spread}), × {ratios[name]:.2f}")
-    same = sum(a == b for a, b in zip(tokens[EAGER], tokens[INT4], strict=True))
-    print(f"  {same} of {options.steps} tokens are eager's with weights in int4")
+    for name, reason in failed.items():
+        print(f"  {name:38} left out: {reason}")
+    same = {
+        name: sum(a == b for a, b in zip(tokens[EAGER], said, strict=True))
+        for name, said in tokens.items()
+        if said != tokens[EAGER] or name == INT4
+    }
+    for name, count in same.items():
+        print(f"  {count} of {options.steps} tokens are eager's in {name}")
+    ours = [name for name in (STATIC, GROWING) if name in ratios]
+    if not ours:
+        raise SystemExit("No decoder could be timed.")
+    plain = (options.target, options.precision, options.results) == ("cpu", "fp32", None)
     path = write(
-        "decode",
+        "decode" if plain else f"decode_{options.precision}",
         {
-            "model": {"layers": options.layers, "parameters": weights, "dtype": "float32"},
+            "model": {
+                "layers": options.layers,
+                "parameters": weights,
+                "dtype": str(DTYPE[options.precision]).removeprefix("torch."),
+            },
+            "target": options.target,
+            "precision": options.precision,
             "past": options.past,
             "batch": 1,
             "threads": torch.get_num_threads(),
             "ms_per_token": figures,
             "failed": failed,
             "tokens": options.steps,
-            "same_tokens": {INT4: same},
+            "same_tokens": same,
             "ratios": ratios,
-            "ratio": ratios[BEST],
+            "ratio": ratios[ours[0]],
+            "best": ours[0],
         },
+        options.results or (OUT if options.quick else RESULTS),
     )
     print(f"  {path}")
 

@@ -65,11 +65,14 @@ def _gpu() -> str | None:
 
 def _commit() -> str:
     def git(*arguments: str) -> str:
-        found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        try:
+            found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        except OSError:  # a copy of the tree on a machine without git
+            return ""
         return found.stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no")
-    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
 
 
 def told(where: dict[str, Any]) -> str:
@@ -81,9 +84,9 @@ def told(where: dict[str, Any]) -> str:
     return f"{', '.join(parts)}."
 
 
-def write(name: str, results: dict[str, Any]) -> Path:
+def write(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Saves results as bench/results/<name>.json, with the machine they come from."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"measured_on": describe(), **results}, indent=1) + "\n")
     return path

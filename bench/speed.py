@@ -68,7 +68,7 @@ def result_of(workload: Workload, contest: Contest, options: argparse.Namespace)
     }
 
 
-def _path(options: argparse.Namespace) -> Path:
+def result_path(options: argparse.Namespace) -> Path:
     """Of the results: quick ones are no figures, and never among those of the page."""
     where = options.target.partition(":")[0]
     name = "quick" if options.quick else "speed"
@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         _print(contest)
         ours = contest.ours
         failed += ours is not None and ours.status != "timed"
-        _add(_path(options), workload.name, result_of(workload, contest, options))
+        _add(result_path(options), workload.name, result_of(workload, contest, options))
     return 1 if failed else 0
 
 

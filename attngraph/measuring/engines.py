@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from attngraph.errors import AttngraphError
 from attngraph.export.reference import flatten_outputs
 from attngraph.measuring import exporters
 from attngraph.measuring.exporters import NotFor
@@ -71,12 +73,24 @@ def open_engine(engine: Engine, job: Job, folder: Path) -> tuple[Call, Outputs]:
     if engine.export is None:
         return _torch(engine.name == "compile", job)
     path = job.onnx if engine.name == OURS and job.onnx is not None else engine.file(folder)
+    return _onnx(path, job, folder), tuple
+
+
+def _onnx(path: Path, job: Job, folder: Path) -> Call:
+    """Runs of a file; on CUDA as a CUDA graph where shapes are static and onnxruntime takes it, as
+    torch.compile has one there.
+    """
     session = job.session(path)
     inputs = [
         tensor.to(job.device, session.input_dtype(name))
         for name, tensor in zip(session.input_names, job.inputs(folder), strict=True)
     ]
-    return (lambda: session.run(inputs)), tuple
+    if job.static and job.device == "cuda":
+        with contextlib.suppress(AttngraphError):  # copies or sizes on the CPU can't be recorded
+            graph = job.session(path, cuda_graph=True)
+            graph.run(inputs)
+            return lambda: graph.run(inputs)
+    return lambda: session.run(inputs)
 
 
 def _torch(compiled: bool, job: Job) -> tuple[Call, Outputs]:

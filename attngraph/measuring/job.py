@@ -115,7 +115,7 @@ class Job:
         inputs: list[torch.Tensor] = torch.load(folder / _INPUTS, weights_only=True)
         return inputs
 
-    def session(self, path: Path) -> Session:
+    def session(self, path: Path, *, cuda_graph: bool = False) -> Session:
         """Every ONNX file runs in a session of the same options."""
         return Session.open(
             path,
@@ -123,4 +123,5 @@ class Job:
             threads=self.threads,
             spinning=self.spinning,
             provider_options=self.provider_options,
+            cuda_graph=cuda_graph,
         )

@@ -14,11 +14,14 @@ from typing import Any
 import onnxruntime
 import torch
 
-from tests.gpu.worker import MARK
+from tests.gpu.worker import MARK, PACKED
+from tests.models import CASES
 from tests.placement.tool import SDPA_KERNELS
 
 ROOT = Path(__file__).parents[2]
-PRECISIONS = ("fp32", "fp16", "bf16")
+PRECISIONS = ("fp16", "bf16", "fp32")
+NAMES = (*(case.name for case in CASES), f"encoder{PACKED}", f"bert-sdpa{PACKED}")
+"""What is examined: the models of the suite, and two encoders without their padding."""
 PATIENCE = 300.0
 _KERNEL = re.compile(r"Operator=(\w+) (?:Node=.*? )?DataType=.*?SdpaKernel=(\w+)")
 

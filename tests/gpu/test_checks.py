@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.checks import examine, faults, kernels_of, why_not
+from tests.gpu.checks import NAMES, examine, faults, kernels_of, why_not
 from tests.gpu.run import main
 
 GOOD: dict[str, Any] = {
@@ -50,9 +50,11 @@ def test_kernels_are_read_from_the_log() -> None:
     assert kernels_of(log) == [["Attention", "FLASH_ATTENTION"]]
 
 
-def test_a_model_is_examined_where_there_is_no_gpu_too() -> None:
+@pytest.mark.parametrize("name", ["mha", "encoder, padding ignored"])
+def test_a_model_is_examined_where_there_is_no_gpu_too(name: str) -> None:
     """On the CPU provider, whose dispatch isn't logged: all the rest must work."""
-    found = examine("mha", "fp32", "cpu")
+    assert name in NAMES
+    found = examine(name, "fp32", "cpu")
     assert faults(found, kernels=False) == []
     assert found["parity"]["passed"]
     assert found["dispatch"]["attention_on"]

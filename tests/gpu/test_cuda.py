@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.checks import PRECISIONS, examine, faults, target, why_not
-from tests.models import CASES
+from tests.gpu.checks import NAMES, PRECISIONS, examine, faults, target, why_not
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 each = pytest.mark.parametrize("precision", PRECISIONS)
-of = pytest.mark.parametrize("case", [case.name for case in CASES])
+of = pytest.mark.parametrize("case", NAMES)
 
 
 @functools.cache

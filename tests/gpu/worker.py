@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,24 @@ import onnxruntime
 import torch
 
 import attngraph
-from attngraph.export.kernels import choose_all
+from attngraph.export.kernels import Choice, choose_all, facts_of
+from attngraph.export.kernels.choice import candidates, version_of
 from attngraph.export.kernels.table import PRIMITIVE
 from attngraph.export.parity import DTYPE
 from attngraph.export.providers import preload_cuda
 from attngraph.export.target import Target, parse_target
 from attngraph.export.tensors import to_ort
+from attngraph.ir import DimInfo, Graph, Node
 from attngraph.optimized import Optimized
 from tests.models import CASES
 from tests.models.kit import Built
 
-ATTENTION = ("Attention", "GroupQueryAttention", "MultiHeadAttention")
+ATTENTION = (
+    *("Attention", "GroupQueryAttention", "MultiHeadAttention"),
+    "PackedMultiHeadAttention",
+)
+PACKED = ", padding ignored"
+"""What the name of a case ends in that is compiled with --ignore-padded-rows."""
 MARK = "--- the run whose kernels are read ---"
 
 
@@ -57,10 +65,14 @@ def parity(optimized: Optimized, built: Built) -> dict[str, Any]:
 
 def dispatch(optimized: Optimized, built: Built) -> dict[str, Any]:
     """What the table expects, and where onnxruntime placed the nodes; one run, for the log."""
-    choices = choose_all(optimized.graph, optimized.target).values()
+    choices = choose_all(optimized.graph, optimized.target)
+    sizes = _sizes(optimized.graph, built)
     expected = [
-        {"op": choice.form.op.rpartition(".")[2], "kernel": choice.kernel}
-        for choice in choices
+        {
+            "op": choice.form.op.rpartition(".")[2],
+            "kernel": _kernel(node, choice, sizes, optimized.target),
+        }
+        for node, choice in choices.items()
         if choice.form != PRIMITIVE
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -92,6 +104,26 @@ def dispatch(optimized: Optimized, built: Built) -> dict[str, Any]:
     }
 
 
+def _sizes(graph: Graph, built: Built) -> dict[str, DimInfo]:
+    """Each dim as what it is in the run: its size alone."""
+    found = {}
+    for value, tensor in zip(graph.inputs, built.args, strict=True):
+        for dim, size in zip(value.shape, tensor.shape, strict=True):
+            if not isinstance(dim, int) and str(dim) in graph.dims:
+                found[str(dim)] = DimInfo(low=size, high=size, hint=size)
+    return {**graph.dims, **found}
+
+
+def _kernel(node: Node, choice: Choice, sizes: Mapping[str, DimInfo], target: Target) -> str:
+    """The kernel that the table names for a site of these very sizes."""
+    facts = facts_of(node, sizes)
+    (queries, _), (keys, _) = facts.queries, facts.keys
+    known = replace(facts, square=queries == keys, aligned_keys=keys % 4 == 0)
+    version = version_of(onnxruntime.__version__)
+    found = {one.form: one.kernel for one in candidates(known, target, version)}
+    return found[choice.form]
+
+
 def _logging_session(model: Path, final: Path, target: Target) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
@@ -118,7 +150,8 @@ def _feeds(
 def main(name: str, precision: str, target: str, out: Path) -> None:
     warnings.simplefilter("ignore")
     assert precision in DTYPE
-    built = next(case for case in CASES if case.name == name).build()
+    plain = name.removesuffix(PACKED)
+    built = next(case for case in CASES if case.name == plain).build()
     found: dict[str, Any] = {}
 
     def step(what: str, work: Callable[[], dict[str, Any]]) -> None:
@@ -138,6 +171,7 @@ def main(name: str, precision: str, target: str, out: Path) -> None:
                 dynamic_shapes=built.dynamic_shapes,
                 target=str(parse_target(target)),
                 precision=precision,
+                ignore_padded_rows=name != plain,
             )
         )
         return {"seconds": optimized[0].report.timings}
