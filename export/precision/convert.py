@@ -17,6 +17,7 @@ from attngraph.export.precision.policy import (
     group_of,
     holds,
     narrows,
+    narrows_scores,
 )
 from attngraph.export.reference import Precision
 from attngraph.ir import Graph, Node, TensorType, Value
@@ -144,12 +145,12 @@ class _Conversion:
         else:
             return True
         for bias in biases:
-            if bias is None or bias in self.is_half or narrows(bias, self.plan.dtype):
+            if bias is None or bias in self.is_half or narrows_scores(bias, self.plan.dtype):
                 continue
             name = str(self.plan.dtype).removeprefix("torch.")
             self.notes.append(
                 f"The attention at {node.loc} stays in float32: its mask is added to the scores, "
-                f"and may hold fills that {name} has no number for. A bool mask has none."
+                f"and may hold fills too large for {name}. A bool mask has none."
             )
             return False
         return True

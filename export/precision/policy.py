@@ -146,6 +146,17 @@ def _fits(value: Any, dtype: torch.dtype) -> bool:
     return value == 0 or abs(value) == torch.inf or limits.tiny <= abs(value) <= limits.max
 
 
+def narrows_scores(bias: Value, dtype: torch.dtype) -> bool:
+    """Whether what is added to scores is small enough for the sum to keep them in a half dtype.
+
+    A fill such as −1e4 is in bfloat16's range, but next to it scores are multiples of 64, which
+    shows in rows where every key has it.
+    """
+    if not narrows(bias, dtype):
+        return False
+    return bias.data is not None or is_bounded(bias, _MODERATE[torch.float16])
+
+
 def narrows(value: Value, dtype: torch.dtype) -> bool:
     """Whether a float32 value is provably within a half dtype's range, by a factor to spare.
 

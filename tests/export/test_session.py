@@ -232,3 +232,22 @@ def test_targets_round_trip() -> None:
 def test_an_unknown_target_lists_what_exists(text: str) -> None:
     with pytest.raises(UsageError, match="use cpu, cuda"):
         parse_target(text)
+
+
+def test_threads_that_bind_their_tensors_do_not_share_a_binding() -> None:
+    """The way of every provider but the CPU's, taken on the CPU."""
+    data = model("Add", {"a": ["n", 3], "b": ["n", 3]})
+    wrong: list[int] = []
+    with Session.open(data, CPU) as session:
+        session.provider = "another"
+
+        def work(seed: int) -> None:
+            x = torch.full((seed + 1, 3), float(seed))
+            wrong.extend(seed for _ in range(50) if not torch.equal(session.run([x, x])[0], x + x))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong

@@ -352,3 +352,68 @@ def test_weights_beyond_the_range_stay_in_float32() -> None:
         assert bool(torch.isfinite(value.data).all())
         dtypes[len(value.shape)].add(value.dtype)
     assert dtypes[2] == {torch.float16, torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("added", [False, True], ids=["filled", "added"])
+@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_fills_keep_their_meaning_in_either_dtype(
+    dtype: torch.dtype, fill: float, added: bool
+) -> None:
+    """In PyTorch, which has kernels for both: masked keys have no weight, an empty row a mean."""
+    module, args = peaked(Filled(fill, added)), padded()
+    (output,) = interpret(convert(graph_of(module, args), Plan(dtype)).graph, args)
+    with torch.no_grad():
+        expected = module(*args)
+    step = torch.finfo(dtype).eps / 2
+    assert float((output - expected).abs().max()) <= 16 * step * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tables_of_rotary_embeddings_are_made_in_float32(dtype: torch.dtype) -> None:
+    """Angles of positions beyond 2048 have no exact number in float16, and beyond 256 in bfloat16;
+    only the cosines and sines themselves are rounded.
+    """
+    _, graph = _built(BY_NAME["llama-sdpa"])
+    converted = convert(graph, Plan(dtype)).graph
+    waves = [node for node in converted if node.op in ("aten.cos", "aten.sin")]
+    assert waves
+    seen = [value for node in waves for value in (*node.inputs, *node.outputs) if value]
+    for value in seen:  # and all that the angles are made of
+        assert value.dtype not in (torch.float16, torch.bfloat16)
+        sources = value.producer.inputs if value.producer is not None else ()
+        seen += [source for source in sources if source is not None and source not in seen]
+    rotated = [node for node in converted if node.op == "attn.rotary"]
+    assert {node.outputs[0].dtype for node in rotated} == {dtype}
+
+
+class Centred(nn.Module):
+    """A norm over tokens, which no operator has, then one over features, which is an RMS norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.out = nn.Parameter(torch.rand(16) + 0.5), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6)
+        x = 1000 * self.out(x)
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_of_norms_are_in_float32(dtype: torch.dtype) -> None:
+    """Squares of 1000 have no number in float16."""
+    torch.manual_seed(0)
+    module, args = Centred().eval(), (1000 * states(3, 7, 16),)
+    converted = convert(graph_of(module, args), Plan(dtype)).graph
+    made = {node.op: node.outputs[0].dtype for node in converted}
+    assert made["aten.mean.dim"] == torch.float32
+    assert made["attn.rms_norm"] == dtype  # whose kernels sum in float32
+    (output,) = interpret(converted, args)
+    with torch.no_grad():
+        expected = module(*args)
+    step = torch.finfo(dtype).eps / 2
+    assert float((output - expected).abs().max()) <= 16 * step * float(expected.abs().max())
+    if dtype == torch.float16:
+        (found,) = on_cpu(lower(converted, target=CUDA), args)
+        assert float((found - expected).abs().max()) <= 16 * step * float(expected.abs().max())
