@@ -9,8 +9,8 @@ their blocks take turns. A block decodes a few tokens greedily from a cache of `
 `generate` does, token by token; the time is that of one token. All start from the same prompt and
 must give the same tokens, else no figure is written. Weights in int4 may give others: how many are
 the same is written beside the time. Int8 is not measured: onnxruntime 1.31 unpacks such weights one
-by one on the CPU, far slower than it multiplies float32. Engines other than eager are left out, with
-the reason, where they fail. In half precision two tokens may be as likely, so there each decoder's
+by one on the CPU, far slower than it multiplies float32. An engine that fails is left out, with the
+reason, unless it is eager. In half precision two tokens may be as likely, so there each decoder's
 own parity is checked in the place of its tokens, and no weights are in int4.
 """
 
