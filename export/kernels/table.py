@@ -234,6 +234,7 @@ LEGAL: tuple[Legal, ...] = (
     # In a prompt, the kernels on CUDA let queries past a length see keys past it: no lengths here.
     Legal((GROUPED,), "cuda", HALF, _BANDED, (*_SAME_HEADS, *_ON_CUDA), _IS_CAUSAL, source="D"),
     Legal((TURNED,), "cuda", HALF, _BANDED, (*_TURNED, *_ON_CUDA), frozenset({ROTARY}), source="D"),
+    # The CPU's kernel has no norms, so what these compute is seen by tests/gpu alone.
     Legal(
         (NORMED,),
         "cuda",
