@@ -16,6 +16,7 @@ from attngraph.few_bits import errors_of, reference_of
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, interpret
+from attngraph.mapped import release_large
 from attngraph.model import Model
 from attngraph.padded import Padding, annotated, packed_tokens
 from attngraph.passes import PassResult
@@ -24,10 +25,15 @@ Cases = Mapping[str, tuple[torch.Tensor, ...]]
 """Inputs by label, in the order of the graph's."""
 Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
 """What is compared with the model: inputs to outputs, both in the order of the graph's."""
+_TRACED = "as traced"
 
 
 class Check:
-    """Parity of one model: references are computed once per size."""
+    """Parity of one model, whose own outputs are computed once per size.
+
+    A large model and what is compared with it take turns in memory: the model first runs on all
+    cases, then the pages of its mapped weights are released, and then the candidate runs.
+    """
 
     def __init__(
         self, model: Model, captured: Captured, precision: Precision, cases: Cases | None = None
@@ -43,11 +49,13 @@ class Check:
         assert module is not None
         self.module = module
         self.reference = Reference(module, precision=precision)
+        self._known: dict[str, ReferenceOutputs] = {}
 
     def convert(self, precision: Precision) -> None:
         """From now on the result is held against the module in another precision."""
         self.precision = precision
         self.reference = Reference(self.module, precision=precision, converted=True)
+        self._known = {}
 
     def references(self, tensors: tuple[torch.Tensor, ...]) -> ReferenceOutputs:
         """Eager's outputs, under the names that the graph's have."""
@@ -66,38 +74,41 @@ class Check:
         names = self.captured.output_names
         return replace(found, names=names) if len(names) == len(found.names) else found
 
-    def compare(self, tensors: tuple[torch.Tensor, ...], candidate: Candidate) -> Parity:
-        """Parity of a candidate on these inputs, without what is padding.
-
-        The model runs first: where it fails on the inputs itself, that is what is told.
-        """
-        reference = self.references(tensors)
-        outputs = candidate(tensors)
-        if self.reference.converted:
-            outputs = reference.in_its_dtypes(outputs)
-        reference, outputs, notes = self.padding.cut(reference, outputs, tensors)
-        return annotated(compare(reference, outputs, self.precision), notes)
+    def all_references(self) -> Mapping[str, ReferenceOutputs]:
+        """Eager's outputs in every case; what they were computed from is then released."""
+        cases = self.all_cases()
+        missing = [label for label in cases if label not in self._known]
+        for label in missing:
+            self._known[label] = self.references(cases[label])
+        if missing:
+            release_large(self.module)
+        return self._known
 
     def few_bits(self, graph: Graph, candidate: Candidate) -> tuple[Parity, list[OutputError]]:
         """Parity of kernels with the weights they store, and the outputs' distance to the model.
 
         `graph` is the quantised one, which says what the stored weights stand for.
         """
+        originals = self.all_references()
         reference = reference_of(graph, self.precision)
-        parities, cases = {}, []
-        for label, tensors in (self.cases or self.resized()).items():
+        cases, names = self.all_cases(), tuple(self.captured.output_names)
+        graphs = {
+            label: replace(reference(tensors), names=names) for label, tensors in cases.items()
+        }
+        parities, errors = {}, []
+        for label, tensors in cases.items():
             outputs = candidate(tensors)
-            stored = replace(reference(tensors), names=tuple(self.captured.output_names))
-            stored, kept, notes = self.padding.cut(stored, outputs, tensors)
+            stored, kept, notes = self.padding.cut(graphs[label], outputs, tensors)
             parities[label] = annotated(compare(stored, kept, self.precision), notes)
-            original, kept, _ = self.padding.cut(self.references(tensors), outputs, tensors)
-            cases.append((original, kept))
-        return merge(parities), errors_of(cases)
+            original, kept, _ = self.padding.cut(originals[label], outputs, tensors)
+            errors.append((original, kept))
+        return merge(parities), errors_of(errors)
 
     def of_trace(self, graph: Graph) -> str:
         """A sentence, if the captured graph, evaluated by PyTorch, isn't the model already."""
-        for label, tensors in (self.cases or self.resized()).items():
-            parity = self.compare(tensors, lambda inputs: interpret(graph, inputs))
+        references = self.all_references()
+        for label, tensors in self.all_cases().items():
+            parity = self._held(references[label], interpret(graph, tensors), tensors)
             if not parity.passed:
                 worst = parity.worst
                 return (
@@ -112,7 +123,10 @@ class Check:
     def after_pass(self, graph: Graph, result: PassResult) -> None:
         """Raises ParityError naming the pass, if the graph now computes something else."""
         self.padding = Padding([*self.padding.packed, *packed_tokens([result])])
-        parity = self.compare(self.captured.args, lambda inputs: interpret(graph, inputs))
+        tensors = self.captured.args
+        if _TRACED not in self._known:
+            self._known[_TRACED] = self.references(tensors)
+        parity = self._held(self._known[_TRACED], interpret(graph, tensors), tensors)
         if not parity.passed:
             raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
 
@@ -128,14 +142,37 @@ class Check:
         }
         return [sample, *choose_sizes(sample, ranges)] if sample else [{}]
 
-    def final(self, candidate: Candidate) -> Parity:
-        """Parity over all sizes."""
+    def final(self, candidate: Candidate, done: Callable[[], None] = lambda: None) -> Parity:
+        """Parity over all cases. `done` is called when the candidate has run for the last time.
+
+        The model runs first: where it fails on the inputs itself, that is what is told.
+        """
+        references, cases = self.all_references(), self.all_cases()
+        outputs = {label: candidate(tensors) for label, tensors in cases.items()}
+        done()
         return merge(
             {
-                label: self.compare(tensors, candidate)
-                for label, tensors in (self.cases or self.resized()).items()
+                label: self._held(references[label], outputs[label], tensors)
+                for label, tensors in cases.items()
             }
         )
+
+    def _held(
+        self,
+        reference: ReferenceOutputs,
+        outputs: Sequence[torch.Tensor],
+        tensors: tuple[torch.Tensor, ...],
+    ) -> Parity:
+        """Outputs against eager's for the same inputs, without what is padding."""
+        if self.reference.converted:
+            outputs = reference.in_its_dtypes(outputs)
+        reference, outputs, notes = self.padding.cut(reference, outputs, tensors)
+        return annotated(compare(reference, outputs, self.precision), notes)
+
+    def all_cases(self) -> Cases:
+        """The inputs that parity is checked on: by default those of the sample, at all sizes."""
+        self.cases = self.cases or self.resized()
+        return self.cases
 
     def resized(self) -> Cases:
         """The sample's inputs at each of the sizes."""

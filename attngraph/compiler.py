@@ -31,7 +31,7 @@ from attngraph.export.target import Target, parse_target
 from attngraph.export.tune import tuned
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, clone, verify
-from attngraph.mapped import LARGE, Spill, release
+from attngraph.mapped import Spill, are_large, release
 from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
 from attngraph.padded import Padding, notes_of, packed_tokens, require_packed
@@ -217,6 +217,8 @@ def compile_model(
     buffers, static = prepared.buffers, prepared.buffers is not None
     check = Check(model, captured, own, prepared.cases)
     pristine = clone(captured.graph) if verify != "off" else None
+    large = are_large(_weights(captured.graph))
+    placed: list[str] = []
     _run_passes(captured.graph, passes, report, progress, check if verify == "each" else None)
     if buffers is not None:
         require_in_place(captured.graph, buffers, model.source)
@@ -254,8 +256,13 @@ def compile_model(
             pairs = zip(tensors, dtypes, strict=True)
             return optimized.evaluate([tensor.to(dtype) for tensor, dtype in pairs])
 
+        def done() -> None:
+            placed[:] = elsewhere(optimized.session)
+            if large:  # the session has a copy of them
+                optimized.close()
+
         with _stage("parity", report.timings, progress):
-            return check.final(candidate)
+            return check.final(candidate, done)
 
     if precision == own:
         optimized = build(captured.graph)
@@ -268,7 +275,7 @@ def compile_model(
         optimized, report.parity, report.kept = halved.optimized, halved.parity, halved.kept
         report.notes += halved.notes
     if pristine is not None and report.parity is not None:
-        report.notes += elsewhere(optimized.session)
+        report.notes += placed
         if not report.parity.passed:
             if precision != own:  # nothing that is half is to blame
                 optimized = build(captured.graph)
@@ -301,8 +308,8 @@ def compile_model(
                     f"The {weights} kernels of {model.source} are out of their error budget, "
                     f"against the dequantised weights: {report.parity}. Nothing was written."
                 )
-    if pristine is not None and report.weight_bytes_before >= LARGE:
-        optimized.close()  # the session holds them too, and parity read them all
+    if pristine is not None and large:
+        optimized.close()
         release([*_weights(pristine), *_weights(captured.graph)])
     return optimized
 
@@ -329,7 +336,7 @@ def _run_passes(
 def _out_of_memory(graph: Graph) -> Iterator[None]:
     """What passes compute from large weights lies in files, and what they read is released."""
     weights = _weights(graph)
-    if sum(data.nbytes for data in weights) < LARGE:
+    if not are_large(weights):
         yield
         return
     graph.keep = Spill(weights)

@@ -27,13 +27,14 @@ class Decoder:
     cache is buffers of `max_length` tokens that are made once; a step writes into them, and so uses
     up the cache that it was given (see `StaticCache`).
 
-    `optimized` is the compiled model, None for a decoder that was loaded from a file.
+    `optimized` is the compiled model, None for a decoder that was loaded from a file. `session` is
+    by default that of the compiled model, opened on first use.
     """
 
     def __init__(
-        self, session: Session, layout: Layout, optimized: Optimized | None = None
+        self, session: Session | None, layout: Layout, optimized: Optimized | None = None
     ) -> None:
-        self.session = session
+        self._session = session
         self.layout = layout
         self.optimized = optimized
 
@@ -41,7 +42,7 @@ class Decoder:
     def of(cls, optimized: Optimized, layout: Layout) -> Decoder:
         """From a compiled model, whose file will then say what its inputs are."""
         optimized.model.metadata_props[METADATA_KEY] = layout.to_json()
-        return cls(optimized.session, layout, optimized)
+        return cls(None, layout, optimized)
 
     @classmethod
     def load(cls, path: str | Path, target: str = "cpu", **options: Any) -> Decoder:
@@ -51,6 +52,13 @@ class Decoder:
         """
         session = Session.open(Path(path), parse_target(target), **options)
         return cls(session, Layout.from_json(session.metadata.get(METADATA_KEY), str(path)))
+
+    @property
+    def session(self) -> Session:
+        """The session that the steps run in. Raises ProviderError where it can't be opened."""
+        if self._session is None:
+            self._session = self._compiled.session
+        return self._session
 
     def save(self, path: str | Path) -> None:
         """Writes the ONNX file; its metadata says which inputs are the cache.

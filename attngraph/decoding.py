@@ -24,6 +24,7 @@ from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, is_causal_lm
 from attngraph.ir import Graph
+from attngraph.mapped import release_large
 
 # (batch, seq, past) of prompts, of a later part of one, and of a step. A dozen tokens or more each:
 # the rounding errors of one token go together, and those of a few are no measure for a budget.
@@ -263,16 +264,19 @@ def generated_parity(
         reference = reference_of(stored, precision)
     end = min(_PROMPT + _STEPS, layout.max_length or _PROMPT + _STEPS)
     whole, mask = inputs.ids(_ROWS, end), inputs.mask(_ROWS, end)
-    state, done = None, 0
-    found: list[torch.Tensor] = []
+    lengths = range(min(_PROMPT, end - 1), end + 1)
     expected: list[ReferenceOutputs] = []
-    for length in range(min(_PROMPT, end - 1), end + 1):
-        given = mask[:, :length] if layout.mask is not None else None
-        logits, state = decoder(whole[:, done:length], given, state)
-        found.append(logits[:, -1:])
+    for length in lengths:
         given_all = inputs.all(whole[:, :length], mask[:, :length], 0)
         args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
         expected.append(_last_logits(reference(args, kwargs), captured, layout))
+    release_large(reference.module)  # before the session has a copy of them
+    state, done = None, 0
+    found: list[torch.Tensor] = []
+    for length in lengths:
+        given = mask[:, :length] if layout.mask is not None else None
+        logits, state = decoder(whole[:, done:length], given, state)
+        found.append(logits[:, -1:])
         done = length
     joined, outputs = _joined(expected), (torch.cat(found, 1),)
     return compare(joined, joined.in_its_dtypes(outputs) if converted else outputs, precision)

@@ -7,6 +7,7 @@ released behind the reader. All of this does nothing where there is no /proc.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -17,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-LARGE = 512 << 20
-"""Bytes of weights from which on it pays to keep them out of memory."""
+_LARGE = 512 << 20  # bytes of weights from which on it pays to keep them out of memory
 
 _SPILLED = 1 << 20  # bytes of a tensor that is worth a file
 _PATIENCE = 64 << 20  # bytes that are read before they are released
 _DONTNEED = 4  # of <sys/mman.h>, on Linux
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>, in glibc
 _REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S{3}([sp]) \S+ \S+ (\d+)")
 
 
@@ -36,6 +37,16 @@ class _Region:
 
     def __contains__(self, address: int) -> bool:
         return self.start <= address < self.end
+
+
+def are_large(weights: Iterable[torch.Tensor]) -> bool:
+    """Whether it pays to keep weights out of memory."""
+    return is_large(sum(data.nbytes for data in weights))
+
+
+def is_large(size: int) -> bool:
+    """Whether it pays to keep so many bytes of weights out of memory."""
+    return size >= _LARGE
 
 
 class Spill:
@@ -95,6 +106,34 @@ def release(weights: Iterable[torch.Tensor]) -> None:
             library.madvise(ctypes.c_void_p(region.start), ctypes.c_size_t(size), _DONTNEED)
     if regions and hasattr(library, "malloc_trim"):  # freed weights leave holes in glibc's heap
         library.malloc_trim(0)
+
+
+def release_large(module: torch.nn.Module) -> None:
+    """Takes a module's mapped weights out of memory until they are read again, if that pays."""
+    weights = [*module.parameters(), *module.buffers()]
+    if are_large(weights):
+        release(weights)
+
+
+@contextlib.contextmanager
+def no_holes() -> Iterator[None]:
+    """Within it, large blocks that are freed go back to the system at once.
+
+    glibc takes blocks of up to 32 MiB from its heap once it has seen blocks of that size freed.
+    onnxruntime copies weights one by one, to widen and to pack them, and frees the originals: up to
+    half as much again would stay behind in holes. Afterwards the thresholds are the largest that
+    glibc chooses by itself.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        yield
+        return
+    library.mallopt(_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        library.mallopt(_MMAP_THRESHOLD, 32 << 20)
+        library.mallopt(_TRIM_THRESHOLD, 64 << 20)
 
 
 def _in_a_file(data: torch.Tensor) -> torch.Tensor:

@@ -16,13 +16,13 @@ import torch
 from attngraph.errors import OutputError
 from attngraph.export.session import Session
 from attngraph.export.target import Target
-from attngraph.mapped import Reader
+from attngraph.mapped import Reader, is_large, no_holes
 
 EXTERNAL_ABOVE = 1 << 30
-_TEMPORARY_ABOVE = 64 << 20  # bytes of weights that onnxruntime had better map than parse
+_TEMPORARY_ABOVE = 16 << 20  # bytes of weights that onnxruntime had better map than parse
 _INLINE_BELOW = 1024  # bytes; sizes and scalars stay in the model file
 _ALIGNMENT = 4096
-_CHUNK = 16 << 20  # bytes that are copied at once where a weight isn't stored as it is written
+_CHUNK = 8 << 20  # bytes that are copied at once where a weight isn't stored as it is written
 
 # Tags of protobuf: field number, and that a length and so many bytes follow.
 _GRAPH, _INITIALIZER, _RAW_DATA = (
@@ -92,7 +92,8 @@ def to_session(
                 f"onnxruntime reads large weights from a temporary file: {error} "
                 "TMPDIR names the folder."
             ) from error
-        return Session.open(path, target, **options)
+        with no_holes() if is_large(_weight_bytes(model)) else contextlib.nullcontext():
+            return Session.open(path, target, **options)
 
 
 def _weight_bytes(model: ir.Model) -> int:
@@ -188,8 +189,11 @@ def _parts(data: torch.Tensor) -> Iterator[torch.Tensor]:
         yield data
     else:
         rows = max(1, _CHUNK * len(data) // max(data.nbytes, 1))
+        transposed = data.dim() == 2 and data.stride(0) == 1
         for start in range(0, len(data), rows):
-            yield data[start : start + rows]
+            part = data[start : start + rows]
+            # torch transposes a matrix that is whole in blocks, and a strip element by element.
+            yield part.t().contiguous().t() if transposed else part
 
 
 @contextlib.contextmanager
