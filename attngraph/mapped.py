@@ -12,6 +12,7 @@ import ctypes
 import os
 import re
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,11 @@ def release(weights: Iterable[torch.Tensor]) -> None:
     A private mapping that was written to is left alone: what was written would be lost.
     """
     addresses = sorted({_storage(data) for data in weights if data.is_cpu and not data.is_meta})
-    regions = [item for item in _regions() if any(address in item for address in addresses)]
+    regions = [
+        item
+        for item in _regions()
+        if bisect_left(addresses, item.start) < bisect_left(addresses, item.end)
+    ]
     written = _written() if any(not item.shared for item in regions) else set()
     library = ctypes.CDLL(None)
     for region in regions:
