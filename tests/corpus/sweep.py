@@ -92,11 +92,20 @@ def store(record: Record) -> None:
         if _key(old) != _key(record) and old["model"] in order
     ]
     records = sorted([*kept, record], key=lambda row: (order[row["model"]], row["attention"]))
-    results = {"environment": _environment(), "records": records}
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     partial = RESULTS.with_suffix(".partial")
-    partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    partial.write_text(_text({"environment": _environment(), "records": records}))
     partial.replace(RESULTS)
+
+
+def _text(results: dict[str, Any]) -> str:
+    """JSON with a record to a line: small, and a diff shows which rows changed."""
+    lines = [
+        json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        for record in results["records"]
+    ]
+    head = json.dumps(results["environment"])
+    return f'{{"environment": {head},\n"records": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def _key(record: Record) -> tuple[str, str]:

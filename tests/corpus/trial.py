@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ Record = dict[str, Any]
 timings.
 
 `outcome` is "right", "wrong" (ran, out of its error budget), "failed" (at `stage`, with `error`) or
-"absent" (transformers has no such attention for the model). `declined` counts codes. `silent` are
-the softmaxes that are left in the graph and that no remark is about.
+"absent" (transformers has no such attention for the model). `declined` counts codes, and `sites`
+says where and why those are. `silent` are the softmaxes that are left in the graph and that no
+remark is about.
 """
 
 
@@ -61,21 +61,24 @@ def attempt(model: str, attention: str) -> Record:
     else:
         report = optimized.report
         assert report.parity is not None
-        figures = report.parity.to_dict()
+        worst = report.parity.worst
         record |= _sites(report.sites)
         record["silent"] = _silent(optimized.graph, report.sites)
-        record["parity"] = {key: value for key, value in figures.items() if key != "outputs"}
+        record["parity"] = {"error": worst.error, "budget": worst.budget}
         record["nodes"] = {"before": report.nodes_before, "after": report.nodes_after}
         record["timings"] = {stage: round(spent, 2) for stage, spent in report.timings.items()}
     return {**record, "seconds": round(time.perf_counter() - begin, 2)}
 
 
 def _sites(sites: list[Site]) -> Record:
-    declined = Counter(site.code for site in sites if site.status == "declined")
+    declined = [site for site in sites if site.status == "declined"]
     return {
         "fused": sum(site.status == "fused" for site in sites),
-        "declined": dict(sorted(declined.items())),
-        "sites": [{**asdict(site), "location": _short(site.location)} for site in sites],
+        "declined": dict(sorted(Counter(site.code for site in declined).items())),
+        "sites": [
+            {"code": site.code, "location": _short(site.location), "reason": site.reason}
+            for site in declined
+        ],
     }
 
 
