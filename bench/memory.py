@@ -1,6 +1,6 @@
 """Peak resident memory from half-precision safetensors to a saved ONNX file, by stage.
 
-    python -m bench.memory [--layers 18] [--verify off final]
+    python -m bench.memory [--layers 18] [--verify off]
 
 The weights are those of a Llama, 0.94 B at 18 layers, in a file that lies beside the output for as
 long as it takes. Each measurement has a process of its own; the figure is its VmHWM, which counts
@@ -134,7 +134,7 @@ def _in_process(weights: Path, verify: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=18)
-    parser.add_argument("--verify", nargs="+", default=["off"])
+    parser.add_argument("--verify", nargs="+", default=["off", "final"])
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
