@@ -22,7 +22,6 @@ from attngraph.export.lowering import (
     softmax,
 )
 from attngraph.export.lowering.registry import Lowering, registered
-from attngraph.export.lowering.torchlib import torchlib_lowering
 
 __all__ = [
     "activations",
@@ -48,4 +47,9 @@ __all__ = [
 
 def find_lowering(op: str) -> Lowering | None:
     """The lowering of an op: a registered one, else torchlib's, else None."""
-    return registered(op) or torchlib_lowering(op)
+    if own := registered(op):
+        return own
+    # onnxscript takes half a second to import, and many models need nothing of it.
+    from attngraph.export.lowering.torchlib import torchlib_lowering
+
+    return torchlib_lowering(op)
