@@ -286,6 +286,7 @@ class Reader:
         assert data is not None
         if data.is_complex() or data.is_meta or not 0 < data.numel() <= _LARGEST_CONSTANT:
             return None
+        data, index = _narrowed(data, index)
         if data.dtype in _INTEGERS and (found := progression(data, index)) is not None:
             return found
         yes = torch.tensor(True) if data.dtype == torch.bool else data.flatten()[0]
@@ -300,10 +301,10 @@ class Reader:
 
     def _held(self, value: Value, held: torch.Tensor) -> Value:
         """A bool constant, which joins the graph only if a mask is built from it."""
-        if value.dtype == torch.bool:
+        if value.dtype == torch.bool and value.shape == tuple(held.shape):
             return value
         if value not in self._constants:
-            kind = TensorType(torch.bool, value.shape)
+            kind = TensorType(torch.bool, tuple(held.shape))
             made = Value(f"{value.name}.mask", kind, data=held, is_constant=True)
             self._constants[value] = made
         return self._constants[value]
@@ -326,6 +327,15 @@ def leaf_test(reader: Reader, kept: Set[Value]) -> Callable[[Value], bool]:
         )
 
     return is_leaf
+
+
+def _narrowed(data: torch.Tensor, index: Index) -> tuple[torch.Tensor, Index]:
+    """A constant with size 1 along each axis on which its elements are alike, as of a batch."""
+    for dim, size in enumerate(data.shape):
+        first = data.narrow(dim, 0, 1)
+        if size > 1 and bool((data == first).all()):
+            data, index = first, (*index[:dim], sympy.Integer(0), *index[dim + 1 :])
+    return data, index
 
 
 def _integer(reading: Reading) -> Expr | None:

@@ -175,3 +175,14 @@ def test_positions_of_transformers_are_built_once(name: str) -> None:
     row, attention, options = POSITIONS[name]
     row = f"{row} {options} dims=batch,seq"
     assert_built_once(*(compiled(row.replace("{n}", str(n)), attention) for n in (2, 4)))
+
+
+def test_relative_biases_of_swin_are_constants() -> None:
+    """Its windows are static: each block's table is read at compile time, its rolls are Gathers."""
+    row = "swin depths=[{n},2] image_size=32 window_size=4 patch_size=2 num_heads=[2,4] dims=batch"
+    graphs = [compiled(row.replace("{n}", str(n)), "sdpa") for n in (2, 4)]
+    assert_built_once(*graphs)
+    tables = [
+        v for v in graphs[0].constants.values() if v.name.endswith("relative_position_bias_table")
+    ]
+    assert not tables
