@@ -47,7 +47,7 @@ def built_of(graph: Graph) -> Counter[str]:
 
 
 def _is_matrix(value: Value) -> bool:
-    return value.dtype.is_floating_point and len(value.shape) > 1 and value.shape[0] != 1
+    return value.dtype.is_floating_point and sum(size != 1 for size in value.shape) > 1
 
 
 def _gives_floats(node: Node) -> bool:
