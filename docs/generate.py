@@ -22,6 +22,7 @@ from attngraph.export import to_onnx
 from attngraph.ir import Graph, format_graph
 from attngraph.passes import label_of, purpose_of, run
 from attngraph.pipeline import pipeline
+from bench import versions
 from examples import eager_attention
 
 ROOT = Path(__file__).parents[1]
@@ -161,6 +162,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "passes": passes,
     "session": session,
     "tutorial": tutorial,
+    "versions": versions.page,
 }
 
 
