@@ -54,9 +54,12 @@ def _rewrite(
     build: Builder, node: Node, product: Contraction, x: Operand, weight: Operand, output: Axes
 ) -> Value | None:
     summed = set(resolve(product.summed))
-    candidates = [stage for stage in stages(x) if stage.factor == 1.0]
+    dtype = weight.value.dtype
+    if x.value.dtype != dtype:
+        return None
+    candidates = [s for s in stages(x) if s.factor == 1.0 and s.operand.value.dtype == dtype]
     rows, columns = set(candidates[-1].operand.atoms), set(weight.atoms)
-    if rows & columns != summed or columns == summed or x.value.dtype != weight.value.dtype:
+    if rows & columns != summed or columns == summed:
         return None
     # Outputs in the order they leave, inputs in the order in which x holds them.
     features = tuple(a for dim in output for a in resolve(dim) if a in columns)

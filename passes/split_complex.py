@@ -110,7 +110,7 @@ class _Parts:
         numbers = [value for value in operands if _is_complex(value)]
         if node.op in TRANSFORMS:
             return self.known_op(node) and all(self.known(value) for value in numbers)
-        if node.op in _FROM_REALS:
+        if node.op in _FROM_REALS or (node.op == "aten._to_copy" and not numbers):
             return not numbers
         if node.op in _ON_BOTH:
             if node.op in ("aten.cat", "aten.stack") and len(numbers) < len(operands):
@@ -173,7 +173,7 @@ class _Parts:
         shape, dtype = node.output.shape, node.output.dtype.to_real()
         if len(part.shape) != len(shape) or not all(map(same, part.shape, shape)):
             part = self.build("aten.expand", part, size=list(shape))
-        return part if part.dtype == dtype else self.build("aten._to_copy", part, dtype=dtype)
+        return self._real(part, dtype)
 
     def _product(self, node: Node) -> Pair:
         left, right = node.inputs
@@ -215,6 +215,9 @@ class _Parts:
             return build(multiply, first, real), build(multiply, first, imaginary)
         if op in _SUMS:
             return self._sum(node)
+        if not _is_complex(first):
+            zero = build("aten.full", size=list(first.shape), fill_value=0.0, dtype=first.dtype)
+            return first, zero
         a, b = self.of(first)
         if op in _CONJUGATES:
             return a, build("aten.neg", b)
@@ -237,8 +240,16 @@ class _Parts:
         transform = read_transform(node)
         assert source is not None
         assert transform is not None
+        build = self.build.at(node, node.loc)
+        cast = source.producer
+        bare = cast.inputs[0] if cast is not None and cast.op == "aten._to_copy" else None
+        if bare is not None and not _is_complex(bare):
+            return transform.apply(build, (self._real(bare, source.dtype.to_real()), None))
         parts = self.of(source) if _is_complex(source) else (source, None)
-        return transform.apply(self.build.at(node, node.loc), parts)
+        return transform.apply(build.at(node, node.loc), parts)
+
+    def _real(self, value: Value, dtype: torch.dtype) -> Value:
+        return value if value.dtype == dtype else self.build("aten._to_copy", value, dtype=dtype)
 
     def real_result(self, node: Node, pair: Pair) -> Value:
         """What a node of `_TO_REALS`, or a transform to reals, computes of its operand's parts."""

@@ -136,6 +136,7 @@ def widened(graph: Graph) -> Graph:
     """The same graph with every float as float64: weights, casts and the lowest finite fills."""
     text = format_graph(graph)
     text = re.sub(r"\b(f16|bf16|f32)\b", "f64", text)
+    text = re.sub(r"\bc64\b", "c128", text)
     for dtype in FLOATS:
         text = text.replace(repr(torch.finfo(dtype).min), repr(torch.finfo(torch.float64).min))
     weights = {
