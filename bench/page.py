@@ -222,8 +222,9 @@ def _decode() -> list[str]:
     for name, times in result["ms_per_token"].items():
         same = result["same_tokens"].get(name, count)
         ratio = result["ratios"][name]
-        lines.append(f"| {name} | {_spread(times)} | {ratio:.2f} | {same} of {count} |")
-    lines += [f"- {name} is left out: {reason}." for name, reason in result["failed"].items()]
+        spread = f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
+        lines.append(f"| {name} | {spread} | {ratio:.2f} | {same} of {count} |")
+    lines += [f"\n{name} is left out: {reason}." for name, reason in result["failed"].items()]
     return [*lines, "", _measured_on(result), ""]
 
 
