@@ -62,6 +62,7 @@ def test_export_keeps_every_named_dim_and_site(case: Case) -> None:
         for node in program.graph.nodes
         if node.target
         in (torch.ops.aten.softmax.int, torch.ops.aten.scaled_dot_product_attention.default)
+        and node.meta["val"].ndim > 2  # the router of a mixture is none
     ]
     assert len(normalisers) == built.sites
 
@@ -110,10 +111,16 @@ def _rounding(module: nn.Module, args: Args, outputs: Args) -> float:
     """Relative distance of the float32 `outputs` from float64.
 
     Where float64 is not finite, float32's own tolerance: eager Llama takes its softmax in float32,
-    where float64's lowest fill is minus infinity and a fully masked row NaN.
+    where float64's lowest fill is minus infinity and a fully masked row NaN. So too where there is
+    no float64: a grouped product of experts takes none.
     """
     double = tuple(arg.double() if arg.is_floating_point() else arg for arg in args)
-    reference = _run(copy.deepcopy(module).double(), double)
+    try:
+        reference = _run(copy.deepcopy(module).double(), double)
+    except RuntimeError as error:
+        if "got Double" not in str(error):
+            raise
+        return 8 * torch.finfo(torch.float32).eps
     if not all(output.isfinite().all() for output in reference):
         return 8 * torch.finfo(torch.float32).eps
     return _distance(outputs, reference)

@@ -29,5 +29,4 @@ RECORDED: dict[tuple[str, str], tuple[int, dict[str, int]]] = {
 def test_an_architecture_is_right_and_its_sites_are_as_recorded(model: str, attention: str) -> None:
     record = attempt(model, attention)
     assert record["outcome"] == "right", record["error"]
-    assert record["parity"]["passed"]
     assert (record["fused"], record["declined"]) == RECORDED[model, attention]

@@ -70,8 +70,15 @@ def test_a_window_that_no_sequence_reaches_is_no_mask() -> None:
 
 
 @pytest.mark.parametrize("name", ["windows of Mistral", "every other layer of Gemma 2"])
-def test_a_static_mask_is_one_constant(name: str) -> None:
-    masks = _masks(compiled(*_row(name, 4, dims=""), padded=False))
-    (window,) = {mask for mask in masks if mask is not None}
-    assert window.is_constant
-    assert masks == ([window, None] * 2 if KINDS[name][3] else [window] * 4)
+def test_a_window_alone_is_an_attribute(name: str) -> None:
+    graph = compiled(*_row(name, 4, dims=""), padded=False)
+    assert _masks(graph) == [None] * 4
+    windows = [attribute(node, "window") for node in _attentions(graph)]
+    assert windows == ([6, 0] * 2 if KINDS[name][3] else [6] * 4)
+
+
+def test_a_static_mask_is_one_constant() -> None:
+    masks = _masks(compiled(*_row("chunks of Llama 4", 4, dims=""), padded=False))
+    (chunks,) = {mask for mask in masks if mask is not None}
+    assert chunks.is_constant
+    assert masks == [chunks, None] * 2
