@@ -24,8 +24,8 @@ from tests.models.kit import VOCABULARY
 from tests.placement.tool import Tool
 
 TARGET = parse_target("cuda:sm80")
-COPIES = 2
-"""Lengths are computed on the CPU and copied for all layers."""
+COPIES = 4
+"""Lengths and positions are numbers computed on the CPU, and copied once for all layers."""
 
 
 @pytest.mark.slow
