@@ -65,27 +65,24 @@ def measured(facts: Facts) -> Times:
 def split(times: Times, lengths: tuple[int, int | None]) -> Split | None:
     """The fastest forms over a range of lengths; None where none of them has been timed.
 
-    At most one branch: the form that is fastest at the long end, and below it the one that is
-    fastest over the rest of the range.
+    At most one branch, where the time over the whole range is least, each length counting the same;
+    none unless the shorter side gains MARGIN at each of its lengths.
     """
     known = sorted({length for row in times.values() for length in row})
     grid = within(known, lengths)
     forms = [form for form, row in times.items() if all(length in row for length in grid)]
     if not forms or not grid:
         return None
-    long = _best(times, forms, grid[-1:])
-    start = len(grid) - 1
-    while start and _wins(times, long, forms, grid[start - 1]):
-        start -= 1
-    shorter = grid[:start]
-    if not shorter:
-        return Split(long)
-    short = _best(times, forms, shorter)
-    if _total(times, long, shorter) <= _total(times, short, shorter) + math.log(MARGIN) * start:
-        return Split(long)
-    if times[short][grid[-1]] <= times[long][grid[-1]] * MARGIN:
-        return Split(short)
-    return Split(long, grid[start], short)
+    whole = _best(times, forms, grid)
+    found, gain = Split(whole), 0.0
+    for start in range(1, len(grid)):
+        short, long = _best(times, forms, grid[:start]), _best(times, forms, grid[start:])
+        spent = _total(times, short, grid[:start]) + _total(times, long, grid[start:])
+        saved = _total(times, whole, grid) - spent
+        needed = math.log(MARGIN) * min(start, len(grid) - start)
+        if short != long and saved > max(needed, gain):
+            found, gain = Split(long, grid[start], short), saved
+    return found
 
 
 def _best(times: Times, forms: list[str], lengths: list[int]) -> str:
@@ -93,11 +90,6 @@ def _best(times: Times, forms: list[str], lengths: list[int]) -> str:
     least = min(_total(times, form, lengths) for form in forms)
     bound = least + math.log(MARGIN) * len(lengths)
     return next(form for form in forms if _total(times, form, lengths) <= bound)
-
-
-def _wins(times: Times, form: str, forms: list[str], length: int) -> bool:
-    best = min(times[other][length] for other in forms)
-    return times[form][length] <= best * (1 + (MARGIN - 1) / 2)
 
 
 def _total(times: Times, form: str, lengths: list[int]) -> float:

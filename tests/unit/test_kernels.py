@@ -164,6 +164,17 @@ def test_nothing_measured_decides_nothing() -> None:
     assert split({"a": {}}, (1, None)) is None
 
 
+def test_the_branch_lies_where_the_whole_range_is_fastest() -> None:
+    """Not only where the form that is fastest at the end is the fastest of all."""
+    times = {
+        "plain": {128: 1.0, 512: 6.0, 1024: 24.0, 2048: 100.0},
+        "few blocks": {128: 1.2, 512: 4.3, 1024: 15.3, 2048: 65.0},
+        "many blocks": {128: 1.6, 512: 5.1, 1024: 16.0, 2048: 58.0},
+    }
+    found = split(times, (1, 4096))
+    assert found == Split("few blocks", 512, "plain")
+
+
 def test_a_form_that_wins_by_less_than_the_margin_is_not_worth_a_branch() -> None:
     close = {"a": {1: 1.0, 256: 30.0}, "b": {1: 2.0, 256: 29.9}}
     assert split(close, (1, None)) == Split("a")
