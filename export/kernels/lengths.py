@@ -76,7 +76,7 @@ def split(times: Times, lengths: tuple[int, int | None]) -> Split | None:
     whole = _best(times, forms, grid)
     found, gain = Split(whole), 0.0
     for start in range(1, len(grid)):
-        short, long = _best(times, forms, grid[:start]), _best(times, forms, grid[start:])
+        short, long = _best(times, forms, grid[:start]), _longest(times, forms, grid[start:])
         spent = _total(times, short, grid[:start]) + _total(times, long, grid[start:])
         saved = _total(times, whole, grid) - spent
         needed = math.log(MARGIN) * min(start, len(grid) - start)
@@ -87,9 +87,19 @@ def split(times: Times, lengths: tuple[int, int | None]) -> Split | None:
 
 def _best(times: Times, forms: list[str], lengths: list[int]) -> str:
     """The fastest form over some lengths, or an earlier one that is hardly slower."""
+    return _fast(times, forms, lengths)[0]
+
+
+def _longest(times: Times, forms: list[str], lengths: list[int]) -> str:
+    """Among the forms that are fast over some lengths, the fastest at the longest of them."""
+    return min(_fast(times, forms, lengths), key=lambda form: times[form][lengths[-1]])
+
+
+def _fast(times: Times, forms: list[str], lengths: list[int]) -> list[str]:
+    """The forms that are within MARGIN of the fastest over some lengths."""
     least = min(_total(times, form, lengths) for form in forms)
     bound = least + math.log(MARGIN) * len(lengths)
-    return next(form for form in forms if _total(times, form, lengths) <= bound)
+    return [form for form in forms if _total(times, form, lengths) <= bound]
 
 
 def _total(times: Times, form: str, lengths: list[int]) -> float:
