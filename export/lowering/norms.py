@@ -60,7 +60,7 @@ def lower_rms_norm(ctx: Context, node: Node) -> ir.Value:
 @register_lowering("attn.skip_layer_norm")
 def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
     args, x = ctx.args(node), input_of(node, "x")
-    # The CPU's SkipLayerNormalization is several times slower than these two (bench/kernels.py).
+    # The CPU's SkipLayerNormalization takes twice as long as these two (bench/kernels.py).
     # onnxruntime would fuse an Add into it, hence the Sum.
     slow = ctx.target.provider == "cpu" and x.dtype == torch.float32
     if _fused(ctx, node) and not slow:
