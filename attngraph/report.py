@@ -176,21 +176,22 @@ def reassociations_of(results: Iterable[PassResult]) -> list[Reassociation]:
 
 def defects_of(results: Iterable[PassResult]) -> list[str]:
     """A sentence on each rewrite that was taken back because it was not equal."""
-    return [
-        f"{remark.blamed}: {remark.reason} {remark.hint}"
-        for result in results
-        for remark in result.remarks
-        if remark.status == "note" and remark.code == "unequal"
-    ]
+    notes = _notes(results, "unequal")
+    return [f"{remark.blamed}: {remark.reason} {remark.hint}" for remark in notes]
 
 
 def loops_of(results: Iterable[PassResult]) -> list[str]:
     """A sentence on each loop over time that stays unrolled."""
+    notes = _notes(results, "unrolled")
+    return [f"{_location(remark)}: {remark.reason} {remark.hint}" for remark in notes]
+
+
+def _notes(results: Iterable[PassResult], code: str) -> list[Remark]:
     return [
-        f"{_location(remark)}: {remark.reason} {remark.hint}"
+        remark
         for result in results
         for remark in result.remarks
-        if remark.status == "note" and remark.code == "unrolled"
+        if remark.status == "note" and remark.code == code
     ]
 
 

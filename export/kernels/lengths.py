@@ -66,7 +66,7 @@ def split(times: Times, lengths: tuple[int, int | None]) -> Split | None:
     """The fastest forms over a range of lengths; None where none of them has been timed.
 
     At most one branch, where the time over the whole range is least, each length counting the same;
-    none unless the shorter side gains MARGIN at each of its lengths.
+    none unless it gains MARGIN, on the average, at the lengths that it gives another form.
     """
     known = sorted({length for row in times.values() for length in row})
     grid = within(known, lengths)
@@ -79,7 +79,8 @@ def split(times: Times, lengths: tuple[int, int | None]) -> Split | None:
         short, long = _best(times, forms, grid[:start]), _longest(times, forms, grid[start:])
         spent = _total(times, short, grid[:start]) + _total(times, long, grid[start:])
         saved = _total(times, whole, grid) - spent
-        needed = math.log(MARGIN) * min(start, len(grid) - start)
+        changed = start * (short != whole) + (len(grid) - start) * (long != whole)
+        needed = math.log(MARGIN) * changed
         if short != long and saved > max(needed, gain):
             found, gain = Split(long, grid[start], short), saved
     return found

@@ -1,0 +1,112 @@
+"""How a rewrite is evaluated: how often, how precisely, and without multiplying large weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attngraph.ir import Builder, Graph, parse
+from attngraph.ir.ops import evaluate
+from attngraph.passes import evidence, run
+from attngraph.passes.checked import Checked
+from attngraph.passes.evidence import Evidence
+from attngraph.passes.sparse_products import only_needed
+from tests.passes.test_checked import GELU, SIBLINGS, graph_of
+
+
+def test_equal_rewrites_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    compare = Evidence._compare
+
+    def counted(*args: Any) -> str | None:
+        calls.append("")
+        return compare(*args)
+
+    monkeypatch.setattr(Evidence, "_compare", counted)
+    lines = GELU.strip().splitlines()
+    second = "\n".join(lines[1:-1])
+    for name in "abcdy":
+        second = second.replace(f"%{name} ", f"%{name}2 ").replace(f"%{name})", f"%{name}2)")
+    second = second.replace("%x", "%x2")
+    head = "\n".join(["", lines[0], "  input %x2 : f32[batch, seq, 8]", *lines[1:-1], second])
+    graph = graph_of(f"{head}\n  return %y, %y2")
+    run(graph, "fuse-activations")
+    assert [node.op for node in graph] == ["aten.gelu", "aten.gelu"]
+    assert len(calls) == 1
+
+
+def test_what_a_rewrite_relied_on_is_looked_for() -> None:
+    graph = graph_of("""
+  input %x : f32[batch, seq, 8]
+  %a = aten.abs(%x)
+  %b = aten.mul.Scalar(%a) {other = 2.0}
+  %y = aten.abs(%b)
+  return %y""")
+    (last,) = [node for node in graph if node.output.name == "y"]
+    checked = Checked(graph, "some-pass")
+    copied = Builder(graph, last)("aten.clone", last.inputs[0])
+    assert checked.replace([(last.output, copied)])
+    assert graph.outputs == (copied,)
+
+
+@pytest.mark.parametrize("numbers", [1e-4, 1.0])
+def test_a_relative_error_of_a_millionth_is_seen(numbers: float) -> None:
+    graph = graph_of("\n  input %x : f32[batch, 8]\n  %y = aten.neg(%x)\n  return %y")
+    (node,) = graph
+    wrong = Builder(graph)("aten.mul.Scalar", graph.inputs[0], other=-1 - 3e-6 * numbers)
+    with_error = Evidence(graph).disagreement([(node.output, wrong)], graph.inputs, kinds=["plain"])
+    assert (with_error is None) == (numbers < 1)
+
+
+def test_large_weights_are_never_multiplied_at_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = [0]
+    widened = evidence.widened
+
+    def seen(value: Any) -> Any:
+        result = widened(value)
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            largest[0] = max(largest[0], result.numel())
+        return result
+
+    monkeypatch.setattr(evidence, "widened", seen)
+    body = SIBLINGS.replace("f32[8, 8]", "f32[1024, 1024]").replace("f32[8]", "f32[1024]")
+    graph = graph_of(body.replace("seq, 8]", "seq, 1024]"))
+    run(graph, "merge-projections")
+    assert "aten.split_with_sizes" in {node.op for node in graph}
+    assert 0 < largest[0] < 1024 * 1024 / 8
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs"),
+    [
+        ("aten.linear", [(2, 300), (400, 300), (400,)], {}),
+        ("aten.mm", [(2, 300), (300, 400)], {}),
+        ("aten.matmul", [(2, 3, 300), (300, 400)], {}),
+        ("aten.matmul", [(400, 300), (2, 300, 3)], {}),
+        ("aten.addmm", [(400,), (2, 300), (300, 400)], {}),
+        ("aten.einsum", [(2, 3, 10, 30), (10, 30, 400)], {"equation": "bshd,hde->bse"}),
+    ],
+)
+def test_rows_that_meet_zeros_are_left_out(
+    op: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any]
+) -> None:
+    graph = Graph()
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    values = [graph.add_constant(f"c{i}", tensor) for i, tensor in enumerate(tensors)]
+    node = Builder(graph).node(op, *values, **attrs)
+    small = min((t for t in tensors if t.ndim > 1), key=torch.Tensor.numel)
+    axis = small.shape.index(300) if 300 in small.shape else -1
+    small.index_fill_(axis, torch.arange(1, small.shape[axis]), 0)
+    cut = only_needed(node, tensors)
+    assert max(t.numel() for t in cut) < max(t.numel() for t in tensors) / 8
+    (expected,), (found,) = (evaluate(node, given, {}) for given in (tensors, cut))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_without_weights_a_merge_is_not_evaluated() -> None:
+    graph = parse(f"graph @main {{\n  dim batch = 3 in 1..\n  dim seq = 5 in 1..{SIBLINGS}\n}}\n")
+    run(graph, "merge-projections")
+    assert "aten.split_with_sizes" in {node.op for node in graph}
