@@ -35,6 +35,10 @@ triangle inequality, with e_ref of the sound rows.
 others could be wrong. Elements over 256 times the median magnitude are held apart, on their own
 scale. NaN, infinities and finfo.min must stand where eager (or float64) has them. Integers and
 bools are compared exactly.
+
+**Zeros.** Where most elements are zero but for rounding (export/cancelled.py), they are held apart
+as well, and their scale is that of the terms which cancelled, as eager's rounding shows it: e_ref
+over eps. So their budget is k · e_ref, and no other element's is touched.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from typing import Any, Literal
 import torch
 
 from attngraph.errors import ParityError
+from attngraph.export.cancelled import cancelled
 from attngraph.export.reference import Precision, ReferenceOutputs
 
 FACTOR: dict[Precision, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
@@ -220,6 +225,8 @@ def merge(cases: Mapping[str, Parity]) -> Parity:
 
 Norm = Literal["max", "rms"]
 _NORMS: tuple[Norm, ...] = ("max", "rms")
+_Group = Literal["ordinary", "outliers", "zeros"]
+_GROUPS: tuple[_Group, ...] = ("ordinary", "outliers", "zeros")
 
 
 def _norm(values: torch.Tensor, norm: Norm) -> float:
@@ -233,7 +240,8 @@ class _Sample:
     """One output's reference. All tensors but `eager` are float64 or masks, of its shape.
 
     `target` is the float64 value where `sound`, and eager's elsewhere. `errors` are the rounding
-    errors of eager's runs where `measured`. `large` marks the outliers.
+    errors of eager's runs where `measured`. `large` marks the outliers, `zero` what is zero but for
+    rounding.
     """
 
     eager: torch.Tensor
@@ -243,6 +251,7 @@ class _Sample:
     errors: tuple[torch.Tensor, ...]
     measured: torch.Tensor
     large: torch.Tensor
+    zero: torch.Tensor
 
     @classmethod
     def of(
@@ -257,42 +266,46 @@ class _Sample:
         if exact is None or not eager.is_floating_point():
             none = torch.zeros_like(wide, dtype=torch.bool)
             usual = ~_extreme(wide, eager.dtype) if eager.is_floating_point() else none
-            return cls(eager, None, wide, none, (), none, _large(wide, usual))
+            return cls(eager, None, wide, none, (), none, _large(wide, usual), none)
         exact = exact.cpu().double()
         defined = ~_extreme(exact, eager.dtype)
         measured = defined & ~_extreme(wide, eager.dtype)
-        large = _large(exact, defined)
-        limit = min(0.25, 2.0**13 * _eps(precision)) * _norm(exact[measured & ~large], "rms")
-        error, explained = _rounding(wide - exact, measured, large, limit)
-        sound = explained & defined
-        measured &= sound
-        errors = [error]
+        off = [torch.where(measured, wide - exact, 0.0)]
         for run in runs:
             if run.shape == eager.shape:
                 found = run.detach().cpu().double()
                 usual = measured & ~_extreme(found, eager.dtype)
-                error, explained = _rounding(found - exact, usual, large, limit)
-                errors.append(torch.where(explained, error, 0.0))
+                off.append(torch.where(usual, found - exact, 0.0))
+        zero, most = cancelled(exact, off, measured, _eps(precision))
+        large = _large(exact, defined & ~zero)
+        apart = large | zero
+        limit = min(0.25, 2.0**13 * _eps(precision)) * _norm(exact[measured & ~apart], "rms")
+        explained = [_explained(error, apart, limit) for error in off]
+        sound = explained[0] & defined
+        measured &= sound
+        errors = [torch.where(measured, off[0], 0.0)]
+        for error, whole in zip(off[1:], explained[1:], strict=True):
+            branched = zero & (error.abs() > most)
+            errors.append(torch.where(measured & whole & ~branched, error, 0.0))
         target = torch.where(sound, exact, wide)
-        return cls(eager, exact, target, sound, tuple(errors), measured, large)
+        return cls(eager, exact, target, sound, tuple(errors), measured, large, zero)
 
     def own(self, among: torch.Tensor, norm: Norm) -> float:
         """The largest norm, among these elements, of the errors of eager's runs."""
         return max((_norm(error[among], norm) for error in self.errors), default=0.0)
 
-    def group(self, large: bool) -> torch.Tensor:
-        """The ordinary elements, or the outliers."""
-        return (self.large == large) & ~_extreme(self.target, self.eager.dtype)
+    def group(self, kind: _Group) -> torch.Tensor:
+        """The elements of that kind, without NaN, infinities and finfo.min."""
+        apart = {"outliers": self.large, "zeros": self.zero}
+        chosen = apart.get(kind, ~(self.large | self.zero))
+        return chosen & ~_extreme(self.target, self.eager.dtype)
 
 
-def _rounding(
-    error: torch.Tensor, measured: torch.Tensor, large: torch.Tensor, limit: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A run's error, 0 where it isn't measured, and whether rounding explains it, for each row."""
-    error = torch.where(measured, error, 0.0)
-    bulk = torch.where(large, 0.0, error)
+def _explained(error: torch.Tensor, apart: torch.Tensor, limit: float) -> torch.Tensor:
+    """Whether rounding explains a run's error, for each row; what is held apart doesn't count."""
+    bulk = torch.where(apart, 0.0, error)
     rows = bulk.square().mean(-1, keepdim=True).sqrt() if bulk.dim() else bulk.abs()
-    return error, rows <= limit
+    return rows <= limit
 
 
 def _large(values: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
@@ -309,7 +322,7 @@ def _noise(samples: Sequence[_Sample], norm: Norm, precision: Precision) -> floa
     for sample in samples:
         if not sample.eager.is_floating_point():
             continue
-        ordinary = sample.measured & sample.group(False)
+        ordinary = sample.measured & sample.group("ordinary")
         scale = _norm(sample.target[ordinary], norm)
         if int(ordinary.sum()) >= FEW and scale > 0:
             found.append(sample.own(ordinary, norm) / scale)
@@ -348,12 +361,14 @@ def _compare(
         return OutputParity(name, shape, math.inf, 0.0, 0.0, False, reference, "max", note)
     difference = torch.where(_extreme(wide, eager.dtype), 0.0, wide - sample.target)
     results = []
-    for large, norm in itertools.product((False, True), _NORMS):
-        group = sample.group(large)
+    for kind, norm in itertools.product(_GROUPS, _NORMS):
+        group = sample.group(kind)
         measured = group & sample.measured
         own, scale = sample.own(measured, norm), _norm(sample.target[group], norm)
+        if kind == "zeros":
+            scale = own / _eps(precision)
         floor = max(_eps(precision) * scale, torch.finfo(eager.dtype).tiny)
-        if int(measured.sum()) < FEW:
+        if int(measured.sum()) < FEW and kind != "zeros":
             floor = max(floor, noise[norm] * scale)
         for where, factor in (
             (group & sample.sound, FACTOR[precision]),
