@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
 from attngraph.errors import UsageError
 from attngraph.export.in_place import InPlace
 from attngraph.export.session import OrtValue
-
-CacheKind = Literal["growing", "static"]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 
 from attngraph.errors import AttngraphError, ParityError, UsageError
+from attngraph.export.formats import Precision
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.quantize import OutputError
-from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.export.reference import Reference, ReferenceOutputs
 from attngraph.export.sizes import choose_sizes, resized_inputs
 from attngraph.few_bits import errors_of, reference_of
 from attngraph.frontend.capture import Captured

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
-from attngraph.caches import CacheKind
 from attngraph.checking import Cases
-from attngraph.compiler import Model, Prepared, Progress, compile_model
+from attngraph.compilation import Prepared, Progress, stage
+from attngraph.compiler import compile_model
 from attngraph.decoder import Decoder
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.buffers import LENGTH, Buffers
+from attngraph.export.formats import Precision, Weights
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.precision import own_precision
-from attngraph.export.quantize import Weights
-from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.export.reference import Reference, ReferenceOutputs
 from attngraph.few_bits import reference_of
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, is_causal_lm
 from attngraph.ir import Graph
 from attngraph.mapped import release_large
+from attngraph.model import Model
+from attngraph.options import (
+    DECODER_DEFAULTS,
+    DEFAULTS,
+    CacheKind,
+    DecoderOptions,
+    Options,
+)
 
 # (batch, seq, past) of prompts, of a later part of one, and of a step. A dozen tokens or more each:
 # the rounding errors of one token go together, and those of a few are no measure for a budget.
@@ -63,17 +70,8 @@ def optimize_decoder(
 
     Raises UsageError where no cache is found or it can't be static, and as `optimize` does.
     """
-    check_cache(cache, max_length)
-    name = type(module).__name__
-    if args is None and not kwargs:
-        model = of_causal_lm(Model(module, None, (), {}, None, name), all_logits=all_logits)
-    else:
-        model = Model(module, None, tuple(args or ()), dict(kwargs or {}), dynamic_shapes, name)
-    return compile_decoder(
-        model,
-        cache=cache,
-        max_length=max_length,
-        presents=presents,
+    decoding = DecoderOptions(cache, max_length, presents)
+    options = Options(
         target=target,
         precision=precision,
         verify=verify,
@@ -81,8 +79,13 @@ def optimize_decoder(
         tune=tune,
         assume=assume,
         weights=weights,
-        progress=progress,
     )
+    name = type(module).__name__
+    if args is None and not kwargs:
+        model = of_causal_lm(Model(module, None, (), {}, None, name), all_logits=all_logits)
+    else:
+        model = Model(module, None, tuple(args or ()), dict(kwargs or {}), dynamic_shapes, name)
+    return compile_decoder(model, decoding, options, progress=progress)
 
 
 def of_causal_lm(model: Model, *, all_logits: bool = False) -> Model:
@@ -99,81 +102,43 @@ def of_causal_lm(model: Model, *, all_logits: bool = False) -> Model:
 
 def compile_decoder(
     model: Model,
+    decoding: DecoderOptions = DECODER_DEFAULTS,
+    options: Options = DEFAULTS,
     *,
-    cache: CacheKind = "growing",
-    max_length: int | None = None,
-    presents: Mapping[str, str] | None = None,
-    target: str = "cpu",
-    precision: Precision | None = None,
-    verify: str = "final",
-    exact: bool = False,
-    tune: bool = False,
-    assume: Collection[str] = (),
-    weights: Weights | None = None,
-    session: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
-    """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache.
-
-    `cache` and `max_length` are to have passed `check_cache`; `session` is that of `compile_model`.
-    """
+    """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache."""
     seen: list[tuple[Captured, Layout]] = []
 
     def prepare(captured: Captured) -> Prepared:
         graph = captured.graph
-        layout = find_layout(graph, presents, model.source)
-        if max_length is not None:
+        layout = find_layout(graph, decoding.presents, model.source)
+        if decoding.max_length is not None:
             taken = {*captured.input_names, *captured.output_names}
             names = (f"{LENGTH}{'_' * count}" for count in range(len(taken) + 1))
             length = next(name for name in names if name not in taken)
-            layout = replace(layout, length=length, max_length=max_length)
+            layout = replace(layout, length=length, max_length=decoding.max_length)
         seen.append((captured, layout))
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
         return Prepared(decoding_cases(captured, layout), buffers_of(layout))
 
-    optimized = compile_model(
-        model,
-        target=target,
-        precision=precision,
-        verify=verify,
-        exact=exact,
-        tune=tune,
-        assume=assume,
-        weights=weights,
-        prepare=prepare,
-        session=session,
-        progress=progress,
-    )
+    optimized = compile_model(model, options, prepare=prepare, progress=progress)
     ((captured, layout),) = seen
-    decoder = Decoder.of(optimized, layout)
-    if verify != "off":
-        if progress is not None:
-            progress("decode")
-        start = time.perf_counter()
-        stored = None if weights is None else optimized.graph
-        parity = generated_parity(model, captured, decoder, decoder.report.precision, stored)
-        optimized.report.timings["decode"] = time.perf_counter() - start
-        if not parity.passed:
-            raise ParityError(
-                f"Decoding with {model.source} step by step is out of its error budget: {parity}. "
-                "If its pasts and presents were paired wrongly, name them: "
-                'presents={"past": "present"}, or --present past=present. Nothing was written.'
-            )
-        if optimized.report.parity is not None:
-            optimized.report.parity = merge({"": optimized.report.parity, "decoding": parity})
+    decoder, report = Decoder.of(optimized, layout), optimized.report
+    if not options.verifies:
+        return decoder
+    with stage("decode", report, progress):
+        stored = None if options.weights is None else optimized.graph
+        parity = generated_parity(model, captured, decoder, report.precision, stored)
+    if not parity.passed:
+        raise ParityError(
+            f"Decoding with {model.source} step by step is out of its error budget: {parity}. "
+            "If its pasts and presents were paired wrongly, name them: "
+            'presents={"past": "present"}, or --present past=present. Nothing was written.'
+        )
+    if report.parity is not None:
+        report.parity = merge({"": report.parity, "decoding": parity})
     return decoder
-
-
-def check_cache(cache: str, max_length: int | None) -> None:
-    """Raises UsageError for a kind of cache that there isn't, or a length that doesn't fit it."""
-    if cache not in get_args(CacheKind):
-        raise UsageError(f"cache is {cache!r}; it can be {', '.join(get_args(CacheKind))}.")
-    if cache == "growing" and max_length is not None:
-        raise UsageError("max_length is for a static cache; leave it out, or ask for cache static.")
-    if cache == "static" and max_length is None:
-        raise UsageError("A static cache needs max_length, the number of tokens it has room for.")
-    if max_length is not None and (isinstance(max_length, bool) or max_length < 2):
-        raise UsageError(f"max_length is {max_length!r}; it must be a number of tokens, 2 or more.")
 
 
 def buffers_of(layout: Layout) -> Buffers | None:

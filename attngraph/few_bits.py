@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from attngraph.export.formats import Precision
 from attngraph.export.quantize import OutputError
-from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.export.reference import Reference, ReferenceOutputs
 from attngraph.ir import Graph, interpret
 
 Case = tuple[ReferenceOutputs, Sequence[torch.Tensor]]

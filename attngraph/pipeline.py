@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from attngraph.errors import UsageError
+from attngraph.options import check_assumptions
 from attngraph.passes import Pass, make, only_exact
 from attngraph.passes.fold_masks import NO_MASKED_ROWS, FoldMasks
 from attngraph.passes.loop_bodies import LoopBodies
 from attngraph.passes.pack_tokens import PackTokens
-
-ASSUMPTIONS = (NO_MASKED_ROWS,)
-"""What a user may vouch for where it can't be proved."""
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
@@ -74,11 +71,9 @@ def pipeline(
     attention over packed rows if `packed_attention`. With `few_bits`, weights are stored in blocks
     of one scale: then the scales of norms stay out of them, which would spread a block's numbers.
 
-    `assume` are some of `ASSUMPTIONS`. Raises UsageError at another.
+    `assume` are some of `options.ASSUMPTIONS`. Raises UsageError at another.
     """
-    for name in assume:
-        if name not in ASSUMPTIONS:
-            raise UsageError(f"assume names {name!r}; it can be {', '.join(ASSUMPTIONS)}.")
+    check_assumptions(assume)
     names = [*_STAGES, *(_PACKING if ignore_padded_rows else ()), *_CLOSING]
     if few_bits:
         names.remove("fold-norms")

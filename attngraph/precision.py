@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from attngraph.errors import UsageError
+from attngraph.export.formats import Precision
 from attngraph.export.parity import Parity
 from attngraph.export.precision import DTYPES, Converted, Group, Plan, convert
 from attngraph.export.precision.policy import KINDS
-from attngraph.export.reference import Precision
 from attngraph.export.target import Target
 from attngraph.ir import Graph
 from attngraph.optimized import Optimized

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from attngraph.export.formats import Precision
 from attngraph.export.kernels import Choice
 from attngraph.export.parity import Parity
 from attngraph.export.quantize import Quantised
-from attngraph.export.reference import Precision
 from attngraph.ir import Node, Remark
 from attngraph.passes.manager import PassResult
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy
 import onnx_ir
@@ -14,14 +13,7 @@ import torch
 
 from attngraph.bisect import blame
 from attngraph.checking import Cases, Check
-from attngraph.compiler import (
-    OPTIONS_KEY,
-    PRECISION_KEY,
-    WEIGHTS_KEY,
-    Model,
-    Progress,
-    trace,
-)
+from attngraph.compilation import Progress
 from attngraph.decoder import Decoder
 from attngraph.decoding import buffers_of, decoding_cases, generated_parity, of_causal_lm
 from attngraph.errors import AttngraphError, UsageError
@@ -30,18 +22,19 @@ from attngraph.export.kernels import choose_all
 from attngraph.export.lower import lower, value_names
 from attngraph.export.parity import Parity, merge
 from attngraph.export.precision import own_precision
-from attngraph.export.quantize import Quantised, Weights, quantise
-from attngraph.export.reference import Precision
+from attngraph.export.quantize import Quantised, quantise
 from attngraph.export.session import Session
-from attngraph.export.target import Target, parse_target
+from attngraph.export.target import Target
 from attngraph.frontend.cache import METADATA_KEY, Layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.ir import Graph, clone
+from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
+from attngraph.options import DEFAULTS, Options
 from attngraph.padded import Padding, notes_of, packed_tokens
 from attngraph.passes import run
-from attngraph.pipeline import pipeline
+from attngraph.provenance import Provenance
 from attngraph.report import Report
 
 _SHOWN = 3
@@ -81,30 +74,22 @@ class Verification:
         }
 
 
-def open_file(path: Path, target: str, **options: Any) -> Session:
-    """The file in onnxruntime. Raises LoadError for one that is missing or no ONNX model.
-
-    `options` are those of `Session.open`.
-    """
-    return Session.open(path, parse_target(target), **options)
-
-
 def verify_file(
     model: Model,
     path: Path,
     session: Session,
+    options: Options = DEFAULTS,
     *,
-    target: str = "cpu",
-    precision: Precision | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Compares the outputs of `session`, which is `path`'s, with the model's, as `optimize` does.
 
     Inputs are paired by name, or in their order where the names are others but dtypes and shapes
     fit; so are outputs. Dynamic dims are checked at up to three sizes, as far as the file takes
-    them; a decoder over a prompt and several steps. `precision` is by default what the file says
-    that it was made in, else that of the model's weights. A file with weights in few bits is
-    compared with the model on those weights, as they are quantised anew; what they cost is told.
+    them; a decoder over a prompt and several steps. A file with weights in few bits is compared
+    with the model on those weights, as they are quantised anew; what they cost is told. Of
+    `options` the target and the precision count, which is by default what the file says that it
+    was made in, else that of the model's weights.
 
     Raises UsageError where inputs or outputs don't fit the model's.
     """
@@ -123,19 +108,18 @@ def verify_file(
     buffers = None if layout is None else buffers_of(layout)
     file = _File(session, path, captured, model.source, buffers)
     tell("parity")
-    own = own_precision(captured.graph)
-    precision = precision or _made_in(session) or own
+    own, made = own_precision(captured.graph), Provenance.read(session.metadata, path)
+    precision = options.precision or made.precision or own
     check = Check(model, captured, own)
     if precision != own:
         check.convert(precision)
     cases = check.resized() if layout is None else decoding_cases(captured, layout)
     check.cases, notes = file.fitting(cases)
-    options = json.loads(session.metadata.get(OPTIONS_KEY) or "{}")
-    if options.get("ignore_padded_rows") and file.paired["inputs"] == "name":
-        results = run(clone(captured.graph), pipeline(**options))
+    if (made.passes or {}).get("ignore_padded_rows") and file.paired["inputs"] == "name":
+        results = run(clone(captured.graph), made.pipeline())
         check.padding = Padding(packed_tokens(results))
         notes += notes_of(results)
-    stored, quantised = _quantised(captured, session, path, options)
+    stored, quantised = _quantised(captured, made)
     if stored is None or quantised is None:
         parity = check.final(file.run)
     else:
@@ -145,7 +129,7 @@ def verify_file(
         steps = generated_parity(model, captured, Decoder(session, layout), precision, stored)
         parity = merge({"": parity, "decoding": steps})
     found = Verification(
-        model.source, str(path), target, file.paired, parity, notes, quantised=quantised
+        model.source, str(path), options.target, file.paired, parity, notes, quantised=quantised
     )
     if not parity.passed and quantised is not None:
         found.culprit = (
@@ -161,7 +145,7 @@ def verify_file(
                 "growing one and compare that."
             )
         elif precision == own:
-            found.culprit = _culprit(path, session, parse_target(target), check)
+            found.culprit = _culprit(path, session, made, options.device, check)
         else:
             found.culprit = (
                 f"The file is in {precision} and the model in {own}, so no node can be named: "
@@ -170,27 +154,13 @@ def verify_file(
     return found
 
 
-def _quantised(
-    captured: Captured, session: Session, path: Path, options: Mapping[str, Any]
-) -> tuple[Graph | None, Quantised | None]:
+def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quantised | None]:
     """The model's graph with the weights that its file must have, where those are in few bits."""
-    said = session.metadata.get(WEIGHTS_KEY)
-    if not said:
+    if made.weights is None:
         return None, None
-    bits = next((known for known in get_args(Weights) if known == said), None)
-    if bits is None:
-        raise UsageError(
-            f"{path} says that its weights are in {said!r}, and there are "
-            f"{' and '.join(get_args(Weights))} only: optimize the model again."
-        )
     graph = clone(captured.graph)
-    run(graph, pipeline(**options))
-    return graph, quantise(graph, bits)
-
-
-def _made_in(session: Session) -> Precision | None:
-    said = session.metadata.get(PRECISION_KEY)
-    return next((known for known in get_args(Precision) if known == said), None)
+    run(graph, made.pipeline())
+    return graph, quantise(graph, made.weights)
 
 
 class _File:
@@ -276,15 +246,15 @@ class _File:
         return ""
 
 
-def _culprit(path: Path, session: Session, target: Target, check: Check) -> str:
+def _culprit(path: Path, session: Session, made: Provenance, target: Target, check: Check) -> str:
     """A sentence on where a file of attngraph's leaves the model, or on why that isn't known."""
-    captured, options = check.captured, session.metadata.get(OPTIONS_KEY)
-    if options is None or session.input_names != captured.input_names:
+    captured = check.captured
+    if made.passes is None or session.input_names != captured.input_names:
         return (
             f"Which node diverges first can't be told: {path} was not made from this model by "
             "attngraph."
         )
-    passes = pipeline(**json.loads(options))
+    passes = made.pipeline()
     pristine, graph = clone(captured.graph), captured.graph
     run(graph, passes)
     model = onnx_ir.load(path)

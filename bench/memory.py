@@ -95,6 +95,7 @@ def measure(weights: Path, output: Path, verify: str) -> dict[str, Any]:
 
     from attngraph.compiler import Model, compile_model
     from attngraph.frontend.load import load
+    from attngraph.options import Options
 
     torch.set_grad_enabled(False)
     peaks: dict[str, float] = {}
@@ -107,7 +108,7 @@ def measure(weights: Path, output: Path, verify: str) -> dict[str, Any]:
 
     begins("load")
     model = Model.of(load(weights, factory="bench.memory:llama"))
-    optimized = compile_model(model, verify=verify, progress=begins)
+    optimized = compile_model(model, Options(verify=verify), progress=begins)
     begins("save")
     optimized.save(output)
     begins("end")

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attngraph.cli.options import Source
 from attngraph.measuring.contest import Contest, engines_named, hold
 from attngraph.measuring.job import Job
+from attngraph.source import Source
 from bench import workloads
 from bench.machine import RESULTS, describe
 from bench.workloads import WORKLOADS, Workload
@@ -30,7 +30,7 @@ OUT = Path("out/bench")
 
 
 def job_of(workload: Workload, options: argparse.Namespace) -> Job:
-    source = Source(None, workload.factory, False, (), None, ())
+    source = Source(factory=workload.factory)
     return Job(
         source,
         options.target,

@@ -54,7 +54,8 @@ import torch
 
 from attngraph.errors import ParityError
 from attngraph.export.cancelled import cancelled
-from attngraph.export.reference import Precision, ReferenceOutputs
+from attngraph.export.formats import Precision
+from attngraph.export.reference import ReferenceOutputs
 
 FACTOR: dict[Precision, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 DTYPE: dict[Precision, torch.dtype] = {

@@ -15,17 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import torch
 
 from attngraph.dialect.quantized import dequantized
 from attngraph.errors import UsageError
+from attngraph.export.formats import Weights
 from attngraph.ir import Builder, Graph, Node, Value
 from attngraph.ir.ops import input_of
 from attngraph.mapped import Reader
 
-Weights = Literal["int8", "int4"]
 BITS: dict[Weights, int] = {"int8": 8, "int4": 4}
 BLOCK = 32
 SMALLEST = 1024
@@ -63,12 +62,6 @@ class Quantised:
     bound: float = 0.0
     kept: list[str] = field(default_factory=list)
     errors: list[OutputError] = field(default_factory=list)
-
-
-def check_weights(weights: str | None) -> None:
-    """Raises UsageError for what is neither None nor of `Weights`."""
-    if weights is not None and weights not in get_args(Weights):
-        raise UsageError(f"weights is {weights!r}; it can be {', '.join(get_args(Weights))}.")
 
 
 def require_linears(graph: Graph, weights: Weights, source: str) -> None:

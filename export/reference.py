@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.func import functional_call
@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraph.errors import UsageError
 from attngraph.export.eager_loops import plain_loops
+from attngraph.export.formats import Precision
 from attngraph.export.halved import is_as_finite, narrow, rounded, rounding
 from attngraph.inference import inference
 
-Precision = Literal["fp32", "fp16", "bf16"]
 Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 _HALVES: dict[Precision, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}

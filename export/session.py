@@ -15,10 +15,11 @@ import torch
 
 from attngraph.errors import AttngraphError, LoadError, ProviderError, UsageError
 from attngraph.export.denormals import denormals, flushed
+from attngraph.export.files import require_file
+from attngraph.export.provider_options import provider_options as checked_options
 from attngraph.export.providers import cuda_install_command, onnxruntime_messages, preload_cuda
 from attngraph.export.replay import Fixed, Replay, graph_device
 from attngraph.export.session_options import GraphOptimization, session_options
-from attngraph.export.session_options import provider_options as checked_options
 from attngraph.export.target import Target
 from attngraph.export.tensors import to_ort, to_torch
 
@@ -105,8 +106,8 @@ class Session:
         for options that there aren't, and ProviderError when the provider can't be used, which
         onnxruntime itself only logs.
         """
-        if isinstance(model, Path) and not model.is_file():
-            raise LoadError(f"There is no ONNX file {str(model)!r}.")
+        if isinstance(model, Path):
+            require_file(model)
         options = session_options(
             threads,
             spinning=spinning,

@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 import onnxruntime
 import torch
 
 from attngraph.errors import UsageError
-from attngraph.export.target import Target
+from attngraph.export.provider_options import flag
 
 GraphOptimization = Literal["all", "basic", "off"]
-_Allowed: TypeAlias = Literal["a flag", "a number"] | tuple[str, ...]
 
 _LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-
-# An option that the provider doesn't know costs the provider: onnxruntime logs and runs on the CPU.
-PROVIDER_OPTIONS: Mapping[str, Mapping[str, _Allowed]] = {
-    "cpu": {},
-    "cuda": {
-        "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
-        "cudnn_conv1d_pad_to_nc1d": "a flag",
-        "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-        "cudnn_conv_use_max_workspace": "a flag",
-        "device_id": "a number",
-        "do_copy_in_default_stream": "a flag",
-        "enable_skip_layer_norm_strict_mode": "a flag",
-        "fuse_conv_bias": "a flag",
-        "gpu_mem_limit": "a number",
-        "prefer_nhwc": "a flag",
-        "sdpa_kernel": "a number",
-        "tunable_op_enable": "a flag",
-        "tunable_op_max_tuning_duration_ms": "a number",
-        "tunable_op_tuning_enable": "a flag",
-        "use_ep_level_unified_stream": "a flag",
-    },
-}
-_OWN = {"enable_cuda_graph": "cuda_graph", "use_tf32": "tf32"}
 
 
 def session_options(
@@ -61,68 +36,9 @@ def session_options(
     options.log_severity_level = 3
     options.graph_optimization_level = _LEVELS[graph_optimization]
     options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", _flag(spinning))
-    options.add_session_config_entry("session.set_denormal_as_zero", _flag(flush_denormals))
+    options.add_session_config_entry("session.intra_op.allow_spinning", flag(spinning))
+    options.add_session_config_entry("session.set_denormal_as_zero", flag(flush_denormals))
     # Threads that spin after a run slow eager torch, which runs next to it in parity checks.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return options
-
-
-def provider_options(
-    target: Target, given: Mapping[str, Any] | None, *, tf32: bool, cuda_graph: bool
-) -> dict[str, str]:
-    """The provider's options as onnxruntime takes them.
-
-    Raises UsageError, listing what there is, for an option the provider doesn't have or a value it
-    can't take.
-    """
-    if cuda_graph and target.provider != "cuda":
-        raise UsageError(f"cuda_graph is for target cuda, not for {target}.")
-    known = PROVIDER_OPTIONS[target.provider]
-    result = {}
-    if target.provider == "cuda":
-        result = {
-            "device_id": "0",
-            "use_tf32": _flag(tf32),
-            "enable_cuda_graph": _flag(cuda_graph),
-            # else a fused residual norm sums its statistics in the dtype of its input
-            "enable_skip_layer_norm_strict_mode": "1",
-        }
-    for name, value in (given or {}).items():
-        if target.provider == "cuda" and name in _OWN:
-            raise UsageError(f"The provider option {name} is set by {_OWN[name]}=True or False.")
-        if name not in known:
-            listed = f"it has {', '.join(known)}" if known else "it has none"
-            raise UsageError(
-                f"{target.execution_provider} has no option {name!r} that can be set: {listed}."
-            )
-        result[name] = _checked(name, value, known[name])
-    return result
-
-
-def check_settings(target: Target, settings: Mapping[str, Any]) -> None:
-    """Raises UsageError for keyword arguments of `Session.open` that it would refuse.
-
-    Before a model is compiled, that is, which takes longer.
-    """
-    provider_options(target, settings.get("provider_options"), tf32=False, cuda_graph=False)
-
-
-def _checked(name: str, value: Any, allowed: _Allowed) -> str:
-    text = _flag(value) if isinstance(value, bool) else str(value)
-    if allowed == "a flag":
-        text = {"true": "1", "false": "0"}.get(text.lower(), text)
-    if allowed == "a flag":
-        fits, what = text in ("0", "1"), "True or False"
-    elif allowed == "a number":
-        fits, what = not isinstance(value, bool) and text.isdecimal(), "a number, 0 or more"
-    else:
-        fits, what = text in allowed, f"one of {', '.join(allowed)}"
-    if not fits:
-        raise UsageError(f"The provider option {name} is {value!r}; it must be {what}.")
-    return text
-
-
-def _flag(value: bool) -> str:
-    return "1" if value else "0"

@@ -9,29 +9,24 @@ from typing import Annotated, Any
 import typer
 
 from attngraph.cli.failures import reported
-from attngraph.cli.options import (
+from attngraph.cli.flags import (
     DebugOption,
-    DimOption,
-    FactoryOption,
-    InputOption,
     JsonOption,
     ModelArgument,
-    NpzOption,
-    ProviderOption,
-    Source,
-    SpinningOption,
+    SessionFlags,
+    SourceFlags,
     TargetOption,
-    ThreadsOption,
-    TrustOption,
-    session_settings,
+    grouped,
 )
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
+from attngraph.options import Options
 
 _SHOWN = "What to show"
 
 
+@grouped
 def attend(
     output: Annotated[
         Path,
@@ -40,6 +35,7 @@ def attend(
         ),
     ],
     model: ModelArgument = None,
+    *,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -87,14 +83,8 @@ def attend(
         ),
     ] = 0,
     target: TargetOption = "cpu",
-    factory: FactoryOption = None,
-    trust_pickle: TrustOption = False,
-    inputs: InputOption = None,
-    npz: NpzOption = None,
-    dims: DimOption = None,
-    threads: ThreadsOption = None,
-    spinning: SpinningOption = True,
-    provider_options: ProviderOption = None,
+    given: SourceFlags,
+    session: SessionFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -107,20 +97,17 @@ def attend(
     """
     with reported(debug):
         with working(debug) as stages:
-            check_output(output, (model, npz))
+            check_output(output, (model, given.npz))
             chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
+            options = Options(target, session=session.settings())
+            source = given.of(model)
+            source.check()
             stages("import torch")
             from attngraph.cli.work import attended
             from attngraph.heat_map import attention_page
 
-            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
             name, views, left_out = attended(
-                source,
-                target=target,
-                session=session_settings(threads, spinning, provider_options),
-                layers=chosen[0],
-                heads=chosen[1],
-                stages=stages,
+                source, options, layers=chosen[0], heads=chosen[1], stages=stages
             )
             keys, queries = _words(tokens), _words(query_tokens or tokens)
             _check_tokens(views, keys, queries if query_tokens else None, element)

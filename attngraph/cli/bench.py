@@ -9,25 +9,20 @@ from typing import Annotated, Literal
 import typer
 
 from attngraph.cli.failures import reported
-from attngraph.cli.options import (
+from attngraph.cli.flags import (
     DebugOption,
-    DimOption,
-    FactoryOption,
-    InputOption,
     JsonOption,
-    NpzOption,
-    ProviderOption,
-    Source,
-    SpinningOption,
+    SessionFlags,
+    SourceFlags,
     TargetOption,
-    ThreadsOption,
-    TrustOption,
-    session_settings,
+    grouped,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
+from attngraph.options import Options
 
 
+@grouped
 def bench(
     files: Annotated[
         list[Path] | None,
@@ -38,6 +33,7 @@ def bench(
             "that file the model is compiled first. MODEL may be left out with --factory.",
         ),
     ] = None,
+    *,
     target: TargetOption = "cpu",
     precision: Annotated[
         Literal["fp32", "fp16", "bf16"], typer.Option("--precision", help="Of every engine.")
@@ -59,14 +55,8 @@ def bench(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.0, help="The length of a block.")
     ] = 0.5,
-    factory: FactoryOption = None,
-    trust_pickle: TrustOption = False,
-    inputs: InputOption = None,
-    npz: NpzOption = None,
-    dims: DimOption = None,
-    threads: ThreadsOption = None,
-    spinning: SpinningOption = True,
-    provider_options: ProviderOption = None,
+    given: SourceFlags,
+    session: SessionFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -80,18 +70,16 @@ def bench(
     attngraph bench --factory examples.nanogpt:build --engine eager --engine attngraph
     """
     with reported(debug):
-        onnx, model = _told_apart(files or [], factory)
+        onnx, model = _told_apart(files or [], given.factory)
         with working(debug) as stages:
+            options = Options(target, precision, session=session.settings())
+            source = given.of(model)
+            source.check()
             stages("import torch")
-            from attngraph.export.session_options import check_settings
-            from attngraph.export.target import parse_target
             from attngraph.measuring.contest import hold
             from attngraph.measuring.job import Job
 
-            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
-            session = session_settings(threads, spinning, provider_options)
-            check_settings(parse_target(target), session)
-            job = Job(source, target, precision, static, onnx, **session)
+            job = Job(source, target, precision, static, onnx, **options.session)
             contest = hold(
                 job, engines=engines or (), rounds=rounds, seconds=seconds, progress=stages
             )

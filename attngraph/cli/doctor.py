@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from attngraph.cli.failures import reported
-from attngraph.cli.options import DebugOption, JsonOption
+from attngraph.cli.flags import DebugOption, JsonOption
 from attngraph.cli.stages import working
 from attngraph.cli.text import Page
 

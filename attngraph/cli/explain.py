@@ -5,36 +5,31 @@ from __future__ import annotations
 import json
 
 from attngraph.cli.failures import reported
-from attngraph.cli.options import (
+from attngraph.cli.flags import (
     AssumeOption,
     DebugOption,
-    DimOption,
-    FactoryOption,
-    InputOption,
     JsonOption,
     ModelArgument,
-    NpzOption,
     ReportOption,
-    Source,
+    SourceFlags,
     TargetOption,
-    TrustOption,
+    grouped,
 )
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
+from attngraph.options import Options
 
 _SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
 
 
+@grouped
 def explain(
     model: ModelArgument = None,
+    *,
     target: TargetOption = "cpu",
     report_page: ReportOption = None,
     assume: AssumeOption = None,
-    factory: FactoryOption = None,
-    trust_pickle: TrustOption = False,
-    inputs: InputOption = None,
-    npz: NpzOption = None,
-    dims: DimOption = None,
+    given: SourceFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -45,13 +40,14 @@ def explain(
     with reported(debug):
         with working(debug) as stages:
             if report_page is not None:
-                check_output(report_page, (model, npz))
+                check_output(report_page, (model, given.npz))
+            options = Options(target, assume=tuple(assume or ()))
+            source = given.of(model)
+            source.check()
             stages("import torch")
             from attngraph.cli.work import analysed
 
-            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
-            assumed = tuple(assume or ())
-            report = analysed(source, target=target, assume=assumed, stages=stages)
+            report = analysed(source, options, stages=stages)
         if report_page is not None:
             from attngraph.cli.report_page import page_of
 

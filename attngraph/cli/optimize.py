@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from attngraph.cli.failures import reported
-from attngraph.cli.options import (
+from attngraph.cli.flags import (
     AssumeOption,
     DebugOption,
-    DimOption,
-    FactoryOption,
-    InputOption,
     JsonOption,
     ModelArgument,
-    NpzOption,
-    ProviderOption,
     ReportOption,
-    Source,
-    SpinningOption,
+    SessionFlags,
+    SourceFlags,
     TargetOption,
-    ThreadsOption,
-    TrustOption,
-    session_settings,
+    grouped,
+    pairs,
 )
 from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
+from attngraph.options import DecoderOptions, Options
 
 if TYPE_CHECKING:
     from attngraph.decoder import Decoder
@@ -39,15 +35,11 @@ if TYPE_CHECKING:
 _DECODING = "Decoding"
 
 
-def optimize(
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--output", metavar="OUT.onnx", help="The file to write.", show_default=False
-        ),
-    ],
-    model: ModelArgument = None,
-    target: TargetOption = "cpu",
+@dataclass(frozen=True)
+class _CompileFlags:
+    """How the model is compiled."""
+
+    target: TargetOption = "cpu"
     precision: Annotated[
         Literal["fp32", "fp16", "bf16"] | None,
         typer.Option(
@@ -55,14 +47,14 @@ def optimize(
             help="fp16 or bf16 convert a float32 model; what the error budget needs stays in fp32. "
             "Inputs and outputs keep their dtypes, but for caches. Default: that of the weights.",
         ),
-    ] = None,
+    ] = None
     verify: Annotated[
         Literal["final", "each", "off"],
         typer.Option(
             "--verify",
             help="Compare with eager PyTorch: the final result, also after each pass, or not.",
         ),
-    ] = "final",
+    ] = "final"
     exact: Annotated[
         bool,
         typer.Option(
@@ -70,7 +62,7 @@ def optimize(
             help="Only rewrites that keep the model's formulas: none that multiplies weights with "
             "each other or moves a factor through a sum.",
         ),
-    ] = False,
+    ] = False
     tune: Annotated[
         bool,
         typer.Option(
@@ -78,7 +70,7 @@ def optimize(
             help="Measure on this machine which form of each attention is fastest; what was "
             "measured is kept in your cache folder.",
         ),
-    ] = False,
+    ] = False
     ignore_padded_rows: Annotated[
         bool,
         typer.Option(
@@ -86,7 +78,7 @@ def optimize(
             help="Compute an encoder's linears, norms and the like for valid tokens only. The "
             "rows of tokens that its padding mask hides become unspecified.",
         ),
-    ] = False,
+    ] = False
     weights: Annotated[
         Literal["int8", "int4"] | None,
         typer.Option(
@@ -95,7 +87,28 @@ def optimize(
             help="Store the weights of linears in 8 or 4 bits. What that costs the outputs is "
             "measured and reported; what kernels make of such weights has its usual error budget.",
         ),
-    ] = None,
+    ] = None
+    assume: AssumeOption = None
+
+    def options(self, session: dict[str, Any]) -> Options:
+        """Raises UsageError for a value that there isn't."""
+        return Options(
+            self.target,
+            self.precision,
+            self.verify,
+            self.exact,
+            self.tune,
+            tuple(self.assume or ()),
+            self.ignore_padded_rows,
+            self.weights,
+            session,
+        )
+
+
+@dataclass(frozen=True)
+class _DecoderFlags:
+    """Whether the model is compiled with its cache, and how."""
+
     decode: Annotated[
         bool,
         typer.Option(
@@ -104,7 +117,7 @@ def optimize(
             help="Compile a causal language model with its key-value cache: one graph for the "
             "prompt and for each token after it, which attngraph.Decoder runs.",
         ),
-    ] = False,
+    ] = False
     cache: Annotated[
         Literal["growing", "static"],
         typer.Option(
@@ -113,7 +126,7 @@ def optimize(
             help="growing: each step gives a cache that is longer, and leaves the old one. static: "
             "buffers of --max-length tokens, which a step writes into where they lie.",
         ),
-    ] = "growing",
+    ] = "growing"
     max_length: Annotated[
         int | None,
         typer.Option(
@@ -123,7 +136,7 @@ def optimize(
             rich_help_panel=_DECODING,
             help="The tokens, of prompt and continuation, that a static cache has room for.",
         ),
-    ] = None,
+    ] = None
     present: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,7 +147,7 @@ def optimize(
             help="An input with keys or values, and the output that takes its place at the next "
             "step. Where it isn't plain; once for each past.",
         ),
-    ] = None,
+    ] = None
     all_logits: Annotated[
         bool,
         typer.Option(
@@ -142,17 +155,35 @@ def optimize(
             rich_help_panel=_DECODING,
             help="The logits of every position, not of the last alone (models of transformers).",
         ),
-    ] = False,
+    ] = False
+
+    def options(self) -> DecoderOptions | None:
+        """None without --decode. Raises UsageError for flags that don't go together."""
+        presents = pairs(self.present or (), "--present", "PAST=PRESENT", "past_key=present_key")
+        if self.decode:
+            return DecoderOptions(self.cache, self.max_length, presents or None)
+        if self.cache != "growing" or self.max_length is not None or presents or self.all_logits:
+            raise UsageError(
+                "--cache, --max-length, --present and --all-logits are for --decode; add it."
+            )
+        return None
+
+
+@grouped
+def optimize(
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="OUT.onnx", help="The file to write.", show_default=False
+        ),
+    ],
+    model: ModelArgument = None,
+    *,
+    how: _CompileFlags,
+    decoding: _DecoderFlags,
     report_page: ReportOption = None,
-    assume: AssumeOption = None,
-    factory: FactoryOption = None,
-    trust_pickle: TrustOption = False,
-    inputs: InputOption = None,
-    npz: NpzOption = None,
-    dims: DimOption = None,
-    threads: ThreadsOption = None,
-    spinning: SpinningOption = True,
-    provider_options: ProviderOption = None,
+    given: SourceFlags,
+    session: SessionFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -169,37 +200,25 @@ def optimize(
     """
     with reported(debug):
         with working(debug) as stages:
-            check_output(output, (model, npz))
+            check_output(output, (model, given.npz))
             if report_page is not None:
-                check_output(report_page, (model, npz, output))
+                check_output(report_page, (model, given.npz, output))
+            options, decoder = how.options(session.settings()), decoding.options()
+            if decoder is not None and options.ignore_padded_rows:
+                raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
+            source = given.of(model)
+            source.check()
             stages("import torch")
-            from attngraph.cli.work import decoder, optimised
+            from attngraph.cli import work
 
-            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
-            settings = {
-                "target": target,
-                "precision": precision,
-                "verify": verify,
-                "exact": exact,
-                "tune": tune,
-                "assume": tuple(assume or ()),
-                "weights": weights,
-                "session": session_settings(threads, spinning, provider_options),
-            }
             result: Decoder | Optimized
-            if decode:
-                if ignore_padded_rows:
-                    raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
-                kept = {"cache": cache, "max_length": max_length}
-                names = tuple(present or ())
-                result = decoder(source, names, all_logits, {**settings, **kept}, stages=stages)
-            elif cache != "growing" or max_length is not None or present or all_logits:
-                raise UsageError(
-                    "--cache, --max-length, --present and --all-logits are for --decode; add it."
-                )
+            if decoder is None:
+                result = work.optimised(source, options, stages=stages)
             else:
-                packing = {"ignore_padded_rows": ignore_padded_rows}
-                result = optimised(source, {**settings, **packing}, stages=stages)
+                all_logits = decoding.all_logits
+                result = work.decoder(
+                    source, options, decoder, all_logits=all_logits, stages=stages
+                )
             stages("save")
             start = time.perf_counter()
             result.save(output)

@@ -9,25 +9,21 @@ from typing import Annotated
 import typer
 
 from attngraph.cli.failures import reported
-from attngraph.cli.options import (
+from attngraph.cli.flags import (
     DebugOption,
-    DimOption,
-    FactoryOption,
-    InputOption,
     JsonOption,
-    NpzOption,
-    ProviderOption,
-    Source,
-    SpinningOption,
+    SessionFlags,
+    SourceFlags,
     TargetOption,
-    ThreadsOption,
-    TrustOption,
-    session_settings,
+    grouped,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
+from attngraph.export.files import require_file
+from attngraph.options import Options
 
 
+@grouped
 def verify(
     files: Annotated[
         list[Path],
@@ -38,15 +34,10 @@ def verify(
             "left out.",
         ),
     ],
+    *,
     target: TargetOption = "cpu",
-    factory: FactoryOption = None,
-    trust_pickle: TrustOption = False,
-    inputs: InputOption = None,
-    npz: NpzOption = None,
-    dims: DimOption = None,
-    threads: ThreadsOption = None,
-    spinning: SpinningOption = True,
-    provider_options: ProviderOption = None,
+    given: SourceFlags,
+    session: SessionFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -61,18 +52,19 @@ def verify(
     with reported(debug):
         with working(debug) as stages:
             *models, path = files
-            if len(models) > 1 or not (models or factory):
+            if len(models) > 1 or not (models or given.factory):
                 raise UsageError(
                     "verify takes a model and an ONNX file: attngraph verify MODEL OUT.onnx, or "
                     "with --factory the ONNX file alone."
                 )
+            options = Options(target, session=session.settings())
+            require_file(path)
+            source = given.of(models[0] if models else None)
+            source.check()
             stages("import torch")
             from attngraph.cli.work import verified
 
-            model = models[0] if models else None
-            source = Source.of(model, factory, trust_pickle, inputs, npz, dims)
-            session = session_settings(threads, spinning, provider_options)
-            found = verified(source, path, target=target, session=session, stages=stages)
+            found = verified(source, path, options, stages=stages)
         if as_json:
             print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
         else:

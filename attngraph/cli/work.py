@@ -1,9 +1,9 @@
-"""From the options of a command to a model, compiled or analysed. Imports torch."""
+"""From what a command was given to a model, compiled or analysed. Imports torch."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from inspect import Parameter
 from pathlib import Path
@@ -13,14 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.attend import AttentionWeights, hidden_in_loops
-from attngraph.cli.options import Source
 from attngraph.cli.stages import Stages
-from attngraph.compiler import Model, analyse, compile_model
+from attngraph.compiler import analyse, compile_model
 from attngraph.decoder import Decoder
-from attngraph.decoding import check_cache, compile_decoder, of_causal_lm
+from attngraph.decoding import compile_decoder, of_causal_lm
 from attngraph.errors import LoadError, UsageError
-from attngraph.export.session_options import check_settings
-from attngraph.export.target import parse_target
+from attngraph.export.session import Session
 from attngraph.frontend.binding import bind, forward_signature
 from attngraph.frontend.cache import METADATA_KEY
 from attngraph.frontend.causal_lm import is_causal_lm
@@ -36,43 +34,39 @@ from attngraph.frontend.specs import (
     parse_inputs,
     read_npz,
 )
+from attngraph.model import Model
 from attngraph.optimized import Optimized
+from attngraph.options import DecoderOptions, Options
 from attngraph.report import Report
-from attngraph.verifying import Verification, open_file, verify_file
+from attngraph.source import Source
+from attngraph.verifying import Verification, verify_file
 
 
-def optimised(source: Source, settings: Mapping[str, Any], *, stages: Stages) -> Optimized:
-    """The model of the options, compiled and checked but not saved.
-
-    `settings` are those of `compile_model`.
-    """
-    check_settings(parse_target(settings["target"]), settings["session"])
+def optimised(source: Source, options: Options, *, stages: Stages) -> Optimized:
+    """The model compiled and checked, but not saved."""
     with importable_cwd():  # a user's module may import others as late as in forward
         model, seconds = _timed_model(source, stages)
-        result = compile_model(model, **settings, progress=stages)
+        result = compile_model(model, options, progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
     return result
 
 
 def decoder(
     source: Source,
-    presents: Sequence[str],
-    all_logits: bool,
-    settings: Mapping[str, Any],
+    options: Options,
+    decoding: DecoderOptions,
     *,
+    all_logits: bool,
     stages: Stages,
 ) -> Decoder:
-    """The model of the options as a decoder; `presents` are the texts of `--present`."""
-    check_settings(parse_target(settings["target"]), settings["session"])
-    check_cache(settings["cache"], settings["max_length"])
-    pairs = _pairs(presents)
+    """The model as a decoder, checked but not saved."""
     given = _parsed(source)
     with importable_cwd():
         stages("load")
         start = time.perf_counter()
         loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
         if is_causal_lm(loaded.module):
-            if source.inputs or source.npz or source.dims or presents:
+            if source.inputs or source.npz or source.dims or decoding.presents:
                 raise UsageError(
                     f"{loaded.source} is a model of transformers, whose inputs --decode makes "
                     "itself: leave out --input, --inputs, --dim and --present."
@@ -87,42 +81,23 @@ def decoder(
         else:
             model = _model_of(loaded, source, given)
         seconds = time.perf_counter() - start
-        result = compile_decoder(model, presents=pairs, **settings, progress=stages)
+        result = compile_decoder(model, decoding, options, progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
     return result
 
 
-def _pairs(texts: Sequence[str]) -> dict[str, str] | None:
-    pairs = {}
-    for text in texts:
-        past, sign, present = (part.strip() for part in text.partition("="))
-        if not (past and sign and present):
-            raise UsageError(
-                f"--present {text!r} doesn't parse; write past=present, an input and an output."
-            )
-        pairs[past] = present
-    return pairs or None
-
-
-def analysed(source: Source, *, target: str, assume: tuple[str, ...], stages: Stages) -> Report:
-    """The attention sites of the model of the options."""
-    parse_target(target)
+def analysed(source: Source, options: Options, *, stages: Stages) -> Report:
+    """The attention sites of the model."""
     with importable_cwd():
         model, seconds = _timed_model(source, stages)
-        _, report = analyse(model, target=target, assume=assume, progress=stages)
+        _, report = analyse(model, options, progress=stages)
     report.timings = {"load": seconds, **report.timings}
     return report
 
 
-def verified(
-    source: Source, path: Path, *, target: str, session: Mapping[str, Any], stages: Stages
-) -> Verification:
-    """The file at `path` compared with the model of the options.
-
-    `session` are keyword arguments of `Session.open`.
-    """
-    check_settings(parse_target(target), session)
-    with open_file(path, target, **session) as opened, importable_cwd():
+def verified(source: Source, path: Path, options: Options, *, stages: Stages) -> Verification:
+    """The file at `path` compared with the model."""
+    with Session.open(path, options.device, **options.session) as opened, importable_cwd():
         stages("load")
         given = _parsed(source)
         loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
@@ -130,27 +105,21 @@ def verified(
             model = Model(loaded.module, None, (), {}, None, loaded.source)
         else:
             model = _model_of(loaded, source, given)
-        return verify_file(model, path, opened, target=target, progress=stages)
+        return verify_file(model, path, opened, options, progress=stages)
 
 
 def attended(
     source: Source,
+    options: Options,
     *,
-    target: str,
-    session: Mapping[str, Any],
     layers: tuple[int, ...] | None,
     heads: tuple[int, ...] | None,
     stages: Stages,
 ) -> tuple[str, list[AttentionWeights], list[str]]:
-    """(the name of the model of the options, its attentions' weights on its sample inputs, what
-    is left out).
-
-    `session` are keyword arguments of `Session.open`.
-    """
-    check_settings(parse_target(target), session)
+    """(the model's name, its attentions' weights on its sample inputs, what is left out)."""
     with importable_cwd():
         model, _ = _timed_model(source, stages)
-        result = compile_model(model, target=target, session=session, progress=stages)
+        result = compile_model(model, options, progress=stages)
         stages("attention")
         tensors = pytree.tree_leaves((model.args, dict(model.kwargs)))
         given = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from attngraph.errors import AttngraphError, LoadError, UsageError
+from attngraph.frontend.names import split_factory
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,7 @@ def importable_cwd() -> Iterator[None]:
 
 
 def _resolve(spec: str) -> Callable[[], object]:
-    module_name, colon, name = spec.partition(":")
-    if not (module_name and colon and name):
-        raise UsageError(
-            f"--factory {spec!r} is not of the form pkg.mod:fn, e.g. examples.gpt:build."
-        )
+    module_name, name = split_factory(spec)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -10,12 +10,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from attngraph.errors import LoadError, UsageError
+from attngraph.errors import LoadError
 from attngraph.frontend.factory import build
+from attngraph.frontend.names import kind_of, refuse_factory, require_factory
 from attngraph.frontend.pickles import load_pickle, unwrap_state_dict
 from attngraph.frontend.pt2 import load_program
 from attngraph.frontend.script import load_script
-from attngraph.frontend.sniff import ModelKind, sniff
+from attngraph.frontend.sniff import ModelKind
 from attngraph.frontend.weights import check_materialised, fit_weights
 
 
@@ -44,35 +45,25 @@ def load(path: Path | None, *, factory: str | None = None, trust_pickle: bool = 
     `trust_pickle`. The factory is the user's own code and is simply called. Raises UsageError where
     file and factory don't go together.
     """
+    kind = kind_of(path, factory)
     if path is None:
-        if factory is None:
-            raise UsageError("There is no model: give a model file, or --factory pkg.mod:fn.")
+        assert factory is not None
         return _load_factory(factory, None, None)
-    match sniff(path):
-        case ModelKind.EXPORTED_PROGRAM as kind:
-            _refuse_factory(path, kind.value, factory)
-            return _from_program(load_program(path, trust_pickle=trust_pickle), path)
-        case ModelKind.TORCHSCRIPT as kind:
-            _refuse_factory(path, kind.value, factory)
-            script = load_script(path, trust_pickle=trust_pickle)
-            return Loaded(script, None, None, source=str(path))
-        case ModelKind.SAFETENSORS:
-            return _load_factory(_needed(factory, path), _load_safetensors(path), path)
-        case ModelKind.TORCH_SAVE:
-            saved = load_pickle(path, legacy=False, trust_pickle=trust_pickle)
-        case ModelKind.LEGACY_PICKLE:
-            saved = load_pickle(path, legacy=True, trust_pickle=trust_pickle)
-        case ModelKind.UNKNOWN:
-            raise LoadError(
-                f"{path} is not a model file attngraph reads; give a torch.export program (.pt2), "
-                "TorchScript, or what torch.save or safetensors wrote."
-            )
+    if kind is ModelKind.EXPORTED_PROGRAM:
+        return _from_program(load_program(path, trust_pickle=trust_pickle), path)
+    if kind is ModelKind.TORCHSCRIPT:
+        script = load_script(path, trust_pickle=trust_pickle)
+        return Loaded(script, None, None, source=str(path))
+    if kind is ModelKind.SAFETENSORS:
+        return _load_factory(require_factory(path, factory), _load_safetensors(path), path)
+    legacy = kind is ModelKind.LEGACY_PICKLE
+    saved = load_pickle(path, legacy=legacy, trust_pickle=trust_pickle)
     return _from_saved(saved, path, factory)
 
 
 def _from_saved(saved: object, path: Path, factory: str | None) -> Loaded:
     if isinstance(saved, torch.nn.Module):
-        _refuse_factory(path, "a pickled module", factory)
+        refuse_factory(path, "a pickled module", factory)
         return Loaded(saved.eval(), None, None, source=str(path))
     weights = unwrap_state_dict(saved)
     if weights is None:
@@ -80,7 +71,7 @@ def _from_saved(saved: object, path: Path, factory: str | None) -> Loaded:
             f"{path} holds a {type(saved).__name__} that is neither a module nor a state dict; "
             "save model.state_dict(), or the program with torch.export.save."
         )
-    return _load_factory(_needed(factory, path), weights, path)
+    return _load_factory(require_factory(path, factory), weights, path)
 
 
 def _from_program(program: torch.export.ExportedProgram, path: Path) -> Loaded:
@@ -109,20 +100,3 @@ def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
         raise LoadError(
             f"{path} is a damaged safetensors file ({error}); save or fetch it again."
         ) from error
-
-
-def _needed(factory: str | None, path: Path) -> str:
-    if factory is None:
-        raise LoadError(
-            f"{path} holds weights but no model; pass --factory pkg.mod:fn, a function that builds "
-            "the module they belong to."
-        )
-    return factory
-
-
-def _refuse_factory(path: Path, what: str, factory: str | None) -> None:
-    if factory is not None:
-        raise UsageError(
-            f"{path} is {what} and brings its own model; leave out --factory {factory}, or give a "
-            "state dict or safetensors file to go with it."
-        )

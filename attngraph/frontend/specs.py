@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from attngraph.errors import LoadError, UsageError
+from attngraph.frontend.names import require_samples
 
 _INPUT_FORM = "name=dtype[dims], e.g. input_ids=int64[batch=2,seq=8] or x=float32[2,3,32,32]"
 _DIM_FORM = (
@@ -191,13 +192,12 @@ def read_npz(path: Path, specs: Sequence[InputSpec] = ()) -> dict[str, torch.Ten
     Raises LoadError for a file numpy can't read, UsageError where a spec of the same name
     disagrees.
     """
+    require_samples(path)
     try:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
             tensors = {name: torch.from_numpy(archive[name]) for name in archive.files}
-    except FileNotFoundError as error:
-        raise LoadError(f"--inputs {path} does not exist; check the path.") from error
     except Exception as error:
         raise LoadError(
             f"--inputs {path} can't be read as an .npz of plain arrays ({error}); write it with "

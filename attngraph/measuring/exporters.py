@@ -14,6 +14,7 @@ import torch
 
 from attngraph.compiler import compile_model
 from attngraph.measuring.job import Job
+from attngraph.options import Options
 
 
 class NotFor(Exception):
@@ -34,13 +35,13 @@ def attngraph_packed(job: Job, base: Path, file: Path) -> None:
 
 def _compile(job: Job, file: Path, *, ignore_padded_rows: bool) -> None:
     # Parity is judged as every engine's is. In halves, what stays in float32 is found by it.
-    compile_model(
-        job.model(),
+    options = Options(
         target=job.target,
         precision=job.precision,
         verify="off" if job.precision == "fp32" else "final",
         ignore_padded_rows=ignore_padded_rows,
-    ).save(file)
+    )
+    compile_model(job.model(), options).save(file)
 
 
 def torch_export(job: Job, base: Path, file: Path) -> None:

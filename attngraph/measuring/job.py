@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from attngraph.cli.options import Source
 from attngraph.cli.work import read_model
 from attngraph.compiler import Model
+from attngraph.export.formats import Precision
 from attngraph.export.parity import DTYPE
-from attngraph.export.reference import Precision
 from attngraph.export.session import Session
 from attngraph.export.target import Target, parse_target
 from attngraph.frontend.factory import importable_cwd
+from attngraph.source import Source
 
 _JOB, _INPUTS = "job.json", "inputs.pt"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attngraph.export.formats import Precision
 from attngraph.export.precision.policy import (
     FOLLOWS,
     TAKES,
@@ -19,7 +20,6 @@ from attngraph.export.precision.policy import (
     narrows,
     narrows_scores,
 )
-from attngraph.export.reference import Precision
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.graph import UNKNOWN, Loc
 from attngraph.ir.ops import input_of

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attngraph.export.formats import Precision
 from attngraph.export.lowering.masks import is_bounded
-from attngraph.export.reference import Precision
 from attngraph.export.target import Provider
 from attngraph.ir import Node, Value
 

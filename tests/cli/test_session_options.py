@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from attngraph.cli.options import Source
 from attngraph.export import session as session_module
 from attngraph.measuring.job import Job
+from attngraph.source import Source
 
 USAGE = 2
 MODEL = ("--factory", "user_models:dynamic")
@@ -86,7 +86,7 @@ def test_every_session_of_a_command_has_them(
 
 
 def test_a_job_takes_them_to_the_process_that_measures(tmp_path: Path) -> None:
-    source = Source.of(None, "user_models:dynamic", False, None, None, None)
+    source = Source(factory="user_models:dynamic")
     job = Job(source, threads=2, spinning=False, provider_options={"device_id": "1"})
     job.write(tmp_path)
     assert Job.read(tmp_path) == job

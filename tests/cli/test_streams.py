@@ -71,7 +71,7 @@ def test_an_unexpected_error_asks_for_a_report(
         raise ArithmeticError("nobody thought of this")
 
     monkeypatch.setattr("attngraph.cli.work.load", fails)
-    ran = attngraph("explain", "model.pt2")
+    ran = attngraph("explain", "--factory", "user_models:alone")
     assert ran.code == 70
     assert ran.out == ""
     assert ran.err == (

@@ -14,6 +14,7 @@ import torch
 from torch.export import Dim
 
 from attngraph.compiler import Model, analyse
+from attngraph.options import Options
 
 PAGE = Path(__file__).parents[2] / "docs" / "remarks.md"
 # Guards that no model is known to reach; their entries say so.
@@ -96,7 +97,7 @@ def test_example_gets_its_code(code: str, source: str) -> None:
     args, dims = module.sample()
     shapes = (dims,) if any(dims) else None
     model = Model(module.eval(), None, args, {}, shapes)
-    _, report = analyse(model, ignore_padded_rows=code in PACKING)
+    _, report = analyse(model, Options(ignore_padded_rows=code in PACKING))
     assert report.sites or code == "unrolled"
     if code == "unrolled":
         assert any("unrolled" in note for note in report.notes)

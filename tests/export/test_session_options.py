@@ -15,9 +15,9 @@ from attngraph.errors import ProviderError, UsageError
 from attngraph.export import replay as replay_module
 from attngraph.export import session as session_module
 from attngraph.export.denormals import denormals, flushed
+from attngraph.export.provider_options import PROVIDER_OPTIONS, provider_options
 from attngraph.export.replay import Fixed, Replay
 from attngraph.export.session import Session, elsewhere
-from attngraph.export.session_options import PROVIDER_OPTIONS, provider_options
 from attngraph.export.target import Target
 from tests.export.test_session import model
 

@@ -14,7 +14,9 @@ from attngraph import Decoder
 from attngraph.caches import StaticCache
 from attngraph.compiler import Model
 from attngraph.errors import UsageError
-from attngraph.verifying import open_file, verify_file
+from attngraph.export.session import Session
+from attngraph.export.target import Target
+from attngraph.verifying import verify_file
 from examples import cached_gpt
 from tests.models.kit import LAYERS, VOCABULARY, peaked
 from tests.parity.test_decode import (
@@ -137,7 +139,7 @@ def test_a_saved_decoder_knows_its_cache(tmp_path: Path) -> None:
     assert loaded.layout == decoder.layout
     assert loaded.layout.max_length == ROOM
     assert torch.equal(loaded.generate(ids, 8, mask), decoder.generate(ids, 8, mask))
-    with open_file(path, "cpu") as session:
+    with Session.open(path, Target("cpu")) as session:
         found = verify_file(Model(module, None, (), {}, None, "llama"), path, session)
     assert found.parity.passed, str(found.parity)
 

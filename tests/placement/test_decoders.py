@@ -10,11 +10,11 @@ import pytest
 from attngraph.compiler import Model, trace
 from attngraph.decoding import buffers_of, of_causal_lm
 from attngraph.export.buffers import LENGTH, require_in_place
+from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.table import SHARED
 from attngraph.export.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
-from attngraph.export.reference import Precision
 from attngraph.export.save import save
 from attngraph.export.target import parse_target
 from attngraph.frontend.cache import find_layout

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from attngraph.compiler import Model, analyse
+from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.table import PACKED_ROWS, PRIMITIVE, RESTORED_ROWS
 from attngraph.export.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
-from attngraph.export.reference import Precision
 from attngraph.export.save import save
 from attngraph.export.target import parse_target
+from attngraph.options import Options
 from tests.models import CASES, Case
 from tests.placement.tool import Tool
 
@@ -32,7 +33,7 @@ def test_attention_is_on_cuda(
 ) -> None:
     built = case.build()
     model = Model(built.module, None, built.args, {}, built.dynamic_shapes)
-    graph, _ = analyse(model, target=str(TARGET))
+    graph, _ = analyse(model, Options(str(TARGET)))
     if precision != "fp32":
         graph = convert(graph, Plan(DTYPES[precision])).graph
     kernels = choose_all(graph, TARGET)
@@ -54,7 +55,7 @@ def test_packed_attention_is_on_cuda(precision: Precision, placement: Tool, tmp_
     """Without its padding, an encoder has the op for packed rows where that has a fast kernel."""
     built = next(case for case in CASES if case.name == "encoder").build()
     model = Model(built.module, None, built.args, {}, built.dynamic_shapes)
-    graph, _ = analyse(model, target=str(TARGET), ignore_padded_rows=True)
+    graph, _ = analyse(model, Options(str(TARGET), ignore_padded_rows=True))
     if precision != "fp32":
         graph = convert(graph, Plan(DTYPES[precision])).graph
     kernels = choose_all(graph, TARGET)

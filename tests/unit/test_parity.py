@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from attngraph.errors import ParityError
+from attngraph.export.formats import Precision
 from attngraph.export.parity import Parity, compare, merge
-from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.export.reference import Reference, ReferenceOutputs
 from tests.unit.residual_attention import Attention, run, sample
 
 DTYPES: dict[Precision, torch.dtype] = {

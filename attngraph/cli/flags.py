@@ -1,14 +1,19 @@
-"""The options that several commands share."""
+"""The flags that several commands share, and groups of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from attngraph.errors import UsageError
+from attngraph.source import Source
 
 _INPUTS = "Inputs"
 _SESSION = "Session"
@@ -137,46 +142,88 @@ DebugOption: TypeAlias = Annotated[
 ]
 
 
-def session_settings(
-    threads: int | None, spinning: bool, provider_options: list[str] | None
-) -> dict[str, Any]:
-    """Keyword arguments of `Session.open`, from the options as typer gives them.
+@dataclass(frozen=True)
+class SourceFlags:
+    """Which model, beside its file, and on what inputs."""
 
-    Raises UsageError for a provider option that is no KEY=VALUE, or is given twice.
-    """
-    given: dict[str, str] = {}
-    for text in provider_options or ():
-        key, sign, value = (part.strip() for part in text.partition("="))
-        if not (key and sign and value):
-            raise UsageError(
-                f"--provider-option {text!r} doesn't parse; write KEY=VALUE, such as device_id=1."
-            )
-        if key in given:
-            raise UsageError(f"--provider-option {key} was given twice.")
-        given[key] = value
-    return {"threads": threads, "spinning": spinning, "provider_options": given}
+    factory: FactoryOption = None
+    trust_pickle: TrustOption = False
+    inputs: InputOption = None
+    npz: NpzOption = None
+    dims: DimOption = None
+
+    def of(self, path: Path | None) -> Source:
+        """With the model's file, where there is one."""
+        return Source(
+            path,
+            self.factory,
+            self.trust_pickle,
+            tuple(self.inputs or ()),
+            self.npz,
+            tuple(self.dims or ()),
+        )
 
 
 @dataclass(frozen=True)
-class Source:
-    """The options that say which model, and on what inputs."""
+class SessionFlags:
+    """How onnxruntime runs."""
 
-    path: Path | None
-    factory: str | None
-    trust_pickle: bool
-    inputs: tuple[str, ...]
-    npz: Path | None
-    dims: tuple[str, ...]
+    threads: ThreadsOption = None
+    spinning: SpinningOption = True
+    provider_options: ProviderOption = None
 
-    @classmethod
-    def of(
-        cls,
-        path: Path | None,
-        factory: str | None,
-        trust_pickle: bool,
-        inputs: list[str] | None,
-        npz: Path | None,
-        dims: list[str] | None,
-    ) -> Source:
-        """From the options as typer gives them."""
-        return cls(path, factory, trust_pickle, tuple(inputs or ()), npz, tuple(dims or ()))
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of `Session.open`.
+
+        Raises UsageError for a provider option that is no KEY=VALUE, or is given twice.
+        """
+        given = pairs(self.provider_options or (), "--provider-option", "KEY=VALUE", "device_id=1")
+        return {"threads": self.threads, "spinning": self.spinning, "provider_options": given}
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """A command in which a parameter that is a dataclass of flags stands for that one's fields.
+
+    typer reads flags from a function's signature and knows no groups; so the signature is made.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {
+        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
+    }
+    flags: list[Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            kinds = get_type_hints(groups[name], include_extras=True)
+            members = [(flag.name, flag.default, kinds[flag.name]) for flag in fields(groups[name])]
+        else:
+            members = [(name, parameter.default, hints[name])]
+        flags += [
+            Parameter(flag, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for flag, default, kind in members
+        ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{flag.name: given.pop(flag.name) for flag in fields(group)})
+        command(**given)
+
+    run.__annotations__ = {flag.name: flag.annotation for flag in flags}
+    vars(run)["__signature__"] = inspect.Signature(flags)
+    return run
+
+
+def pairs(texts: Sequence[str], option: str, form: str, example: str) -> dict[str, str]:
+    """The values of an option that is given as often as there are pairs, by their first half.
+
+    Raises UsageError for one that doesn't parse, or is given twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, sign, value = (part.strip() for part in text.partition("="))
+        if not (key and sign and value):
+            raise UsageError(f"{option} {text!r} doesn't parse; write {form}, such as {example}.")
+        if key in found:
+            raise UsageError(f"{option} {key} was given twice.")
+        found[key] = value
+    return found
