@@ -53,18 +53,22 @@ from typing import Any, Literal
 import torch
 
 from attngraph.errors import ParityError
-from attngraph.export.cancelled import cancelled
 from attngraph.export.formats import Precision
 from attngraph.export.reference import ReferenceOutputs
+from attngraph.export.samples import (
+    FEW,
+    GROUPS,
+    NORMS,
+    Norm,
+    Sample,
+    eps,
+    extreme,
+    misplaced,
+    noise_of,
+    norm_of,
+)
 
 FACTOR: dict[Precision, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
-DTYPE: dict[Precision, torch.dtype] = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
-FEW = 32
-_WANDER: dict[Precision, float] = {"fp32": 16.0, "fp16": 4.0, "bf16": 4.0}
 
 
 @dataclass(frozen=True)
@@ -194,10 +198,10 @@ def _against(
 ) -> Parity:
     """`runs` are eager's further ones, each with a tensor per output."""
     samples = [
-        _Sample.of(eager, exact, precision, [run[place] for run in runs])
+        Sample.of(eager, exact, precision, [run[place] for run in runs])
         for place, (eager, exact) in enumerate(zip(reference.eager, reference.exact, strict=True))
     ]
-    noise = {norm: _noise(samples, norm, precision) for norm in _NORMS}
+    noise = {norm: noise_of(samples, norm, precision) for norm in NORMS}
     results = []
     for name, sample, tensor in zip(reference.names, samples, candidate, strict=True):
         result = _compare(name, sample, tensor.detach().cpu(), precision, noise)
@@ -224,115 +228,9 @@ def merge(cases: Mapping[str, Parity]) -> Parity:
     return Parity(tuple(outputs), next(iter(cases.values())).precision)
 
 
-Norm = Literal["max", "rms"]
-_NORMS: tuple[Norm, ...] = ("max", "rms")
-_Group = Literal["ordinary", "outliers", "zeros"]
-_GROUPS: tuple[_Group, ...] = ("ordinary", "outliers", "zeros")
-
-
-def _norm(values: torch.Tensor, norm: Norm) -> float:
-    if values.numel() == 0:
-        return 0.0
-    return float(values.abs().max() if norm == "max" else values.square().mean().sqrt())
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """One output's reference. All tensors but `eager` are float64 or masks, of its shape.
-
-    `target` is the float64 value where `sound`, and eager's elsewhere. `errors` are the rounding
-    errors of eager's runs where `measured`. `large` marks the outliers, `zero` what is zero but for
-    rounding.
-    """
-
-    eager: torch.Tensor
-    exact: torch.Tensor | None
-    target: torch.Tensor
-    sound: torch.Tensor
-    errors: tuple[torch.Tensor, ...]
-    measured: torch.Tensor
-    large: torch.Tensor
-    zero: torch.Tensor
-
-    @classmethod
-    def of(
-        cls,
-        eager: torch.Tensor,
-        exact: torch.Tensor | None,
-        precision: Precision,
-        runs: Sequence[torch.Tensor] = (),
-    ) -> _Sample:
-        eager = eager.detach().cpu()
-        wide = eager.double()
-        if exact is None or not eager.is_floating_point():
-            none = torch.zeros_like(wide, dtype=torch.bool)
-            usual = ~_extreme(wide, eager.dtype) if eager.is_floating_point() else none
-            return cls(eager, None, wide, none, (), none, _large(wide, usual), none)
-        exact = exact.cpu().double()
-        defined = ~_extreme(exact, eager.dtype)
-        measured = defined & ~_extreme(wide, eager.dtype)
-        off = [torch.where(measured, wide - exact, 0.0)]
-        for run in runs:
-            if run.shape == eager.shape:
-                found = run.detach().cpu().double()
-                usual = measured & ~_extreme(found, eager.dtype)
-                off.append(torch.where(usual, found - exact, 0.0))
-        zero, most = cancelled(exact, off, measured, _eps(precision))
-        large = _large(exact, defined & ~zero)
-        apart = large | zero
-        limit = min(0.25, 2.0**13 * _eps(precision)) * _norm(exact[measured & ~apart], "rms")
-        explained = [_explained(error, apart, limit) for error in off]
-        sound = explained[0] & defined
-        measured &= sound
-        errors = [torch.where(measured, off[0], 0.0)]
-        for error, whole in zip(off[1:], explained[1:], strict=True):
-            branched = zero & (error.abs() > most)
-            errors.append(torch.where(measured & whole & ~branched, error, 0.0))
-        target = torch.where(sound, exact, wide)
-        return cls(eager, exact, target, sound, tuple(errors), measured, large, zero)
-
-    def own(self, among: torch.Tensor, norm: Norm) -> float:
-        """The largest norm, among these elements, of the errors of eager's runs."""
-        return max((_norm(error[among], norm) for error in self.errors), default=0.0)
-
-    def group(self, kind: _Group) -> torch.Tensor:
-        """The elements of that kind, without NaN, infinities and finfo.min."""
-        apart = {"outliers": self.large, "zeros": self.zero}
-        chosen = apart.get(kind, ~(self.large | self.zero))
-        return chosen & ~_extreme(self.target, self.eager.dtype)
-
-
-def _explained(error: torch.Tensor, apart: torch.Tensor, limit: float) -> torch.Tensor:
-    """Whether rounding explains a run's error, for each row; what is held apart doesn't count."""
-    bulk = torch.where(apart, 0.0, error)
-    rows = bulk.square().mean(-1, keepdim=True).sqrt() if bulk.dim() else bulk.abs()
-    return rows <= limit
-
-
-def _large(values: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    size = values.abs()
-    nonzero = size[among & (size > 0)]
-    if nonzero.numel() == 0:
-        return torch.zeros_like(among)
-    return among & (size > 256 * nonzero.median())
-
-
-def _noise(samples: Sequence[_Sample], norm: Norm, precision: Precision) -> float:
-    """Relative rounding noise of the run's larger outputs: the floor for its small ones."""
-    found = []
-    for sample in samples:
-        if not sample.eager.is_floating_point():
-            continue
-        ordinary = sample.measured & sample.group("ordinary")
-        scale = _norm(sample.target[ordinary], norm)
-        if int(ordinary.sum()) >= FEW and scale > 0:
-            found.append(sample.own(ordinary, norm) / scale)
-    return max(found, default=_WANDER[precision] * _eps(precision))
-
-
 def _compare(
     name: str,
-    sample: _Sample,
+    sample: Sample,
     candidate: torch.Tensor,
     precision: Precision,
     noise: Mapping[Norm, float],
@@ -356,26 +254,26 @@ def _compare(
         count = int((~sample.sound).sum())
         note = f"{count} of {eager.numel()} elements compared with eager: no sound float64 there"
     wide = candidate.double()
-    misplaced = int(_misplaced(wide, sample).sum())
-    if misplaced:
-        note = _join(f"{misplaced} elements break the pattern of NaN, infinity and fills", note)
+    astray = int(misplaced(wide, sample).sum())
+    if astray:
+        note = _join(f"{astray} elements break the pattern of NaN, infinity and fills", note)
         return OutputParity(name, shape, math.inf, 0.0, 0.0, False, reference, "max", note)
-    difference = torch.where(_extreme(wide, eager.dtype), 0.0, wide - sample.target)
+    difference = torch.where(extreme(wide, eager.dtype), 0.0, wide - sample.target)
     results = []
-    for kind, norm in itertools.product(_GROUPS, _NORMS):
+    for kind, norm in itertools.product(GROUPS, NORMS):
         group = sample.group(kind)
         measured = group & sample.measured
-        own, scale = sample.own(measured, norm), _norm(sample.target[group], norm)
+        own, scale = sample.own(measured, norm), norm_of(sample.target[group], norm)
         if kind == "zeros":
-            scale = own / _eps(precision)
-        floor = max(_eps(precision) * scale, torch.finfo(eager.dtype).tiny)
+            scale = own / eps(precision)
+        floor = max(eps(precision) * scale, torch.finfo(eager.dtype).tiny)
         if int(measured.sum()) < FEW and kind != "zeros":
             floor = max(floor, noise[norm] * scale)
         for where, factor in (
             (group & sample.sound, FACTOR[precision]),
             (group & ~sample.sound, FACTOR[precision] + 1.0),
         ):
-            error, budget = _norm(difference[where], norm), factor * max(own, floor)
+            error, budget = norm_of(difference[where], norm), factor * max(own, floor)
             unit = scale or 1.0
             figures = (error / unit, own / unit, budget / unit)
             results.append(
@@ -384,43 +282,14 @@ def _compare(
     return max(results, key=lambda result: result.ratio)
 
 
-def _extreme(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """NaN, infinite, or finfo.min and its like: within 1 % of the end of `dtype`'s range."""
-    return ~(values.abs() < 0.99 * torch.finfo(dtype).max)
-
-
-def _misplaced(candidate: torch.Tensor, sample: _Sample) -> torch.Tensor:
-    """Where an extreme value stands that neither reference has, or is missing where both have it.
-
-    Where eager overflows and float64 doesn't, the candidate may do either.
-    """
-    dtype = sample.eager.dtype
-    eager = sample.eager.double()
-    agree = _same_extreme(candidate, eager, dtype)
-    wanted = _extreme(eager, dtype)
-    if sample.exact is not None:
-        agree |= _same_extreme(candidate, sample.exact, dtype)
-        wanted &= _extreme(sample.exact, dtype)
-    return torch.where(_extreme(candidate, dtype), ~agree, wanted)
-
-
-def _same_extreme(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    near = (left - right).abs() <= 4 * torch.finfo(dtype).eps * right.abs()
-    return (left == right) | (left.isnan() & right.isnan()) | (near & right.isfinite())
-
-
-def _top1(sample: _Sample, candidate: torch.Tensor) -> float:
+def _top1(sample: Sample, candidate: torch.Tensor) -> float:
     return float((candidate.argmax(-1) == sample.target.argmax(-1)).double().mean())
 
 
-def _kl(sample: _Sample, candidate: torch.Tensor) -> float:
+def _kl(sample: Sample, candidate: torch.Tensor) -> float:
     target, candidate = sample.target.log_softmax(-1), candidate.log_softmax(-1)
     terms = torch.where(target > -math.inf, target.exp() * (target - candidate), 0.0)
     return max(float(terms.sum(-1).mean()), 0.0)
-
-
-def _eps(precision: Precision) -> float:
-    return float(torch.finfo(DTYPE[precision]).eps)
 
 
 def _join(*parts: str) -> str:

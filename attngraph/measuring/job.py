@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from attngraph.cli.work import read_model
 from attngraph.compiler import Model
 from attngraph.export.formats import Precision
-from attngraph.export.parity import DTYPE
+from attngraph.export.samples import DTYPE
 from attngraph.export.session import Session
 from attngraph.export.target import Target, parse_target
 from attngraph.frontend.factory import importable_cwd

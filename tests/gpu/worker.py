@@ -24,8 +24,8 @@ import attngraph
 from attngraph.export.kernels import Choice, choose_all, facts_of
 from attngraph.export.kernels.choice import candidates, version_of
 from attngraph.export.kernels.table import PRIMITIVE
-from attngraph.export.parity import DTYPE
 from attngraph.export.providers import preload_cuda
+from attngraph.export.samples import DTYPE
 from attngraph.export.target import Target, parse_target
 from attngraph.export.tensors import to_ort
 from attngraph.ir import DimInfo, Graph, Node
