@@ -15,7 +15,9 @@ from attngraph.export.kernels import Form, choose, facts_of
 from attngraph.export.kernels.facts import LENGTHS, NORMS, WINDOW
 from attngraph.export.kernels.table import NONPAD, PRIMITIVE, SHARED
 from attngraph.export.kernels.turned import turned_of
-from attngraph.export.lowering.attention_forms import emit, emit_attention, put_behind
+from attngraph.export.lowering.attention_cache import put_behind
+from attngraph.export.lowering.attention_forms import emit
+from attngraph.export.lowering.attention_op import emit_attention
 from attngraph.export.lowering.attention_site import Packed
 from attngraph.export.lowering.context import Context
 from attngraph.export.lowering.masks import Mask, Prepared, prepare, whole

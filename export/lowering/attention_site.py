@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import onnx_ir as ir
 import torch
 
 from attngraph.export.kernels.turned import Turned
+from attngraph.export.lowering.context import Context
 from attngraph.ir import Value
+from attngraph.ir.dims import Dim
+
+Emitted = tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]
+"""Context, weights if asked for, and with a past both presents."""
 
 
 @dataclass(frozen=True)
@@ -37,3 +43,9 @@ class Packed:
     @property
     def dtype(self) -> torch.dtype:
         return self.query.dtype
+
+
+def by_head(ctx: Context, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
+    """(B, S, H·D) → (B, H, S, D)."""
+    split = ctx.reshape(value, shape, [*shape[:2], heads, shape[2] // heads])
+    return ctx.op("Transpose", split, perm=[0, 2, 1, 3])

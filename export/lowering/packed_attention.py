@@ -15,7 +15,7 @@ import torch
 
 from attngraph.export.kernels import choose, facts_of
 from attngraph.export.kernels.table import PACKED_ROWS
-from attngraph.export.lowering.attention_forms import emit_attention
+from attngraph.export.lowering.attention_op import emit_attention
 from attngraph.export.lowering.context import MICROSOFT, Context
 from attngraph.export.lowering.masks import Prepared
 from attngraph.export.lowering.registry import register_lowering
