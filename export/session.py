@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ import onnxruntime
 import torch
 
 from attngraph.errors import AttngraphError, LoadError, ProviderError, UsageError
+from attngraph.export.arguments import Argument, check_inputs, in_order
 from attngraph.export.denormals import denormals, flushed
 from attngraph.export.files import require_file
 from attngraph.export.provider_options import provider_options as checked_options
@@ -23,33 +23,10 @@ from attngraph.export.session_options import GraphOptimization, session_options
 from attngraph.export.target import Target
 from attngraph.export.tensors import to_ort, to_torch
 
-_DTYPES: dict[str, torch.dtype] = {
-    "tensor(float)": torch.float32,
-    "tensor(double)": torch.float64,
-    "tensor(float16)": torch.float16,
-    "tensor(bfloat16)": torch.bfloat16,
-    "tensor(bool)": torch.bool,
-    "tensor(int8)": torch.int8,
-    "tensor(int16)": torch.int16,
-    "tensor(int32)": torch.int32,
-    "tensor(int64)": torch.int64,
-    "tensor(uint8)": torch.uint8,
-    "tensor(uint16)": torch.uint16,
-    "tensor(uint32)": torch.uint32,
-    "tensor(uint64)": torch.uint64,
-}
-
 OrtValue: TypeAlias = onnxruntime.OrtValue
 """A tensor in onnxruntime's hands, on whichever device."""
 
 _ERROR_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
-
-
-@dataclass(frozen=True)
-class _Input:
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int | str | None, ...] | None
 
 
 class Session:
@@ -72,10 +49,10 @@ class Session:
         self._replay: Replay | None = None
         self.provider = provider
         self.device_id = device_id
-        self._inputs = tuple(_describe(argument) for argument in session.get_inputs())
+        self._inputs = tuple(Argument.of(argument) for argument in session.get_inputs())
         outputs = session.get_outputs()
         self.output_names: tuple[str, ...] = tuple(argument.name for argument in outputs)
-        self._outputs = tuple(_describe(argument) for argument in outputs)
+        self._outputs = tuple(Argument.of(argument) for argument in outputs)
         self._output_dtypes = tuple(output.dtype for output in self._outputs)
 
     @classmethod
@@ -156,8 +133,9 @@ class Session:
         model, and ProviderError when onnxruntime fails while running it.
         """
         session = self._open_session()
-        tensors = self._ordered(feeds)
-        self._check(tensors)
+        tensors = in_order(feeds, self.input_names)
+        check_inputs(self._inputs, tensors)
+        self._require_here(tensors)
         tensors = [tensor.detach().contiguous() for tensor in tensors]
         try:
             if self._replay is not None:
@@ -265,7 +243,7 @@ class Session:
             torch.cuda.current_stream(device).synchronize()
         return made
 
-    def _input(self, name: str) -> _Input:
+    def _input(self, name: str) -> Argument:
         return self._inputs[self.input_names.index(name)]
 
     def output_dtype(self, name: str) -> torch.dtype:
@@ -321,41 +299,13 @@ class Session:
         binding.synchronize_outputs()
         return list(binding.get_outputs())
 
-    def _ordered(
-        self, feeds: Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
-    ) -> list[torch.Tensor]:
-        names = self.input_names
-        if isinstance(feeds, Mapping):
-            if set(feeds) != set(names):
-                raise UsageError(
-                    f"The model takes the inputs {', '.join(names)}; got {', '.join(feeds)}."
-                )
-            return [feeds[name] for name in names]
-        if len(feeds) != len(names):
-            raise UsageError(
-                f"The model takes {len(names)} inputs ({', '.join(names)}); got {len(feeds)}."
-            )
-        return list(feeds)
-
-    def _check(self, tensors: Sequence[torch.Tensor]) -> None:
-        sizes: dict[str, tuple[int, str]] = {}
-        for wanted, tensor in zip(self._inputs, tensors, strict=True):
-            if not isinstance(tensor, torch.Tensor):
-                raise UsageError(
-                    f"Input {wanted.name!r} must be a torch.Tensor, not {type(tensor).__name__}."
-                )
-            if tensor.dtype is not wanted.dtype:
-                raise UsageError(
-                    f"Input {wanted.name!r} is {_short(tensor.dtype)}; "
-                    f"the model takes {_short(wanted.dtype)}."
-                )
+    def _require_here(self, tensors: Sequence[torch.Tensor]) -> None:
+        for name, tensor in zip(self.input_names, tensors, strict=True):
             if tensor.is_cuda and self.provider == "CPUExecutionProvider":
                 raise UsageError(
-                    f"Input {wanted.name!r} is on {tensor.device} and the session on the CPU: "
+                    f"Input {name!r} is on {tensor.device} and the session on the CPU: "
                     "pass it as .cpu(), or open the session for cuda."
                 )
-            if wanted.shape is not None:
-                _check_shape(wanted.name, wanted.shape, tuple(tensor.shape), sizes)
 
     def close(self) -> None:
         """Free the weights. Runs in progress in other threads finish first."""
@@ -408,38 +358,6 @@ def _create(
         if type(error).__name__ in ("NotImplemented", "EPFail", "RuntimeError"):
             kind = ProviderError
         raise kind(f"onnxruntime can't open {what} on {target}: {_reason(error)}.") from error
-
-
-def _describe(argument: onnxruntime.NodeArg) -> _Input:
-    dtype = _DTYPES.get(argument.type)
-    if dtype is None:
-        raise LoadError(f"{argument.name!r} of the model is a {argument.type}, which torch lacks.")
-    return _Input(argument.name, dtype, None if argument.shape is None else tuple(argument.shape))
-
-
-def _check_shape(
-    name: str,
-    wanted: tuple[int | str | None, ...],
-    found: tuple[int, ...],
-    sizes: dict[str, tuple[int, str]],
-) -> None:
-    """Compare with the declared shape; `sizes` carries each named dim's size between inputs."""
-    declared = f"({', '.join('?' if dim is None else str(dim) for dim in wanted)})"
-    if len(found) != len(wanted):
-        raise UsageError(f"Input {name!r} has shape {found}; the model takes {declared}.")
-    for dim, size in zip(wanted, found, strict=True):
-        if isinstance(dim, int) and size != dim:
-            raise UsageError(f"Input {name!r} has shape {found}; the model takes {declared}.")
-        if isinstance(dim, str):
-            first, owner = sizes.setdefault(dim, (size, name))
-            if first != size:
-                raise UsageError(
-                    f"Input {name!r} has {dim} = {size} where input {owner!r} has {first}."
-                )
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _reason(error: Exception) -> str:

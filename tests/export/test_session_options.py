@@ -14,6 +14,7 @@ import torch
 from attngraph.errors import ProviderError, UsageError
 from attngraph.export import replay as replay_module
 from attngraph.export import session as session_module
+from attngraph.export.arguments import Argument
 from attngraph.export.denormals import denormals, flushed
 from attngraph.export.provider_options import PROVIDER_OPTIONS, provider_options
 from attngraph.export.replay import Fixed, Replay
@@ -126,9 +127,7 @@ def test_a_cuda_graph_needs_a_torch_with_cuda(monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def replaying() -> Session:
     session = Session.open(model("Add", {"a": [2, 3], "b": [2, 3]}), CPU)
-    session._outputs = tuple(
-        session_module._Input(put.name, put.dtype, (2, 3)) for put in session._outputs
-    )
+    session._outputs = tuple(Argument(put.name, put.dtype, (2, 3)) for put in session._outputs)
     session._replay_on(torch.device("cpu"))
     return session
 
