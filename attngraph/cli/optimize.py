@@ -93,15 +93,15 @@ class _CompileFlags:
     def options(self, session: dict[str, Any]) -> Options:
         """Raises UsageError for a value that there isn't."""
         return Options(
-            self.target,
-            self.precision,
-            self.verify,
-            self.exact,
-            self.tune,
-            tuple(self.assume or ()),
-            self.ignore_padded_rows,
-            self.weights,
-            session,
+            target=self.target,
+            precision=self.precision,
+            verify=self.verify,
+            exact=self.exact,
+            tune=self.tune,
+            assume=tuple(self.assume or ()),
+            ignore_padded_rows=self.ignore_padded_rows,
+            weights=self.weights,
+            session=session,
         )
 
 
