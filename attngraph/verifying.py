@@ -94,17 +94,8 @@ def verify_file(
     Raises UsageError where inputs or outputs don't fit the model's.
     """
     tell = progress or (lambda stage: None)
-    decoder = session.metadata.get(METADATA_KEY)
-    layout = None if decoder is None else Layout.from_json(decoder, str(path))
-    if layout is not None and is_causal_lm(model.module):
-        declared = _declared_output(path, layout.logits)
-        model = of_causal_lm(model, all_logits=len(declared) < 2 or declared[1] != 1)
     tell("capture")
-    captured = trace(model)
-    if layout is not None and not {layout.ids, *layout.pasts} <= set(captured.input_names):
-        layout = None  # a decoder, but not this model's
-    if layout is not None:
-        captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)
+    model, captured, layout = _captured(model, path, session)
     buffers = None if layout is None else buffers_of(layout)
     file = _File(session, path, captured, model.source, buffers)
     tell("parity")
@@ -131,27 +122,24 @@ def verify_file(
     found = Verification(
         model.source, str(path), options.target, file.paired, parity, notes, quantised=quantised
     )
-    if not parity.passed and quantised is not None:
-        found.culprit = (
-            f"The file's outputs are not those of {model.source} with its weights in "
-            f"{quantised.weights}: it was made from another model or by another attngraph, or was "
-            "changed since. Optimize the model again."
-        )
-    elif not parity.passed:
+    if not parity.passed:
         tell("bisect")
-        if buffers is not None:
-            found.culprit = (
-                "The file has a static cache, so no node can be named: compile the model with a "
-                "growing one and compare that."
-            )
-        elif precision == own:
-            found.culprit = _culprit(path, session, made, options.device, check)
-        else:
-            found.culprit = (
-                f"The file is in {precision} and the model in {own}, so no node can be named: "
-                "optimize the model again, which keeps in fp32 what needs it."
-            )
+        found.culprit = _culprit(file, made, options.device, check, quantised)
     return found
+
+
+def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captured, Layout | None]:
+    """The model as a graph, and where its cache lies if the file is a decoder of this model."""
+    decoder = session.metadata.get(METADATA_KEY)
+    layout = None if decoder is None else Layout.from_json(decoder, str(path))
+    if layout is not None and is_causal_lm(model.module):
+        declared = _declared_output(path, layout.logits)
+        model = of_causal_lm(model, all_logits=len(declared) < 2 or declared[1] != 1)
+    captured = trace(model)
+    if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
+        return model, captured, None
+    captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)
+    return model, captured, layout
 
 
 def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quantised | None]:
@@ -246,15 +234,38 @@ class _File:
         return ""
 
 
-def _culprit(path: Path, session: Session, made: Provenance, target: Target, check: Check) -> str:
-    """A sentence on where a file of attngraph's leaves the model, or on why that isn't known."""
-    captured = check.captured
-    if made.passes is None or session.input_names != captured.input_names:
+def _culprit(
+    file: _File, made: Provenance, target: Target, check: Check, quantised: Quantised | None
+) -> str:
+    """A sentence on where the file leaves the model, or on why that can't be told."""
+    own = own_precision(check.captured.graph)
+    if quantised is not None:
         return (
-            f"Which node diverges first can't be told: {path} was not made from this model by "
+            f"The file's outputs are not those of {file.source} with its weights in "
+            f"{quantised.weights}: it was made from another model or by another attngraph, or was "
+            "changed since. Optimize the model again."
+        )
+    if file.buffers is not None:
+        return (
+            "The file has a static cache, so no node can be named: compile the model with a "
+            "growing one and compare that."
+        )
+    if check.precision != own:
+        return (
+            f"The file is in {check.precision} and the model in {own}, so no node can be named: "
+            "optimize the model again, which keeps in fp32 what needs it."
+        )
+    if made.passes is None or file.session.input_names != check.captured.input_names:
+        return (
+            f"Which node diverges first can't be told: {file.path} was not made from this model by "
             "attngraph."
         )
-    passes = made.pipeline()
+    return _first_to_diverge(file.path, made, target, check)
+
+
+def _first_to_diverge(path: Path, made: Provenance, target: Target, check: Check) -> str:
+    """Of a file that attngraph made from this model: weights that changed, and the first node."""
+    captured, passes = check.captured, made.pipeline()
     pristine, graph = clone(captured.graph), captured.graph
     run(graph, passes)
     model = onnx_ir.load(path)
