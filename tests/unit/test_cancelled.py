@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from attngraph.export.cancelled import cancelled
+from attngraph.export.formats import Precision
 from attngraph.export.parity import compare
-from attngraph.export.reference import Precision, Reference, ReferenceOutputs
+from attngraph.export.reference import Reference, ReferenceOutputs
 from tests.unit.residual_attention import run
 
 PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
