@@ -12,6 +12,7 @@ from attngraph.passes.canonicalize_slices import SLICE_RULES
 from attngraph.passes.canonicalize_values import VALUE_RULES
 from attngraph.passes.manager import register
 from attngraph.passes.rewriter import Rewriter
+from attngraph.passes.runtime_sizes import resolve_sizes
 
 
 @register
@@ -25,6 +26,7 @@ class Canonicalize:
     - `aten._to_copy` for every change of dtype;
     - `aten.split_with_sizes` for every cut along an axis;
     - the ε of `aten.rms_norm`, where its default is meant;
+    - an expression for every size that `.item()` reads from a tensor made of sizes;
     - and nothing for what changes nothing: copies, dropout that is off, x · 1, −(−x), …
 
     Where a graph reads strides (`as_strided`), its layout stays as it is.
@@ -38,4 +40,6 @@ class Canonicalize:
         reads_strides = any(node.op.startswith("aten.as_strided") for node in graph)
         rules = VALUE_RULES + SLICE_RULES + SCATTER_RULES + ([] if reads_strides else LAYOUT_RULES)
         Rewriter(graph, rules).run()
+        if resolve_sizes(graph):
+            Rewriter(graph, rules).run()
         return []

@@ -6,9 +6,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import sympy
 import torch
 
-from attngraph.ir import Graph, Node, Remark, Value
+from attngraph.ir import Dim, Graph, Node, Remark, ScalarType, Value
+from attngraph.ir.dims import symbol
 from attngraph.ir.graph import fuse_locs
 from attngraph.passes.effects import dim_definers, is_function
 from attngraph.passes.manager import register
@@ -21,7 +23,8 @@ COMPARED_ELEMENTS = 1024
 class CommonSubexpressionElimination:
     """Merges equal nodes, and constants that share storage or are small and equal bit for bit.
 
-    The earlier one stays. A random op is not equal to its twin.
+    The earlier one stays. A random op is not equal to its twin. Sizes that only a run can tell are
+    one size if equal nodes define them.
     """
 
     name: ClassVar[str] = "cse"
@@ -34,9 +37,14 @@ class CommonSubexpressionElimination:
         seen: dict[Hashable, Node] = {}
         merged: dict[Node, list[Node]] = {}
         for node in graph:
-            if node in definers or not is_function(node):
+            if not is_function(node):
                 continue
             kept = seen.setdefault((node.op, node.inputs, hashable(node.attrs)), node)
+            if kept is not node and (names := definers.get(node)):
+                same = _same_dims(node, kept)
+                if not names <= same.keys():
+                    continue
+                graph.define_dims({name: same[name] for name in names})
             if kept is not node:
                 for old, new in zip(node.outputs, kept.outputs, strict=True):
                     graph.replace_uses(old, new)
@@ -45,6 +53,22 @@ class CommonSubexpressionElimination:
         for kept, nodes in merged.items():
             kept.loc = fuse_locs(nodes, kept)
         return []
+
+
+def _same_dims(node: Node, kept: Node) -> dict[str, Dim]:
+    """What the twin of a node calls its sizes."""
+    found: dict[str, Dim] = {}
+    for ours, theirs in zip(node.outputs, kept.outputs, strict=True):
+        for size, other in zip(_sizes(ours), _sizes(theirs), strict=True):
+            if isinstance(size, sympy.Symbol):
+                found[size.name] = other
+    return found
+
+
+def _sizes(value: Value) -> tuple[Dim, ...]:
+    if isinstance(value.type, ScalarType):
+        return () if value.type.name is None else (symbol(value.type.name),)
+    return value.shape
 
 
 def _merge_constants(graph: Graph) -> None:

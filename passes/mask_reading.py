@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from attngraph.ir import Node, ScalarType, TensorType, Value
-from attngraph.ir.dims import symbol
+from attngraph.ir.dims import greatest, least, symbol
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.bands import band, progression
 from attngraph.passes.choices import Choice, choice, table
@@ -59,6 +59,8 @@ _POSITIONS: dict[str, Callable[[Expr, Expr], Expr]] = {
 _DIVISIONS = ("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 _SHIFTS = ("__rshift__", "bitwise_right_shift")
 _BITS = 31
+_BOUNDED = ("maximum", "minimum", "clamp", "clamp_min", "clamp_max")
+_EXACT = 2.0**53  # below it a float is the integer that it was read from
 _SUMS = ("add", "sub", "rsub", "neg")
 _NAMES = """logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor
     bitwise_xor.Tensor bitwise_not bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
@@ -159,6 +161,8 @@ class Reader:
                 return self._cumulated(node, index)
             case "diff":
                 return self._difference(node, index)
+            case "cat" | "stack":
+                return self._joined(node, index)
         return _filled(node, value)
 
     def _operands(self, node: Node, index: Index) -> list[Reading]:
@@ -191,7 +195,7 @@ class Reader:
     def _positions(self, node: Node, value: Value, operands: Sequence[Reading]) -> Reading:
         """Arithmetic and comparisons of integers."""
         stem = node.op.removeprefix("aten.").split(".")[0]
-        read = [_integer(operand) for operand in operands]
+        read = [integer(operand) for operand in operands]
         if "other" in node.attrs:
             read.append(_symbolic(node.attrs["other"]))
         places = [place for place in read if place is not None]
@@ -205,6 +209,8 @@ class Reader:
             return None
         if any(map(elements, places)) and (stem not in _SUMS or value.dtype != torch.int64):
             return None  # it may wrap around: an integer of its own
+        if stem in _BOUNDED:
+            return _bounded(node, stem, places)
         if stem in ("neg", "abs"):
             return -places[0] if stem == "neg" else sympy.Abs(places[0])
         if node.op in _DIVISIONS:
@@ -246,15 +252,30 @@ class Reader:
             place = places[dim]
             if place.dtype not in _INTEGERS:
                 return None
-            position = _integer(self.read(place, aligned(place, inner)))
+            position = integer(self.read(place, aligned(place, inner)))
             if position is None or not self.domain.never_positive(-position):
                 return None  # a negative one would count from the end
             found.append(position)
         return self.read(source, (*found, *rest))
 
+    def _joined(self, node: Node, index: Index) -> Reading:
+        """An element at a place that is known, of values joined along an axis."""
+        parts, dim = input_of(node, "tensors"), attribute(node, "dim") % len(index)
+        place = index[dim]
+        for part in parts if place.is_Integer else ():
+            size = 1 if node.op == "aten.stack" else part.shape[dim]
+            if not isinstance(size, int):
+                return None
+            if place < size:
+                after = index[dim + 1 :]
+                inner = after if node.op == "aten.stack" else (place, *after)
+                return self.read(part, (*index[:dim], *inner))
+            place -= size
+        return None
+
     def _cumulated(self, node: Node, index: Index) -> Reading:
         source, dim = input_of(node, "self"), attribute(node, "dim")
-        step, place = _integer(self.read(source, index)), index[dim]
+        step, place = integer(self.read(source, index)), index[dim]
         if step is None or node.output.dtype not in _INTEGERS:
             return None
         if source.shape[dim] == 1:
@@ -272,7 +293,7 @@ class Reader:
             return None
 
         def at(value: Value, place: Expr) -> Expr:
-            return _integer(self.read(value, (*index[:dim], place, *index[dim + 1 :])))
+            return integer(self.read(value, (*index[:dim], place, *index[dim + 1 :])))
 
         places = [at(source, index[dim]), at(source, index[dim] - 1)]
         first = [at(source, sympy.Integer(0)), at(before, sympy.Integer(0))]
@@ -338,12 +359,14 @@ def _narrowed(data: torch.Tensor, index: Index) -> tuple[torch.Tensor, Index]:
     return data, index
 
 
-def _integer(reading: Reading) -> Expr | None:
+def integer(reading: Reading) -> Expr | None:
     """A position: an expression, or the only value of a choice."""
     if not isinstance(reading, Choice):
         return reading
     value = reading.constant
-    return sympy.Integer(int(value)) if value is not None and value.is_integer() else None
+    if value is None or not value.is_integer() or abs(value) >= _EXACT:
+        return None
+    return sympy.Integer(int(value))
 
 
 def _says_where(difference: Expr) -> bool:
@@ -351,6 +374,25 @@ def _says_where(difference: Expr) -> bool:
     found = elements(difference)
     rest = difference.xreplace(dict.fromkeys(found, sympy.Integer(0)))
     return len(found) != 1 or bool(rest.free_symbols & set(VARIABLES))
+
+
+def _bounded(node: Node, stem: str, places: Sequence[Expr]) -> Expr | None:
+    """The larger or the smaller of sizes; of positions it would be no linear expression."""
+    found, *others = places
+    lows = others if stem == "maximum" else [node.attrs.get("min")]
+    highs = others if stem == "minimum" else [node.attrs.get("max")]
+    given = [bound for bound in (*lows, *highs) if bound is not None]
+    sizes = [found, *(size for bound in given if (size := _symbolic(bound)) is not None)]
+    is_tensor = bool(others) and stem.startswith("clamp")
+    if is_tensor or len(sizes) <= len(given):
+        return None
+    if any(size.free_symbols & set(VARIABLES) for size in sizes):
+        return None
+    for low in lows:
+        found = found if low is None else greatest(found, low)
+    for high in highs:
+        found = found if high is None else least(found, high)
+    return sympy.sympify(found)
 
 
 def _symbolic(value: Any) -> Expr | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attngraph.ir import Graph, Node
+from attngraph.ir import Graph, Node, TensorType
 from attngraph.ir.ops import op_def
 from attngraph.passes.axes import Operand, climb, fresh_axes, resolve, top
 from attngraph.passes.contraction import Contraction, read_contraction
@@ -56,7 +56,8 @@ def strays(graph: Graph) -> Iterator[tuple[Node, Declined]]:
 
 
 def _is_float(node: Node) -> bool:
-    return node.output.dtype.is_floating_point
+    kind = node.output.type
+    return isinstance(kind, TensorType) and kind.dtype.is_floating_point
 
 
 def _varies(product: Contraction) -> bool:

@@ -86,6 +86,12 @@ def least(a: Dim, b: Dim) -> Dim:
     return as_dim(smaller(sympy.sympify(a), sympy.sympify(b)))
 
 
+def greatest(a: Dim, b: Dim) -> Dim:
+    """The larger of two sizes."""
+    larger: Any = torch_sympy.Max
+    return as_dim(larger(sympy.sympify(a), sympy.sympify(b)))
+
+
 def symbols_of(value: object) -> frozenset[str]:
     """Names of the dims that an attribute value (possibly a nested list) depends on."""
     if isinstance(value, sympy.Basic):
@@ -107,6 +113,18 @@ def substitute(value: Any, sizes: Mapping[str, int]) -> Any:
         return int(number) if number.is_integer else float(number)
     if isinstance(value, (list, tuple)):
         return type(value)(substitute(item, sizes) for item in value)
+    return value
+
+
+def rewritten(value: Any, known: Mapping[str, Dim]) -> Any:
+    """An attribute value, or a shape, with expressions in the place of these dims."""
+    if isinstance(value, sympy.Basic) and not symbols_of(value).isdisjoint(known):
+        number = value.xreplace({symbol(name): sympy.sympify(d) for name, d in known.items()})
+        if number.is_Boolean:
+            return bool(number) if number in (sympy.true, sympy.false) else number
+        return float(number) if number.is_Float else as_dim(number)
+    if isinstance(value, (list, tuple)):
+        return type(value)(rewritten(item, known) for item in value)
     return value
 
 
@@ -199,6 +217,11 @@ def bounds(dim: Dim, infos: Mapping[str, DimInfo]) -> tuple[int, int | None]:
     found = _range(dim, infos)
     low = int(found.lower) if found.lower.is_Integer else 0
     return max(low, 0), int(found.upper) if found.upper.is_Integer else None
+
+
+def at_least(dim: Dim, low: int, infos: Mapping[str, DimInfo]) -> bool:
+    """Whether an expression is provably never below a number."""
+    return bool(_range(sympy.sympify(dim), infos).lower >= low)
 
 
 def _range(expr: sympy.Expr, infos: Mapping[str, DimInfo]) -> ValueRanges[sympy.Expr]:

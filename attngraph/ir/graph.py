@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import DimInfo, settled
+from attngraph.ir.dims import Dim, DimInfo, rewritten, settled
 from attngraph.ir.types import TensorType, Type
 
 
@@ -244,6 +244,22 @@ class Graph:
             if attrs != node.attrs:
                 node.attrs = attrs
                 self.epoch += 1
+
+    def define_dims(self, known: Mapping[str, Dim]) -> None:
+        """Writes expressions over other dims in the place of these, in every size and attribute."""
+
+        def written(item: Any) -> Any:
+            result = rewritten(item, known)
+            return item if result == item else settled(result, self.dims)
+
+        for value in self.values():
+            if isinstance(value.type, TensorType) and value.type.shape:
+                value.type = TensorType(value.type.dtype, written(value.type.shape))
+        for node in self:
+            node.attrs = {name: written(item) for name, item in node.attrs.items()}
+        for name in known:
+            self.dims.pop(name, None)
+        self.epoch += 1
 
     def become(self, other: Graph) -> None:
         """Takes everything over from another graph, which is of no use afterwards."""

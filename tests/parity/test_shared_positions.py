@@ -73,6 +73,14 @@ def _buckets(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return sdpa(query, key, value, bias.expand(HEADS, -1, -1))
 
 
+def _slices(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A table is cut at sizes that went through tensors."""
+    span = torch.tensor(min(query.shape[2], 64))
+    near = torch.linspace(-1, 1, 128)[64 - span : 64 + span]
+    bias = near[(_distances(query) + span).clamp(0, span * 2 - 1)]
+    return sdpa(query, key, value, bias.expand(HEADS, -1, -1))
+
+
 def _sinusoids(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     rates = torch.exp(torch.arange(0, DEPTH, 2) * (-torch.log(torch.tensor(1e4)) / DEPTH))
     angles = torch.arange(query.shape[2])[:, None] * rates
@@ -98,6 +106,7 @@ ATTENDS = {
     "window": _window,
     "alibi": _alibi,
     "buckets": _buckets,
+    "slices": _slices,
     "sinusoids": _sinusoids,
     "stretched rotary": _stretched_rotary,
 }
@@ -131,6 +140,12 @@ POSITIONS = {
         "phi3",
         "sdpa",
         f"num_hidden_layers={{n}} original_max_position_embeddings=32 rope_parameters={_LONG}",
+    ),
+    "relative, of the first DeBERTa": (
+        "deberta",
+        "eager",
+        "num_hidden_layers={n} relative_attention=True position_biased_input=False "
+        "pos_att_type=['p2c','c2p']",
     ),
     "relative, of DeBERTa": (
         "deberta-v2",
@@ -175,7 +190,10 @@ def test_with_static_lengths_nothing_is_built(name: str) -> None:
 def test_positions_of_transformers_are_built_once(name: str) -> None:
     row, attention, options = POSITIONS[name]
     row = f"{row} {options} dims=batch,seq"
-    assert_built_once(*(compiled(row.replace("{n}", str(n)), attention) for n in (2, 4)))
+    graphs = [compiled(row.replace("{n}", str(n)), attention) for n in (2, 4)]
+    fused = [Counter(node.op for node in graph)["attn.attention"] for graph in graphs]
+    assert fused[1] == 2 * fused[0] > 0
+    assert_built_once(*graphs)
 
 
 def test_relative_biases_of_swin_are_constants() -> None:
