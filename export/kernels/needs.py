@@ -78,6 +78,7 @@ NEEDS: Mapping[str, Need] = {
     ),
     "scale > 0": lambda facts: facts.positive_scale,
     "no mask or bias": lambda facts: not _masked(facts),
+    "no mask or bias but a window": lambda facts: not {BOOL, BIAS, LENGTHS} & facts.features,
     "no mask or bias, or T % 4 = 0": lambda facts: _either(not _masked(facts), _aligned(facts)),
     "not causal, or S = T or a past": lambda facts: _either(
         CAUSAL not in facts.features, PAST in facts.features, facts.square

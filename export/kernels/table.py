@@ -90,7 +90,7 @@ NORMED = Form(
     native=_NATIVE,
     inside=frozenset({ROTARY, NORMS}),
 )
-SHARED = Form("GroupQueryAttention in place", _GQA)
+SHARED = Form("GroupQueryAttention in place", _GQA, native=_CUT)
 MULTI_HEAD = Form("MultiHeadAttention", "com.microsoft.MultiHeadAttention")
 PACKED_ROWS = Form("PackedMultiHeadAttention", "com.microsoft.PackedMultiHeadAttention")
 RESTORED_ROWS = Form("Attention, rows restored", "Attention")
@@ -286,6 +286,7 @@ _FLASH = ("D % 8 = 0", "D ≤ 256", "E = D")
 _PADDED_FLASH = ("D ≤ 256", "E = D")
 _BOTTOM = ("not causal, or S = T or a past",)
 _UNMASKED = ("no mask or bias",)
+_BAND = ("no mask or bias but a window",)
 _PLAIN = ("no window, softcap or sinks",)
 _MEA_KEYS = ("no mask or bias, or T % 4 = 0",)
 
@@ -323,8 +324,8 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel((GROUPED,), "cuda", HALF, "Flash", 12, sm=80),
     Kernel((GROUPED,), "cuda", HALF, "memory-efficient", 19, ("a window",)),
     Kernel((GROUPED,), "cuda", HALF, "memory-efficient", 22),
-    Kernel((SHARED,), "cuda", HALF, "XQA or Flash", 5, _UNMASKED, sm=80),
-    Kernel((SHARED,), "cuda", HALF, "memory-efficient", 6, _UNMASKED),
+    Kernel((SHARED,), "cuda", HALF, "XQA or Flash", 5, _BAND, sm=80),
+    Kernel((SHARED,), "cuda", HALF, "memory-efficient", 6, _BAND),
     Kernel((SHARED,), "cuda", HALF, "unfused", 7),
     # Each of the launches that it saves is more than its copy of keys and values costs.
     Kernel((TURNED,), "cuda", HALF, "cuDNN", 9, _PLAIN, sm=90),

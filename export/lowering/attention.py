@@ -88,8 +88,8 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
 def _prepared(ctx: Context, wanted: Mask, form: Form) -> Prepared:
     """The mask of what is not native to a form."""
     mask = replace(wanted, fused=form != PRIMITIVE)
-    if WINDOW in form.native:
-        mask = replace(mask, window=0)
+    if WINDOW in form.native and (form != SHARED or wanted.is_band):
+        mask = replace(mask, window=0)  # in place there is one kernel for masks, which takes it too
     if LENGTHS not in form.native or wanted.lengths is None:
         return prepare(ctx, mask)
     kernel = form == NONPAD and ctx.target.provider == "cpu" and wanted.policy == "zero"

@@ -74,6 +74,11 @@ class Mask:
         """Whether nothing but causality says which keys a query sees."""
         return self.mask is None and self.lengths is None and not self.window
 
+    @property
+    def is_band(self) -> bool:
+        """Whether causality and a window are all that says it, and nothing is added to scores."""
+        return self.mask is None and self.lengths is None and self.bias is None
+
 
 @dataclass(frozen=True)
 class Prepared:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import attngraph
 from attngraph import Decoder
@@ -152,6 +152,71 @@ def test_a_plain_module_with_its_own_past() -> None:
     )
     ids, _ = prompts(3)
     assert torch.equal(decoder.generate(ids, STEPS), cached_gpt.generate(module, ids, STEPS))
+
+
+class Windowed(cached_gpt.CachedSelfAttention):
+    """Sees itself and the `window` − 1 tokens before; with slopes, what is further away less."""
+
+    def __init__(self, config: cached_gpt.Config, window: int, slopes: Tensor | None) -> None:
+        super().__init__(config)
+        self.window, self.slopes = window, slopes
+
+    def forward(self, x: Tensor, past: cached_gpt.Layer) -> tuple[Tensor, cached_gpt.Layer]:
+        batch, length, width = x.shape
+        query, key, value = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.query_key_value(x).chunk(3, dim=-1)
+        )
+        key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        before = past[0].shape[2]
+        places = torch.arange(before, before + length)[:, None]
+        keys = torch.arange(key.shape[2])
+        scores = query @ key.transpose(2, 3) / (width // self.heads) ** 0.5
+        if self.slopes is not None:
+            scores = scores + self.slopes[:, None, None] * (keys - places)
+        visible = (keys <= places) & (keys > places - self.window)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        merged = self.output((weights @ value).transpose(1, 2).reshape(batch, length, width))
+        return merged, (key, value)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_window_is_the_operators_own_unless_there_is_a_mask_anyway(biased: bool) -> None:
+    """4 tokens of it, so that from the first step on the past reaches beyond."""
+    window, slopes = 4, torch.tensor([0.1, 0.2, 0.3, 0.4]) if biased else None
+    config = cached_gpt.Config()
+    module, args, shapes = cached_gpt.build(config)
+    for block in module.blocks:
+        block.attention = Windowed(config, window, slopes)
+    peaked(module.eval())
+    assert window < PROMPT
+    decoder = attngraph.optimize_decoder(
+        module, args, dynamic_shapes=shapes, cache="static", max_length=ROOM
+    )
+    assert decoder.optimized is not None
+    assert decoder.report.parity is not None
+    assert decoder.report.parity.passed
+    nodes = list(decoder.optimized.model.graph)
+    grouped = [node for node in nodes if node.op_type == "GroupQueryAttention"]
+    assert len(grouped) == config.layers
+    for node in grouped:
+        attribute = node.attributes.get("local_window_size")
+        bias = node.inputs[10]
+        found = (attribute and attribute.as_int(), bias is not None)
+        assert found == ((None, True) if biased else (window, False))
+    ids, _ = prompts(3)
+    assert torch.equal(decoder.generate(ids, STEPS), cached_gpt.generate(module, ids, STEPS))
+    parts, cache = [], None
+    for start, end in ((0, 2), (2, PROMPT - 1), (PROMPT - 1, PROMPT)):
+        logits, cache = decoder(ids[:, start:end], None, cache)
+        parts.append(logits)
+    with torch.no_grad():
+        past = [(k.double(), v.double()) for k, v in cached_gpt.empty(config, 3)]
+        exact, _ = module.double()(ids, past)
+    found, scale = torch.cat(parts, 1), float(exact.abs().max())
+    # a few dozen roundings of sums that reach the largest logit
+    atol = 64 * torch.finfo(torch.float32).eps * scale
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=atol)
 
 
 def test_a_cache_that_is_cut_up_can_not_be_static() -> None:
