@@ -32,6 +32,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m bench.speed $(BENCH)
 	$(BIN)/python -W ignore -m bench.decode
 	$(BIN)/python -m bench.kernels
+	$(BIN)/python -m bench.few_bits --keep
 	$(BIN)/python -m bench.node_count
 	$(BIN)/python -m bench.compile_time
 	$(BIN)/python -W ignore -m bench.zoo

@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from attngraph.export.kernels.few_bits import FORMS
 from attngraph.measuring.engines import OURS, PACKED
 from bench.machine import RESULTS, told
 from bench.plot import IMAGE, plot
@@ -199,6 +200,35 @@ def _kernels() -> list[str]:
     return [*lines, "", _measured_on(result), ""]
 
 
+def _few_bits() -> list[str]:
+    """A linear with its weight in few bits, in every form."""
+    if not _found("few_bits"):
+        return []
+    result = _load("few_bits")
+    rows = list(next(iter(result["forms"].values())))
+    lines = [
+        "## Weights in few bits",
+        "",
+        f"A linear of {result['width']} × {result['width']} on {result['threads']} threads, for "
+        f"{' and '.join(rows)} rows: its time over that of the product in float32 of the same "
+        f"round (median of {result['rounds']}; one session open at a time), and its error against "
+        "the weight that the codes stand for over the error of that product. `--weights` uses "
+        "the forms in bold; accuracy 4 rounds activations to int8, which is out of the error "
+        "budget of kernels.",
+        "",
+        f"| form | {' | '.join(f'time, {n} | error, {n}' for n in rows)} |",
+        f"| --- | {' | '.join(['--- | ---'] * len(rows))} |",
+    ]
+    for name, by_rows in result["forms"].items():
+        title = f"**{name}**" if name in FORMS.values() else name
+        cells = [
+            f"{statistics.median(found['ratios']):.2f} | {found['error']:.3g}"
+            for found in by_rows.values()
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return [*lines, "", _measured_on(result), ""]
+
+
 def _decode() -> list[str]:
     """The decoding step, where it was measured."""
     if not (RESULTS / "decode.json").exists():
@@ -239,6 +269,7 @@ def page() -> str:
         "",
         *_decode(),
         *_kernels(),
+        *_few_bits(),
         *_compile_time(),
         "",
         *_memory(),

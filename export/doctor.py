@@ -12,6 +12,7 @@ from typing import Any, Literal
 import onnxruntime
 import torch
 
+from attngraph.export.kernels.few_bits import FORMS, cost_on_cpu
 from attngraph.export.providers import installed, preload_cuda
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu")
@@ -87,6 +88,7 @@ def _packages(facts: Environment) -> Iterator[Finding]:
 def _cpu(facts: Environment) -> Iterator[Finding]:
     if "CPUExecutionProvider" in facts.providers:
         yield Finding("ok", "target cpu", "CPUExecutionProvider is ready.")
+        yield Finding("ok", "--weights on cpu", " ".join(map(cost_on_cpu, FORMS)))
     else:
         yield Finding(
             "problem",

@@ -119,6 +119,31 @@ class Context:
         result: ir.Value = self.cache[key]
         return result
 
+    def derived(
+        self,
+        value: Value,
+        name: str,
+        make: Callable[[], torch.Tensor],
+        shape: tuple[int, ...],
+    ) -> ir.Value:
+        """An initializer of bytes that `make` computes from a constant's data, whenever it is read.
+
+        So no copy is held beside the constant. `name` tells what is made of it.
+        """
+        assert value.data is not None
+        key = ("derived", name, _memory(value.data))
+        if key not in self.cache:
+            unique = self.unique(f"{self._names.get(value, value.name)}.{name}")
+            data = ir.LazyTensor(
+                lambda: ir.tensor_adapters.TorchTensor(make().contiguous(), name=unique),
+                dtype=ir.DataType.UINT8,
+                shape=ir.Shape(shape),
+                name=unique,
+            )
+            self.cache[key] = self._stored(unique, data)
+        result: ir.Value = self.cache[key]
+        return result
+
     def bind(self, value: Value, result: ir.Value, *, own: bool) -> None:
         """Records the ONNX value of an IR value, which takes its name and type if it is `own`."""
         if own:
@@ -280,11 +305,12 @@ class Context:
         return self._sizes.expand(value, old, new)
 
     def _initializer(self, name: str, data: torch.Tensor) -> ir.Value:
+        return self._stored(name, ir.tensor_adapters.TorchTensor(data.detach(), name=name))
+
+    def _stored(self, name: str, data: ir.TensorProtocol) -> ir.Value:
+        shape = ir.Shape([int(size) for size in data.shape.numpy()])
         value = TracedValue(
-            name=name,
-            type=ir.TensorType(onnx_dtype(data.dtype)),
-            shape=ir.Shape(list(data.shape)),
-            const_value=ir.tensor_adapters.TorchTensor(data.detach(), name=name),
+            name=name, type=ir.TensorType(data.dtype), shape=shape, const_value=data
         )
         self.initializers[name] = value
         return value
