@@ -15,11 +15,13 @@ from attngraph.errors import ParityError, UsageError
 from attngraph.export.buffers import Buffers, require_in_place
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
+from attngraph.export.kernels.few_bits import cost_on_cpu
 from attngraph.export.lower import lower
 from attngraph.export.parity import Parity
 from attngraph.export.precision import own_precision, stored_bytes
 from attngraph.export.quantize import quantise, require_linears
 from attngraph.export.session import elsewhere
+from attngraph.export.staged import Staged
 from attngraph.export.tune import tuned
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, clone, verify
@@ -86,12 +88,18 @@ class Compilation:
     buffers: Buffers | None
     is_large: bool
     progress: Progress | None
+    staged: Staged | None
     assumed: list[str] = field(default_factory=list)
     placed: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, model: Model, options: Options, prepare: Prepare | None, progress: Progress | None
+        cls,
+        model: Model,
+        options: Options,
+        prepare: Prepare | None,
+        progress: Progress | None,
+        staged: Staged | None,
     ) -> Compilation:
         """Captures the model. Raises UsageError where it can't be had in the options' formats."""
         report = Report(model.source, str(options.device), options.precision or "fp32")
@@ -116,6 +124,7 @@ class Compilation:
             prepared.buffers,
             are_large(_weights(captured.graph)),
             progress,
+            staged,
         )
 
     @property
@@ -177,6 +186,8 @@ class Compilation:
             )
         optimized = self._build(self.graph)
         report.notes += report.quantised.kept
+        if self.options.device.provider == "cpu" and self.own == "fp32":
+            report.notes.append(cost_on_cpu(weights))
         if not self.options.verifies:
             return optimized
         with stage("parity", report, self.progress):
@@ -212,7 +223,8 @@ class Compilation:
         report.sites = sites_of(report.passes, kernels)
         is_original = report.precision == self.own and stored is None
         origin = self.pristine if is_original else None
-        return Optimized(graph, onnx, report, device, origin, options.session, self.buffers)
+        session, buffers = options.session, self.buffers
+        return Optimized(graph, onnx, report, device, origin, session, buffers, self.staged)
 
     def _measure(self, optimized: Optimized) -> Parity:
         """How far it is from eager. Notes which of its nodes run elsewhere."""

@@ -10,6 +10,7 @@ import torch
 from attngraph.compilation import Compilation, Prepare, Progress, run_passes, stage
 from attngraph.export.formats import Precision, Weights
 from attngraph.export.kernels import check_version, choose_all
+from attngraph.export.staged import Staged
 from attngraph.ir import Graph
 from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
@@ -73,16 +74,17 @@ def compile_model(
     options: Options = DEFAULTS,
     *,
     prepare: Prepare | None = None,
+    staged: Staged | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
     """As `optimize`, for any form of model.
 
     `prepare` is called with the model as it was captured. What it says of the graph's dims holds
     for the passes; it returns the inputs that parity is checked on, and where a cache is static,
-    its buffers.
+    its buffers. Large weights are `staged` where the result will be saved.
     """
     check_version()
-    compilation = Compilation.of(model, options, prepare, progress)
+    compilation = Compilation.of(model, options, prepare, progress, staged)
     compilation.rewrite()
     optimized = compilation.lowered()
     if options.weights is not None:

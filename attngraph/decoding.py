@@ -18,6 +18,7 @@ from attngraph.export.formats import Precision, Weights
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.precision import own_precision
 from attngraph.export.reference import Reference, ReferenceOutputs
+from attngraph.export.staged import Staged
 from attngraph.few_bits import reference_of
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
@@ -105,6 +106,7 @@ def compile_decoder(
     decoding: DecoderOptions = DECODER_DEFAULTS,
     options: Options = DEFAULTS,
     *,
+    staged: Staged | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache."""
@@ -122,7 +124,7 @@ def compile_decoder(
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
         return Prepared(decoding_cases(captured, layout), buffers_of(layout))
 
-    optimized = compile_model(model, options, prepare=prepare, progress=progress)
+    optimized = compile_model(model, options, prepare=prepare, staged=staged, progress=progress)
     ((captured, layout),) = seen
     decoder, report = Decoder.of(optimized, layout), optimized.report
     if not options.verifies:

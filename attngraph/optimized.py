@@ -15,6 +15,7 @@ from attngraph.errors import UsageError
 from attngraph.export.buffers import Buffers
 from attngraph.export.save import save, to_session
 from attngraph.export.session import Session
+from attngraph.export.staged import Staged
 from attngraph.export.target import Target
 from attngraph.ir import Graph
 from attngraph.report import Report
@@ -27,7 +28,8 @@ class Optimized:
 
     `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured;
     `origin` is the graph as it was captured, unless verification was off; `options` are those of
-    `Session.open` for its sessions, and `buffers` those of a static cache.
+    `Session.open` for its sessions, and `buffers` those of a static cache. What is `staged` where
+    it will be saved is written once.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Optimized:
         origin: Graph | None = None,
         options: Mapping[str, Any] | None = None,
         buffers: Buffers | None = None,
+        staged: Staged | None = None,
     ) -> None:
         self.buffers = buffers
+        self._staged = staged
         self.graph = graph
         self.origin = origin
         self.model = model
@@ -63,7 +67,8 @@ class Optimized:
         """
         with self._lock:
             if self._session is None:
-                self._session = to_session(self.model, self.target, **self._options)
+                opened = to_session if self._staged is None else self._staged.session
+                self._session = opened(self.model, self.target, **self._options)
             return self._session
 
     def open(self, **options: Any) -> Session:
@@ -135,4 +140,6 @@ class Optimized:
 
         Raises OutputError; nothing is left half written.
         """
-        save(self.model, Path(path))
+        path = Path(path)
+        data = None if self._staged is None else self._staged.data_of(self.model, path)
+        save(self.model, path, data=data)

@@ -35,12 +35,19 @@ _GRAPH, _INITIALIZER, _RAW_DATA = (
 )
 
 
-def save(model: ir.Model, path: str | Path, *, external_above: int = EXTERNAL_ABOVE) -> None:
+def save(
+    model: ir.Model,
+    path: str | Path,
+    *,
+    external_above: int | None = None,
+    data: Path | None = None,
+) -> None:
     """Writes `path`, and beside it `<name>.data` where the weights exceed `external_above` bytes.
 
     Both files are written under temporary names in the same folder and renamed when complete, so
     that a failure or an interrupt leaves neither behind. Weights are streamed one by one, and no
-    second copy of one is made.
+    second copy of one is made. Where this model's were written before, under the same name, `data`
+    is that file, which is moved. `external_above` is by default EXTERNAL_ABOVE.
 
     Raises OutputError where the place can't be written.
     """
@@ -57,13 +64,15 @@ def save(model: ir.Model, path: str | Path, *, external_above: int = EXTERNAL_AB
     try:
         with contextlib.ExitStack() as written:
             whole = written.enter_context(whole_file(path))
-            data = path.with_name(f"{path.name}.data")
-            replaced = _placed(weights, data.name)
+            beside = path.with_name(f"{path.name}.data")
+            replaced = _placed(weights, beside.name)
             with _instead(weights, replaced):
                 proto = ir.to_proto(model)
-            if _weight_bytes(model) > external_above:
-                with open(written.enter_context(whole_file(data)), "wb") as file:
-                    _write_weights(file, weights, replaced)
+            if is_external(model, external_above):
+                place = written.enter_context(whole_file(beside))
+                if data is None or not _moved(data, place):
+                    with open(place, "wb") as file:
+                        _write_weights(file, weights, replaced)
                 whole.write_bytes(proto.SerializeToString(deterministic=True))
             else:
                 with open(whole, "wb") as file:
@@ -94,6 +103,20 @@ def to_session(
             ) from error
         with no_holes() if is_large(_weight_bytes(model)) else contextlib.nullcontext():
             return Session.open(path, target, **options)
+
+
+def is_external(model: ir.Model, above: int | None = None) -> bool:
+    """Whether the weights go into a file of their own."""
+    return _weight_bytes(model) > (EXTERNAL_ABOVE if above is None else above)
+
+
+def _moved(source: Path, place: Path) -> bool:
+    """False where a file can't be moved there: to another disk, or while a session has it open."""
+    try:
+        os.replace(source, place)
+    except OSError:
+        return False
+    return True
 
 
 def _weight_bytes(model: ir.Model) -> int:

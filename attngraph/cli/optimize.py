@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -199,7 +200,8 @@ def optimize(
     --input "input_ids=int64\\[batch=2,seq=8]" --dim seq=2..2048
     """
     with reported(debug):
-        with working(debug) as stages:
+        with contextlib.ExitStack() as held:
+            stages = held.enter_context(working(debug))
             check_output(output, (model, given.npz))
             if report_page is not None:
                 check_output(report_page, (model, given.npz, output))
@@ -210,14 +212,16 @@ def optimize(
             source.check()
             stages("import torch")
             from attngraph.cli import work
+            from attngraph.export.staged import Staged
 
+            staged = held.enter_context(Staged(output))
             result: Decoder | Optimized
             if decoder is None:
-                result = work.optimised(source, options, stages=stages)
+                result = work.optimised(source, options, stages=stages, staged=staged)
             else:
                 all_logits = decoding.all_logits
                 result = work.decoder(
-                    source, options, decoder, all_logits=all_logits, stages=stages
+                    source, options, decoder, all_logits=all_logits, stages=stages, staged=staged
                 )
             stages("save")
             start = time.perf_counter()

@@ -19,6 +19,7 @@ from attngraph.decoder import Decoder
 from attngraph.decoding import compile_decoder, of_causal_lm
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.session import Session
+from attngraph.export.staged import Staged
 from attngraph.frontend.binding import bind, forward_signature
 from attngraph.frontend.cache import METADATA_KEY
 from attngraph.frontend.causal_lm import is_causal_lm
@@ -42,11 +43,11 @@ from attngraph.source import Source
 from attngraph.verifying import Verification, verify_file
 
 
-def optimised(source: Source, options: Options, *, stages: Stages) -> Optimized:
+def optimised(source: Source, options: Options, *, stages: Stages, staged: Staged) -> Optimized:
     """The model compiled and checked, but not saved."""
     with importable_cwd():  # a user's module may import others as late as in forward
         model, seconds = _timed_model(source, stages)
-        result = compile_model(model, options, progress=stages)
+        result = compile_model(model, options, staged=staged, progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
     return result
 
@@ -58,6 +59,7 @@ def decoder(
     *,
     all_logits: bool,
     stages: Stages,
+    staged: Staged,
 ) -> Decoder:
     """The model as a decoder, checked but not saved."""
     given = _parsed(source)
@@ -81,7 +83,7 @@ def decoder(
         else:
             model = _model_of(loaded, source, given)
         seconds = time.perf_counter() - start
-        result = compile_decoder(model, decoding, options, progress=stages)
+        result = compile_decoder(model, decoding, options, staged=staged, progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
     return result
 

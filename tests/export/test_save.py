@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -12,13 +13,18 @@ import onnxruntime
 import pytest
 import torch
 
+from attngraph.checking import Check
+from attngraph.cli import run
 from attngraph.errors import OutputError
 from attngraph.export import save as save_module
 from attngraph.export.lower import lower
+from attngraph.export.parity import OutputParity, Parity
 from attngraph.export.save import save, to_session
+from attngraph.export.staged import Staged
 from attngraph.export.target import Target
 from tests.export.lowered import graph_of
 
+FAILED = Parity((OutputParity("y", (1,), 1.0, 0.0, 0.0, passed=False),), "fp32")
 BODY = """
   input %x : f32[batch, seq, 32]
   parameter %w : f32[48, 32]
@@ -176,3 +182,82 @@ def test_weights_keep_their_bits(
         read = ir.load(tmp_path / "m.onnx").graph.initializers["w"].const_value
         assert read is not None
         assert read.tobytes() == data.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files of weights as they are written; every weight goes into one."""
+    monkeypatch.setattr(save_module, "EXTERNAL_ABOVE", 0)
+    found: list[str] = []
+    real = save_module._write_weights
+
+    def counted(file: Any, *rest: Any) -> None:
+        found.append(file.name)
+        real(file, *rest)
+
+    monkeypatch.setattr(save_module, "_write_weights", counted)
+    return found
+
+
+@pytest.mark.parametrize("verify", ["final", "off"])
+@pytest.mark.parametrize("options", [[], ["--decode"], ["--weights", "int8"]])
+def test_the_weights_that_were_checked_are_those_that_are_kept(
+    verify: str, options: list[str], written: list[str], tmp_path: Path
+) -> None:
+    """Written once for each graph that is checked; with few bits that is two."""
+    place, plain = tmp_path / "place", tmp_path / "plain"
+    for folder in (place, plain):
+        folder.mkdir()
+    model = ["optimize", "--factory", "examples.cached_gpt:build", *options, "--verify"]
+    assert run([*model, verify, "-o", str(place / "m.onnx")]) == 0
+    assert len(written) == (2 if "--weights" in options and verify == "final" else 1)
+    assert sorted(file.name for file in place.iterdir()) == ["m.onnx", "m.onnx.data"]
+    assert run([*model, "off", "-o", str(plain / "m.onnx")]) == 0
+    for name in ("m.onnx", "m.onnx.data"):
+        assert (place / name).read_bytes() == (plain / name).read_bytes()
+
+
+def test_a_result_out_of_budget_leaves_nothing(
+    written: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Check, "_held", lambda check, reference, outputs, tensors: FAILED)
+    model = ["optimize", "--factory", "examples.cached_gpt:build"]
+    assert run([*model, "-o", str(tmp_path / "m.onnx")]) == 8
+    assert written
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_without_room_beside_the_output_are_a_sentence(
+    written: list[str], monkeypatch: pytest.MonkeyPatch, model: ir.Model, tmp_path: Path
+) -> None:
+    def full(*unused: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(save_module, "_write_weights", full)
+    path = tmp_path / "m.onnx"
+    with Staged(path) as staged, pytest.raises(OutputError, match=f"^{path} can't be written"):
+        staged.session(model, Target("cpu"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_staged_model_may_be_opened_again_and_saved_elsewhere(
+    written: list[str], model: ir.Model, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    x, path = torch.randn(2, 5, 32), tmp_path / "m.onnx"
+    other = lower(graph_of(BODY, weights))
+    with Staged(path) as staged:
+        first = staged.session(model, Target("cpu"))
+        again = staged.session(model, Target("cpu"))
+        assert len(written) == 1
+        assert torch.equal(first.run([x])[0], again.run([x])[0])
+        assert staged.data_of(other, path) is None
+        assert staged.data_of(model, tmp_path / "n.onnx") is None
+        save(model, path, data=staged.data_of(model, path))
+        assert len(written) == 1
+        assert staged.data_of(model, path) is None, "it is elsewhere now"
+        third = staged.session(model, Target("cpu"))
+        assert len(written) == 2
+    for session in (first, again, third):
+        assert torch.equal(session.run([x])[0], first.run([x])[0])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
+    torch.testing.assert_close(_run(path, x), first.run([x])[0])
