@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +25,62 @@ from attngraph.cli.stages import working
 from attngraph.errors import UsageError
 from attngraph.options import Options
 
+if TYPE_CHECKING:
+    from attngraph.attend import AttentionWeights
+
 _SHOWN = "What to show"
+
+
+@dataclass(frozen=True)
+class _ShownFlags:
+    """What the page shows."""
+
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            metavar="0,1,…",
+            show_default=False,
+            rich_help_panel=_SHOWN,
+            help="The attentions to show, by their number in the model; all where left out.",
+        ),
+    ] = None
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            "--heads",
+            metavar="0,1,…",
+            show_default=False,
+            rich_help_panel=_SHOWN,
+            help="The heads to show; all where left out.",
+        ),
+    ] = None
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            metavar='"the cat sat"',
+            show_default=False,
+            rich_help_panel=_SHOWN,
+            help="Labels of the keys, and of the queries where there are as many.",
+        ),
+    ] = None
+    query_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--query-tokens",
+            metavar='"le chat"',
+            show_default=False,
+            rich_help_panel=_SHOWN,
+            help="Labels of the queries, where they are not the keys.",
+        ),
+    ] = None
+    element: Annotated[
+        int,
+        typer.Option(
+            "--element", min=0, rich_help_panel=_SHOWN, help="The element of the batch to show."
+        ),
+    ] = 0
 
 
 @grouped
@@ -36,52 +93,7 @@ def attend(
     ],
     model: ModelArgument = None,
     *,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            "--layers",
-            metavar="0,1,…",
-            show_default=False,
-            rich_help_panel=_SHOWN,
-            help="The attentions to show, by their number in the model; all where left out.",
-        ),
-    ] = None,
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            "--heads",
-            metavar="0,1,…",
-            show_default=False,
-            rich_help_panel=_SHOWN,
-            help="The heads to show; all where left out.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            "--tokens",
-            metavar='"the cat sat"',
-            show_default=False,
-            rich_help_panel=_SHOWN,
-            help="Labels of the keys, and of the queries where there are as many.",
-        ),
-    ] = None,
-    query_tokens: Annotated[
-        str | None,
-        typer.Option(
-            "--query-tokens",
-            metavar='"le chat"',
-            show_default=False,
-            rich_help_panel=_SHOWN,
-            help="Labels of the queries, where they are not the keys.",
-        ),
-    ] = None,
-    element: Annotated[
-        int,
-        typer.Option(
-            "--element", min=0, rich_help_panel=_SHOWN, help="The element of the batch to show."
-        ),
-    ] = 0,
+    shown: _ShownFlags,
     target: TargetOption = "cpu",
     given: SourceFlags,
     session: SessionFlags,
@@ -98,7 +110,8 @@ def attend(
     with reported(debug):
         with working(debug) as stages:
             check_output(output, (model, given.npz))
-            chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
+            layers = _numbers(shown.layers, "--layers")
+            heads = _numbers(shown.heads, "--heads")
             options = Options(target, session=session.settings())
             source = given.of(model)
             source.check()
@@ -107,33 +120,36 @@ def attend(
             from attngraph.heat_map import attention_page
 
             name, views, left_out = attended(
-                source, options, layers=chosen[0], heads=chosen[1], stages=stages
+                source, options, layers=layers, heads=heads, stages=stages
             )
-            keys, queries = _words(tokens), _words(query_tokens or tokens)
-            _check_tokens(views, keys, queries if query_tokens else None, element)
-            write_page(output, attention_page(name, views, queries, keys, element, left_out))
-        found = [
-            {
-                "layer": view.layer,
-                "module": view.module,
-                "location": view.location,
-                "heads": list(view.heads),
-                "shape": list(view.weights.shape),
-                "checked": view.checked,
-            }
-            for view in views
-        ]
+            keys, queries = _words(shown.tokens), _words(shown.query_tokens or shown.tokens)
+            _check_tokens(views, keys, queries if shown.query_tokens else None, shown.element)
+            page = attention_page(name, views, queries, keys, shown.element, left_out)
+            write_page(output, page)
         if as_json:
-            print(
-                json.dumps({"attention": found, "notes": left_out, "output": str(output)}, indent=2)
-            )
-        else:
-            for view in views:
-                told = "as eager's" if view.checked else "not compared with eager's"
-                print(f"{view}: weights {tuple(view.weights.shape)}, {told}")
-            for note in left_out:
-                print(f"note: {note}")
-            print(f"written to {output}")
+            told = {"attention": _as_dicts(views), "notes": left_out, "output": str(output)}
+            print(json.dumps(told, indent=2))
+            return
+        for view in views:
+            checked = "as eager's" if view.checked else "not compared with eager's"
+            print(f"{view}: weights {tuple(view.weights.shape)}, {checked}")
+        for note in left_out:
+            print(f"note: {note}")
+        print(f"written to {output}")
+
+
+def _as_dicts(views: Sequence[AttentionWeights]) -> list[dict[str, Any]]:
+    return [
+        {
+            "layer": view.layer,
+            "module": view.module,
+            "location": view.location,
+            "heads": list(view.heads),
+            "shape": list(view.weights.shape),
+            "checked": view.checked,
+        }
+        for view in views
+    ]
 
 
 def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
@@ -150,7 +166,10 @@ def _words(text: str | None) -> list[str] | None:
 
 
 def _check_tokens(
-    views: Any, keys: list[str] | None, queries: list[str] | None, element: int
+    views: Sequence[AttentionWeights],
+    keys: list[str] | None,
+    queries: list[str] | None,
+    element: int,
 ) -> None:
     """Raises UsageError where tokens fit no attention, with the lengths there are."""
     batch = min(view.weights.shape[0] for view in views)
