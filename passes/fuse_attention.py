@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ from attngraph.passes.masking import Masking, broadcastable
 from attngraph.passes.materialize import materialize
 from attngraph.passes.roles import Stage, cheapest
 from attngraph.passes.scalars import is_cast
+from attngraph.passes.shared_order import joined_alike
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
 from attngraph.passes.strays import strays
 
@@ -199,6 +200,12 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
         return plan
     loc = fuse_locs(site.nodes, site.anchor)
     build.at(site.root, loc)
+    operands = [top(stage.operand).value for stage in plan.operands]
+    parts = joined_alike(build, site.query, site.key, site.roles)
+    if parts is not None:
+        scale = site.scale * parts.query.factor * parts.key.factor
+        plan = replace(plan, operands=(parts.query, parts.key, plan.operands[2]), scale=scale)
+        operands[:2] = parts.leaves
     node = _written(build, site, plan)
     pairs = _replacements(build, site, plan, node)
     terms = [operand.value for operand, _ in plan.terms]
@@ -209,7 +216,6 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]
-    operands = [top(stage.operand).value for stage in plan.operands]
     leaves = [*operands, *others, *map(_predicate, terms)]
     if (difference := evidence.disagreement(pairs, leaves, infinite)) is not None:
         return _defect(site, f"The fused form is not equal, so it was taken back: {difference}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import torch
 
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
-from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve
+from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, regroup, resolve
 from attngraph.passes.checked import Checked
 from attngraph.passes.fuse_attention import erase_dead
 from attngraph.passes.labels import reassociated
@@ -72,7 +73,8 @@ def _fuse(graph: Graph, build: Builder, checked: Checked, node: Node, rotation: 
     count = 1
     for atom in roles.heads:
         count *= int(atom.size)
-    target: Axes = (roles.batch, roles.positions, (*roles.heads, *rotation.features))
+    features, interleaved = _stored(rotation)
+    target: Axes = (roles.batch, roles.positions, (*roles.heads, *features))
     stage = cheapest(_plain(rotation.source), target)
     if stage is None:
         return False
@@ -87,12 +89,32 @@ def _fuse(graph: Graph, build: Builder, checked: Checked, node: Node, rotation: 
     if cos is None or sin is None:
         return False
     x = _as(build, materialize(build, stage.operand, target), node.output.dtype)
-    turned = build("attn.rotary", x, cos, sin, heads=count, interleaved=rotation.interleaved)
+    turned = build("attn.rotary", x, cos, sin, heads=count, interleaved=interleaved)
     result = materialize(build, Operand(turned, target), rotation.output.axes)
     if not checked.replace([(node.output, result)]):
         return False
     erase_dead(graph, node)
     return True
+
+
+def _stored(rotation: Rotation) -> tuple[tuple[Atom, ...], bool]:
+    """The features as they are stored, and whether pairs are neighbours there.
+
+    A copy that only makes halves of neighbours, or neighbours of halves, is left out; the result
+    is reordered instead, which attention may not need.
+    """
+    features, pairs, interleaved = rotation.features, rotation.pairs, rotation.interleaved
+    if any(is_symbolic(atom.size) for atom in resolve(features)):
+        return features, interleaved
+    stored = [a for a in stages(rotation.source)[-1].operand.atoms if a in set(resolve(features))]
+    if math.prod(int(atom.size) for atom in stored) != 2 * pairs or stored == [*resolve(features)]:
+        return features, interleaved
+    grouped = regroup(features, (pairs, 2) if interleaved else (2, pairs))
+    turned = None if grouped is None else (*grouped[1], *grouped[0])
+    stored = [leaf for atom in stored for leaf in atom.leaves()]
+    if turned is None or [*resolve(turned)] != stored:
+        return features, interleaved
+    return turned, not interleaved
 
 
 def _plain(operand: Operand) -> list[Stage]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from attngraph.ir import ScalarType, Value
 from attngraph.ir.dims import same
-from attngraph.passes.axes import RESHAPES, Atom, Axes, Operand, resolve
+from attngraph.passes.axes import RESHAPES, Atom, Axes, Operand, regroup, resolve
 from attngraph.passes.columns import Column, known
 from attngraph.passes.element_ids import ONE, Element, ElementIds
 from attngraph.passes.feature_sums import ANCHORS, UNDER_RESHAPE, Reading, Term, region
@@ -32,8 +32,9 @@ class Table:
 class Rotation:
     """`output` is `source` with `pairs` of features turned by the angles of `cos` and `sin`.
 
-    `lead` are the axes that aren't features, by atoms that source, tables and output share;
-    `features` those of the source and of the output, in order.
+    The axes that aren't features are indexed by atoms that source, tables and output share.
+    `features` are those of the source, in order; where they are all turned, the output may have
+    first the pairs' first features and then the second ones, or the other way round.
     """
 
     output: Operand
@@ -98,11 +99,23 @@ def _match(reading: Reading, terms: Sequence[Term]) -> Rotation | None:
             return None
         if sums[0][0].factor != 1.0:
             return None
-    for interleaved in (False, True):
-        if (tables := _tables(at_place, pairs, interleaved)) is not None:
-            output = Operand(reading.y, (*reading.lead, features))
+    for interleaved, result in ((False, False), (True, True), (True, False), (False, True)):
+        order = _reordered(features, pairs, interleaved, result)
+        tables = order and _tables(at_place, pairs, interleaved, result)
+        if order and tables:
+            output = Operand(reading.y, (*reading.lead, order))
             return Rotation(output, operand, features, pairs, interleaved, *tables)
     return None
+
+
+def _reordered(
+    features: tuple[Atom, ...], pairs: int, interleaved: bool, result: bool
+) -> tuple[Atom, ...] | None:
+    """The features in the order of the result, in which pairs may be neighbours or not."""
+    if interleaved == result:
+        return features
+    grouped = regroup(features, (pairs, 2) if interleaved else (2, pairs))
+    return None if grouped is None else (*grouped[1], *grouped[0])
 
 
 def _source_axes(
@@ -169,15 +182,19 @@ def _with_features(
 
 
 def _tables(
-    sums: Sequence[Sequence[_Place]], pairs: int, interleaved: bool
+    sums: Sequence[Sequence[_Place]], pairs: int, interleaved: bool, result: bool
 ) -> tuple[Table, Table] | None:
-    """(cos, sin) where every pair of features is turned by one angle."""
+    """(cos, sin) where every pair of features is turned by one angle.
+
+    Pairs are neighbours in the source if `interleaved`, and in the result if `result`.
+    """
     coefficients = _Coefficients()
     cosines: list[_Place] = []
     sines: list[_Place] = []
     for pair in range(pairs):
-        a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + pairs)
-        first, second = _parted(sums[a], a, b), _parted(sums[b], b, a)
+        a, b = _pair(pair, pairs, interleaved)
+        upper, lower = _pair(pair, pairs, result)
+        first, second = _parted(sums[upper], a, b), _parted(sums[lower], b, a)
         if first is None or second is None:
             return None
         factor, sine = coefficients.of(second[1])
@@ -189,6 +206,10 @@ def _tables(
         sines.append(second[1])
     cos, sin = _table(cosines), _table(sines)
     return None if cos is None or sin is None else (cos, sin)
+
+
+def _pair(pair: int, pairs: int, interleaved: bool) -> tuple[int, int]:
+    return (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + pairs)
 
 
 class _Coefficients:

@@ -24,6 +24,7 @@ from attngraph.passes.decline import (
 from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
 from attngraph.passes.masking import refilled
 from attngraph.passes.roles import Roles, Stage, assign, stages
+from attngraph.passes.shared_order import shared_order
 
 SINK_SOFTMAX = "attn.sink_softmax"
 SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "aten._safe_softmax", SINK_SOFTMAX])
@@ -290,7 +291,7 @@ def _assemble(
         value,
         scores.atoms,
         resolve(keys),
-        resolve(logits.contraction.summed),
+        shared_order(query, key, logits.contraction.summed),
         [atom for dim in output for atom in resolve(dim)],
     )
     if isinstance(roles, str):
