@@ -60,6 +60,34 @@ def rotary_interleaved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _attend(rotate(q), rotate(k), v)
 
 
+@formulation(*SQUARE, dynamic="b s")
+def rotary_deinterleaved(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """DeepSeek: even and odd elements come out as halves."""
+    angles = _angles(q.shape[2], D)
+    cos, sin = angles.cos(), angles.sin()
+
+    def rotate(x: Tensor) -> Tensor:
+        even, odd = x[..., ::2], x[..., 1::2]
+        return torch.cat([even * cos - odd * sin, odd * cos + even * sin], -1)
+
+    return _attend(rotate(q), rotate(k), v)
+
+
+@formulation(*SQUARE, dynamic="b s")
+def rotary_deinterleaved_partial(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The last four elements only, written as halves before they are turned."""
+    angles = _angles(q.shape[2], 4)
+    cos, sin = (torch.cat([table, table], -1) for table in (angles.cos(), angles.sin()))
+
+    def rotate(x: Tensor) -> Tensor:
+        rest, x = x[..., :-4], x[..., -4:]
+        x = x.unflatten(-1, (2, 2)).transpose(-1, -2).flatten(-2)
+        x = x * cos + torch.cat([-x[..., 2:], x[..., :2]], -1) * sin
+        return torch.cat([rest, x], -1)
+
+    return _attend(rotate(q), rotate(k), v)
+
+
 @formulation(*SQUARE)
 def rotary_partial(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The first four elements only."""
