@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import Dim, format_dim, product
+from attngraph.ir.dims import Dim, format_dim, product, symbols_of
 
 DTYPES: dict[str, torch.dtype] = {
     "f64": torch.float64,
@@ -55,6 +55,11 @@ class TensorType:
     def is_static(self) -> bool:
         return all(isinstance(dim, int) for dim in self.shape)
 
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of the dims that the shape depends on."""
+        return symbols_of(self.shape)
+
     def __str__(self) -> str:
         return f"{dtype_name(self.dtype)}[{', '.join(map(format_dim, self.shape))}]"
 
@@ -68,6 +73,11 @@ class ScalarType:
 
     kind: str
     name: str | None = None
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The dim that stands for it, if it is an integer."""
+        return frozenset([self.name] if self.name else [])
 
     def __str__(self) -> str:
         return f"{self.kind}({self.name or ''})"

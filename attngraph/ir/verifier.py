@@ -10,7 +10,7 @@ from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def
 from attngraph.ir.printer import excerpt
-from attngraph.ir.types import ScalarType, TensorType
+from attngraph.ir.types import TensorType
 
 
 def verify(graph: Graph, *, types_of: Iterable[Node] | None = None) -> None:
@@ -39,7 +39,7 @@ def _structure(graph: Graph) -> None:
             held = TensorType(given.data.dtype, tuple(given.data.shape))
             if held != given.type:
                 raise IRError(f"%{given.name} is declared {given.type} but holds {held}.")
-    known = {name for value in graph.inputs for name in _symbols(value)}
+    known = {name for value in graph.inputs for name in value.type.symbols}
     for node in graph:
         for position, value in enumerate(node.inputs):
             if value is None:
@@ -58,7 +58,7 @@ def _structure(graph: Graph) -> None:
         if missing:
             _fail(graph, node, f"Dim {', '.join(sorted(missing))} is used before it is known.")
         for value in node.outputs:
-            known |= _symbols(value)
+            known |= value.type.symbols
     for value in defined:
         for node, position in value.uses:
             if node.graph is not graph or node.inputs[position] is not value:
@@ -66,12 +66,6 @@ def _structure(graph: Graph) -> None:
     for value in graph.outputs:
         if value not in defined:
             raise IRError(f"The graph returns %{value.name}, which it doesn't define.")
-
-
-def _symbols(value: Value) -> frozenset[str]:
-    if isinstance(value.type, ScalarType):
-        return frozenset([value.type.name] if value.type.name else [])
-    return symbols_of(value.type.shape)
 
 
 def _types(graph: Graph, node: Node, inference: TypeInference) -> None:
@@ -90,5 +84,5 @@ def _types(graph: Graph, node: Node, inference: TypeInference) -> None:
 
 
 def _unbacked(value: Value, graph: Graph) -> bool:
-    known = frozenset().union(*[_symbols(v) for v in graph.inputs])
-    return bool(_symbols(value) - known)
+    known = frozenset().union(*[v.type.symbols for v in graph.inputs])
+    return bool(value.type.symbols - known)
