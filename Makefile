@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test lint docs corpus bench gpu clean
+.PHONY: demo test test-all lint docs corpus bench gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_model out/model.pt2
@@ -16,9 +16,14 @@ demo: $(INSTALLED)
 	$(BIN)/attngraph bench out/model.onnx out/model.pt2 --engine eager --engine attngraph
 
 # One thread per worker; a file's tests stay on one worker, where they share what they compiled.
-test: export OMP_NUM_THREADS := 1
+# Files are dealt in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+test test-all: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope
+	$(PYTEST) -m 'not slow'
+
+test-all: $(INSTALLED)
+	$(PYTEST)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -10,8 +10,6 @@ import contextlib
 import difflib
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +21,7 @@ from attngraph.ir import Graph, format_graph
 from attngraph.passes import label_of, purpose_of, run
 from attngraph.pipeline import pipeline
 from bench import versions
-from examples import eager_attention
+from examples import eager_attention, make_model
 
 ROOT = Path(__file__).parents[1]
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -37,19 +35,18 @@ def _fenced(text: str, language: str = "") -> str:
 def session() -> str:
     """What `make demo` prints of a compilation, without its times."""
     commands = (
-        "python -m examples.make_model out/model.pt2",
-        "attngraph optimize out/model.pt2 -o out/model.onnx",
+        ("python -m examples.make_model", make_model.main, "out/model.pt2"),
+        ("attngraph", command, "optimize out/model.pt2 -o out/model.onnx"),
     )
     shown = []
-    for line in commands:
-        name, *arguments = line.split()
-        tool = Path(sys.executable).with_name(name)
-        done = subprocess.run(
-            [tool, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        lines = done.stdout.splitlines(keepends=True)
+    for program, main, arguments in commands:
+        printed = io.StringIO()
+        with contextlib.chdir(ROOT), contextlib.redirect_stdout(printed):
+            code = main(arguments.split())
+        assert code == 0, printed.getvalue()
+        lines = printed.getvalue().splitlines(keepends=True)
         kept = "".join(text for text in lines if not text.startswith("  time "))
-        shown.append(f"$ {line}\n{kept}")
+        shown.append(f"$ {program} {arguments}\n{kept}")
     return _fenced("".join(shown), "console")
 
 

@@ -20,6 +20,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """tests/unit comes last: of its short files, each worker takes one more until all are done."""
+    items.sort(key=lambda item: item.path.parent.name == "unit")
+
+
 @pytest.fixture(autouse=True)
 def no_pass_is_wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rewrite that is taken back, or a pass that stops, is a defect: the test fails.

@@ -101,20 +101,16 @@ def _valid(
     return replace(expected, eager=eager, exact=exact), tuple(cut(tensor) for tensor in found)
 
 
-def main(arguments: list[str]) -> None:
-    answers = own_stdout()
-    warnings.simplefilter("ignore")
-    what, folder = arguments[0], Path(arguments[1])
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+def answer(what: str, folder: Path, *more: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
+    """What is said of the work, with its reason where it failed; and, to `serve`, its block."""
     block: Callable[[], Any] | None = None
     try:
         if what == "reference":
             said = reference(folder)
         elif what == "prepare":
-            said = prepare(folder, arguments[2])
+            said = prepare(folder, more[0])
         else:
-            block, said = engine_calls(folder, arguments[2], float(arguments[3]))
+            block, said = engine_calls(folder, more[0], float(more[1]))
     except NotFor as reason:
         said = {"skipped": str(reason)}
     except ParityError as error:
@@ -122,6 +118,16 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         kind = "" if isinstance(error, AttngraphError) else f"{type(error).__name__}: "
         said = {"failed": f"{kind}{' '.join(str(error).split())}"}
+    return said, block
+
+
+def main(arguments: list[str]) -> None:
+    answers = own_stdout()
+    warnings.simplefilter("ignore")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    what, folder, *more = arguments
+    said, block = answer(what, Path(folder), *more)
     if block is None:
         print(json.dumps(said), file=answers, flush=True)
     else:

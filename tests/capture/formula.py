@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.frontend.capture import Captured, capture
 from attngraph.ir import format_graph, interpret, parse, verify
-from tests.models import CASES, Built
+from tests.models import CASES, KEPT, Built
 
 BATCH, SEQ = Dim("batch"), Dim("seq")
 
@@ -22,7 +22,7 @@ BOTH = {0: BATCH, 1: SEQ}
 
 @functools.cache
 def built(name: str) -> Built:
-    return next(case for case in CASES if case.name == name).build()
+    return next(case for case in (*CASES, *KEPT) if case.name == name).build()
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from tests.capture.formula import (
     ops,
     states,
 )
-from tests.models import CASES, TRACED, Built
+from tests.models import CASES, KEPT, TRACED, Built
 
 NAMES = [case.name for case in CASES]
 
@@ -51,7 +51,7 @@ def test_graph_is_valid_and_its_text_reads_back(name: str, dynamic: bool) -> Non
 def test_interpreter_is_eager_bit_for_bit(name: str, dynamic: bool) -> None:
     model, result = built(name), captured(name, dynamic)
     assert_identical(interpret(result.graph, result.args), eager(model.module, *model.args))
-    for sizes in model.sizes if dynamic else ():
+    for sizes in (*model.sizes, dict.fromkeys(TRACED, 1)) if dynamic else ():
         args = model.inputs({**TRACED, **sizes})
         assert_identical(interpret(result.graph, args), eager(model.module, *args))
 
@@ -84,6 +84,22 @@ def test_dims_have_the_users_names_and_ranges(name: str) -> None:
         assert info == DimInfo(max(dim.min, 1), dim.max, TRACED[dim.__name__])
     assert result.input_names == model.input_names
     assert not captured(name, False).dynamic
+
+
+@pytest.mark.parametrize("name", [case.name for case in (*CASES, *KEPT)])
+def test_every_named_dim_and_site_is_kept(name: str) -> None:
+    model, result = built(name), captured(name, True)
+    shapes = [value.tensor_type.shape for value in result.graph.inputs]
+    for shape, axes in zip(shapes, model.dynamic_shapes, strict=True):
+        symbolic = {axis: str(dim) for axis, dim in enumerate(shape) if not isinstance(dim, int)}
+        assert symbolic == {axis: dim.__name__ for axis, dim in axes.items()}
+    normalisers = [
+        node
+        for node in result.graph
+        if node.op in ("aten.softmax.int", "aten.scaled_dot_product_attention")
+        and node.outputs[0].tensor_type.rank > 2  # the router of a mixture is none
+    ]
+    assert len(normalisers) == model.sites
 
 
 def test_softmax_is_located_in_the_attention_of_the_models_own_file() -> None:

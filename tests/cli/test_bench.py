@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +20,54 @@ EAGER = ("--engine", "eager")
 OURS = ("--engine", "attngraph")
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines work in this process; in processes of their own, each would import torch."""
+    from attngraph.measuring import contest, worker
+
+    def answer(what: str, folder: str | Path, *more: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return worker.answer(what, Path(folder), *more)
+
+    class Here(nullcontext[Any]):
+        def __init__(self, command: Sequence[str], _: Any) -> None:
+            super().__init__(self)
+            self.said, self.block = answer(*command[command.index("serve") :])
+
+        def answer(self) -> Any:
+            return self.said
+
+    monkeypatch.setattr(contest, "_work", lambda *arguments: answer(*arguments)[0])
+    monkeypatch.setattr(contest, "Server", Here)
+
+
 def test_engines_are_timed_on_one_input_once_their_parity_is_known(attngraph: Any) -> None:
-    ran = attngraph("bench", *MODEL, *EAGER, *OURS, "--engine", "transformers", *QUICK, "--json")
+    ran = attngraph("bench", *MODEL, *EAGER, *OURS, *QUICK, "--json")
     assert (ran.code, ran.err) == (0, "")
     found = json.loads(ran.out)
     assert found["inputs"] == [[2, 8, 16]]
     rows = {row["engine"]: row for row in found["rows"]}
-    assert list(rows) == ["eager", "transformers", "attngraph"]
-    for name in ("eager", "attngraph"):
+    assert list(rows) == ["eager", "attngraph"]
+    for name in rows:
         assert rows[name]["status"] == "timed"
         assert rows[name]["parity"]["passed"] is True
         assert len(rows[name]["ms"]) == 2
         assert min(rows[name]["ms"]) <= rows[name]["median_ms"] <= max(rows[name]["ms"])
     assert rows["attngraph"]["ratio"] == 1
     assert rows["attngraph"]["prepare_cpu_s"] > 0
-    assert rows["transformers"]["status"] == "skipped"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_engine_of_other_models_is_skipped(attngraph: Any) -> None:
+    ran = attngraph("bench", *MODEL, *EAGER, "--engine", "transformers", *QUICK, "--json")
+    rows = {row["engine"]: row for row in json.loads(ran.out)["rows"]}
+    assert [rows[name]["status"] for name in ("eager", "transformers")] == ["timed", "skipped"]
     assert "models of transformers only" in rows["transformers"]["reason"]
     assert rows["transformers"]["ms"] == []
 
 
+@pytest.mark.usefixtures("in_process")
 def test_what_is_out_of_parity_is_not_timed(attngraph: Any, here: Path) -> None:
     assert attngraph("optimize", *MODEL, "-o", "out.onnx").code == 0
     model = onnx.load("out.onnx")
@@ -63,6 +95,7 @@ def test_what_is_out_of_parity_is_not_timed(attngraph: Any, here: Path) -> None:
         (("--factory", "user_models:nothing"), "The model itself doesn't run: "),
     ],
 )
+@pytest.mark.usefixtures("in_process")
 def test_what_can_t_be_measured_is_a_sentence(
     attngraph: Any, arguments: tuple[str, ...], sentence: str
 ) -> None:

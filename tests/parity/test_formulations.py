@@ -3,7 +3,7 @@
 The first holds for every formulation, understood or not. Inputs make peaked scores, S ≠ T where
 the formulation allows, sizes that are no powers of two; the result is also checked on inputs with
 other masks than those that were traced, which hide one batch element altogether. Each formulation
-runs with static sizes, those that name dynamic dims again with them (slow: sympy takes seconds).
+runs with static sizes, those that name dynamic dims again with them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def _runs(field: str) -> list[ParameterSet]:
         static = [] if reason.startswith("dynamic: ") else known
         runs.append(pytest.param(formulation, False, id=name, marks=static))
         if formulation.dynamic:
-            marks = [*known, pytest.mark.slow]
-            runs.append(pytest.param(formulation, True, id=f"{name}-dynamic", marks=marks))
+            runs.append(pytest.param(formulation, True, id=f"{name}-dynamic", marks=known))
     return runs
 
 

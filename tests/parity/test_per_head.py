@@ -7,16 +7,13 @@ nodes of the ONNX graph are counted.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph.compiler import optimize
-from examples import per_head
 from tests.parity.per_head import CASES
 from tests.parity.per_head.kit import BATCH, MEMORY, SEQ, Case, M
 
@@ -50,23 +47,3 @@ def test_heads_merge(name: str) -> None:
     products = 2 * counts["Softmax"]  # an attention of primitives has two of its own
     found = _attentions(counts), counts["MatMul"] + counts["Gemm"] - products
     assert found == (case.attentions, case.gemms), counts
-
-
-@pytest.mark.parametrize("summed", [False, True], ids=["concatenated", "summed"])
-def test_the_example_has_one_attention_and_two_gemms_per_layer(
-    summed: bool, tmp_path: Path
-) -> None:
-    module, args, shapes = per_head.build(summed)
-    optimized = optimize(module, args, dynamic_shapes=shapes, verify="final")
-    optimized.save(tmp_path / "model.onnx")
-    assert optimized.report.parity is not None
-    assert optimized.report.parity.passed, str(optimized.report.parity)
-    layers = len(module.attentions)
-    assert optimized.report.fused == 12 * layers
-    assert {site.merged for site in optimized.report.sites} == {
-        "12 attentions are one of 12 heads."
-    }
-    nodes = onnx.load(tmp_path / "model.onnx").graph.node
-    counts = Counter(node.op_type for node in nodes)
-    assert _attentions(counts) == layers
-    assert counts["MatMul"] + counts["Gemm"] == 2 * layers, counts

@@ -6,6 +6,7 @@ kernels that compute in float32, and in bfloat16 by the interpreter.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -49,7 +50,9 @@ def on_cpu(model: ir.Model, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return session.run(args)
 
 
+@functools.cache
 def _built(case: Case) -> tuple[Built, Graph]:
+    """Compiled once for all that is asked of it: a conversion makes a new graph."""
     built = case.build()
     return built, graph_of(built.module, built.args, built.dynamic_shapes)
 

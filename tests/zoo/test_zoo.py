@@ -1,16 +1,24 @@
-"""Every example compiles, is right at three lengths, and becomes what its entry says."""
+"""Every example compiles, is right at three lengths, and becomes what its entry says.
+
+Each is compiled once, for all that is asked of it.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir
 import pytest
 import torch
 
 import attngraph
+from attngraph.errors import UsageError
+from attngraph.optimized import Optimized
 from examples.ladder import build_rung
 from examples.positions import build_way
 from examples.zoo import ENTRIES, Entry
@@ -24,10 +32,16 @@ def _nodes(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
                 yield from _nodes(held.as_graph())
 
 
+@functools.cache
+def _compiled(name: str) -> tuple[Any, tuple[Any, ...], Optimized]:
+    """The module of an entry, its sample and what became of it."""
+    module, args, shapes = next(entry for entry in ENTRIES if entry.name == name).build()
+    return module, args, attngraph.optimize(module, args, dynamic_shapes=shapes)
+
+
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_an_example_becomes_what_its_entry_says(entry: Entry) -> None:
-    module, args, shapes = entry.build()
-    optimized = attngraph.optimize(module, args, dynamic_shapes=shapes)
+    _, _, optimized = _compiled(entry.name)
     parity = optimized.report.parity
     assert parity is not None
     assert parity.passed
@@ -37,6 +51,45 @@ def test_an_example_becomes_what_its_entry_says(entry: Entry) -> None:
         assert told.startswith(expected)
     counts = Counter(node.op_type for node in _nodes(optimized.model.graph))
     assert all(counts[operator] == count for operator, count in entry.operators)
+
+
+@pytest.mark.parametrize("name", ["per_head", "per_head:build_summed"])
+def test_separate_heads_have_one_attention_and_two_gemms_per_layer(
+    name: str, tmp_path: Path
+) -> None:
+    module, _, optimized = _compiled(name)
+    optimized.save(tmp_path / "model.onnx")
+    layers = len(module.attentions)
+    assert optimized.report.fused == 12 * layers
+    assert {site.merged for site in optimized.report.sites} == {
+        "12 attentions are one of 12 heads."
+    }
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    counts = Counter(node.op_type for node in nodes)
+    attentions = [op for op in counts.elements() if op.endswith(("Attention", "Softmax"))]
+    assert len(attentions) == layers
+    assert counts["MatMul"] + counts["Gemm"] == 2 * layers, counts
+
+
+@pytest.mark.parametrize("name", ["bert", "bahdanau", "transformer", "per_head"])
+def test_rows_of_weights_sum_to_one(name: str) -> None:
+    _, args, optimized = _compiled(name)
+    views = optimized.attention(*args)
+    assert [view.layer for view in views] == list(range(len(views)))
+    for view in views:
+        torch.testing.assert_close(view.weights.sum(-1), torch.ones(view.weights.shape[:-1]))
+        assert view.checked or name == "per_head"
+
+
+def test_a_layer_or_head_that_is_not_there_is_answered_with_what_there_is() -> None:
+    _, args, optimized = _compiled("bert")
+    with pytest.raises(UsageError, match=r"there are 0 \(blocks\.0\.attention\), 1"):
+        optimized.attention(*args, layers=[2])
+    with pytest.raises(UsageError, match="Attention 0 has no head 9; it has 0 to 3"):
+        optimized.attention(*args, heads=[9])
+    (view,) = optimized.attention(*args, layers=[1], heads=[3])
+    assert view.weights.shape[1] == 1
+    assert view.heads == (3,)
 
 
 def _run(built: Any, x: torch.Tensor) -> torch.Tensor:
