@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Read as torch is imported. For dynamic dims its cache pays from about twelve layers on; our models
+# have two, and their traces take half as long without it.
+os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")
 
 # Shared machines are slow now and then, and a run must say the same thing twice.
 settings.register_profile("suite", deadline=None, derandomize=True)
