@@ -141,3 +141,25 @@ def test_sizes_of_a_graph_settle_in_types_and_attributes() -> None:
     epoch = graph.epoch
     graph.settle_sizes()
     assert graph.epoch == epoch
+
+
+def test_what_is_remembered_holds_for_the_same_range_alone() -> None:
+    found = []
+    for low, high in ((6, 9), (2, 3), (6, 9)):
+        dims = {"seq": DimInfo(low, high, low)}
+        graph = parse("graph @main {\n dim seq = 8 in 2..\n input %x : f32[seq]\n return %x\n}")
+        attrs = {"dim": 0, "start": 0, "end": 5}
+        found += TypeInference(dims).infer(op_def("aten.slice.Tensor"), graph.inputs, attrs)
+    assert found == [parse_type("f32[5]"), parse_type("f32[seq]"), parse_type("f32[5]")]
+
+
+def test_what_one_evaluation_assumes_of_sizes_is_not_remembered() -> None:
+    graph = parse(
+        "graph @main {\n dim left = 8 in 2..\n dim right = 8 in 2..\n"
+        " input %x : f32[left]\n input %y : f32[right]\n return %x\n}"
+    )
+    first, second = TypeInference(graph.dims), TypeInference(graph.dims)
+    first.infer(op_def("aten.add.Tensor"), graph.inputs, {})
+    for value in graph.inputs:
+        first.infer(op_def("aten.cos"), [value], {})
+        assert second.infer(op_def("aten.cos"), [value], {}) == (value.type,)
