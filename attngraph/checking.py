@@ -12,7 +12,7 @@ from attngraph.export.formats import Precision
 from attngraph.export.parity import Parity, compare, merge
 from attngraph.export.quantize import OutputError
 from attngraph.export.reference import Reference, ReferenceOutputs
-from attngraph.export.sizes import choose_sizes, resized_inputs
+from attngraph.export.sizes import choose_sizes, equal_sizes, resized_inputs
 from attngraph.few_bits import errors_of, reference_of
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.tracing import reason
@@ -172,8 +172,30 @@ class Check:
 
     def all_cases(self) -> Cases:
         """The inputs that parity is checked on: by default those of the sample, at all sizes."""
-        self.cases = self.cases or self.resized()
+        self.cases = self.cases or {**self.resized(), **self._equal_sizes()}
         return self.cases
+
+    def _equal_sizes(self) -> Cases:
+        """Dims that the trace took for unequal, given one size: Python may have asked for that.
+
+        Nothing where the model itself fails there.
+        """
+        sample, *_ = self.sizes()
+        dims = self.captured.graph.dims
+        sizes = equal_sizes(
+            sample,
+            {name: (dims[name].low, dims[name].high) for name in sample},
+            [pair for pair in self.captured.apart if sample.keys() >= set(pair)],
+        )
+        if sizes == sample:
+            return {}
+        label = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        tensors = resized_inputs(self.captured.args, self.captured.dynamic, sizes)
+        try:
+            self._known[label] = self.references(tensors)
+        except UsageError:
+            return {}
+        return {label: tensors}
 
     def resized(self) -> Cases:
         """The sample's inputs at each of the sizes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -36,6 +36,31 @@ def choose_sizes(
         if chosen != dict(sample) and chosen not in found:
             found.append(chosen)
     return tuple(found)
+
+
+def equal_sizes(
+    sample: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int | None]],
+    pairs: Iterable[tuple[str, str]],
+) -> dict[str, int]:
+    """The sample's sizes with both dims of each pair given one that is in the range of both.
+
+    A pair that has none is left as it is.
+    """
+    sizes = dict(sample)
+    groups: dict[str, set[str]] = {name: {name} for name in sample}
+    for pair in pairs:
+        group = groups[pair[0]] | groups[pair[1]]
+        low = max(ranges[name][0] for name in group)
+        high = min((high for name in group if (high := ranges[name][1]) is not None), default=None)
+        wanted = max(low, *(sizes[name] for name in pair))
+        common = wanted if high is None else min(wanted, high)
+        if common < low:
+            continue
+        for name in group:
+            groups[name] = group
+            sizes[name] = common
+    return sizes
 
 
 def _is_batch(name: str) -> bool:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.functional import functionalize
+from attngraph.frontend.guards import sizes_apart
 from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.outputs import output_names
 from attngraph.frontend.program_dims import named_symbols
@@ -39,6 +40,8 @@ class Captured:
     model's inputs are constants of the trace. `dynamic` maps (input, axis) to the dim's name.
     `out_spec` is the structure of the eager output; `fixed_outputs` are its leaves that are no
     tensors. `sample` is the (args, kwargs) that was traced. `notes` are sentences for the user.
+    `apart` are the pairs of dims that the trace took for unequal: what it says of equal ones is to
+    be checked.
     """
 
     graph: Graph
@@ -50,6 +53,7 @@ class Captured:
     fixed_outputs: Mapping[int, Any]
     sample: tuple[tuple[Any, ...], dict[str, Any]]
     notes: tuple[str, ...] = ()
+    apart: tuple[tuple[str, str], ...] = ()
 
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The eager model's (args, kwargs) with these tensors in place of the sample's."""
@@ -165,7 +169,20 @@ def _captured(
         fixed,
         sample,
         (*notes, *_mutation_notes(functional.program)),
+        _apart(program, requests),
     )
+
+
+def _apart(program: ExportedProgram, requests: Sequence[Request]) -> tuple[tuple[str, str], ...]:
+    """Which of the dims that were asked for may not be equal, by torch's own guards."""
+    names = {
+        f"L['{request.input}'].size()[{request.axis}]": request.name
+        for request in requests
+        if request.name and request.name == request.root
+    }
+    pairs = sizes_apart(getattr(program, "_guards_code", ()))
+    named = [(names.get(first), names.get(second)) for first, second in pairs]
+    return tuple(dict.fromkeys((a, b) for a, b in named if a and b))
 
 
 def _name_dims(

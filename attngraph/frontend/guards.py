@@ -1,4 +1,4 @@
-"""Guards that torch.export reports as violated although they always hold.
+"""Guards that torch.export reports as violated: some always hold, some but exclude a largest size.
 
 torch 2.11 can't simplify min(16·s, 32·s) = 16·s, and calls a dim that it holds for too narrow.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _GUARD = re.compile(
     r"Not all values of (\w+) = .*? in the specified range (.*?) satisfy the generated guard "
@@ -15,9 +15,11 @@ _GUARD = re.compile(
     re.MULTILINE,
 )
 _SIZE = re.compile(r"L(?:\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]")
-_SAFE = re.compile(r"(?:\bn\d+\b|\bmin\b|\bmax\b|\d+|[-+*/()<>=!, ])*")
+_SAFE = re.compile(r"(?:\bn\d+\b|\bmin\b|\bmax\b|\d+|[-+*/()<>=, ])*")
 _LOW = re.compile(r"(\d+) <= ")
 _HIGH = re.compile(r"<= (\d+)\s*$")
+_UNEQUAL = re.compile(rf"(?:{_SIZE.pattern} != (\d+)|(\d+) != {_SIZE.pattern})")
+_APART = re.compile(rf"({_SIZE.pattern}) != ({_SIZE.pattern})")
 _TRIED = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 127, 128, 1000, 4095, 65536)
 
 
@@ -25,7 +27,8 @@ def always_hold(message: str) -> bool:
     """Whether every guard that the message calls violated holds for all sizes that are tried.
 
     False where one can't be read. A guard between the sizes that are tried would be missed, so this
-    is only for min, max and sums: it is False for remainders and quotients.
+    is only for min, max and sums: it is False for remainders, quotients and `!=`, which may fail at
+    one size alone.
     """
     if "Constraints violated" not in message:
         return False
@@ -35,6 +38,29 @@ def always_hold(message: str) -> bool:
         and len(guards) == message.count("Not all values of")
         and all(_holds(guard, range_) for _, range_, guard in guards)
     )
+
+
+def sizes_apart(guards: Iterable[str]) -> list[tuple[str, str]]:
+    """The pairs of sizes, in torch's names, that a trace took for unequal.
+
+    torch.export relies on it, and doesn't refuse two dims that may well be equal.
+    """
+    found = [_APART.fullmatch(guard) for guard in guards]
+    return [(match[1], match[2]) for match in found if match]
+
+
+def excluded_largest(message: str) -> list[str]:
+    """torch's form of a suggestion per dim, if all that a trace asks is not to be the largest."""
+    guards = _GUARD.findall(message)
+    if not guards or len(guards) != message.count("Not all values of"):
+        return []
+    found = []
+    for name, range_, guard in guards:
+        excluded, high = _UNEQUAL.fullmatch(guard), _HIGH.search(range_)
+        if not excluded or not high or high[1] not in excluded.groups():
+            return []
+        found.append(f"{name} = Dim('{name}', max={int(high[1]) - 1})")
+    return found
 
 
 def _holds(guard: str, range_: str) -> bool:

@@ -8,7 +8,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+)
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
@@ -18,13 +24,20 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from attngraph.errors import CaptureError
-from attngraph.frontend.guards import always_hold
+from attngraph.frontend.comparisons import decided_comparisons, wants_bool
+from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
+from attngraph.frontend.guards import always_hold, excluded_largest
 from attngraph.frontend.locations import quote, user_frame
 from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.shapes import Request, requested_dims
 from attngraph.inference import inference
 
-_ATTEMPTS = 4
+_ATTEMPTS = 6
+_REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
+    decided_comparisons: wants_bool,
+    undecided_contiguity: excludes_a_size,
+}
+"""What a trace is tried again with, if its error is one that this may help against."""
 _LOGGERS = (
     "torch.fx.experimental.symbolic_shapes",
     "torch.export._trace",
@@ -61,11 +74,17 @@ def trace(
     """
     notes: list[str] = []
     deferred = False
+    remedies = dict(_REMEDIES)
+    taken: list[Callable[[], AbstractContextManager[None]]] = []
     for _ in range(_ATTEMPTS):
         requests = requested_dims(combined, dynamic_shapes)
         fixed: dict[str, tuple[str, int] | None] = {}
         try:
-            with inference(module), recurrent_layers(), _quiet(), _watch_specialisations(fixed):
+            with ExitStack() as stack:
+                for context in (*taken, recurrent_layers, _quiet):
+                    stack.enter_context(context())
+                stack.enter_context(inference(module))
+                stack.enter_context(_watch_specialisations(fixed))
                 program = torch.export.export(
                     module,
                     args,
@@ -77,6 +96,10 @@ def trace(
         except Exception as error:
             if not deferred and always_hold(str(error)):
                 deferred = True
+                continue
+            if remedy := next((cure for cure in remedies if remedies[cure](str(error))), None):
+                del remedies[remedy]
+                taken.append(remedy)
                 continue
             narrowed = _narrow(str(error), dynamic_shapes, notes)
             if narrowed is None:
@@ -162,7 +185,8 @@ def _suggestions(message: str) -> list[str]:
 
 def _narrow(message: str, dynamic_shapes: Any, notes: list[str]) -> Any:
     """The shapes with torch's suggestions applied, if all of them only narrow ranges."""
-    matches = [_RANGE.fullmatch(line) for line in _suggestions(message)]
+    suggestions = _suggestions(message) or excluded_largest(message)
+    matches = [_RANGE.fullmatch(line) for line in suggestions]
     if not matches or not dynamic_shapes or not all(matches):
         return None
     for match in matches:

@@ -210,3 +210,49 @@ def test_a_program_with_a_dynamic_number_is_named_with_what_to_do() -> None:
     program = torch.export.export(Cuts(), (X, 2), dynamic_shapes=(None, Dim.DYNAMIC))
     with pytest.raises(CaptureError, match=r"Input n is a number .*export the module again"):
         from_program(program)
+
+
+def test_a_comparison_of_sizes_is_a_flag() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=x.shape[1] > 1)
+
+    check(forward, states(3, 5, 4), dims=(BOTH,), further=(states(2, 7, 4),))
+
+
+def test_a_comparison_that_the_range_does_not_settle_narrows_it() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=x.shape[1] > 6)
+
+    result = check(forward, states(3, 5, 4), dims=(BOTH,))
+    assert result.graph.dims["seq"].high == 6
+    assert "Dim 'seq' is at most 6: the model demands it." in result.notes
+
+
+def test_a_dim_may_be_as_long_as_the_tables_it_cuts() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        length = x.shape[1]
+        table, square = torch.ones(32, 4), torch.ones(32, 32)
+        x = x + table.cumsum(0)[:length].reshape(length, 2, 2).flatten(1)
+        scores = (x @ x.mT).masked_fill(square.tril()[:length, :length] == 0, -9.0)
+        return scores.softmax(-1) @ x
+
+    dims = ({0: BATCH, 1: Dim("seq", max=32)},)
+    result = check(forward, states(3, 5, 4), dims=dims, further=(states(2, 32, 4),))
+    assert result.graph.dims["seq"].high == 32
+
+
+def test_a_largest_size_that_the_model_itself_excludes_is_none() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        return x + torch.ones(32, 4)[: x.shape[1]] if x.shape[1] != 32 else x * 2
+
+    result = check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))
+    assert result.graph.dims["seq"].high == 31
+    assert "Dim 'seq' is at most 31: the model demands it." in result.notes
+
+
+def test_another_size_that_the_model_excludes_is_refused() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        return x + 1 if x.shape[1] != 20 else x * 2
+
+    with pytest.raises(CaptureError, match=r"seq.* can't take every size: .*seq != 20"):
+        check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attngraph.frontend.guards import always_hold
+from attngraph.frontend.guards import always_hold, excluded_largest, sizes_apart
 
 _MESSAGE = """Constraints violated (seq)! For more information, run with TORCH_LOGS="+dynamic".
   - Not all values of seq = {size} in the specified range {range} satisfy the \
@@ -31,6 +31,7 @@ def test_what_is_true_of_every_size(guard: str) -> None:
     [
         ("S <= 128", "seq <= 512"),
         ("S != 64", "2 <= seq <= 4096"),
+        ("S != 20", "2 <= seq <= 4096"),
         ("B == S", "seq <= 512"),
         ("(S % 2) == 0", "seq <= 512"),
         ("(S // 2) <= S", "seq <= 512"),
@@ -46,3 +47,17 @@ def test_a_range_narrows_what_must_hold() -> None:
     assert always_hold(message("S >= 8", "8 <= seq <= 512"))
     assert not always_hold(message("S >= 8", "2 <= seq <= 512"))
     assert not always_hold("some other error")
+
+
+def test_a_largest_size_that_is_excluded_is_one_less() -> None:
+    fixed = ["seq = Dim('seq', max=511)"]
+    assert excluded_largest(message("S != 512", "2 <= seq <= 512")) == fixed
+    assert excluded_largest(message("512 != S")) == fixed
+    for guard in ("S != 511", "S <= 512", "B != S"):
+        assert excluded_largest(message(guard)) == []
+
+
+def test_sizes_that_a_trace_took_for_unequal() -> None:
+    other = "L['context'].size()[1]"
+    guards = [f"{_SIZE} != {other}", f"{_SIZE} != 5", f"{_SIZE} <= {other}"]
+    assert sizes_apart(guards) == [(_SIZE, other)]
