@@ -116,8 +116,8 @@ class Check:
                     f"No pass is to blame: what torch.export traced of {self.model.source} already "
                     f"differs from it at {label} (error {worst.error:.2e}, budget "
                     f"{worst.budget:.2e}). Look for what runs in another way under a trace, such "
-                    "as torch.compiler.is_compiling(), or for a number that the trace made a "
-                    "constant."
+                    "as torch.compiler.is_compiling(), for a number that the trace made a "
+                    "constant, or for an `if` that compares two sizes."
                 )
         return ""
 

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import attngraph
 from attngraph import cli
@@ -328,3 +329,27 @@ def test_a_trace_that_is_another_function_is_told_from_a_wrong_pass() -> None:
         attngraph.optimize(Otherwise(), (torch.randn(4, 9),))
     assert "No pass is to blame" in str(caught.value)
     assert "Nothing was written" in str(caught.value)
+
+
+class _Compares(torch.nn.Module):
+    """Its own code asks whether two lengths are equal, which changes the result by a factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        scores = x @ context.mT
+        if x.shape[1] == context.shape[1]:
+            scores = scores * self.factor
+        return scores.softmax(-1) @ context
+
+
+def test_a_trace_is_checked_where_dims_it_took_for_unequal_are_equal() -> None:
+    args = (torch.randn(2, 5, 4), torch.randn(2, 7, 4))
+    dims = ({1: Dim("seq", max=64)}, {1: Dim("context", max=64)})
+    with pytest.raises(ParityError, match=r"at seq=7, context=7.*an `if` that compares two sizes"):
+        attngraph.optimize(_Compares(2.0), args, dynamic_shapes=dims)
+    optimized = attngraph.optimize(_Compares(1.0), args, dynamic_shapes=dims)
+    assert optimized.report.parity is not None
+    assert "seq=7, context=7" in {output.case for output in optimized.report.parity.outputs}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attngraph.errors import UsageError
-from attngraph.export.sizes import choose_sizes, is_mask, resized_inputs
+from attngraph.export.sizes import choose_sizes, equal_sizes, is_mask, resized_inputs
 
 BOTH = {(0, 0): "batch", (0, 1): "seq", (1, 0): "batch", (1, 1): "seq"}
 
@@ -117,3 +117,17 @@ def test_dims_that_dont_fit_are_named(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         resized_inputs(sample(), dynamic, sizes)
+
+
+def test_dims_that_were_taken_for_unequal_meet_within_their_ranges() -> None:
+    sample = {"b": 3, "s": 9, "t": 7, "u": 5}
+    ranges = {"b": (1, None), "s": (1, 64), "t": (1, 8), "u": (1, None)}
+    assert equal_sizes(sample, ranges, []) == sample
+    assert equal_sizes(sample, ranges, [("s", "t")]) == {**sample, "s": 8, "t": 8}
+    met = equal_sizes(sample, ranges, [("s", "u"), ("u", "t")])
+    assert met == {"b": 3, "s": 8, "t": 8, "u": 8}
+
+
+def test_dims_without_a_common_size_stay_apart() -> None:
+    sample = {"s": 9, "t": 3}
+    assert equal_sizes(sample, {"s": (6, 64), "t": (1, 4)}, [("s", "t")]) == sample
