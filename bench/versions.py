@@ -1,9 +1,10 @@
 """What the test suite says in other interpreters: bench/results/versions.json.
 
-python -m bench.versions PYTHON [PART ...]
+python -m bench.versions [--quick] PYTHON [PART ...]
 
 PYTHON is an interpreter with the packages of `.[dev]` installed; PART is a folder of tests, all of
-them if none is given. Results of other parts and interpreters stay as they are.
+them if none is given. Results of other parts and interpreters stay as they are. --quick leaves out
+what is marked slow, and the table says so.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ def parts() -> list[str]:
     return [name for name in folders if name not in ("gpu", "placement")]
 
 
-def run(python: Path, part: str) -> dict[str, int]:
+def run(python: Path, part: str, *, quick: bool) -> dict[str, Any]:
     """The numbers of tests that passed, failed and were skipped. Raises SystemExit without any."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "results.xml"
         options = ["-q", "-n", "1", "-p", "no:cacheprovider", f"--junitxml={file}"]
+        options += ["-m", "not slow"] if quick else []
         command = [str(python), "-m", "pytest", *options, f"tests/{part}"]
         subprocess.run(command, cwd=ROOT, env=environment, check=False)
         if not file.exists():
@@ -48,6 +50,7 @@ def run(python: Path, part: str) -> dict[str, int]:
         "passed": count["tests"] - failed - count["skipped"],
         "failed": failed,
         "skipped": count["skipped"],
+        "quick": quick,
     }
 
 
@@ -65,7 +68,10 @@ def page() -> str:
     for python, torch, results in rows():
         sums = [sum(part[key] for part in results.values()) for key in _SHOWN]
         numbers = " | ".join(map(str, sums))
-        lines.append(f"| {python} | {torch} | {numbers} | {', '.join(sorted(results))} |")
+        folders = ", ".join(name + "*" * results[name]["quick"] for name in sorted(results))
+        lines.append(f"| {python} | {torch} | {numbers} | {folders} |")
+    if any(part["quick"] for _, _, results in rows() for part in results.values()):
+        lines += ["", "\\* without the tests marked slow"]
     return "\n".join(lines) + "\n"
 
 
@@ -74,6 +80,7 @@ _SHOWN = ("passed", "skipped", "failed")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("python", type=Path)
     parser.add_argument("parts", nargs="*", choices=[*parts(), []])
     chosen = parser.parse_args()
@@ -83,7 +90,8 @@ def main() -> None:
     about = json.loads(told.stdout)
     key = f"{about['python']} {about['packages']['torch']}"
     for part in chosen.parts or parts():
-        found = {**run(chosen.python, part), "commit": about["commit"], "date": about["date"]}
+        ran = run(chosen.python, part, quick=chosen.quick)
+        found = {**ran, "commit": about["commit"], "date": about["date"]}
         known = json.loads(FILE.read_text()) if FILE.exists() else {}
         known.setdefault(key, {})[part] = found
         FILE.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
