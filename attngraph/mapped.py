@@ -115,7 +115,8 @@ def release(weights: Iterable[torch.Tensor]) -> None:
 
 def release_large(module: torch.nn.Module) -> None:
     """Takes a module's mapped weights out of memory until they are read again, if that pays."""
-    weights = [*module.parameters(), *module.buffers()]
+    held = [*module.parameters(), *module.buffers()]
+    weights = [data for data in held if data.layout is torch.strided]
     if are_large(weights):
         release(weights)
 

@@ -114,6 +114,11 @@ class Translator:
     def _weight(self, node: fx.Node) -> Value:
         """A parameter, buffer or lifted tensor, added when first read; tied ones are one."""
         name, data = self._weights[node]
+        if data.layout is not torch.strided:
+            raise CaptureError(
+                f"The model's {name} is a sparse tensor, which a graph can't hold; keep it as a "
+                "dense one (.to_dense())."
+            )
         key: tuple[object, ...] = (id(data),)
         if data.device.type != "meta" and data.numel():
             key = (data.data_ptr(), data.dtype, tuple(data.shape), data.stride())

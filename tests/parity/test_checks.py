@@ -16,7 +16,7 @@ from torch.export import Dim
 
 import attngraph
 from attngraph import cli
-from attngraph.errors import ParityError, UsageError
+from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.lowering import registry
 from attngraph.export.lowering.context import Context
 from attngraph.export.save import save, to_session
@@ -353,3 +353,26 @@ def test_a_trace_is_checked_where_dims_it_took_for_unequal_are_equal() -> None:
     optimized = attngraph.optimize(_Compares(1.0), args, dynamic_shapes=dims)
     assert optimized.report.parity is not None
     assert "seq=7, context=7" in {output.case for output in optimized.report.parity.outputs}
+
+
+class _Sparse(torch.nn.Module):
+    """A sparse buffer, as Whisper's alignment heads are; forward reads it or doesn't."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("chosen", torch.eye(4).to_sparse())
+        self.reads = reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.chosen
+        assert isinstance(chosen, Tensor)
+        out: Tensor = self.linear(x)
+        return out @ chosen.to_dense() if self.reads else out
+
+
+def test_a_sparse_buffer_is_let_be_or_refused_by_name() -> None:
+    optimized = attngraph.optimize(_Sparse(False), (torch.randn(3, 4),))
+    assert optimized.report.parity is not None
+    with pytest.raises(CaptureError, match="chosen is a sparse tensor"):
+        attngraph.optimize(_Sparse(True), (torch.randn(3, 4),))
