@@ -102,7 +102,10 @@ class Optimized:
     def __call__(
         self, *tensors: torch.Tensor, **named: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """The output, or a tuple where there are several. Inputs by position, then by name."""
+        """The output, or a tuple where there are several. Inputs by position, then by name.
+
+        Raises UsageError for an input twice, or of a size that the model was not compiled for.
+        """
         names = self.session.input_names
         if len(tensors) > len(names):
             raise UsageError(f"{len(tensors)} inputs were given; there are {', '.join(names)}.")
@@ -111,8 +114,32 @@ class Optimized:
             if name in feeds:
                 raise UsageError(f"The input {name} was given twice.")
             feeds[name] = tensor
+        self._check_sizes(feeds)
         outputs = self.session.run(feeds)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _check_sizes(self, feeds: Mapping[str, torch.Tensor]) -> None:
+        """onnxruntime computes something for any size, but what is proved holds in the ranges.
+
+        A lower bound of 2 is torch.export's own, and no demand of the model.
+        """
+        for value in self.graph.inputs:
+            tensor = feeds.get(value.name)
+            if tensor is None or tensor.dim() != len(value.shape):
+                continue
+            for axis, (dim, size) in enumerate(zip(value.shape, tensor.shape, strict=True)):
+                info = self.graph.dims.get(str(dim))
+                if info is None:
+                    continue
+                above = info.high is not None and size > info.high
+                if above or (info.low > 2 and size < info.low):
+                    bound = f"at most {info.high}" if above else f"at least {info.low}"
+                    raise UsageError(
+                        f"Input {value.name}'s axis {axis} is {size}; dim {str(dim)!r} was "
+                        f"compiled for {bound}. Compile with a Dim that takes it; if the report "
+                        "says that the model demands the bound, give a sample of that size, or "
+                        "trace the model before its first call, which may leave tables behind."
+                    )
 
     def attention(
         self,

@@ -224,7 +224,7 @@ def _negligible(node: Node) -> Value | None:
     """s where the node is s + ε or max(s, ε), and s ≥ 1 since the row maximum was subtracted."""
     epsilon = added(node)
     source = node.inputs[0] if epsilon is not None else None
-    if source is None or epsilon is None:
+    if source is None or epsilon is None or not source.dtype.is_floating_point:
         return None
     if not 0 <= epsilon <= torch.finfo(source.dtype).eps / 2:
         return None

@@ -6,7 +6,7 @@ The reading is in site.py, logits.py, contraction.py and axes.py; here the resul
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
@@ -183,6 +183,15 @@ def _planned(site: Site) -> _Plan | Declined:
             "from key to key.",
             hint="Mask the scores before the softmax instead.",
         )
+    below = [top(stage.operand).value for stage in site.value]
+    below += [factor.operand.value for factor in inner if factor.operand is not None]
+    if len(site.anchor.output.users) > 1 and _needs(below, site.anchor):
+        return Declined(
+            "values-from-weights",
+            "The values are computed from the attention weights that are to be multiplied with "
+            "them.",
+            hint="It is kept as it is; values that don't depend on the weights would fuse.",
+        )
     sinks = broadcastable(site.sinks, roles.scores) if site.sinks is not None else None
     if site.sinks is not None and sinks is None:
         return Declined("axes-not-attention", "The sink has axes that the scores lack.")
@@ -192,6 +201,20 @@ def _planned(site: Site) -> _Plan | Declined:
         return Declined("axes-not-attention", "A bias has axes that the scores lack.")
     heads = kv_heads * groups
     return _Plan(kv_heads, heads, chosen, scale, on_keys, outer, inner, sinks, terms)
+
+
+def _needs(values: Iterable[Value], node: Node) -> bool:
+    """Whether one of the values is computed from the node's result."""
+    seen: set[Node] = set()
+    queue = [value.producer for value in values]
+    while queue:
+        above = queue.pop()
+        if above is node:
+            return True
+        if above is not None and above not in seen:
+            seen.add(above)
+            queue += [value.producer for value in above.inputs if value is not None]
+    return False
 
 
 def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:

@@ -75,10 +75,16 @@ class _Projection:
     """source · weight + bias. The weight is (N, K) in the family "linear", else (K, N)."""
 
     node: Node
-    source: Value
     weight: Value
     bias: Value | None
     family: str
+
+    @property
+    def source(self) -> Value:
+        """What the node reads now: it may itself have been merged with others since."""
+        source = self.node.inputs[1 if self.node.op == "aten.addmm" else 0]
+        assert source is not None
+        return source
 
     @property
     def axis(self) -> int:
@@ -103,7 +109,7 @@ def _read(node: Node, owners: Owners) -> _Projection | None:
         return None
     if len(weight.shape) != 2 or not owners.is_sole(weight):
         return None
-    projection = _Projection(node, source, weight, bias, family)
+    projection = _Projection(node, weight, bias, family)
     if bias is not None and (not bias.is_constant or bias.shape != (_width(projection),)):
         return None
     return projection

@@ -109,12 +109,7 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
     if isinstance(weights, Declined):
         return weights
     if not is_part and _escapes(logits.node, {anchor, below.root}):
-        return Declined(
-            "scores-reused",
-            "The scores are read elsewhere too, so the product can't go away.",
-            logits.node,
-            "Return the attention weights instead of the scores.",
-        )
+        return _reused(logits.node, anchor)
     sinks = None
     if sink is not None:
         sinks = top(Operand(sink, broadcast_axes(axes, sink.shape, source.shape)))
@@ -167,6 +162,30 @@ def _leaks(nodes: Iterable[Node], inside: set[Node]) -> bool:
         value in (node.graph.outputs if node.graph else ()) or set(value.users) - inside
         for node in nodes
         for value in node.outputs
+    )
+
+
+def _reused(scores: Node, anchor: Node) -> Declined:
+    """Scores that have another reader: a softmax of its own, as where both sides attend, or not."""
+    queue, seen = [scores], {scores, anchor}
+    while queue and len(seen) < _FAR:
+        users = {user for value in queue.pop().outputs for user in value.users} - seen
+        for user in users:
+            if user.op in SOFTMAXES:
+                return Declined(
+                    "scores-reused",
+                    f"Another softmax, at {user.loc}, reads the scores too: their product is "
+                    "computed once for both.",
+                    scores,
+                    "It is kept as it is; with one of the two softmaxes alone it would fuse.",
+                )
+        seen |= users
+        queue.extend(users)
+    return Declined(
+        "scores-reused",
+        "The scores are read elsewhere too, so the product can't go away.",
+        scores,
+        "Return the attention weights instead of the scores.",
     )
 
 

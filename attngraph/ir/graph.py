@@ -320,23 +320,31 @@ class Graph:
         self._link(node, anchor)
 
     def sort(self) -> None:
-        """Restores execution order, moving as few nodes as a stable depth-first walk allows."""
+        """Restores execution order, moving as few nodes as a stable depth-first walk allows.
+
+        Raises IRError, and changes nothing, if a node needs its own result.
+        """
         order: list[Node] = []
         done: set[Node] = set()
+        begun: set[Node] = set()
         for root in self._snapshot():
             stack = [(root, iter(root.inputs))] if root not in done else []
+            begun.add(root)
             while stack:
                 node, pending = stack[-1]
                 for value in pending:
                     above = value.producer if value is not None else None
-                    if above is not None and above not in done:
-                        stack.append((above, iter(above.inputs)))
-                        break
+                    if above is None or above in done:
+                        continue
+                    if above in begun:
+                        raise IRError(f"{above.op} at {above.loc} needs its own result.")
+                    begun.add(above)
+                    stack.append((above, iter(above.inputs)))
+                    break
                 else:
                     stack.pop()
-                    if node not in done:
-                        done.add(node)
-                        order.append(node)
+                    done.add(node)
+                    order.append(node)
         self._first = order[0] if order else None
         self._last = order[-1] if order else None
         for index, node in enumerate(order):
@@ -377,6 +385,8 @@ class Graph:
     def _add_uses(self, node: Node) -> None:
         for position, value in enumerate(node.inputs):
             if value is not None:
+                if value.producer is not None and value.producer.graph is not self:
+                    raise IRError(f"{node.op} at {node.loc} reads %{value.name}, which is gone.")
                 value._uses[(node, position)] = None
 
     def _drop_uses(self, node: Node) -> None:

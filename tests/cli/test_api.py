@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import attngraph
-from attngraph.errors import ParityError
+from attngraph.errors import ParityError, UsageError
 
 
 class Attention(torch.nn.Module):
@@ -78,3 +78,27 @@ def test_an_assumption_that_the_sample_breaks_is_an_error() -> None:
     with pytest.raises(ParityError, match="Assumed no-fully-masked-rows"):
         attngraph.optimize(Filled(), (*_args(), mask), assume=assume)
     assert attngraph.optimize(Filled(), (*_args(), mask)).report.parity.passed
+
+
+class Positions(torch.nn.Module):
+    """Adds positions of which the first 8 are at hand, as a table that an earlier call left."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(8.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        table = self.table if length <= 8 else torch.arange(float(length))
+        return x + table[:length]
+
+
+def test_a_size_out_of_the_range_that_was_compiled_is_an_error() -> None:
+    shapes = ({1: torch.export.Dim("seq", min=2, max=64)},)
+    optimized = attngraph.optimize(Positions(), (torch.zeros(2, 5),), dynamic_shapes=shapes)
+    assert optimized.report.notes == ["Dim 'seq' is at most 8: the model demands it."]
+    assert (optimized.run([torch.zeros(2, 8)])[0] == torch.arange(8.0)).all()
+    with pytest.raises(UsageError, match="x's axis 1 is 9; dim 'seq' was compiled for at most 8"):
+        optimized(torch.zeros(2, 9))

@@ -173,3 +173,18 @@ def test_any_sequence_of_mutations_leaves_a_graph_that_verifies(data: st.DataObj
         names = [value.name for value in graph.values()]
         assert len(set(names)) == len(names)
         assert len(list(graph)) == len(graph)
+
+
+def test_what_is_erased_is_not_read_again(graph: Graph) -> None:
+    gone = _relu(graph, graph.inputs[0], name="gone")
+    graph.erase(gone)
+    with pytest.raises(IRError, match="reads %gone, which is gone"):
+        _relu(graph, gone.output)
+
+
+def test_a_node_that_needs_its_own_result_has_no_order(graph: Graph) -> None:
+    first, second = graph
+    graph.set_inputs(first, [second.output])
+    with pytest.raises(IRError, match="needs its own result"):
+        graph.sort()
+    assert _names(graph) == ["a", "b"]
