@@ -206,6 +206,16 @@ def _finite(value: Value, bound: float) -> float:
     return math.inf if overflows or math.isnan(bound) else bound
 
 
+def _range(dtype: torch.dtype) -> float:
+    """What no number of a dtype exceeds; floats may be infinite."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return math.inf
+    if dtype == torch.bool:
+        return 1.0
+    info = torch.iinfo(dtype)
+    return float(max(-info.min, info.max))
+
+
 class _Bounds:
     """Bounds of values by the ops that compute them, each found once."""
 
@@ -216,7 +226,8 @@ class _Bounds:
         if value is None or not isinstance(value.type, TensorType):
             return math.inf
         if value not in self._memory:
-            self._memory[value] = _finite(value, self._find(value, depth))
+            bound = min(self._find(value, depth), _range(value.dtype))
+            self._memory[value] = _finite(value, bound)
         return self._memory[value]
 
     def _find(self, value: Value, depth: int) -> float:

@@ -13,6 +13,7 @@ from torch.export import Dim
 from transformers import T5Config, T5EncoderModel
 
 from attngraph.compiler import Model, analyse
+from attngraph.export.lower import lower
 from attngraph.ir import Graph
 from tests.parity.shared import assert_built_once, built_of, compiled
 
@@ -194,6 +195,14 @@ def test_positions_of_transformers_are_built_once(name: str) -> None:
     fused = [Counter(node.op for node in graph)["attn.attention"] for graph in graphs]
     assert fused[1] == 2 * fused[0] > 0
     assert_built_once(*graphs)
+
+
+def test_bloom_joins_its_mask_and_its_bias_once() -> None:
+    """Positions are integers, so what they bias is far from the fill: the mask is a bool one."""
+    row = "bloom n_layer={n} num_hidden_layers={n} dims=batch,seq"
+    graphs = [compiled(row.replace("{n}", str(n)), "eager") for n in (2, 4)]
+    ops = [Counter(node.op_type for node in lower(graph).graph) for graph in graphs]
+    assert not {"Where", "Transpose"} & (ops[1] - ops[0]).keys()
 
 
 def test_relative_biases_of_swin_are_constants() -> None:
