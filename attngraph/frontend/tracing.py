@@ -42,6 +42,7 @@ _LOGGERS = (
     "torch.fx.experimental.symbolic_shapes",
     "torch.export._trace",
     "torch._dynamo",
+    "torch._guards",
     "torch._subclasses.fake_tensor",
 )
 _RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
@@ -73,7 +74,7 @@ def trace(
     Raises CaptureError with torch's reason and the user's line.
     """
     notes: list[str] = []
-    deferred = False
+    deferred, bytecode = False, False
     remedies = dict(_REMEDIES)
     taken: list[Callable[[], AbstractContextManager[None]]] = []
     for _ in range(_ATTEMPTS):
@@ -90,7 +91,7 @@ def trace(
                     args,
                     dict(kwargs),
                     dynamic_shapes=dynamic_shapes,
-                    strict=False,
+                    strict=bytecode,
                     prefer_deferred_runtime_asserts_over_guards=deferred,
                 )
         except Exception as error:
@@ -100,6 +101,9 @@ def trace(
             if remedy := next((cure for cure in remedies if remedies[cure](str(error))), None):
                 del remedies[remedy]
                 taken.append(remedy)
+                continue
+            if _swaps_weights(error) and not bytecode:
+                bytecode = True  # Dynamo reads the code, and leaves out a move to the same device
                 continue
             narrowed = _narrow(str(error), dynamic_shapes, notes)
             if narrowed is None:
@@ -111,6 +115,11 @@ def trace(
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
     )
+
+
+def _swaps_weights(error: Exception) -> bool:
+    """Whether the model moves a module as it runs, which weights that are traced don't take."""
+    return "_apply(): Couldn't swap" in str(error)
 
 
 class _WithoutGraphs:

@@ -224,3 +224,22 @@ def test_locations_follow_the_working_directory(
     assert short_path(file) == "models/mine.py"
     monkeypatch.chdir(tmp_path.parent)
     assert short_path(file) == f"{tmp_path.name}/models/mine.py"
+
+
+class Moving(torch.nn.Module):
+    """Moves a part of itself to its input's device as it runs, as mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        moved: torch.Tensor = self.expert.to(x.device)(x)
+        return moved
+
+
+def test_a_module_that_moves_its_parts_is_traced() -> None:
+    shapes = ({0: torch.export.Dim("rows", min=2)},)
+    captured = capture(Moving(), (torch.zeros(3, 4),), dynamic_shapes=shapes)
+    assert [node.op for node in captured.graph] == ["aten.linear"]
+    assert captured.dynamic == {(0, 0): "rows"}
