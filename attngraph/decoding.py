@@ -124,7 +124,13 @@ def compile_decoder(
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
         return Prepared(decoding_cases(captured, layout), buffers_of(layout))
 
-    optimized = compile_model(model, options, prepare=prepare, staged=staged, progress=progress)
+    optimized = compile_model(
+        model,
+        replace(options, decodes=True),
+        prepare=prepare,
+        staged=staged,
+        progress=progress,
+    )
     ((captured, layout),) = seen
     decoder, report = Decoder.of(optimized, layout), optimized.report
     if not options.verifies:

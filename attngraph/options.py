@@ -22,8 +22,9 @@ class Options:
     """How a model is compiled; `attngraph.optimize` says what each of them means.
 
     `precision` None is that of the model's weights. `session` are keyword arguments of
-    `Session.open`, for the sessions that check, tune and are handed over. Raises UsageError for a
-    value that there isn't, with those there are.
+    `Session.open`, for the sessions that check, tune and are handed over. What `decodes` computes
+    one row in most of its calls. Raises UsageError for a value that there isn't, with those there
+    are.
     """
 
     target: str = "cpu"
@@ -35,6 +36,7 @@ class Options:
     ignore_padded_rows: bool = False
     weights: Weights | None = None
     session: Mapping[str, Any] = field(default_factory=dict)
+    decodes: bool = False
 
     def __post_init__(self) -> None:
         _check("verify", self.verify, get_args(Verify))
@@ -62,6 +64,8 @@ class Options:
             # whether the provider has kernels for attention over rows without padding
             "packed_attention": self.device.provider == "cuda",
             "few_bits": self.weights is not None,
+            # the CPU has no launches to save, and copies what it splits
+            "part": self.device.provider == "cpu" and self.weights is None and not self.decodes,
         }
 
 

@@ -55,6 +55,7 @@ _STAGES = (
     *CLEAN,
 )
 _PACKING = ("pack-tokens", *CLEAN)
+_PARTING = ("part-projections", "drop-key-bias", *CLEAN)
 _CLOSING = ("bound-keys", "dce")
 
 
@@ -65,16 +66,19 @@ def pipeline(
     ignore_padded_rows: bool = False,
     packed_attention: bool = False,
     few_bits: bool = False,
+    part: bool = False,
 ) -> list[Pass]:
     """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`, and with
     `ignore_padded_rows` those of `--ignore-padded-rows` too, for a target with kernels for
     attention over packed rows if `packed_attention`. With `few_bits`, weights are stored in blocks
     of one scale: then the scales of norms stay out of them, which would spread a block's numbers.
+    With `part` no product is split: there is one for each part, for a target without launches.
 
     `assume` are some of `options.ASSUMPTIONS`. Raises UsageError at another.
     """
     check_assumptions(assume)
-    names = [*_STAGES, *(_PACKING if ignore_padded_rows else ()), *_CLOSING]
+    packing = _PACKING if ignore_padded_rows else ()
+    names = [*_STAGES, *packing, *(_PARTING if part else ()), *_CLOSING]
     if few_bits:
         names.remove("fold-norms")
     stages = only_exact(names) if exact else make(names)

@@ -1,9 +1,10 @@
-"""Two choices made for onnxruntime's CPU kernels, each against what it was chosen over.
+"""Three choices made for onnxruntime's CPU kernels, each against what it was chosen over.
 
     python -m bench.kernels [--seconds 1.0]
 
-A residual norm as SkipLayerNormalization, or as a sum and LayerNormalization; and attention under a
-mask with denormal floats kept, or counted as zero. Writes bench/results/kernels.json.
+A residual norm as SkipLayerNormalization, or as sums and LayerNormalization; the projections of Q,
+K and V as one product that is split, or as three; and attention under a mask with denormal floats
+kept, or counted as zero. Writes bench/results/kernels.json.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import torch
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from attngraph.export.session import Session
 from attngraph.export.target import Target
@@ -28,12 +29,18 @@ HEADS, LENGTH = 12, 1024
 ROUNDS = 5
 
 
-def _model(nodes: Sequence[NodeProto], inputs: Mapping[str, tuple[int, list[int]]]) -> bytes:
+def _model(
+    nodes: Sequence[NodeProto],
+    inputs: Mapping[str, tuple[int, list[int]]],
+    outputs: Sequence[str] = ("y",),
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> bytes:
     graph = helper.make_graph(
         nodes,
         "kernels",
         [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(data.numpy(), name) for name, data in (weights or {}).items()],
     )
     opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
@@ -46,13 +53,35 @@ def _norms() -> dict[str, bytes]:
     fused = helper.make_node(
         "SkipLayerNormalization", list(operands), ["y"], domain="com.microsoft", epsilon=1e-5
     )
-    apart = [
-        helper.make_node("Sum", ["x", "skip", "bias"], ["total"]),
-        helper.make_node("LayerNormalization", ["total", "scale", "shift"], ["y"], epsilon=1e-5),
+    norm = helper.make_node("LayerNormalization", ["total", "scale", "shift"], ["y"], epsilon=1e-5)
+    one = [helper.make_node("Sum", ["x", "skip", "bias"], ["total"])]
+    two = [
+        helper.make_node("Add", ["x", "skip"], ["sum"]),
+        helper.make_node("Add", ["sum", "bias"], ["total"]),
     ]
     return {
         "SkipLayerNormalization": _model([fused], inputs),
-        "Sum and LayerNormalization": _model(apart, inputs),
+        "Sum and LayerNormalization": _model([*one, norm], inputs),
+        "two Add and LayerNormalization": _model([*two, norm], inputs),
+    }
+
+
+def _projections(rows: int) -> dict[str, bytes]:
+    """Three products of `rows` with constant weights, each as wide as the rows."""
+    parts = ["q", "k", "v"]
+    weights = {name: torch.randn(WIDTH, WIDTH) / WIDTH**0.5 for name in parts}
+    merged = {"w": torch.cat([*weights.values()], 1)}
+    whole = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Split", ["y"], parts, axis=-1, num_outputs=3),
+    ]
+    apart = [helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in parts]
+    inputs = {"x": (TensorProto.FLOAT, [rows, WIDTH])}
+    return {
+        f"{rows} rows, one product and Split": _model(whole, inputs, parts, merged),
+        f"{rows} rows, three products": _model(
+            apart, inputs, parts, {f"w{name}": weight for name, weight in weights.items()}
+        ),
     }
 
 
@@ -74,18 +103,28 @@ def _times(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[st
     return {name: statistics.median(times) for name, times in found.items()}
 
 
+def _measured(
+    models: Mapping[str, bytes], inputs: Sequence[torch.Tensor], seconds: float
+) -> dict[str, float]:
+    with ExitStack() as stack:
+        sessions = {
+            name: stack.enter_context(Session.open(model, CPU)) for name, model in models.items()
+        }
+        return _times({name: partial(s.run, inputs) for name, s in sessions.items()}, seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each variant")
     seconds = parser.parse_args().seconds
     torch.manual_seed(0)
-    with ExitStack() as stack:
-        row, vector = torch.randn(ROWS, WIDTH), torch.randn(WIDTH)
-        norms = {
-            name: stack.enter_context(Session.open(model, CPU)) for name, model in _norms().items()
-        }
-        inputs = [row, row, vector, vector, vector]
-        norm = _times({name: partial(s.run, inputs) for name, s in norms.items()}, seconds)
+    row, vector = torch.randn(ROWS, WIDTH), torch.randn(WIDTH)
+    norm = _measured(_norms(), [row, row, vector, vector, vector], seconds)
+    projections = {
+        name: ms
+        for rows in (1, 32, 128, ROWS)
+        for name, ms in _measured(_projections(rows), [row[:rows]], seconds).items()
+    }
     q, mask = torch.randn(1, LENGTH, HEADS * 64), torch.ones(1, 1, LENGTH, LENGTH).tril().bool()
     model = _attention()
     variants: dict[str, tuple[bool, torch.Tensor]] = {
@@ -107,11 +146,12 @@ def main() -> None:
         {
             "threads": torch.get_num_threads(),
             "norm": {"rows": ROWS, "width": WIDTH, "ms": norm},
+            "projections": {"width": WIDTH, "ms": projections},
             "attention": {"heads": HEADS, "length": LENGTH, "ms": attention},
         },
     )
-    for name, ms in {**norm, **attention}.items():
-        print(f"{name:30} {ms:8.3f} ms")
+    for name, ms in {**norm, **projections, **attention}.items():
+        print(f"{name:40} {ms:8.3f} ms")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""ONNX nodes per layer of the saved model, from the growth between two depths.
+"""ONNX nodes per layer of the lowered model, from the growth between two depths.
 
 python -m bench.node_count
 """
@@ -6,15 +6,17 @@ python -m bench.node_count
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from collections import Counter
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import torch
 
-from attngraph.compiler import optimize
+from attngraph.export.lower import lower
+from attngraph.frontend.capture import capture
+from attngraph.passes import run
+from attngraph.pipeline import pipeline
 from bench.compile_time import llama
 from bench.machine import write
 
@@ -45,17 +47,13 @@ def _llama(layers: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 _MODELS = {"BERT-base": _bert, "Llama": _llama}
 
 
-def count(name: str, layers: int) -> tuple[int, dict[str, int]]:
-    """(all nodes, nodes by op) of the saved file."""
-    import onnx
-
+def count(name: str, layers: int, target: str) -> tuple[int, dict[str, int]]:
+    """(all nodes, nodes by op) of the ONNX graph for a target."""
     module, args = _MODELS[name](layers)
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=512)}
-    optimized = optimize(module, args, dynamic_shapes=(dims, dims), verify="off")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        optimized.save(path)
-        nodes = onnx.load(path).graph.node
+    graph = capture(module, args, dynamic_shapes=(dims, dims)).graph
+    run(graph, pipeline(part=target == "cpu"))
+    nodes = list(lower(graph, target=target).graph)
     return len(nodes), dict(Counter(node.op_type for node in nodes))
 
 
@@ -63,16 +61,17 @@ def main() -> None:
     warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     results: list[dict[str, Any]] = []
-    for name in _MODELS:
-        (few, few_ops), (many, many_ops) = count(name, 2), count(name, 12)
+    for name, target in product(_MODELS, ("cuda", "cpu")):
+        (few, few_ops), (many, many_ops) = count(name, 2, target), count(name, 12, target)
         by_op = {op: (n - few_ops.get(op, 0)) / 10 for op, n in many_ops.items()}
         result: dict[str, Any] = {
             "model": name,
+            "target": target,
             "nodes": many,
             "per_layer": (many - few) / 10,
             "per_layer_by_op": {op: n for op, n in sorted(by_op.items()) if n},
         }
-        print(f"{name}: {many} nodes at 12 layers, {result['per_layer']:g} per layer")
+        print(f"{name} for {target}: {many} nodes, {result['per_layer']:g} per layer")
         results.append(result)
     print(write("node_count", {"models": results}))
 

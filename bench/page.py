@@ -169,33 +169,35 @@ def _node_count() -> list[str]:
     lines = [
         "## Nodes",
         "",
-        "12 layers, dynamic batch and sequence, ONNX nodes in the saved file.",
+        "12 layers, dynamic batch and sequence, nodes of the ONNX graph as it is lowered.",
         "",
     ]
     for model in result["models"]:
         by_op = ", ".join(f"{n:g} {op}" for op, n in model["per_layer_by_op"].items())
         lines.append(
-            f"- {model['model']}: {model['nodes']}, {model['per_layer']:g} per layer ({by_op})."
+            f"- {model['model']} for {model['target']}: {model['nodes']}, "
+            f"{model['per_layer']:g} per layer ({by_op})."
         )
     return [*lines, "", _measured_on(result)]
 
 
 def _kernels() -> list[str]:
-    """Two choices among onnxruntime's CPU kernels, where they were measured."""
+    """Three choices among onnxruntime's CPU kernels, where they were measured."""
     if not _found("kernels"):
         return []
     result = _load("kernels")
-    norm, attention = result["norm"], result["attention"]
+    norm, projections, attention = (result[name] for name in ("norm", "projections", "attention"))
     lines = [
-        "## Two choices for the CPU's kernels",
+        "## Three choices for the CPU's kernels",
         "",
         f"Milliseconds on {result['threads']} threads: a residual norm of {norm['rows']} rows of "
-        f"{norm['width']}, and `Attention` with {attention['heads']} heads of 64 over "
+        f"{norm['width']}; the projections of Q, K and V, each {projections['width']} wide; and "
+        f"`Attention` with {attention['heads']} heads of 64 over "
         f"{attention['length']} tokens under a bool mask. A session of attngraph counts denormals "
         'as zero (`session.set_denormal_as_zero` is "1"); elsewhere that has to be set.',
         "",
     ]
-    for part in (norm, attention):
+    for part in (norm, projections, attention):
         lines += [f"- {name}: {ms:.2f}" for name, ms in part["ms"].items()]
     return [*lines, "", _measured_on(result), ""]
 

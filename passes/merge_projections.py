@@ -12,9 +12,9 @@ import torch
 
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.graph import UNKNOWN, fuse_locs
-from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.checked import Checked
 from attngraph.passes.manager import register
+from attngraph.passes.projection import Projection, read_projection
 from attngraph.passes.weights import Owners, discard
 
 _ATTENTIONS = frozenset(
@@ -52,14 +52,14 @@ class MergeProjections:
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name)
-        found: dict[tuple[Value, str], list[_Projection]] = {}
+        found: dict[tuple[Value, str], list[Projection]] = {}
         owners = Owners(graph)
         order: dict[Node, tuple[int, int]] = {}
         attentions = 0
         for position, node in enumerate(graph):
             attentions += node.op in _ATTENTIONS
             order[node] = (position, attentions)
-            projection = _read(node, owners)
+            projection = read_projection(node, owners)
             if projection is not None:
                 key = (projection.source, projection.family)
                 found.setdefault(key, []).append(projection)
@@ -70,58 +70,9 @@ class MergeProjections:
         return checked.remarks
 
 
-@dataclass(frozen=True, slots=True)
-class _Projection:
-    """source · weight + bias. The weight is (N, K) in the family "linear", else (K, N)."""
-
-    node: Node
-    weight: Value
-    bias: Value | None
-    family: str
-
-    @property
-    def source(self) -> Value:
-        """What the node reads now: it may itself have been merged with others since."""
-        source = self.node.inputs[1 if self.node.op == "aten.addmm" else 0]
-        assert source is not None
-        return source
-
-    @property
-    def axis(self) -> int:
-        """The weight's axis of outputs."""
-        return 0 if self.family == "linear" else 1
-
-
-def _read(node: Node, owners: Owners) -> _Projection | None:
-    match node.op:
-        case "aten.linear":
-            source, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
-            family = "linear"
-        case "aten.addmm" if attribute(node, "alpha") == 1 and attribute(node, "beta") == 1:
-            bias, source, weight = node.inputs
-            family = "matrix"
-        case "aten.mm" | "aten.matmul":
-            (source, weight), bias = node.inputs, None
-            family = "matrix" if source is not None and len(source.shape) == 2 else "batched"
-        case _:
-            return None
-    if source is None or weight is None or source.is_constant or not weight.is_constant:
-        return None
-    if len(weight.shape) != 2 or not owners.is_sole(weight):
-        return None
-    projection = _Projection(node, weight, bias, family)
-    if bias is not None and (not bias.is_constant or bias.shape != (_width(projection),)):
-        return None
-    return projection
-
-
-def _width(projection: _Projection) -> int:
-    return int(projection.weight.shape[projection.axis])
-
-
 def _groups(
-    candidates: Sequence[_Projection], order: Mapping[Node, tuple[int, int]]
-) -> list[list[_Projection]]:
+    candidates: Sequence[Projection], order: Mapping[Node, tuple[int, int]]
+) -> list[list[Projection]]:
     """The candidates that belong together, each group in execution order."""
     attentions = [_reachable(item.node, _ATTENTIONS, _ONTO_ATTENTION) for item in candidates]
     products = [_reachable(item.node, _PRODUCTS, _ONTO_PRODUCT) for item in candidates]
@@ -143,7 +94,7 @@ def _groups(
         if together:
             old, new = leader[second], leader[first]
             leader = [new if item == old else item for item in leader]
-    groups: dict[int, list[_Projection]] = {}
+    groups: dict[int, list[Projection]] = {}
     for index, item in enumerate(candidates):
         groups.setdefault(leader[index], []).append(item)
     return [group for group in groups.values() if len(group) > 1]
@@ -182,20 +133,16 @@ def _reachable(start: Node, targets: frozenset[str], through: frozenset[str]) ->
     return found
 
 
-def _merge(graph: Graph, checked: Checked, group: Sequence[_Projection]) -> None:
+def _merge(graph: Graph, checked: Checked, group: Sequence[Projection]) -> None:
     first = group[0]
     nodes = [item.node for item in group]
     loc = fuse_locs(nodes, first.node)
     weight = _concatenated(graph, [item.weight for item in group], first.axis)
     bias = _biases(graph, group)
-    inputs = [first.source, weight]
-    if bias is not None:
-        inputs = [bias, *inputs] if first.family == "matrix" else [*inputs, bias]
     kind = first.node.output.tensor_type
-    sizes = [_width(item) for item in group]
+    sizes = [item.width for item in group]
     merged = graph.create(
-        _op(first, bias),
-        inputs,
+        *first.product(weight, bias),
         types=[TensorType(kind.dtype, (*kind.shape[:-1], sum(sizes)))],
         loc=loc,
         before=first.node,
@@ -217,12 +164,6 @@ def _merge(graph: Graph, checked: Checked, group: Sequence[_Projection]) -> None
     discard(graph, [constant for item in group for constant in (item.weight, item.bias)])
 
 
-def _op(projection: _Projection, bias: Value | None) -> str:
-    if projection.family == "matrix":
-        return "aten.addmm" if bias is not None else "aten.mm"
-    return "aten.linear" if projection.family == "linear" else "aten.matmul"
-
-
 def _concatenated(graph: Graph, weights: Sequence[Value], axis: int) -> Value:
     """One constant of all weights; without data where one has none."""
     shape = list(weights[0].shape)
@@ -236,15 +177,15 @@ def _concatenated(graph: Graph, weights: Sequence[Value], axis: int) -> Value:
     return graph.add_constant(_joined([weight.name for weight in weights]), data, kind)
 
 
-def _biases(graph: Graph, group: Sequence[_Projection]) -> Value | None:
+def _biases(graph: Graph, group: Sequence[Projection]) -> Value | None:
     """All biases as one constant, zeros for those that have none; None where none has."""
     given = [item.bias for item in group if item.bias is not None]
     if not given:
         return None
-    width = sum(map(_width, group))
+    width = sum(item.width for item in group)
     kind = TensorType(given[0].dtype, (width,))
     tensors = [
-        torch.zeros(_width(item), dtype=given[0].dtype) if item.bias is None else item.bias.data
+        torch.zeros(item.width, dtype=given[0].dtype) if item.bias is None else item.bias.data
         for item in group
     ]
     known = [tensor.detach() for tensor in tensors if tensor is not None]

@@ -30,7 +30,9 @@ def passes(as_json: JsonOption = False, debug: DebugOption = False) -> None:
             from attngraph.passes import label_of, purpose_of
             from attngraph.pipeline import pipeline
 
-            steps = [_Step(item.name, purpose_of(item), label_of(item)) for item in pipeline()]
+            steps = [
+                _Step(item.name, purpose_of(item), label_of(item)) for item in pipeline(part=True)
+            ]
         if as_json:
             print(json.dumps([asdict(step) for step in steps], indent=2))
             return

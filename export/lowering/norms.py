@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -60,8 +59,7 @@ def lower_rms_norm(ctx: Context, node: Node) -> ir.Value:
 @register_lowering("attn.skip_layer_norm")
 def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
     args, x = ctx.args(node), input_of(node, "x")
-    # The CPU's SkipLayerNormalization takes twice as long as these two (bench/kernels.py).
-    # onnxruntime would fuse an Add into it, hence the Sum.
+    # The CPU's SkipLayerNormalization takes twice as long as its parts (bench/kernels.py).
     slow = ctx.target.provider == "cpu" and x.dtype == torch.float32
     if _fused(ctx, node) and not slow:
         normal, _, _, total = ctx.ops(
@@ -76,14 +74,23 @@ def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
             epsilon=float(args["eps"]),
         )
         return normal, total
-    terms = [args[name] for name in ("x", "skip", "x_bias") if args[name] is not None]
-    if slow:
-        total = ctx.op("Sum", *terms)
-    else:
-        total = functools.reduce(lambda a, b: ctx.op("Add", a, b), terms)
+    added = "Sum" if slow and _would_be_fused(node) else "Add"
+    total = ctx.op(added, args["x"], args["skip"])
+    if args["x_bias"] is not None:
+        total = ctx.op("Add", total, args["x_bias"])
     scale, shift = _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]]), args["bias"]
     epsilon = float(args["eps"])
     return ctx.op("LayerNormalization", total, scale, shift, axis=-1, epsilon=epsilon), total
+
+
+def _would_be_fused(node: Node) -> bool:
+    """Whether onnxruntime's own optimiser makes SkipLayerNormalization of an Add before the norm.
+
+    It doesn't where the bias is added last, or where something else reads the sum.
+    """
+    total = node.outputs[1]
+    read = bool(total.uses) or (node.graph is not None and total in node.graph.outputs)
+    return input_of(node, "x_bias") is None and not read
 
 
 @register_lowering("attn.skip_rms_norm")

@@ -66,6 +66,14 @@ SIBLINGS = """
   %b = aten.linear(%x, %two)
   %y = aten.mul.Tensor(%g, %b)
   return %y"""
+PACKED = """
+  input %x : f32[batch, seq, 8]
+  parameter %both : f32[16, 8]
+  parameter %both.bias : f32[16]
+  %y = aten.linear(%x, %both, %both.bias)
+  %a, %b = aten.split_with_sizes(%y) {split_sizes = [8, 8], dim = 2}
+  %z = aten.mul.Tensor(%a, %b)
+  return %z"""
 RMS = """
   input %x : f32[batch, seq, 8]
   %a = aten.pow.Tensor_Scalar(%x) {exponent = 2}
@@ -235,6 +243,7 @@ BREAKS: dict[str, tuple[str, str, str, Change]] = {
         "aten.split_with_sizes",
         _set(dim=1),
     ),
+    "bias of a part dropped": ("part-projections", PACKED, "aten.linear", _keep(2)),
     "epsilon a tenth": ("fuse-norms", RMS, "attn.rms_norm", _set(eps=1e-7)),
     "epsilon of layer norm": ("fuse-norms", RESIDUAL, "attn.skip_layer_norm", _set(eps=1e-6)),
     "bias of the residual dropped": ("fuse-norms", RESIDUAL, "attn.skip_layer_norm", _keep(4)),

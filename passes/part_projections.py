@@ -1,0 +1,102 @@
+"""part-projections: a product that is split at once becomes one product for each part.
+
+One product of Q, K and V saves launches on a GPU. On the CPU there are none to save: the split
+copies what the product has just written, which costs more than it brings (bench/kernels.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+import torch
+
+from attngraph.ir import Graph, Node, Remark, TensorType, Value
+from attngraph.ir.ops import attribute
+from attngraph.passes.checked import Checked
+from attngraph.passes.manager import register
+from attngraph.passes.projection import Projection, read_projection
+from attngraph.passes.weights import Owners, discard
+
+_FEW_ROWS = 32  # up to which the copy costs no more than the calls
+
+
+@register
+@dataclass(frozen=True)
+class PartProjections:
+    """Takes apart what merge-projections made, or the model has packed, for the CPU.
+
+    The parts' weights are views into the packed one. A bias of zeros goes. Products of at most 32
+    rows stay, if their number is known.
+
+    Each element is the same sum of products as before; how a GEMM blocks the sum may depend on its
+    width, so the last bit may differ.
+    """
+
+    name: ClassVar[str] = "part-projections"
+    exact: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        checked = Checked(graph, self.name)
+        owners = Owners(graph)
+        for node in list(graph):
+            if node.op == "aten.split_with_sizes" and node.inputs[0] is not None:
+                projection = _read(graph, node, node.inputs[0], owners)
+                if projection is not None:
+                    _part(graph, checked, projection, node)
+        return checked.remarks
+
+
+def _read(graph: Graph, split: Node, packed: Value, owners: Owners) -> Projection | None:
+    if packed.producer is None or packed in graph.outputs or len(packed.uses) != 1:
+        return None
+    if attribute(split, "dim") % len(packed.shape) != len(packed.shape) - 1:
+        return None
+    rows = packed.shape[:-1]
+    if all(isinstance(dim, int) for dim in rows) and math.prod(map(int, rows)) <= _FEW_ROWS:
+        return None
+    return read_projection(packed.producer, owners)
+
+
+def _part(graph: Graph, checked: Checked, whole: Projection, split: Node) -> None:
+    ends = list(accumulate(int(value.shape[-1]) for value in split.outputs))
+    bounds = list(zip([0, *ends], ends, strict=False))
+    weights = _slices(graph, whole.weight, whole.axis, bounds)
+    sliced = [] if whole.bias is None else _slices(graph, whole.bias, 0, bounds)
+    biases = [_unless_zero(bias) for bias in sliced] or [None] * len(bounds)
+    parts = [
+        graph.create(
+            *whole.product(weight, bias),
+            types=[old.type],
+            loc=whole.node.loc,
+            before=split,
+        )
+        for weight, bias, old in zip(weights, biases, split.outputs, strict=True)
+    ]
+    pairs = zip(split.outputs, (part.output for part in parts), strict=True)
+    if checked.replace(pairs):
+        graph.erase(split)
+        graph.erase(whole.node)
+        discard(graph, [whole.weight, whole.bias, *sliced])
+
+
+def _slices(
+    graph: Graph, constant: Value, axis: int, bounds: Sequence[tuple[int, int]]
+) -> list[Value]:
+    """A constant for each part along an axis; without data where the whole has none."""
+    made = []
+    for index, (start, end) in enumerate(bounds):
+        shape = list(constant.shape)
+        shape[axis] = end - start
+        data = None if constant.data is None else constant.data.narrow(axis, start, end - start)
+        kind = TensorType(constant.dtype, tuple(shape))
+        made.append(graph.add_constant(f"{constant.name}.{index}", data, kind))
+    return made
+
+
+def _unless_zero(bias: Value) -> Value | None:
+    data = bias.data
+    return bias if data is None or data.is_meta or torch.any(data) else None
