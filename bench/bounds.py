@@ -58,7 +58,7 @@ def _eager(name: str) -> Callable[[], object]:
 
     def step() -> None:
         module(token, past_key_values=cache, use_cache=True)
-        cache.crop(PAST)
+        cache.crop(-1)
 
     return step
 
