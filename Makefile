@@ -36,6 +36,7 @@ corpus: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.speed $(BENCH)
 	$(BIN)/python -W ignore -m bench.decode
+	$(BIN)/python -W ignore -m bench.bounds
 	$(BIN)/python -m bench.kernels
 	$(BIN)/python -m bench.few_bits --keep
 	$(BIN)/python -m bench.node_count

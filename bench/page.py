@@ -260,6 +260,33 @@ def _decode() -> list[str]:
     return [*lines, "", _measured_on(result), ""]
 
 
+def _bounds() -> list[str]:
+    """What the products alone cost, where it was measured."""
+    if not _found("bounds"):
+        return []
+    result = _load("bounds")
+    engines = list(next(iter(result["workloads"].values()))["ms"])
+    lines = [
+        "## What the products alone cost",
+        "",
+        f"Median milliseconds on {result['threads']} threads, with the least and the most of the "
+        "rounds; stacks cut to 4 layers, but for the decoding step with its 12. The products are "
+        "those of the linears and of the attentions (half of them, where causal), and nothing "
+        "else is computed. The last column is eager's time over that of all products in "
+        "onnxruntime: what no file for onnxruntime can exceed, whatever it fuses.",
+        "",
+        f"| workload | {' | '.join(engines)} | bound |",
+        f"| --- |{' --- |' * (len(engines) + 1)}",
+    ]
+    for found in result["workloads"].values():
+        cells = [
+            f"{statistics.median(ms):.1f} ({min(ms):.1f} to {max(ms):.1f})"
+            for ms in found["ms"].values()
+        ]
+        lines.append(f"| {found['title']} | {' | '.join(cells)} | {found['bound']:.2f} |")
+    return [*lines, "", _measured_on(result), ""]
+
+
 def page() -> str:
     """The whole page; the plot is drawn beside it."""
     lines = [
@@ -270,6 +297,7 @@ def page() -> str:
         *_speed(),
         "",
         *_decode(),
+        *_bounds(),
         *_kernels(),
         *_few_bits(),
         *_compile_time(),

@@ -70,9 +70,15 @@ def lower_index(ctx: Context, node: Node) -> ir.Value:
 
 
 def _index_by_mask(ctx: Context, x: Value, given: list[tuple[int, Value]]) -> ir.Value:
-    if len(given) != 1 or given[0][0] != 0:
-        raise LoweringError("a bool index has an ONNX form only alone and on the first axes")
-    mask = ctx.cast(ctx.value(given[0][1]), torch.bool)
+    """One mask: of one axis anywhere, or of several axes that are the first."""
+    (axis, index), *others = given
+    if others or (axis != 0 and len(index.shape) != 1):
+        raise LoweringError(
+            "a bool index has an ONNX form only alone, and on the first axes or on a single one"
+        )
+    mask = ctx.cast(ctx.value(index), torch.bool)
+    if len(index.shape) == 1:
+        return ctx.op("Compress", ctx.value(x), mask, axis=axis)
     rows = ctx.op("Transpose", ctx.op("NonZero", mask), perm=[1, 0])
     return ctx.op("GatherND", ctx.value(x), rows)
 

@@ -341,6 +341,15 @@ def test_a_bool_index_keeps_the_true_rows() -> None:
     )
 
 
+@pytest.mark.parametrize("indices", ["%m", "none, %m", "none, none, %m"])
+def test_a_bool_index_of_one_axis_may_be_on_any(indices: str) -> None:
+    """As `edge_index[:, mask]` keeps some edges of a graph."""
+    check(
+        "  input %x : f32[seq, seq, seq, 3]\n  input %m : bool[seq]\n"
+        f"  %r = aten.index.Tensor(%x, {indices})\n  return %r"
+    )
+
+
 @pytest.mark.parametrize(
     "body",
     [
