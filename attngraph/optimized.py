@@ -125,8 +125,8 @@ class Optimized:
         """
         for value in self.graph.inputs:
             tensor = feeds.get(value.name)
-            if tensor is None or tensor.dim() != len(value.shape):
-                continue
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(value.shape):
+                continue  # the session says what is wrong
             for axis, (dim, size) in enumerate(zip(value.shape, tensor.shape, strict=True)):
                 info = self.graph.dims.get(str(dim))
                 if info is None:

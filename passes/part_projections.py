@@ -80,7 +80,7 @@ def _part(graph: Graph, checked: Checked, whole: Projection, split: Node) -> Non
     if checked.replace(pairs):
         graph.erase(split)
         graph.erase(whole.node)
-        discard(graph, [whole.weight, whole.bias, *sliced])
+    discard(graph, [whole.weight, whole.bias, *weights, *sliced])
 
 
 def _slices(

@@ -156,7 +156,7 @@ def test_valid_rows_are_exact(encoder: tuple[Encoder, Optimized], kind: str) -> 
 
 
 def test_every_linear_is_packed(encoder: tuple[Encoder, Optimized]) -> None:
-    assert _packed_linears(encoder[1]) == (8, 0)
+    assert _packed_linears(encoder[1]) == (12, 0)
 
 
 def test_padded_rows_may_be_anything(encoder: tuple[Encoder, Optimized]) -> None:
@@ -229,7 +229,7 @@ def test_pooling_that_leaves_padding_out_is_exact(pooled: type[Encoder]) -> None
     torch.manual_seed(0)
     module = pooled().eval()
     optimized = _compiled(module, (_x(), _mask("right")))
-    assert _packed_linears(optimized) == (8, 0)
+    assert _packed_linears(optimized) == (12, 0)
     for kind in ("all", "right", "left", "holes"):
         with torch.no_grad():
             _rounding(optimized(_x(), _mask(kind)), module(_x(), _mask(kind)))
@@ -279,7 +279,7 @@ def test_bert_of_transformers(attention: str) -> None:
     module = transformers.BertModel(config).eval()
     ids = torch.randint(100, (BATCH, LENGTH))
     optimized = _compiled(module, (ids, _mask("right").long()))
-    assert _packed_linears(optimized)[0] == 8
+    assert _packed_linears(optimized)[0] == 12
     for kind in MASKS:
         mask = _mask(kind)
         with torch.no_grad():
@@ -325,7 +325,7 @@ def test_a_causal_decoder() -> None:
     torch.manual_seed(0)
     module = Causal().eval()
     optimized = _compiled(module, (_x(), _mask("left")))
-    assert _packed_linears(optimized) == (2, 0)
+    assert _packed_linears(optimized) == (4, 0)
     for kind in MASKS:
         mask = _mask(kind)
         with torch.no_grad():
