@@ -273,7 +273,7 @@ def _bounds() -> list[str]:
         "rounds; stacks cut to 4 layers, but for the decoding step with its 12. The products are "
         "those of the linears and of the attentions (half of them, where causal), and nothing "
         "else is computed. The last column is eager's time over that of all products in "
-        "onnxruntime: what no file for onnxruntime can exceed, whatever it fuses.",
+        "onnxruntime: what no float32 file for onnxruntime can exceed, whatever it fuses.",
         "",
         f"| workload | {' | '.join(engines)} | bound |",
         f"| --- |{' --- |' * (len(engines) + 1)}",
