@@ -55,6 +55,8 @@ def _read(graph: Graph, split: Node, packed: Value, owners: Owners) -> Projectio
         return None
     if attribute(split, "dim") % len(packed.shape) != len(packed.shape) - 1:
         return None
+    if not all(isinstance(part.shape[-1], int) for part in split.outputs):
+        return None
     rows = packed.shape[:-1]
     if all(isinstance(dim, int) for dim in rows) and math.prod(map(int, rows)) <= _FEW_ROWS:
         return None
