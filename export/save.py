@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.errors import OutputError
+from attngraph.export.files import require_place, unwritable
 from attngraph.export.session import Session
 from attngraph.export.target import Target
 from attngraph.mapped import Reader, is_large, no_holes
@@ -52,10 +53,7 @@ def save(
     Raises OutputError where the place can't be written.
     """
     path = Path(path)
-    if path.is_dir():
-        raise OutputError(f"{path} is a folder; give the name of a file to write.")
-    if not path.parent.is_dir():
-        raise OutputError(f"There is no folder {path.parent}; create it or choose another path.")
+    require_place(path)
     weights = [
         value
         for value in model.graph.initializers.values()
@@ -78,8 +76,7 @@ def save(
                 with open(whole, "wb") as file:
                     _write_whole(file, proto, weights)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise OutputError(f"{path} can't be written: {reason}. Choose another path.") from error
+        raise unwritable(path, error) from error
 
 
 def to_session(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,7 +15,8 @@ from attngraph.cli.attend import attend
 from attngraph.cli.bench import bench
 from attngraph.cli.doctor import doctor
 from attngraph.cli.explain import explain
-from attngraph.cli.failures import INTERRUPTED, fail
+from attngraph.cli.failures import INTERRUPTED, TERMINATED, fail
+from attngraph.cli.flags import switch
 from attngraph.cli.optimize import optimize
 from attngraph.cli.passes import passes
 from attngraph.cli.verify import verify
@@ -43,7 +45,7 @@ def _print_version(wanted: bool) -> None:
 def attngraph(
     version: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--version",
             callback=_print_version,
             is_eager=True,
@@ -68,8 +70,13 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _terminated(*_: object) -> None:
+    sys.exit(TERMINATED)
+
+
 def main() -> None:
     """The entry point: one command line, then the exit code."""
+    signal.signal(signal.SIGTERM, _terminated)  # as an exception: nothing is left half written
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

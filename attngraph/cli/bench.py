@@ -16,9 +16,11 @@ from attngraph.cli.flags import (
     SourceFlags,
     TargetOption,
     grouped,
+    switch,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
+from attngraph.export.files import require_file
 from attngraph.options import Options
 
 
@@ -49,7 +51,7 @@ def bench(
         ),
     ] = None,
     static: Annotated[
-        bool, typer.Option("--static", help="Compile for the sizes of the sample inputs only.")
+        bool, switch("--static", help="Compile for the sizes of the sample inputs only.")
     ] = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Blocks of each engine.")] = 7,
     seconds: Annotated[
@@ -101,8 +103,7 @@ def _told_apart(files: list[Path], factory: str | None) -> tuple[Path | None, Pa
     if len(onnx) > 1 or len(models) > 1:
         raise UsageError("One model is measured at a time: name one MODEL and one OUT.onnx of it.")
     for path in onnx:
-        if not path.is_file():
-            raise UsageError(f"There is no ONNX file {path}; leave it out to compile the model.")
+        require_file(path)
     if not models and factory is None:
         after = f" that {onnx[0]} was compiled from" if onnx else ""
         raise UsageError(f"There is nothing to compare with: name the MODEL{after}, or --factory.")

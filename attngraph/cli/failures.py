@@ -16,6 +16,7 @@ from attngraph.errors import AttngraphError
 USAGE = 2
 INTERNAL = 70  # sysexits.h: EX_SOFTWARE
 INTERRUPTED = 130
+TERMINATED = 143
 BROKEN_PIPE = 141
 
 
@@ -46,7 +47,10 @@ def fail(error: Exception, *, debug: bool) -> int:
         return error.exit_code
     # Typer's own errors format themselves; their class has moved between its versions.
     if format_message := getattr(error, "format_message", None):
-        _say("error", f"{format_message()} See attngraph --help.")
+        told = format_message().replace("Value error, ", "")  # pydantic's, by way of typer
+        end = "" if told.endswith((".", "?")) else "."
+        command = getattr(getattr(error, "ctx", None), "command_path", "attngraph")
+        _say("error", f"{told}{end} See {command} --help.")
         return USAGE
     what = f"{type(error).__name__}: {error}".rstrip(": ")
     hint = "please report it" if debug else "please report it; --debug shows the traceback"

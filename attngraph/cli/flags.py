@@ -18,6 +18,12 @@ from attngraph.source import Source
 _INPUTS = "Inputs"
 _SESSION = "Session"
 
+
+def switch(name: str, **settings: Any) -> Any:
+    """An option without a value, for which typer's help would show the type `bool`."""
+    return typer.Option(name, metavar="", **settings)
+
+
 ModelArgument: TypeAlias = Annotated[
     Path | None,
     typer.Argument(
@@ -38,7 +44,7 @@ FactoryOption: TypeAlias = Annotated[
 ]
 TrustOption: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    switch(
         "--trust-pickle",
         help="Load a file that can run its author's code. Only for files you trust.",
     ),
@@ -50,7 +56,7 @@ InputOption: TypeAlias = Annotated[
         metavar="NAME=DTYPE[DIMS]",
         show_default=False,
         rich_help_panel=_INPUTS,
-        help="A sample input, e.g. input_ids=int64\\[batch=2,seq=8]. A dim with a name is dynamic, "
+        help="A sample input, e.g. x=int64\\[batch=2,8]. A dim with a name is dynamic, "
         "and the same name is the same dim everywhere. Once for each input.",
     ),
 ]
@@ -102,6 +108,7 @@ ThreadsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
         "--threads",
+        metavar="COUNT",
         min=1,
         show_default=False,
         rich_help_panel=_SESSION,
@@ -109,13 +116,13 @@ ThreadsOption: TypeAlias = Annotated[
         "too.",
     ),
 ]
-SpinningOption: TypeAlias = Annotated[
+NoSpinningOption: TypeAlias = Annotated[
     bool,
-    typer.Option(
-        "--spinning/--no-spinning",
+    switch(
+        "--no-spinning",
         rich_help_panel=_SESSION,
-        help="Whether onnxruntime's threads wait for work awake, which is faster and keeps cores "
-        "from others.",
+        help="Let onnxruntime's threads sleep while they wait for work, which is slower and leaves "
+        "cores to others.",
     ),
 ]
 ProviderOption: TypeAlias = Annotated[
@@ -129,11 +136,11 @@ ProviderOption: TypeAlias = Annotated[
     ),
 ]
 JsonOption: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object instead of text.")
+    bool, switch("--json", help="Print one JSON object instead of text.")
 ]
 DebugOption: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    switch(
         "--debug",
         envvar="ATTNGRAPH_DEBUG",
         show_envvar=True,
@@ -169,7 +176,7 @@ class SessionFlags:
     """How onnxruntime runs."""
 
     threads: ThreadsOption = None
-    spinning: SpinningOption = True
+    no_spinning: NoSpinningOption = False
     provider_options: ProviderOption = None
 
     def settings(self) -> dict[str, Any]:
@@ -178,7 +185,11 @@ class SessionFlags:
         Raises UsageError for a provider option that is no KEY=VALUE, or is given twice.
         """
         given = pairs(self.provider_options or (), "--provider-option", "KEY=VALUE", "device_id=1")
-        return {"threads": self.threads, "spinning": self.spinning, "provider_options": given}
+        return {
+            "threads": self.threads,
+            "spinning": not self.no_spinning,
+            "provider_options": given,
+        }
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -23,6 +23,7 @@ from attngraph.cli.flags import (
     TargetOption,
     grouped,
     pairs,
+    switch,
 )
 from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
@@ -58,7 +59,7 @@ class _CompileFlags:
     ] = "final"
     exact: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--exact",
             help="Only rewrites that keep the model's formulas: none that multiplies weights with "
             "each other or moves a factor through a sum.",
@@ -66,7 +67,7 @@ class _CompileFlags:
     ] = False
     tune: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--tune",
             help="Measure on this machine which form of each attention is fastest; what was "
             "measured is kept in your cache folder.",
@@ -74,7 +75,7 @@ class _CompileFlags:
     ] = False
     ignore_padded_rows: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--ignore-padded-rows",
             help="Compute an encoder's linears, norms and the like for valid tokens only. The "
             "rows of tokens that its padding mask hides become unspecified.",
@@ -112,7 +113,7 @@ class _DecoderFlags:
 
     decode: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--decode",
             rich_help_panel=_DECODING,
             help="Compile a causal language model with its key-value cache: one graph for the "
@@ -151,7 +152,7 @@ class _DecoderFlags:
     ] = None
     all_logits: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--all-logits",
             rich_help_panel=_DECODING,
             help="The logits of every position, not of the last alone (models of transformers).",

@@ -22,9 +22,12 @@ def kind_of(path: Path | None, factory: str | None) -> ModelKind | None:
         return None
     kind = sniff(path)
     if kind is ModelKind.UNKNOWN:
+        what = "is not a model file attngraph reads; give"
+        if path.suffix == ".onnx":
+            what = "is an ONNX file, which attngraph writes; give the model it was made from:"
         raise LoadError(
-            f"{path} is not a model file attngraph reads; give a torch.export program (.pt2), "
-            "TorchScript, or what torch.save or safetensors wrote."
+            f"{path} {what} a torch.export program (.pt2), TorchScript, or what torch.save or "
+            "safetensors wrote."
         )
     if kind in (ModelKind.EXPORTED_PROGRAM, ModelKind.TORCHSCRIPT):
         refuse_factory(path, kind.value, factory)
@@ -63,6 +66,10 @@ def refuse_factory(path: Path, what: str, factory: str | None) -> None:
 
 
 def require_samples(path: Path) -> None:
-    """Raises LoadError where `--inputs` names no file."""
-    if not path.exists():
-        raise LoadError(f"--inputs {path} does not exist; check the path.")
+    """Raises LoadError where `--inputs` names no file, or it is out of reach."""
+    try:
+        path.stat()
+    except FileNotFoundError as error:
+        raise LoadError(f"--inputs {path} does not exist; check the path.") from error
+    except OSError as error:
+        raise LoadError(f"--inputs {path} can't be read: {error.strerror}.") from error

@@ -64,14 +64,17 @@ def members(path: Path) -> tuple[str, ...]:
 
 def _head(path: Path) -> tuple[bytes, int]:
     """The first 64 bytes and the size of a file that must be there and not be empty."""
-    if path.is_dir():
-        raise LoadError(f"{path} is a directory; give the model file inside it.")
     try:
         with path.open("rb") as file:
             head = file.read(64)
             size = file.seek(0, 2)
     except FileNotFoundError as error:
         raise LoadError(f"{path} does not exist; check the path.") from error
+    except IsADirectoryError as error:
+        raise LoadError(
+            f"{path} is a directory; give the model file inside it, or, where transformers saved "
+            "it, a --factory that returns from_pretrained of it."
+        ) from error
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
     if not head:

@@ -15,6 +15,7 @@ from attngraph.export.lowering import registry
 from attngraph.ir import Node
 
 USAGE, LOAD, CAPTURE, LOWERING, PARITY, OUTPUT = 2, 3, 4, 6, 8, 9
+TOO_LONG = "a" * 300
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,17 @@ def test_wrong_kind_of_file(attngraph: Any, here: Path) -> None:
     ran = _optimize(attngraph, "notes.pt")
     assert ran.code == LOAD
     assert "notes.pt is not a model file" in ran.sentence
+
+
+def test_an_onnx_file_for_a_model_and_a_folder(attngraph: Any, tmp_path_factory: Any) -> None:
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "x.onnx").write_bytes(b"\x08\x0a")
+    ran = attngraph("explain", str(folder / "x.onnx"))
+    assert ran.code == LOAD
+    assert "is an ONNX file, which attngraph writes; give the model it was made" in ran.sentence
+    ran = attngraph("explain", str(folder))
+    assert ran.code == LOAD
+    assert "a --factory that returns from_pretrained of it" in ran.sentence
 
 
 def test_truncated_zip(attngraph: Any, here: Path) -> None:
@@ -165,16 +177,36 @@ def test_an_op_without_a_lowering_is_named_with_its_line_and_module(attngraph: A
     ("path", "part"),
     [
         ("nowhere/out.onnx", "no folder nowhere"),
-        ("user_models.py/out.onnx", "Not a directory"),
+        ("user_models.py/out.onnx", "no folder user_models.py"),
         (".", "is a folder"),
+        ("pipe", "is a device or a pipe"),
+        (TOO_LONG, "File name too long"),
     ],
 )
 def test_an_output_path_is_checked_before_the_model_is_read(
-    attngraph: Any, path: str, part: str
+    attngraph: Any, here: Path, path: str, part: str
 ) -> None:
+    os.mkfifo(here / "pipe")
     ran = attngraph("optimize", "missing.pt2", "-o", path)
     assert ran.code == OUTPUT
     assert part in ran.sentence
+    assert (here / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", TOO_LONG),
+        ("explain", "--factory", "user_models:alone", "--inputs", TOO_LONG),
+        ("verify", "--factory", "user_models:alone", TOO_LONG),
+    ],
+)
+def test_a_file_out_of_reach_is_told_with_the_systems_reason(
+    attngraph: Any, arguments: tuple[str, ...]
+) -> None:
+    ran = attngraph(*arguments)
+    assert ran.code == LOAD
+    assert "can't be read: File name too long." in ran.sentence
 
 
 def test_the_model_is_not_overwritten_by_the_output(attngraph: Any, here: Path) -> None:
@@ -188,11 +220,14 @@ def test_the_model_is_not_overwritten_by_the_output(attngraph: Any, here: Path) 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["optimize", "model.pt2"], "'-o'"),
+        (["optimize", "model.pt2"], "'-o' / '--output'. See attngraph optimize --help."),
         (["optimize", "-o", "x.onnx"], "no model"),
-        (["optimize", "m.pt2", "-o", "x.onnx", "--precision", "fp8"], "fp8"),
+        (
+            ["optimize", "m.pt2", "-o", "x.onnx", "--precision", "fp8"],
+            "'--precision': 'fp8' is not",
+        ),
         (["optimize", "m.pt2", "-o", "x.onnx", "--target", "tpu"], "no target 'tpu'"),
-        (["optimise"], "optimise"),
+        (["optimise"], "Did you mean 'optimize'? See attngraph --help."),
         (["explain", "--fast"], "--fast"),
     ],
 )

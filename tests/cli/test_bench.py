@@ -88,7 +88,7 @@ def test_what_is_out_of_parity_is_not_timed(attngraph: Any, here: Path) -> None:
     ("arguments", "sentence"),
     [
         ((*MODEL, "--engine", "magic"), "There is no engine 'magic': choose among eager, "),
-        (("out.onnx",), "There is no ONNX file out.onnx; leave it out to compile the model."),
+        (("out.onnx",), "There is no ONNX file 'out.onnx'; check the path."),
         (("a.pt2", "b.pt2"), "One model is measured at a time: "),
         ((), "There is nothing to compare with: name the MODEL, or --factory."),
         ((*MODEL, "--target", "tpu"), "There is no target 'tpu': "),

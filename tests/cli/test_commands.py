@@ -228,6 +228,8 @@ def test_help_keeps_its_brackets(attngraph: Any) -> None:
     ran = attngraph("optimize", "--help")
     assert ran.code == 0
     assert '"input_ids=int64[batch=2,seq=8]"' in ran.out
+    (line,) = (line for line in ran.out.splitlines() if "--tune" in line)
+    assert "bool" not in line
 
 
 def test_the_report_names_the_kernel_and_the_runner_up(attngraph: Any) -> None:

@@ -33,10 +33,10 @@ LINES = {
     ("optimize", *MODEL, "--decode", "--present", "a"): "--present 'a' doesn't parse; write PAST=",
     ("explain", "nosuch.pt"): "nosuch.pt does not exist; check the path.",
     ("explain", "nosuch.pt", "--target", "tpu"): "There is no target 'tpu'",
-    ("verify", "model.pt2", "nosuch.onnx"): "There is no ONNX file 'nosuch.onnx'.",
+    ("verify", "model.pt2", "nosuch.onnx"): "There is no ONNX file 'nosuch.onnx'; check",
     ("verify", "nosuch.onnx"): "verify takes a model and an ONNX file",
     ("attend", "nosuch.pt", "-o", "out.html"): "nosuch.pt does not exist; check the path.",
-    ("bench", "nosuch.onnx", "model.pt2"): "There is no ONNX file nosuch.onnx; leave it out",
+    ("bench", "nosuch.onnx", "model.pt2"): "There is no ONNX file 'nosuch.onnx'; check the path.",
     ("bench", "nosuch.pt"): "nosuch.pt does not exist; check the path.",
 }
 PROGRAM = """

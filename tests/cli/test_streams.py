@@ -86,6 +86,25 @@ def test_an_interrupt_is_quiet(attngraph: Any, here: Path) -> None:
     assert not (here / "out.onnx").exists()
 
 
+def test_what_a_command_has_begun_is_undone_where_it_is_terminated() -> None:
+    code = """
+import os, signal
+from attngraph.cli import app
+
+def run(arguments):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    finally:
+        print("undone")
+
+app.run = run
+app.main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (143, "undone\n", "")
+
+
 def _read(terminal: int) -> str:
     """All that was written to the other end, which is closed."""
     parts = []
