@@ -45,8 +45,9 @@ bench: $(INSTALLED)
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.page
 
+# With a BIN of its own nothing is installed: make gpu BIN=/usr/bin.
 OUT ?= out/gpu
-gpu: $(INSTALLED)
+gpu: $(if $(filter .venv/bin,$(BIN)),$(INSTALLED))
 	$(BIN)/python -m tests.gpu.run $(OUT) $(GPU)
 
 docs: $(INSTALLED)

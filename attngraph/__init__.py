@@ -54,9 +54,9 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     elif name == "__version__":
-        from importlib.metadata import version
+        from attngraph.versions import own_version
 
-        value = version("attngraph")
+        value = own_version()
     else:
         raise AttributeError(f"module 'attngraph' has no attribute {name!r}")
     globals()[name] = value

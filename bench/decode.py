@@ -207,7 +207,8 @@ def measure(
             command = [sys.executable, "-W", "ignore", "-m", "bench.decode", "--engine", name]
             for key in ("past", "layers", "steps", "target", "precision"):
                 command += [f"--{key}", str(getattr(options, key))]
-            servers[name] = stack.enter_context(Server([*command, "--folder", str(folder)]))
+            command += ["--folder", str(folder)]
+            servers[name] = stack.enter_context(Server(command, patience=options.patience))
         for name in list(servers):
             try:
                 servers[name].answer()
@@ -238,6 +239,7 @@ def main() -> None:
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--precision", choices=list(DTYPE), default="fp32")
     parser.add_argument("--results", type=Path, help="a folder")
+    parser.add_argument("--patience", type=float, help="seconds that an engine may take to answer")
     parser.add_argument("--quick", action="store_true", help="no figure: one layer, few tokens")
     options = parser.parse_args()
     if options.quick:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attngraph.measuring.contest import Contest, engines_named, hold
+from attngraph.measuring.contest import PATIENCE, Contest, engines_named, hold
 from attngraph.measuring.job import Job
 from attngraph.source import Source
 from bench import workloads
@@ -110,6 +110,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=2, help="files prepared at a time")
     parser.add_argument("--results", type=Path, help="a folder")
     parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--prepared", action="store_true")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help="seconds for a file or an answer"
+    )
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -136,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
                 folder=folder_of(workload, job),
                 at_once=options.at_once,
                 time_them=not options.prepare,
+                prepared=options.prepared,
+                patience=options.patience,
             )
         except Exception as error:
             print(f"{workload.title}: {error}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 
 import onnx_ir as ir
 
@@ -16,6 +15,7 @@ from attngraph.export.lowering.decompose import decompose
 from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
+from attngraph.versions import own_version
 
 IR_VERSION = 10
 
@@ -76,7 +76,7 @@ def lower(
         onnx_graph,
         ir_version=IR_VERSION,
         producer_name="attngraph",
-        producer_version=version("attngraph"),
+        producer_version=own_version(),
     )
 
 

@@ -261,10 +261,12 @@ class Session:
         """How many nodes of each op run on each provider. Raises UsageError once closed."""
         if self._session is None:
             raise UsageError("This session is closed: open it again to see where its nodes run.")
-        return {
-            part.ep_name: dict(sorted(Counter(node.op_type for node in part.get_nodes()).items()))
-            for part in self._session.get_provider_graph_assignment_info()
-        }
+        placed: dict[str, Counter[str]] = {}
+        # One part holds all nodes of the CPU provider, and each node of CUDA's is a part.
+        for part in self._session.get_provider_graph_assignment_info():
+            ops = placed.setdefault(part.ep_name, Counter())
+            ops.update(node.op_type for node in part.get_nodes())
+        return {provider: dict(sorted(ops.items())) for provider, ops in placed.items()}
 
     def _replay_on(self, device: torch.device) -> None:
         """From now on, runs replay on buffers that lie there."""

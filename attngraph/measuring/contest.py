@@ -25,7 +25,7 @@ Status = Literal["timed", "skipped", "failed", "out of parity"]
 Progress = Callable[[str], None]
 
 PATIENCE = 900.0
-"""Seconds that an engine may take to prepare its file."""
+"""Seconds that an engine may take to prepare its file, and for each answer."""
 _REASON = 300
 _LOG = "log.txt"
 
@@ -36,7 +36,8 @@ class Row:
 
     `ms` are milliseconds per call, one figure a round. `ratio` is the median over the rounds of its
     time over attngraph's in the same round, above 1 where attngraph is faster. `prepare_cpu_s` are
-    the CPU seconds that its file took, which hardly depend on what else the machine does.
+    the CPU seconds that its file took, which hardly depend on what else the machine does; `note`
+    says whether it ran as a CUDA graph.
     """
 
     engine: str
@@ -47,6 +48,7 @@ class Row:
     median_ms: float | None = None
     ratio: float | None = None
     parity: dict[str, Any] | None = None
+    note: str = ""
     prepare_cpu_s: float | None = None
     prepare_peak_bytes: int | None = None
 
@@ -56,7 +58,7 @@ class Row:
         for status in statuses:
             if status in said:
                 self.status, self.reason = status, _short(said[status])
-        for name in ("parity", "prepare_cpu_s", "prepare_peak_bytes"):
+        for name in ("parity", "note", "prepare_cpu_s", "prepare_peak_bytes"):
             setattr(self, name, said.get(name, getattr(self, name)))
 
 
@@ -98,13 +100,16 @@ def hold(
     folder: Path | None = None,
     at_once: int = 1,
     time_them: bool = True,
+    prepared: bool = False,
+    patience: float = PATIENCE,
     progress: Progress | None = None,
 ) -> Contest:
     """Measures a job. `seconds` is the length of a block, of at least one call.
 
     With a `folder` the files that engines prepared stay in it, and those of earlier calls are used
-    again, but for attngraph's own: it must be of this very job. `at_once` files are prepared
-    at a time. Without `time_them` it ends when they are.
+    again, but for attngraph's own, unless they are `prepared`: it must be of this very job.
+    `at_once` files are prepared at a time. Without `time_them` it ends when they are. An engine
+    that takes longer than `patience` seconds over its file or an answer has failed.
 
     Raises UsageError for an unknown engine, LoadError where the model itself doesn't run.
     """
@@ -117,19 +122,24 @@ def hold(
         (folder / _LOG).write_text("")
         told = progress or (lambda _: None)
         told("eager and float64 outputs")
-        known = _reference(folder)
+        known = _reference(folder, patience)
         rows = {engine.name: Row(engine.name, engine.title) for engine in chosen}
-        _prepare_all(chosen, rows, job, folder, at_once, told)
+        kept = {name for name in BY_NAME if prepared or name not in (OURS, PACKED)}
+
+        def prepare(engine: Engine) -> dict[str, Any]:
+            return _prepared(engine, folder, patience, keep=engine.name in kept)
+
+        _prepare_all(chosen, rows, job, prepare, at_once, told)
         if time_them:
-            _time_all(rows, folder, rounds, seconds, told)
+            _time_all(rows, folder, rounds, seconds, patience, told)
     asked = [row for row in rows.values() if not engines or row.engine in engines]
     return Contest(asked, known["inputs"], known["threads"])
 
 
-def _reference(folder: Path) -> dict[str, Any]:
+def _reference(folder: Path, patience: float) -> dict[str, Any]:
     kept = folder / "reference.json"
     if not (kept.exists() and (folder / REFERENCE).exists()):
-        said = _work("reference", folder)
+        said = _work(patience, "reference", folder)
         if "failed" in said:
             raise LoadError(f"The model itself doesn't run: {_short(said['failed']).rstrip('.')}.")
         kept.write_text(json.dumps(said))
@@ -141,7 +151,7 @@ def _prepare_all(
     engines: Sequence[Engine],
     rows: dict[str, Row],
     job: Job,
-    folder: Path,
+    prepared: Callable[[Engine], dict[str, Any]],
     at_once: int,
     told: Progress,
 ) -> None:
@@ -152,7 +162,7 @@ def _prepare_all(
             row.reason = f"{rows[engine.base].title} gave no file to start from"
             return
         told(f"prepare {engine.title}")
-        row.told(_prepared(engine, folder))
+        row.told(prepared(engine))
 
     waves = [
         [e for e in engines if e.export and bool(e.base) == late and not _given(e, job)]
@@ -167,19 +177,24 @@ def _given(engine: Engine, job: Job) -> bool:
     return engine.name == OURS and job.onnx is not None
 
 
-def _prepared(engine: Engine, folder: Path) -> dict[str, Any]:
+def _prepared(engine: Engine, folder: Path, patience: float, *, keep: bool) -> dict[str, Any]:
     kept = folder / f"{engine.name}.prepared.json"
-    if engine.name not in (OURS, PACKED) and kept.exists():
+    if keep and kept.exists():
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
-    said = _work("prepare", folder, engine.name)
+    said = _work(patience, "prepare", folder, engine.name)
     if "prepare_cpu_s" in said:  # what failed is tried again
         kept.write_text(json.dumps(said))
     return said
 
 
 def _time_all(
-    rows: dict[str, Row], folder: Path, rounds: int, seconds: float, told: Progress
+    rows: dict[str, Row],
+    folder: Path,
+    rounds: int,
+    seconds: float,
+    patience: float,
+    told: Progress,
 ) -> None:
     with ExitStack() as stack:
         errors = stack.enter_context(open(folder / _LOG, "a", encoding="utf-8"))
@@ -187,7 +202,7 @@ def _time_all(
         for name, row in rows.items():
             if row.status == "timed":
                 command = _command("serve", folder, name, str(seconds))
-                servers[name] = stack.enter_context(Server(command, errors))
+                servers[name] = stack.enter_context(Server(command, errors, patience))
         for name in list(servers):
             told(f"parity of {rows[name].title}")
             try:
@@ -198,7 +213,10 @@ def _time_all(
             if rows[name].status != "timed":
                 del servers[name]
         told("time")
-        figures = take_turns(servers, rounds)
+        lost: dict[str, str] = {}
+        figures = take_turns(servers, rounds, lost)
+        for name, how in lost.items():
+            rows[name].told({"failed": _last_words(how, folder)})
     for name, values in figures.items():
         rows[name].ms, rows[name].median_ms = values, statistics.median(values)
     if ours := figures.get(OURS):
@@ -207,7 +225,7 @@ def _time_all(
             rows[name].ratio = statistics.median(theirs / own for theirs, own in pairs)
 
 
-def _work(what: str, folder: Path, *more: str) -> dict[str, Any]:
+def _work(patience: float, what: str, folder: Path, *more: str) -> dict[str, Any]:
     """One worker's only answer; what it logs is added to the folder's log."""
     with open(folder / _LOG, "a", encoding="utf-8") as errors:
         try:
@@ -217,10 +235,10 @@ def _work(what: str, folder: Path, *more: str) -> dict[str, Any]:
                 stderr=errors,
                 text=True,
                 check=False,
-                timeout=PATIENCE,
+                timeout=patience,
             )
         except subprocess.TimeoutExpired:
-            return {"failed": f"it was not done after {PATIENCE:.0f} s"}
+            return {"failed": f"it was not done after {patience:.0f} s"}
     with contextlib.suppress(IndexError, ValueError):
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import torch
 
 from attngraph.errors import AttngraphError
 from attngraph.export.reference import flatten_outputs
+from attngraph.export.session import Session
 from attngraph.measuring import exporters
 from attngraph.measuring.exporters import NotFor
 from attngraph.measuring.job import Job
@@ -63,33 +63,45 @@ ENGINES: tuple[Engine, ...] = (
 BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
-def open_engine(engine: Engine, job: Job, folder: Path) -> tuple[Call, Outputs]:
-    """A call of the model on the job's inputs, and how to read the tensors that it returns.
+def open_engine(engine: Engine, job: Job, folder: Path) -> tuple[Call, Outputs, str]:
+    """A call of the model on the job's inputs, how to read the tensors that it returns, a note.
 
     A call returns when its result is there. Raises NotFor where the engine can't run here.
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     if engine.export is None:
-        return _torch(engine.name == "compile", job)
+        return (*_torch(engine.name == "compile", job), "")
     path = job.onnx if engine.name == OURS and job.onnx is not None else engine.file(folder)
-    return _onnx(path, job, folder), tuple
+    call, note = _onnx(path, job, folder)
+    return call, tuple, note
 
 
-def _onnx(path: Path, job: Job, folder: Path) -> Call:
+def _onnx(path: Path, job: Job, folder: Path) -> tuple[Call, str]:
     """Runs of a file; on CUDA as a CUDA graph where shapes are static and onnxruntime takes it, as
     torch.compile has one there.
     """
-    session = job.session(path)
-    inputs = [
-        tensor.to(job.device, session.input_dtype(name))
-        for name, tensor in zip(session.input_names, job.inputs(folder), strict=True)
-    ]
-    if job.static and job.device == "cuda":
-        with contextlib.suppress(AttngraphError):  # copies or sizes on the CPU can't be recorded
-            graph = job.session(path, cuda_graph=True)
-            graph.run(inputs)
-            return lambda: graph.run(inputs)
+    given = job.placed(job.inputs(folder))
+    if not (job.static and job.device == "cuda"):
+        return _runs(job.session(path), given), ""
+    try:
+        return _replays(path, job, given), "a CUDA graph"
+    except AttngraphError as error:  # copies or sizes on the CPU can't be recorded
+        note = f"no CUDA graph: {error}"
+    # By now the session that failed is gone, and with it what it was recording.
+    return _runs(job.session(path), given), note
+
+
+def _replays(path: Path, job: Job, given: list[torch.Tensor]) -> Call:
+    call = _runs(job.session(path, cuda_graph=True), given)
+    call()
+    return call
+
+
+def _runs(session: Session, given: list[torch.Tensor]) -> Call:
+    """On the inputs that all engines get, in the dtypes that the file takes."""
+    names = session.input_names
+    inputs = [each.to(session.input_dtype(n)) for n, each in zip(names, given, strict=True)]
     return lambda: session.run(inputs)
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -48,19 +49,42 @@ def timed(call: Callable[[], object], seconds: float) -> float:
 
 
 class Server:
-    """A process that runs `serve`. A context manager, which ends it."""
+    """A process that runs `serve`. A context manager, which ends it.
 
-    def __init__(self, command: Sequence[str], errors: IO[str] | None = None) -> None:
+    It has `patience` seconds for each answer, None for any number of them.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        errors: IO[str] | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self._patience = patience
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         )
 
     def answer(self) -> Any:
-        """The next answer. Raises EOFError with the exit code where the process ended instead."""
+        """The next answer. Raises EOFError, saying why, where the process ended instead."""
         assert self._process.stdout is not None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = None if self._patience is None else threading.Timer(self._patience, end)
+        if timer is not None:
+            timer.start()
         line = self._process.stdout.readline()
+        if timer is not None:
+            timer.cancel()
         if not line:
-            raise EOFError(died(self._process.wait()))
+            code = self._process.wait()
+            if late.is_set():
+                raise EOFError(f"it gave no answer for {self._patience:.0f} s")
+            raise EOFError(died(code))
         return json.loads(line)
 
     def block(self) -> Any:
@@ -92,16 +116,26 @@ def died(code: int) -> str:
     return f"its process was ended by signal {-code}" if code < 0 else f"its process ended ({code})"
 
 
-def take_turns(servers: Mapping[str, Server], rounds: int) -> dict[str, list[Any]]:
+def take_turns(
+    servers: Mapping[str, Server], rounds: int, lost: dict[str, str] | None = None
+) -> dict[str, list[Any]]:
     """The results of each server's blocks, one a round.
 
-    The order turns from round to round, so that no engine always follows the same one.
+    The order turns from round to round, so that no engine always follows the same one. A server
+    that ends is left out, and `lost` is told why; without `lost` EOFError is raised.
     """
     found: dict[str, list[Any]] = {name: [] for name in servers}
     order = list(servers)
     for _ in range(rounds):
-        for name in order:
-            found[name].append(servers[name].block())
+        for name in list(order):
+            try:
+                found[name].append(servers[name].block())
+            except EOFError as error:
+                if lost is None:
+                    raise
+                lost[name] = str(error)
+                order.remove(name)
+                del found[name]
             time.sleep(PAUSE)
         order = order[1:] + order[:1]
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import onnxruntime
@@ -27,6 +28,17 @@ def _args() -> tuple[torch.Tensor, torch.Tensor]:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, attngraph; assert attngraph.__version__ and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_it_runs_from_its_files_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine where nothing can be installed: its version is then not known."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("attngraph.versions.version", version)
+    optimized = attngraph.optimize(Attention(), _args(), verify="off")
+    assert optimized.model.producer_version == "0+source"
 
 
 def test_the_dialect_is_known_to_the_ir_alone() -> None:

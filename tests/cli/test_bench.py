@@ -31,14 +31,14 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
             return worker.answer(what, Path(folder), *more)
 
     class Here(nullcontext[Any]):
-        def __init__(self, command: Sequence[str], _: Any) -> None:
+        def __init__(self, command: Sequence[str], *_: Any) -> None:
             super().__init__(self)
             self.said, self.block = answer(*command[command.index("serve") :])
 
         def answer(self) -> Any:
             return self.said
 
-    monkeypatch.setattr(contest, "_work", lambda *arguments: answer(*arguments)[0])
+    monkeypatch.setattr(contest, "_work", lambda patience, *arguments: answer(*arguments)[0])
     monkeypatch.setattr(contest, "Server", Here)
 
 
@@ -65,6 +65,17 @@ def test_an_engine_of_other_models_is_skipped(attngraph: Any) -> None:
     assert [rows[name]["status"] for name in ("eager", "transformers")] == ["timed", "skipped"]
     assert "models of transformers only" in rows["transformers"]["reason"]
     assert rows["transformers"]["ms"] == []
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_converted_model_is_held_against_eager_in_its_precision(attngraph: Any) -> None:
+    """It takes and gives float32 as the original does, and the module in half does not."""
+    ran = attngraph("bench", *MODEL, "--precision", "fp16", *EAGER, *OURS, *QUICK, "--json")
+    rows = json.loads(ran.out)["rows"]
+    assert [(row["engine"], row["status"]) for row in rows] == [
+        ("eager", "timed"),
+        ("attngraph", "timed"),
+    ]
 
 
 @pytest.mark.usefixtures("in_process")

@@ -195,6 +195,16 @@ def test_placement_says_which_ops_run_where() -> None:
         _ = session.placement
 
 
+def test_placement_counts_all_parts_of_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's provider takes each node as a part of its own."""
+    session = Session.open(model("Neg"), CPU)
+    said = session._session
+    assert said is not None
+    parts = said.get_provider_graph_assignment_info() * 2
+    monkeypatch.setattr(said, "get_provider_graph_assignment_info", lambda: parts)
+    assert session.placement == {"CPUExecutionProvider": {"Neg": 2}}
+
+
 def test_a_provider_that_fails_keeps_its_reason() -> None:
     """Options pass the check, and what fails afterwards is the provider's own matter."""
     if torch.cuda.is_available():

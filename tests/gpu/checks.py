@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 PRECISIONS = ("fp16", "bf16", "fp32")
 NAMES = (*(case.name for case in CASES), f"encoder{PACKED}", f"bert-sdpa{PACKED}")
 """What is examined: the models of the suite, and two encoders without their padding."""
-PATIENCE = 300.0
+PATIENCE = 150.0
+"""Seconds that one model in one precision may take."""
 _KERNEL = re.compile(r"Operator=(\w+) (?:Node=.*? )?DataType=.*?SdpaKernel=(\w+)")
 
 
@@ -41,36 +43,63 @@ def target() -> str:
     return f"cuda:sm{major}{minor}"
 
 
-def examine(case: str, precision: str, on: str) -> dict[str, Any]:
-    """Everything about one model in one precision, in a process of its own; see `faults`."""
+def environment(at_once: int) -> dict[str, str]:
+    """That of processes of which so many run at a time: they share the cores."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // at_once, 1)),
+    }
+
+
+def ended(command: list[str], at_once: int, seconds: float | None, log: Any = None) -> int | None:
+    """A Python command's exit code; None where it was ended, with all that it had started."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=log,
+        stderr=log,
+        env=environment(at_once),
+        cwd=ROOT,
+        process_group=0,
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def told_by(
+    module: str, *arguments: str, at_once: int = 1, seconds: float = PATIENCE
+) -> tuple[dict[str, Any], str]:
+    """What a process wrote into the file that its last argument names, and its log.
+
+    `process` in it says how it ended, where that was not well.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "found.json", Path(folder) / "log"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        }
-        command = [sys.executable, "-m", "tests.gpu.worker", case, precision, on, str(out)]
-        ended = "it did not end in time"
         with log.open("wb") as file:
-            try:
-                done = subprocess.run(
-                    command,
-                    stdout=file,
-                    stderr=file,
-                    env=environment,
-                    cwd=ROOT,
-                    check=False,
-                    timeout=PATIENCE,
-                )
-                ended = "" if done.returncode == 0 else f"its process ended ({done.returncode})"
-            except subprocess.TimeoutExpired:
-                pass
+            code = ended(["-m", module, *arguments, str(out)], at_once, seconds, file)
         found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
         text = log.read_text(errors="replace")
-        if "failed" not in found.get("dispatch", {"failed": ""}):
-            found["dispatch"]["kernels"] = kernels_of(text.partition(MARK)[2])
-        if ended:
-            found["process"] = {"failed": f"{ended}: {text.strip()[-300:]}"}
+    if code != 0:
+        how = "it did not end in time" if code is None else f"its process ended ({code})"
+        found["process"] = {"failed": f"{how}: {text.strip()[-300:]}"}
+    return found, text
+
+
+def examine(
+    case: str, precision: str, on: str, *, at_once: int = 1, seconds: float = PATIENCE
+) -> dict[str, Any]:
+    """Everything about one model in one precision, in a process of its own; see `faults`."""
+    arguments = "tests.gpu.worker", case, precision, on
+    found, text = told_by(*arguments, at_once=at_once, seconds=seconds)
+    if "failed" not in found.get("dispatch", {"failed": ""}):
+        found["dispatch"]["kernels"] = kernels_of(text.partition(MARK)[2])
     return found
 
 

@@ -1,18 +1,18 @@
 """All that a GPU can tell: `make gpu OUT=dir`, or without an installation of its own
 
-    python -m tests.gpu.run OUT [--steps suite bench decode] [--precision fp16 …] [--workload …]
-        [--minutes 9] [--quick] [--at-once 8]
+    python -m tests.gpu.run OUT [--steps opening suite decode bench] [--precision fp16 …]
+        [--workload …] [--engine …] [--minutes 9] [--quick] [--at-once 16]
 
-`suite` compiles every model of the parity suite in float16, bfloat16 and float32 (TF32 off), and
-checks parity, placement, and the attention kernels dispatched against the kernel table:
-OUT/suite.json. `bench` times the workloads of bench/ against eager PyTorch, torch.compile with CUDA
-graphs and torch.onnx.export: OUT/speed_*.json. `decode` times a step behind 1024 tokens against
-eager with its cache: OUT/decode_*.json. What was measured against what is wanted of a GPU:
-OUT/figures.json.
+`opening` tries out whether a session works at all. `suite` compiles every model of the parity suite
+in float16, bfloat16 and float32 (TF32 off), and checks parity, placement, and the attention kernels
+dispatched against the kernel table. Both are in OUT/suite.json. `decode` times a step behind 1024
+tokens against eager with its cache: OUT/decode_*.json. `bench` times the workloads of bench/
+against eager PyTorch, torch.compile with CUDA graphs and torch.onnx.export: OUT/speed_*.json. What
+was measured against what is wanted of a GPU: OUT/figures.json.
 
-Each result is written as it comes, so that what was found stays when a later step fails. With
-`--minutes` nothing new starts after that time; what was left out is named, and a call with the same
-OUT takes up there. The exit code is 1 where anything was wrong or left out, and where CUDA is
+What tells most comes first. Each result is written as it comes, and nothing waits for long for what
+hangs. With `--minutes` all ends after that time; what was left out is named, and a call with the
+same OUT takes up there. The exit code is 1 where anything was wrong or left out, and where CUDA is
 missing.
 """
 
@@ -21,107 +21,155 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from attngraph.measuring.engines import BY_NAME as ENGINES
 from bench.machine import describe
 from bench.speed import parse as speed_options
 from bench.speed import result_path
 from bench.workloads import BY_NAME
 from tests.gpu import figures
-from tests.gpu.checks import NAMES, PRECISIONS, ROOT, examine, faults, target, why_not
+from tests.gpu.checks import (
+    NAMES,
+    PATIENCE,
+    PRECISIONS,
+    ended,
+    examine,
+    faults,
+    target,
+    told_by,
+    why_not,
+)
+from tests.gpu.opening import OPENS
 
-STEPS = ("suite", "bench", "decode")
+STEPS = ("opening", "suite", "decode", "bench")
+SUITE = "suite.json"
+LEFT_OUT = "left out: its time was up"
 _ENGINES = ("eager", "compile", "onnx", "attngraph", "attngraph-packed")
 _QUICK = 3
-LEFT_OUT = "left out: its time was up"
+_FILES = 4
+"""Workloads whose files are made at a time."""
+_ANSWER, _WORK = 180.0, 300.0
+"""Seconds that one engine may take, and all of a workload."""
+_TOLD, _LOG = 400, 2000
+"""Characters of a fault, of which all are in the file, and of a log."""
 
 
 class Clock:
-    """When nothing new may start."""
+    """When all must have ended."""
 
     def __init__(self, minutes: float | None) -> None:
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
 
-    @property
-    def left(self) -> float | None:
-        """Seconds, None for any number of them."""
-        return None if self._end is None else max(self._end - time.monotonic(), 0.0)
+    def at_most(self, seconds: float) -> float:
+        """So many, or those that are left."""
+        return seconds if self._end is None else max(min(seconds, self._end - time.monotonic()), 0)
+
+
+def opening(out: Path, options: argparse.Namespace, clock: Clock) -> int:
+    """The number of things that a session can't do here. Raises SystemExit where none opens."""
+    path = out / SUITE
+    if "opening" in _known(path):
+        return 0
+    left = clock.at_most(PATIENCE)
+    found, log = told_by("tests.gpu.opening", _machine(options), seconds=left)
+    _write(path, {**_known(path), "opening": found})
+    print(f"opening: {json.dumps(found)}", flush=True)
+    tried = [each for each in found.values() if isinstance(each, dict)]
+    if not any(each.get(OPENS) == "" for each in tried):
+        raise SystemExit(f"No session opens here, so nothing else is tried: {log[-_LOG:]}")
+    return sum(bool(wrong) for each in tried for wrong in each.values())
 
 
 def suite(out: Path, options: argparse.Namespace, clock: Clock) -> int:
     """The number of models and precisions with a fault, or left out."""
-    path, machine = out / "suite.json", options.target or target()
-    results: dict[str, dict[str, Any]] = _known(path).get("results", {})
+    path, machine = out / SUITE, _machine(options)
+    known = _known(path)
+    results: dict[str, dict[str, Any]] = known.get("results", {})
     names = NAMES[:_QUICK] if options.quick else NAMES
     wanted = [(name, precision) for precision in options.precision for name in names]
     missing = [(n, p) for n, p in wanted if n not in results.get(p, {})]
 
     def examined(name: str, precision: str) -> dict[str, Any] | None:
-        return None if clock.left == 0 else examine(name, precision, machine)
+        left = clock.at_most(PATIENCE)
+        many = options.at_once
+        return examine(name, precision, machine, at_once=many, seconds=left) if left else None
 
     with ThreadPoolExecutor(options.at_once) as pool:
         jobs = {pool.submit(examined, *job): job for job in missing}
         for job in as_completed(jobs):
             name, precision = jobs[job]
             found = job.result()
-            if found is None:
+            if found is None or ("process" in found and not clock.at_most(1)):
                 print(f"{name} in {precision}: {LEFT_OUT}", flush=True)
                 continue
             found["faults"] = faults(found, kernels=machine != "cpu")
             results.setdefault(precision, {})[name] = found
-            _write(path, {"target": machine, "results": results})
+            _write(path, {**known, "target": machine, "results": results})
             for fault in found["faults"]:
-                print(f"{name} in {precision}: {fault}", flush=True)
+                print(f"{name} in {precision}: {fault[:_TOLD]}", flush=True)
     right = sum(not results.get(p, {}).get(n, {"faults": ["none"]})["faults"] for n, p in wanted)
     print(f"suite: {right} of {len(wanted)} are right", flush=True)
     return len(wanted) - right
 
 
-def bench(out: Path, options: argparse.Namespace, clock: Clock) -> int:
-    """The number of workloads and precisions that failed, or were left out."""
-    machine, wrong = options.target or target(), 0
-    for precision in options.precision:
-        done = _known(_speed(out, machine, precision, options.quick)).get("workloads", {})
-        for workload in options.workload:
-            if workload in done:
-                continue
-            command = ["-m", "bench.speed", "--only", workload, "--target", machine, "--static"]
-            command += ["--precision", precision, "--results", str(out), "--at-once", "4"]
-            command += ["--layers", "0", "--engine", *_ENGINES]
-            wrong += _ran(f"{workload} in {precision}", command, options.quick, clock)
-    return wrong
+def bench(out: Path, options: argparse.Namespace, clock: Clock, precision: str) -> int:
+    """The number of workloads that failed in a precision, or were left out.
+
+    Their files are made beforehand, several workloads at a time; then nothing runs beside what is
+    timed.
+    """
+    machine = _machine(options)
+    done = _known(_speed(out, machine, precision, options.quick)).get("workloads", {})
+    missing = [name for name in options.workload if name not in done]
+
+    def command(name: str) -> list[str]:
+        start = ["-m", "bench.speed", "--only", name, "--target", machine, "--static"]
+        start += ["--precision", precision, "--results", str(out), "--layers", "0"]
+        start += ["--seconds", "0.2", "--patience", str(_ANSWER)]
+        return [*start, "--engine", *options.engine]
+
+    def prepared(name: str) -> bool:
+        what = f"the files of {name} in {precision}"
+        return not _ran(what, [*command(name), "--prepare"], options, clock, _FILES)
+
+    with ThreadPoolExecutor(_FILES) as pool:
+        ready = dict(zip(missing, pool.map(prepared, missing), strict=True))
+    return sum(
+        not ready[name]
+        or _ran(f"{name} in {precision}", [*command(name), "--prepared"], options, clock)
+        for name in missing
+    )
 
 
-def decode(out: Path, options: argparse.Namespace, clock: Clock) -> int:
-    """The number of precisions in which decoding failed, or was left out."""
-    machine, wrong = options.target or target(), 0
-    for precision in options.precision:
-        if (out / f"decode_{precision}.json").exists():
-            continue
-        command = ["-m", "bench.decode", "--target", machine, "--precision", precision]
-        command += ["--results", str(out)]
-        wrong += _ran(f"decode in {precision}", command, options.quick, clock)
-    return wrong
+def decode(out: Path, options: argparse.Namespace, clock: Clock, precision: str) -> int:
+    """1 where decoding failed in a precision, or was left out."""
+    if (out / f"decode_{precision}.json").exists():
+        return 0
+    command = ["-m", "bench.decode", "--target", _machine(options), "--precision", precision]
+    command += ["--results", str(out), "--patience", str(_ANSWER)]
+    return int(_ran(f"decode in {precision}", command, options, clock))
 
 
-def _ran(what: str, command: list[str], quick: bool, clock: Clock) -> bool:
+def _ran(
+    what: str, command: list[str], options: argparse.Namespace, clock: Clock, at_once: int = 1
+) -> bool:
     """Whether a command failed or did not come to its end in time."""
-    if clock.left == 0:
-        print(f"{what}: {LEFT_OUT}", flush=True)
-        return True
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    full = [sys.executable, "-W", "ignore", *command, *(["--quick"] if quick else [])]
-    try:
-        done = subprocess.run(full, cwd=ROOT, env=environment, check=False, timeout=clock.left)
-    except subprocess.TimeoutExpired:
-        print(f"{what}: {LEFT_OUT}", flush=True)
-        return True
-    return done.returncode != 0
+    start, code = time.monotonic(), None
+    if left := clock.at_most(_WORK):
+        full = ["-W", "ignore", *command, *(["--quick"] if options.quick else [])]
+        code = ended(full, at_once, left)
+    ending = {None: LEFT_OUT, 0: "done"}.get(code, f"failed ({code})")
+    print(f"{what}: {ending}, {time.monotonic() - start:.0f} s", flush=True)
+    return code != 0
+
+
+def _machine(options: argparse.Namespace) -> str:
+    return str(options.target or target())
 
 
 def _speed(out: Path, machine: str, precision: str, quick: bool) -> Path:
@@ -136,7 +184,10 @@ def _known(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
-    path.write_text(json.dumps({"measured_on": describe(), **found}, indent=1) + "\n")
+    """As a whole or not at all, whenever this process is ended."""
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps({**found, "measured_on": describe()}, indent=1) + "\n")
+    beside.replace(path)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -145,9 +196,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--workload", nargs="+", choices=list(BY_NAME), default=list(BY_NAME))
-    parser.add_argument("--minutes", type=float, help="after which nothing new starts")
+    parser.add_argument("--engine", nargs="+", choices=list(ENGINES), default=list(_ENGINES))
+    parser.add_argument("--minutes", type=float, help="after which all ends")
     parser.add_argument("--quick", action="store_true", help="three models, tiny workloads")
-    parser.add_argument("--at-once", type=int, default=8, help="models examined at a time")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="models at a time")
     parser.add_argument("--target", help="cpu tries the suite itself out where there is no GPU")
     return parser.parse_args(arguments)
 
@@ -160,12 +212,17 @@ def main(arguments: list[str] | None = None) -> int:
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     clock, wrong = Clock(options.minutes), 0
-    for step, work in (("suite", suite), ("bench", bench), ("decode", decode)):
-        if step in options.steps:
-            wrong += work(out, options, clock)
-    found = figures.of(out)
-    _write(out / "figures.json", {"figures": found})
-    for figure in found:
+    if "opening" in options.steps:
+        wrong += opening(out, options, clock)
+    if "suite" in options.steps:
+        wrong += suite(out, options, clock)
+    for precision in options.precision:
+        for step, work in (("decode", decode), ("bench", bench)):
+            if step in options.steps:
+                wrong += work(out, options, clock, precision)
+                found = figures.of(out)
+                _write(out / "figures.json", {"figures": found})
+    for figure in figures.of(out):
         print(figures.told(figure), flush=True)
     return 1 if wrong else 0
 

@@ -6,10 +6,12 @@ kernels that onnxruntime dispatched to.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +23,7 @@ import onnxruntime
 import torch
 
 import attngraph
+from attngraph.errors import ParityError
 from attngraph.export.kernels import Choice, choose_all, facts_of
 from attngraph.export.kernels.choice import candidates, version_of
 from attngraph.export.kernels.table import PRIMITIVE
@@ -164,21 +167,27 @@ def main(name: str, precision: str, target: str, out: Path) -> None:
     optimized: list[Optimized] = []
 
     def compiled() -> dict[str, Any]:
-        optimized.append(
-            attngraph.optimize(
-                built.module,
-                built.args,
-                dynamic_shapes=built.dynamic_shapes,
-                target=str(parse_target(target)),
-                precision=precision,
-                ignore_padded_rows=name != plain,
-            )
+        start = time.perf_counter()
+        build = functools.partial(
+            attngraph.optimize,
+            built.module,
+            built.args,
+            dynamic_shapes=built.dynamic_shapes,
+            target=str(parse_target(target)),
+            precision=precision,
+            ignore_padded_rows=name != plain,
         )
-        return {"seconds": optimized[0].report.timings}
+        try:
+            optimized.append(build())
+        except ParityError as error:  # its placement and kernels are of use all the same
+            found["parity"] = {"failed": str(error)}
+            optimized.append(build(verify="off"))
+        return {"seconds": time.perf_counter() - start}
 
     step("compile", compiled)
     if optimized:
-        step("parity", lambda: parity(optimized[0], built))
+        if "parity" not in found:
+            step("parity", lambda: parity(optimized[0], built))
         step("dispatch", lambda: dispatch(optimized[0], built))
 
 

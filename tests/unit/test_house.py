@@ -29,6 +29,7 @@ ALLOWED = {
         "attngraph.inference",
         "attngraph.ir",
         "attngraph.mapped",
+        "attngraph.versions",
         "attngraph.dialect",
     },
 }

@@ -27,6 +27,29 @@ def test_each_server_gives_one_block_a_round_and_nothing_but_answers_is_read() -
         assert take_turns({"a": first, "b": second}, 3) == {"a": [0, 1, 2], "b": [0, 1, 2]}
 
 
+DIES = """
+import os
+from attngraph.measuring.turns import own_stdout, serve
+answers = own_stdout()
+serve(lambda: os._exit(4), answers)
+"""
+
+
+def test_a_server_that_ends_takes_no_other_with_it() -> None:
+    lost: dict[str, str] = {}
+    with _server(COUNTS) as first, _server(DIES) as second:
+        first.answer()
+        second.answer()
+        assert take_turns({"b": second, "a": first}, 3, lost) == {"a": [0, 1, 2]}
+    assert lost == {"b": "its process ended (4)"}
+
+
+def test_a_server_that_hangs_is_ended() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with Server(command, patience=0.1) as server, pytest.raises(EOFError, match="no answer for"):
+        server.answer()
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
