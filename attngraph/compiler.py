@@ -55,7 +55,7 @@ def optimize(
     first node that diverges.
     """
     name = type(module).__name__
-    model = Model(module, None, tuple(args), dict(kwargs or {}), dynamic_shapes, name)
+    model = Model(module, None, args, dict(kwargs or {}), dynamic_shapes, name)
     options = Options(
         target=target,
         precision=precision,

@@ -85,7 +85,8 @@ def optimize_decoder(
     if args is None and not kwargs:
         model = of_causal_lm(Model(module, None, (), {}, None, name), all_logits=all_logits)
     else:
-        model = Model(module, None, tuple(args or ()), dict(kwargs or {}), dynamic_shapes, name)
+        samples = () if args is None else args
+        model = Model(module, None, samples, dict(kwargs or {}), dynamic_shapes, name)
     return compile_decoder(model, decoding, options, progress=progress)
 
 

@@ -18,13 +18,14 @@ from attngraph.export.session import Session
 from attngraph.export.staged import Staged
 from attngraph.export.target import Target
 from attngraph.ir import Graph
+from attngraph.ir.dims import DimInfo
 from attngraph.report import Report
 
 
 class Optimized:
     """An optimised model. Calling it runs onnxruntime on the provider it was compiled for.
 
-    Several threads may call it at once.
+    Several threads may call it at once; a process that was forked calls `open` first.
 
     `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured;
     `origin` is the graph as it was captured, unless verification was off; `options` are those of
@@ -55,6 +56,8 @@ class Optimized:
         self._lock = threading.Lock()
         weights = model.graph.initializers.values()
         tensors = [value.const_value for value in weights if value.const_value is not None]
+        names = (str(dim) for value in graph.inputs for dim in value.shape)
+        report.dims = {name: _bounds(graph.dims[name]) for name in names if name in graph.dims}
         report.nodes_after = sum(1 for _ in model.graph)
         report.weights = len(tensors)
         report.weight_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -104,6 +107,9 @@ class Optimized:
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """The output, or a tuple where there are several. Inputs by position, then by name.
 
+        Inputs and outputs that the model nests are flat here: `session.input_names` and
+        `session.output_names` tell their order.
+
         Raises UsageError for an input twice, or of a size that the model was not compiled for.
         """
         names = self.session.input_names
@@ -119,10 +125,7 @@ class Optimized:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _check_sizes(self, feeds: Mapping[str, torch.Tensor]) -> None:
-        """onnxruntime computes something for any size, but what is proved holds in the ranges.
-
-        A lower bound of 2 is torch.export's own, and no demand of the model.
-        """
+        """onnxruntime computes something for any size, but what is proved holds in the ranges."""
         for value in self.graph.inputs:
             tensor = feeds.get(value.name)
             if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(value.shape):
@@ -131,9 +134,10 @@ class Optimized:
                 info = self.graph.dims.get(str(dim))
                 if info is None:
                     continue
-                above = info.high is not None and size > info.high
-                if above or (info.low > 2 and size < info.low):
-                    bound = f"at most {info.high}" if above else f"at least {info.low}"
+                low, high = _bounds(info)
+                above = high is not None and size > high
+                if above or (size < low and low > 1):
+                    bound = f"at most {high}" if above else f"at least {low}"
                     raise UsageError(
                         f"Input {value.name}'s axis {axis} is {size}; dim {str(dim)!r} was "
                         f"compiled for {bound}. Compile with a Dim that takes it; if the report "
@@ -170,3 +174,8 @@ class Optimized:
         path = Path(path)
         data = None if self._staged is None else self._staged.data_of(self.model, path)
         save(self.model, path, data=data)
+
+
+def _bounds(info: DimInfo) -> tuple[int, int | None]:
+    """The sizes that a dim may take. A lower bound of 2 is torch.export's own, not the model's."""
+    return 1 if info.low == 2 else info.low, info.high

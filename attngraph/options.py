@@ -96,7 +96,9 @@ class DecoderOptions:
 
 
 def check_assumptions(names: Collection[str]) -> None:
-    """Raises UsageError at a name that is not of `ASSUMPTIONS`."""
+    """Raises UsageError at a name that is not of `ASSUMPTIONS`, or where there is no list."""
+    if isinstance(names, str):
+        raise UsageError(f"assume is {names!r}; give a list of names, such as [{names!r}].")
     for name in names:
         if name not in ASSUMPTIONS:
             raise UsageError(f"assume names {name!r}; it can be {', '.join(ASSUMPTIONS)}.")

@@ -43,6 +43,17 @@ class Site:
         """Plain strings and dicts."""
         return {**asdict(self), "kernel": None if self.kernel is None else self.kernel.to_dict()}
 
+    def __str__(self) -> str:
+        """One line, `file:line: module: …`."""
+        verdict = f"fused into {self.op}: " if self.status == "fused" else f"{self.status} "
+        code = f"[{self.code}] " if self.status != "fused" else ""
+        mask = f"; mask: {self.mask.rstrip('.')}" if self.mask else ""
+        merged = f"; merged: {self.merged.rstrip('.')}" if self.merged else ""
+        kernel = f"; kernel: {self.kernel}" if self.kernel else ""
+        hint = f" Hint: {self.hint}" if self.hint else ""
+        told = f"{verdict}{code}{self.reason}{mask}{merged}{kernel}{hint}"
+        return f"{self.location or '?'}: {self.module or '-'}: {told}"
+
 
 @dataclass(frozen=True)
 class Reassociation:
@@ -58,7 +69,8 @@ class Reassociation:
 class Report:
     """Figures of one run. `parity` is None where verification was off; `kept` are the groups of
     nodes that stay in float32 for the sake of the error budget. `weight_bytes` counts what the file
-    holds, `weight_bytes_before` what the graph held in the model's own precision. With `quantised`
+    holds, `weight_bytes_before` what the graph held in the model's own precision. `dims` are the
+    least and the largest size that each dim was compiled for, None for no limit. With `quantised`
     weights `parity` is that of the kernels, against the stored weights in float64.
     """
 
@@ -72,6 +84,7 @@ class Report:
     passes: list[PassResult] = field(default_factory=list)
     nodes_before: int = 0
     nodes_after: int = 0
+    dims: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     weights: int = 0
     weight_bytes: int = 0
     weight_bytes_before: int = 0
@@ -89,12 +102,20 @@ class Report:
         """The number of sites left as they were, each with a reason."""
         return sum(site.status == "declined" for site in self.sites)
 
+    def __str__(self) -> str:
+        """Some lines: the sizes, each site, parity and the notes."""
+        what = f"{self.source} for {self.target} in {self.precision}"
+        nodes = f"{self.nodes_before} → {self.nodes_after} nodes"
+        parity = "not checked" if self.parity is None else str(self.parity)
+        return "\n".join((f"{what}: {nodes}", *map(str, self.sites), parity, *self.notes))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts."""
         return {
             "source": self.source,
             "target": self.target,
             "precision": self.precision,
+            "dims": {name: list(bounds) for name, bounds in self.dims.items()},
             "nodes": {"before": self.nodes_before, "after": self.nodes_after},
             "weights": {
                 "tensors": self.weights,

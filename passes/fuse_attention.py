@@ -362,7 +362,7 @@ def _targets(site: Site) -> tuple[Axes, Axes, Axes]:
 
 
 def _describe(site: Site, heads: int, kv_heads: int) -> str:
-    parts = [f"{heads} heads"]
+    parts = [f"{heads} head{'s' * (heads > 1)}"]
     if kv_heads != heads:
         parts.append(f"{kv_heads} key-value heads")
     if site.causal:

@@ -12,7 +12,7 @@ from rich.text import Text
 from attngraph.cli.text import Page, counted, human_bytes
 from attngraph.export.parity import OutputParity, Parity
 from attngraph.export.quantize import Quantised
-from attngraph.report import Report, Site
+from attngraph.report import Report
 from attngraph.site_groups import SiteGroup, site_groups
 from attngraph.verifying import Verification
 
@@ -32,6 +32,12 @@ def print_summary(report: Report, output: Path, size: int) -> None:
             (f" ({human_bytes(size)}, for {report.target} in {report.precision})", "dim"),
         )
     )
+    if report.dims:
+        bounds = [
+            Text(f"{name} {low}..{'' if high is None else high}")
+            for name, (low, high) in report.dims.items()
+        ]
+        page.items(Text("  dims", "dim"), bounds, _INDENT)
     _field(page, "nodes", Text(f"{report.nodes_before} → {report.nodes_after}"))
     _field(page, "attention", _attention(report))
     kernels = Counter(site.kernel.chosen for site in report.sites if site.kernel)
@@ -125,7 +131,7 @@ def print_sites(report: Report) -> None:
             page.field(Text("note ", "dim"), Text(note), 5)
     else:
         for site in report.sites:
-            page.line(_plain(site))
+            page.line(str(site))
 
 
 def _field(page: Page, label: str, value: Text) -> None:
@@ -226,17 +232,3 @@ def _print_site(page: Page, group: SiteGroup) -> None:
         if fact:
             page.field(Text(f"    {label}", "dim"), Text(fact), _SITE_INDENT)
     page.line()
-
-
-def _why(site: Site) -> str:
-    code = f"[{site.code}] " if site.status != "fused" else ""
-    mask = f"; mask: {site.mask.rstrip('.')}" if site.mask else ""
-    merged = f"; merged: {site.merged.rstrip('.')}" if site.merged else ""
-    kernel = f"; kernel: {site.kernel}" if site.kernel else ""
-    hint = f" Hint: {site.hint}" if site.hint else ""
-    return f"{code}{site.reason}{mask}{merged}{kernel}{hint}"
-
-
-def _plain(site: Site) -> str:
-    verdict = f"fused into {site.op}: " if site.status == "fused" else f"{site.status} "
-    return f"{site.location or '?'}: {site.module or '-'}: {verdict}{_why(site)}"

@@ -15,7 +15,7 @@ from torch.export.dynamic_shapes import ShapesCollection
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.guards import sizes_apart
 from attngraph.frontend.loops import LoopTranslator
@@ -85,6 +85,12 @@ def capture(
     module's training flags are as before afterwards. Raises CaptureError where torch.export can't
     trace it or a dim that was asked for becomes a constant, UsageError where the inputs don't fit.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"A {type(module).__name__} is no torch.nn.Module; give one that calls it."
+        )
+    if isinstance(args, torch.Tensor):
+        raise UsageError("The samples are a tensor; give a tuple of the inputs, such as (x,).")
     args, named = tuple(args), dict(kwargs or {})
     if isinstance(dynamic_shapes, ShapesCollection):
         by_input: Callable[..., Any] = dynamic_shapes.dynamic_shapes

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -107,10 +109,35 @@ class Positions(torch.nn.Module):
         return x + table[:length]
 
 
+def test_samples_are_a_tuple_and_a_model_is_a_module() -> None:
+    pair: Any = torch.randn(2, 3, 16)  # whose rows are not a query and a key
+    steps: tuple[Callable[..., Any], ...] = (
+        attngraph.capture,
+        attngraph.optimize,
+        attngraph.optimize_decoder,
+    )
+    for step in steps:
+        with pytest.raises(UsageError, match="give a tuple of the inputs, such as"):
+            step(Attention(), pair)
+        with pytest.raises(UsageError, match="A function is no torch"):
+            step(lambda x: x, (pair,))
+    with pytest.raises(UsageError, match="give a list of names, such as"):
+        attngraph.optimize(Attention(), _args(), assume="no-fully-masked-rows")
+
+
+def test_a_report_prints_in_a_line_for_each_thing() -> None:
+    optimized = attngraph.optimize(Attention(), _args())
+    first, site, parity = str(optimized.report).splitlines()
+    assert first == "Attention for cpu in fp32: 5 → 1 nodes"
+    assert "fused into attn.attention: " in site
+    assert parity.startswith("parity passed")
+
+
 def test_a_size_out_of_the_range_that_was_compiled_is_an_error() -> None:
     shapes = ({1: torch.export.Dim("seq", min=2, max=64)},)
     optimized = attngraph.optimize(Positions(), (torch.zeros(2, 5),), dynamic_shapes=shapes)
     assert optimized.report.notes == ["Dim 'seq' is at most 8: the model demands it."]
+    assert optimized.report.dims == {"seq": (1, 8)}
     assert (optimized.run([torch.zeros(2, 8)])[0] == torch.arange(8.0)).all()
     with pytest.raises(UsageError, match="x's axis 1 is 9; dim 'seq' was compiled for at most 8"):
         optimized(torch.zeros(2, 9))

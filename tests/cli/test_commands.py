@@ -30,7 +30,17 @@ def test_optimize_writes_the_model_and_prints_a_summary(attngraph: Any, here: Pa
     first, *lines = ran.out.splitlines()
     assert first.startswith("✓ user_models:dynamic → out.onnx (")
     labels = [line.split()[0] for line in lines if line[2:3].strip()]
-    assert labels == ["nodes", "attention", "kernel", "weights", "parity", "rewrites", "time"]
+    assert "  dims       batch 1..64\n" in ran.out
+    assert labels == [
+        "dims",
+        "nodes",
+        "attention",
+        "kernel",
+        "weights",
+        "parity",
+        "rewrites",
+        "time",
+    ]
     assert "1 fused" in ran.out
     assert "batch=2" in ran.out
     assert not any(line != line.rstrip() for line in lines)

@@ -76,7 +76,7 @@ def test_sums_with_swapped_operands_are_alike() -> None:
 def test_each_head_stays_a_site_and_names_what_it_is_part_of() -> None:
     graph = _model(layers=1, heads=3)
     names = [node.outputs[0].name for node in graph if node.op == "attn.attention"]
-    fused = [Remark("fused", "attention", "1 heads", op="attn.attention", node=n) for n in names]
+    fused = [Remark("fused", "attention", "1 head", op="attn.attention", node=n) for n in names]
     remarks = make("merge-heads")[0].run(graph)
     sites = sites_of([PassResult("all", 0.0, 0, 0, True, fused + remarks)], {})
     assert [site.merged for site in sites] == ["3 attentions are one of 3 heads."] * 3
