@@ -9,9 +9,10 @@ import onnx_ir as ir
 from attngraph.errors import AttngraphError, LoweringError
 from attngraph.export.buffers import CAPACITY, Buffers
 from attngraph.export.kernels import Choice, choose_all
-from attngraph.export.lowering import find_lowering
+from attngraph.export.lowering import find_lowering, registered
 from attngraph.export.lowering.context import MICROSOFT, OPSET, Context
 from attngraph.export.lowering.decompose import decompose
+from attngraph.export.lowering.formulas import FORMULAS
 from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
@@ -164,7 +165,9 @@ def _lower_node(context: Context, node: Node) -> None:
     first = len(context.nodes)
     try:
         results = _results(context, node)
-        if len(results) != len(node.outputs):
+        missing = node.outputs[len(results) :]
+        is_read = any(value.uses or value in context.graph.outputs for value in missing)
+        if len(results) > len(node.outputs) or is_read:
             raise LoweringError(
                 f"its lowering returned {len(results)} values where it has {len(node.outputs)}"
             )
@@ -175,7 +178,7 @@ def _lower_node(context: Context, node: Node) -> None:
             f"Register a lowering with @attngraph.export.register_lowering({node.op!r})."
         ) from error
     created = {value for made in context.nodes[first:] for value in made.outputs}
-    for value, result in zip(node.outputs, results, strict=True):
+    for value, result in zip(node.outputs, results, strict=False):
         if isinstance(value.type, TensorType) and result.dtype is not None:
             cast = context.cast(result, value.dtype)
             if cast is not result:
@@ -186,23 +189,32 @@ def _lower_node(context: Context, node: Node) -> None:
 
 
 def _results(context: Context, node: Node) -> list[ir.Value]:
-    lowering = find_lowering(node.op)
-    results = None if lowering is None else lowering(context, node)
-    if results is not None:
-        return [results] if isinstance(results, ir.Value) else list(results)
-    parts = decompose(node, context.graph)
+    own, reason = registered(node.op), None
+    parts = decompose(node, context.graph) if own is None and node.op in FORMULAS else None
     if parts is None:
-        raise LoweringError("it has no ONNX lowering")
+        lowering = own or find_lowering(node.op)
+        try:
+            results = None if lowering is None else lowering(context, node)
+        except Exception as error:
+            # torchlib's functions have gaps that torch's own decompositions may not have.
+            if own is not None:
+                raise
+            results, reason = None, error
+        if results is not None:
+            return [results] if isinstance(results, ir.Value) else list(results)
+        parts = decompose(node, context.graph)
+    if parts is None:
+        raise reason or LoweringError("it has no ONNX lowering")
     for value, operand in zip(parts.inputs, filter(None, node.inputs), strict=True):
         context.alias(value, operand)
     for part in parts:
-        lowering = find_lowering(part.op)
-        results = None if lowering is None else lowering(context, part)
-        if results is None:
-            raise LoweringError(f"its part {part.op} has no ONNX lowering")
-        results = [results] if isinstance(results, ir.Value) else results
-        for value, result in zip(part.outputs, results, strict=True):
-            context.bind(value, context.cast(result, value.dtype), own=False)
+        if find_lowering(part.op) is None:
+            raise reason or LoweringError(f"its part {part.op} has no ONNX lowering")
+        for value, result in zip(part.outputs, _results(context, part), strict=False):
+            result = context.cast(result, value.dtype)
+            if result.shape is None:
+                result.shape = onnx_shape(value.tensor_type)
+            context.bind(value, result, own=False)
     return [context.value(value) for value in parts.outputs]
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "random",
     "recurrent",
     "reduction",
+    "registered",
     "rotary",
     "shape",
     "softmax",

@@ -1,20 +1,24 @@
 """Composite ops without a form of their own, as the smaller ops that torch makes of them.
 
-The op is run on fake tensors and what reaches torch's dispatcher is written down as IR.
+The op is run on fake tensors and what reaches torch's dispatcher is written down as IR. Where torch
+goes no further, a formula of ours may (formulas.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraph.errors import IRError
+from attngraph.export.lowering.formulas import FORMULAS
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import call, flatten_call, op_def, op_name
@@ -29,7 +33,8 @@ def decompose(node: Node, graph: Graph) -> Graph | None:
         parts = _Decomposer(graph).run(node)
     except (IRError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None
-    return None if any(part.op == node.op for part in parts) else parts
+    same = any(part.op == node.op and part.attrs == node.attrs for part in parts)
+    return None if same else parts
 
 
 class _Decomposer(TypeInference):
@@ -42,6 +47,8 @@ class _Decomposer(TypeInference):
 
     def run(self, node: Node) -> Graph:
         definition = op_def(node.op)
+        if node.op in FORMULAS:
+            definition = replace(definition, function=FORMULAS[node.op])
         with enable_python_dispatcher(), self._mode, torch.no_grad():
             fakes = [None if v is None else self._fake(v.type).clone() for v in node.inputs]
             for value, fake in zip(node.inputs, fakes, strict=True):
@@ -50,6 +57,8 @@ class _Decomposer(TypeInference):
             attrs = {name: self._materialize(value) for name, value in node.attrs.items()}
             with self.recording():
                 results = call(definition, fakes, attrs)
+        if results == (NotImplemented,):
+            raise NotImplementedError
         self.parts.set_outputs([self.values[id(result)] for result in results])
         return self.parts
 
@@ -69,14 +78,16 @@ class _Decomposer(TypeInference):
         self.kept.append(fake)  # an id is only good while the object lives
 
     def record(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        table = get_decompositions([function])
-        if not _has_lowering(op_name(function)) and function in table:
+        if function._schema.is_mutable:
+            return self._write(function, args, kwargs)
+        formula = self._formula(function)
+        if formula is not None:
             with self.recording():
-                return table[function](*args, **kwargs)
+                made = formula(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         result = function(*args, **kwargs)
         outputs = list(result) if isinstance(result, (list, tuple)) else [result]
-        if function._schema.is_mutable:
-            raise IRError(f"{op_name(function)} writes into its operand.")
         if not any(isinstance(output, torch.Tensor) for output in outputs):
             return result
         inputs, attrs = flatten_call(op_def(op_name(function)), args, kwargs)
@@ -89,11 +100,43 @@ class _Decomposer(TypeInference):
             self.know(output, value)
         return result
 
+    def _write(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """An in-place op as the op that it is named after, where nothing else sees the tensor."""
+        target, name = args[0], function._schema.name.removeprefix("aten::").removesuffix("_")
+        memory = target.untyped_storage()._cdata
+        if any(t is not target and t.untyped_storage()._cdata == memory for t in self.kept):
+            raise IRError(f"{op_name(function)} writes into a view.")
+        with self.recording():
+            if name == "copy":
+                result = args[1].to(target.dtype).expand(target.shape).clone()
+            else:
+                twin = getattr(getattr(torch.ops.aten, name, None), function._overloadname, None)
+                if twin is None:
+                    raise IRError(f"{op_name(function)} is no value.")
+                result = twin(*args, **kwargs)
+        function(*args, **kwargs)  # it may change the tensor's shape
+        if result.dtype != target.dtype or result.shape != target.shape:
+            raise IRError(f"{op_name(function)} changes its operand's type.")
+        self.values[id(target)] = self.values[id(result)]
+        return target
+
+    def _formula(self, function: Any) -> Callable[..., Any] | None:
+        """What to run in the op's place: our formula, or torch's where there is no lowering."""
+        name = op_name(function)
+        if name in FORMULAS or _has_lowering(name):
+            return FORMULAS.get(name)
+        return get_decompositions([function]).get(function)
+
     def _operand(self, item: Any) -> Value:
         if isinstance(item, torch.Tensor):
             return self.values[id(item)]
+        if isinstance(item, (torch.SymInt, torch.SymFloat)):
+            dtype = torch.int64 if isinstance(item, torch.SymInt) else torch.float32
+            attrs = {"size": [], "fill_value": self._dim(item), "dtype": dtype}
+            return self.parts.create("aten.full", [], attrs, types=[TensorType(dtype, ())]).output
         if isinstance(item, (bool, int, float)):
-            return self.parts.add_constant("number", torch.tensor(item))
+            with unset_fake_temporarily():
+                return self.parts.add_constant("number", torch.tensor(item))
         raise IRError(f"{item!r} is no operand.")
 
     def _plain(self, item: Any) -> Any:

@@ -258,6 +258,8 @@ def lower_unary(ctx: Context, node: Node) -> ir.Value:
     whole = not node.output.dtype.is_floating_point
     if whole and node.op in ("aten.floor", "aten.ceil", "aten.round"):
         return value
+    if whole and node.op == "aten.relu":
+        return ctx.op("Max", value, ctx.constant(0, node.output.dtype))
     return ctx.op(_UNARY[node.op.removeprefix("aten.")], value)
 
 

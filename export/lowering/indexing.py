@@ -33,7 +33,7 @@ def lower_roll(ctx: Context, node: Node) -> ir.Value | Sequence[ir.Value] | None
     return result
 
 
-@register_lowering("aten.index.Tensor")
+@register_lowering("aten.index.Tensor", "aten._unsafe_index.Tensor")
 def lower_index(ctx: Context, node: Node) -> ir.Value:
     """Advanced indexing: one index is a Gather; several are broadcast together for GatherND."""
     x: Value = input_of(node, "self")
@@ -70,17 +70,36 @@ def lower_index(ctx: Context, node: Node) -> ir.Value:
 
 
 def _index_by_mask(ctx: Context, x: Value, given: list[tuple[int, Value]]) -> ir.Value:
-    """One mask: of one axis anywhere, or of several axes that are the first."""
+    """One mask, of one axis or of several: the rows of these axes where it is true."""
     (axis, index), *others = given
-    if others or (axis != 0 and len(index.shape) != 1):
-        raise LoweringError(
-            "a bool index has an ONNX form only alone, and on the first axes or on a single one"
-        )
+    if others:
+        raise LoweringError("a bool index has an ONNX form only alone")
     mask = ctx.cast(ctx.value(index), torch.bool)
     if len(index.shape) == 1:
         return ctx.op("Compress", ctx.value(x), mask, axis=axis)
+    masked = range(axis, axis + len(index.shape))
+    rest = [i for i in range(len(x.shape)) if i not in masked]
+    data = ctx.value(x)
+    if axis:
+        data = ctx.op("Transpose", data, perm=[*masked, *rest])
     rows = ctx.op("Transpose", ctx.op("NonZero", mask), perm=[1, 0])
-    return ctx.op("GatherND", ctx.value(x), rows)
+    result = ctx.op("GatherND", data, rows)
+    if not axis:
+        return result
+    return ctx.op(
+        "Transpose", result, perm=[*range(1, axis + 1), 0, *range(axis + 1, len(rest) + 1)]
+    )
+
+
+@register_lowering("aten.masked_select")
+def lower_masked_select(ctx: Context, node: Node) -> ir.Value:
+    x, mask = input_of(node, "self"), input_of(node, "mask")
+    common = _broadcast([x, mask])
+    flat = [
+        ctx.op("Reshape", ctx.expand(ctx.value(value), value.shape, common), ctx.constant([-1]))
+        for value in (x, mask)
+    ]
+    return ctx.op("Compress", *flat, axis=0)
 
 
 def _broadcast(values: list[Value]) -> list[Dim]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -88,6 +89,31 @@ def lower_topk(ctx: Context, node: Node) -> Sequence[ir.Value]:
         largest=int(args["largest"]),
         sorted=int(args["sorted"]),
     )
+
+
+_SORTED_AS = {torch.bool: torch.int32, torch.int8: torch.int32, torch.int16: torch.int32}
+"""In what dtypes that TopK has no kernels for are sorted."""
+
+
+@register_lowering("aten.sort", "aten.sort.stable", "aten.argsort", "aten.argsort.stable")
+def lower_sort(ctx: Context, node: Node) -> ir.Value | Sequence[ir.Value]:
+    """TopK of all: of equal elements it takes the one of the lower index first."""
+    args, x = ctx.args(node), input_of(node, "self")
+    data, dim = args["self"], args["dim"]
+    if not x.shape:
+        places = ctx.constant(0, torch.int64)
+        return places if "argsort" in node.op else (ctx.op("Identity", data), places)
+    keys = ctx.cast(data, _SORTED_AS.get(x.dtype, x.dtype))
+    if x.dtype.is_floating_point:  # NaN is the largest; TopK leaves it open
+        infinity = ctx.constant(math.inf, x.dtype)
+        keys = ctx.op("Where", ctx.op("IsNaN", data), infinity, data)
+    size, down = ctx.shape([x.shape[dim]]), int(args["descending"])
+    values, places = ctx.ops("TopK", keys, size, outputs=2, axis=dim, largest=down)
+    if "argsort" in node.op:
+        return places
+    if x.dtype.is_floating_point:
+        values = ctx.op("GatherElements", data, places, axis=dim)
+    return values, places
 
 
 @register_lowering(
