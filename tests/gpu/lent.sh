@@ -20,7 +20,7 @@ case ${1:-} in
       "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir \
         --target "$kept/site.new" "$wheel"
       # onnxruntime looks for the CUDA libraries beside itself.
-      ln -s "$("$python" -c 'import nvidia; print(next(iter(nvidia.__path__)))')" \
+      ln -sfn "$("$python" -c 'import nvidia; print(next(iter(nvidia.__path__)))')" \
         "$kept/site.new/nvidia"
       mv "$kept/site.new" "$kept/site"
     fi

@@ -76,6 +76,9 @@ def opening(out: Path, options: argparse.Namespace, clock: Clock) -> int:
     if "opening" in _known(path):
         return 0
     left = clock.at_most(PATIENCE)
+    if not left:
+        print(f"opening: {LEFT_OUT}", flush=True)
+        return 1
     found, log = told_by("tests.gpu.opening", _machine(options), seconds=left)
     _write(path, {**_known(path), "opening": found})
     print(f"opening: {json.dumps(found)}", flush=True)

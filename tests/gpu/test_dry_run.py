@@ -1,0 +1,111 @@
+"""All of `make gpu` from its start to its end, on the CPU provider and with tiny models.
+
+What it starts as processes runs in this one: each of them would import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attngraph.measuring import contest, turns, worker
+from bench import decode
+from tests.gpu import checks, run
+
+ARGUMENTS = ("--quick", "--target", "cpu", "--precision", "fp32", "--at-once", "1")
+BENCH = ("--workload", "per_head", "--engine", "eager", "attngraph")
+
+
+class Here(nullcontext[Any]):
+    """A server of bench.speed or bench.decode."""
+
+    def __init__(self, command: Sequence[str], *_: Any, **__: Any) -> None:
+        super().__init__(self)
+        if "serve" in command:
+            what, folder, *more = command[command.index("serve") :]
+            self._said, self._block = worker.answer(what, Path(folder), *more)
+            return
+        options = decode.parse([*command[command.index("bench.decode") + 1 :]])
+        self._said, self._block = options.engine, None
+        if options.engine != decode.COMPILED:  # which takes longer than all the rest
+            self._block = decode.block_of(options)
+
+    def answer(self) -> Any:
+        if self._block is None:
+            raise EOFError(f"no block: {self._said}")
+        return self._said
+
+    def block(self) -> Any:
+        return self._block()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The modules that would have been started as processes."""
+    modules: list[str] = []
+
+    def ended(command: list[str], *_: Any) -> int:
+        module, *arguments = command[command.index("-m") + 1 :]
+        modules.append(module)
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                runpy.run_module(module, run_name="__main__")
+            except SystemExit as error:
+                return int(error.code or 0)
+        return 0
+
+    def work(patience: float, what: str, folder: Path, *more: str) -> dict[str, Any]:
+        return worker.answer(what, folder, *more)[0]
+
+    for module in (checks, run):
+        monkeypatch.setattr(module, "ended", ended)
+    for module in (contest, turns):
+        monkeypatch.setattr(module, "Server", Here)
+    monkeypatch.setattr(contest, "_work", work)
+    for name in ("BENCH_LAYERS", "BENCH_TINY", "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.chdir(tmp_path)
+    return modules
+
+
+def test_every_step_comes_to_its_end_and_is_not_run_again(
+    started: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "found"
+    assert run.main([str(out), *ARGUMENTS, *BENCH]) == 0, capsys.readouterr().out
+    assert set(started) == {"tests.gpu.opening", "tests.gpu.worker", "bench.speed", "bench.decode"}
+    suite = json.loads((out / "suite.json").read_text())
+    assert [each["faults"] for each in suite["results"]["fp32"].values()] == [[], [], []]
+    assert set(suite["opening"]["fp16"].values()) == {""}
+    rows = json.loads((out / "quick.json").read_text())["workloads"]["per_head"]["rows"]
+    assert [row["status"] for row in rows] == ["timed", "timed"]
+    # A lent machine gives back 8 files: two of each precision, and two of all.
+    assert {path.name for path in out.iterdir()} == {
+        *("suite.json", "figures.json"),
+        *("quick.json", "decode_fp32.json"),
+    }
+    decoded = json.loads((out / "decode_fp32.json").read_text())
+    assert {decode.GROWING, decode.STATIC} <= set(decoded["ms_per_token"])
+    started.clear()
+    assert run.main([str(out), *ARGUMENTS, *BENCH]) == 0
+    assert started == []
+
+
+def test_what_is_left_out_is_named_and_counts(
+    started: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main([str(tmp_path / "out"), *ARGUMENTS, *BENCH, "--minutes", "0"]) == 1
+    said = capsys.readouterr().out
+    for what in ("opening", "mha in fp32", "decode in fp32", "per_head in fp32"):
+        assert f"{what}: {run.LEFT_OUT}" in said
+    assert started == []
