@@ -16,6 +16,8 @@ _GUARD = re.compile(
 )
 _SIZE = re.compile(r"L(?:\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]")
 _SAFE = re.compile(r"(?:\bn\d+\b|\bmin\b|\bmax\b|\d+|[-+*/()<>=, ])*")
+# min, max and multiples of one size, compared: true for one size of it if and only if for all.
+_MULTIPLES = re.compile(r"(?:min|max|(?:\d+\*)?\bn0\b|[(), ]|[<>!=]=|[<>])*")
 _LOW = re.compile(r"(\d+) <= ")
 _HIGH = re.compile(r"<= (\d+)\s*$")
 _UNEQUAL = re.compile(rf"(?:{_SIZE.pattern} != (\d+)|(\d+) != {_SIZE.pattern})")
@@ -28,7 +30,7 @@ def always_hold(message: str) -> bool:
 
     False where one can't be read. A guard between the sizes that are tried would be missed, so this
     is only for min, max and sums: it is False for remainders, quotients and `!=`, which may fail at
-    one size alone.
+    one size alone, but for `!=` between multiples of one size.
     """
     if "Constraints violated" not in message:
         return False
@@ -67,7 +69,8 @@ def _holds(guard: str, range_: str) -> bool:
     sizes = list(dict.fromkeys(_SIZE.findall(guard)))
     for at, size in enumerate(sizes):
         guard = guard.replace(size, f"n{at}")
-    if not sizes or len(sizes) > 3 or "//" in guard or not _SAFE.fullmatch(guard):
+    safe = _SAFE.fullmatch(guard) or _MULTIPLES.fullmatch(guard)
+    if not sizes or len(sizes) > 3 or "//" in guard or not safe:
         return False
     code = compile(guard, "<guard>", "eval")
     names = {"__builtins__": {}, "min": min, "max": max}

@@ -20,7 +20,14 @@ def message(guard: str, range_: str = "seq <= 512") -> str:
 
 
 @pytest.mark.parametrize(
-    "guard", ["min(S, 4*S) == S", "min(16*S, 32*S) == (16*S)", "max(1, S) == S", "B*S >= S"]
+    "guard",
+    [
+        "min(S, 4*S) == S",
+        "min(16*S, 32*S) == (16*S)",
+        "min(6*S, 12*S) != (36*S)",
+        "max(1, S) == S",
+        "B*S >= S",
+    ],
 )
 def test_what_is_true_of_every_size(guard: str) -> None:
     assert always_hold(message(guard))
@@ -32,6 +39,9 @@ def test_what_is_true_of_every_size(guard: str) -> None:
         ("S <= 128", "seq <= 512"),
         ("S != 64", "2 <= seq <= 4096"),
         ("S != 20", "2 <= seq <= 4096"),
+        ("min(6*S, 12*S) != (6*S)", "seq <= 512"),
+        ("6*S != B", "seq <= 512"),
+        ("S*S != 12*S", "seq <= 512"),
         ("B == S", "seq <= 512"),
         ("(S % 2) == 0", "seq <= 512"),
         ("(S // 2) <= S", "seq <= 512"),
