@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import onnx_ir as ir
@@ -33,12 +32,7 @@ class Staged:
     def __enter__(self) -> Staged:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def session(self, model: ir.Model, target: Target, **options: Any) -> Session:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from attngraph.cli import failures
+from attngraph.errors import AttngraphError
 from docs import generate
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,15 @@ def test_a_generated_part_is_up_to_date(page: Path, name: str) -> None:
 def _without_errors(text: str) -> str:
     """Rounding errors, such as 5.0e-07, depend on the processor."""
     return re.sub(r"\b\d\.\de-\d\d\b", "…", text)
+
+
+def test_the_exit_codes_of_the_readme_are_those_there_are() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    said = re.search(r"The exit code says what it was: ([^.]+)\.", readme)
+    assert said is not None
+    known = {kind.exit_code for kind in AttngraphError.__subclasses__()}
+    known |= {failures.INTERNAL, failures.INTERRUPTED, failures.TERMINATED}
+    assert {int(code) for code in re.findall(r"\d+", said[1])} == known
 
 
 def test_links_lead_somewhere() -> None:
