@@ -22,7 +22,7 @@ from attngraph.export.staged import Staged
 from attngraph.few_bits import reference_of
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.causal_lm import CausalLM, is_causal_lm
+from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_lm
 from attngraph.ir import Graph
 from attngraph.mapped import release_large
 from attngraph.model import Model
@@ -50,6 +50,7 @@ def optimize_decoder(
     max_length: int | None = None,
     presents: Mapping[str, str] | None = None,
     all_logits: bool = False,
+    padding: bool = True,
     target: str = "cpu",
     precision: Precision | None = None,
     verify: str = "final",
@@ -62,9 +63,11 @@ def optimize_decoder(
     """Compiles a causal language model with its key-value cache, and checks it over several steps.
 
     A model of transformers needs no `args`; its graph gives the logits of the last position, or
-    with `all_logits` of all. Any other module takes its past as tensors and returns them joined to
-    what is new: `args` are samples and `dynamic_shapes` torch.export's, with dims for batch, new
-    and past tokens; `presents` names the output of each past where it isn't plain (`find_layout`).
+    with `all_logits` of all. Without `padding` it takes no mask, which leaves faster kernels to a
+    step on CUDA, and no row may be padded. Any other module takes its past as tensors and returns
+    them joined to what is new: `args` are samples and `dynamic_shapes` torch.export's, with dims
+    for batch, new and past tokens; `presents` names the output of each past where it isn't plain
+    (`find_layout`).
 
     `cache` is "growing", where a step makes new tensors one token longer, or "static": buffers of
     `max_length` tokens, which a step writes into where they lie.
@@ -83,21 +86,23 @@ def optimize_decoder(
     )
     name = type(module).__name__
     if args is None and not kwargs:
-        model = of_causal_lm(Model(module, None, (), {}, None, name), all_logits=all_logits)
+        model = Model(module, None, (), {}, None, name)
+        model = of_causal_lm(model, all_logits=all_logits, padding=padding)
     else:
         samples = () if args is None else args
         model = Model(module, None, samples, dict(kwargs or {}), dynamic_shapes, name)
     return compile_decoder(model, decoding, options, progress=progress)
 
 
-def of_causal_lm(model: Model, *, all_logits: bool = False) -> Model:
+def of_causal_lm(model: Model, *, all_logits: bool = False, padding: bool = True) -> Model:
     """A model of transformers with its cache as inputs and outputs. Raises UsageError."""
     if model.module is None or not is_causal_lm(model.module):
         raise UsageError(
             f"The cache of {model.source} can't be found: it is no causal language model of "
             "transformers. Give sample inputs, its past among them."
         )
-    wrapper = CausalLM(model.module, all_logits=all_logits)
+    wrap: type[CausalLM | UnpaddedCausalLM] = CausalLM if padding else UnpaddedCausalLM
+    wrapper = wrap(model.module, all_logits=all_logits)
     args, shapes = wrapper.sample()
     return replace(model, module=wrapper, args=args, kwargs={}, dynamic_shapes=shapes)
 

@@ -134,7 +134,8 @@ def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captur
     layout = None if decoder is None else Layout.from_json(decoder, str(path))
     if layout is not None and is_causal_lm(model.module):
         declared = _declared_output(path, layout.logits)
-        model = of_causal_lm(model, all_logits=len(declared) < 2 or declared[1] != 1)
+        whole = len(declared) < 2 or declared[1] != 1
+        model = of_causal_lm(model, all_logits=whole, padding=layout.mask is not None)
     captured = trace(model)
     if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
         return model, captured, None

@@ -152,6 +152,7 @@ def _write_decoders(options: argparse.Namespace, folder: Path) -> tuple[int, dic
     half = options.precision != "fp32"
     failed: dict[str, str] = {}
     common: dict[str, Any] = {"target": options.target, "verify": "final" if half else "off"}
+    common["padding"] = False  # eager is given no mask either
     if half:
         common["precision"] = options.precision
     static: dict[str, Any] = {"cache": "static", "max_length": _room(options)}

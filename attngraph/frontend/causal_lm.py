@@ -25,16 +25,8 @@ def is_causal_lm(module: nn.Module | None) -> bool:
     return bool(module.can_generate()) and not module.config.is_encoder_decoder
 
 
-class CausalLM(nn.Module):
-    """Token ids and a cache to logits and the longer cache, as `model.generate` calls the model.
-
-    input_ids (B, S), attention_mask (B, P + S) with 1 where there is a token, and for each layer a
-    key and a value (B, G, P, D). Positions count the tokens that the mask shows, so that rows may
-    be padded on the left. Gives the logits (B, S, V), of the last position alone (B, 1, V) unless
-    `all_logits`, and for each layer a key and a value (B, G, P + S, D).
-
-    Raises UsageError where the model has no cache of that kind.
-    """
+class _Cached(nn.Module):
+    """What both have: a run of the model with a cache that is tensors."""
 
     def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
         super().__init__()
@@ -45,20 +37,16 @@ class CausalLM(nn.Module):
         self.cuts_early = "logits_to_keep" in taken and not all_logits
         self.shapes = _probe(model)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, past: Layers) -> dict[str, Any]:
-        length = input_ids.shape[1]
-        fits: Any = torch._check
-        fits(attention_mask.shape[1] == past[0]["key"].shape[2] + length)
-        kwargs: dict[str, Any] = {}
-        if self.takes_positions:
-            counted = attention_mask.long().cumsum(-1) - 1
-            kwargs["position_ids"] = counted.masked_fill(attention_mask == 0, 0)[:, -length:]
+    def _run(
+        self, input_ids: Tensor, mask: Tensor | None, positions: Tensor, past: Layers
+    ) -> dict[str, Any]:
+        kwargs: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
         if self.cuts_early:
             kwargs["logits_to_keep"] = 1
         cache = _filled(past)
         result = self.model(
             input_ids=input_ids,
-            attention_mask=attention_mask,
+            attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
             **kwargs,
@@ -67,10 +55,7 @@ class CausalLM(nn.Module):
         present = [{"key": layer.keys, "value": layer.values} for layer in cache.layers]
         return {"logits": logits, "present": present}
 
-    def sample(
-        self, batch: int = 2, seq: int = 3, past: int = 5
-    ) -> tuple[tuple[Tensor, Tensor, Layers], dict[str, Any]]:
-        """Inputs to trace with, and the dynamic shapes for torch.export."""
+    def _sample(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
         seed = torch.Generator().manual_seed(0)
         model: Any = self.model
         vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -93,7 +78,51 @@ class CausalLM(nn.Module):
             "attention_mask": {0: rows, 1: Dim.AUTO},
             "past": [{part: {0: rows, 2: before} for part in layer} for layer in layers],
         }
-        return (ids, mask, layers), shapes
+        return {"input_ids": ids, "attention_mask": mask, "past": layers}, shapes
+
+
+class CausalLM(_Cached):
+    """Token ids and a cache to logits and the longer cache, as `model.generate` calls the model.
+
+    input_ids (B, S), attention_mask (B, P + S) with 1 where there is a token, and for each layer a
+    key and a value (B, G, P, D). Positions count the tokens that the mask shows, so that rows may
+    be padded on the left. Gives the logits (B, S, V), of the last position alone (B, 1, V) unless
+    `all_logits`, and for each layer a key and a value (B, G, P + S, D).
+
+    Raises UsageError where the model has no cache of that kind.
+    """
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, past: Layers) -> dict[str, Any]:
+        length = input_ids.shape[1]
+        fits: Any = torch._check
+        fits(attention_mask.shape[1] == past[0]["key"].shape[2] + length)
+        counted = attention_mask.long().cumsum(-1) - 1
+        positions = counted.masked_fill(attention_mask == 0, 0)[:, -length:]
+        return self._run(input_ids, attention_mask, positions, past)
+
+    def sample(
+        self, batch: int = 2, seq: int = 3, past: int = 5
+    ) -> tuple[tuple[Tensor, Tensor, Layers], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        inputs, shapes = self._sample(batch, seq, past)
+        return (inputs["input_ids"], inputs["attention_mask"], inputs["past"]), shapes
+
+
+class UnpaddedCausalLM(_Cached):
+    """The same where no row is padded: it takes no mask, and all rows have the same positions."""
+
+    def forward(self, input_ids: Tensor, past: Layers) -> dict[str, Any]:
+        before = past[0]["key"].shape[2]
+        positions = torch.arange(before, before + input_ids.shape[1])[None]
+        return self._run(input_ids, None, positions, past)
+
+    def sample(
+        self, batch: int = 2, seq: int = 3, past: int = 5
+    ) -> tuple[tuple[Tensor, Layers], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        inputs, shapes = self._sample(batch, seq, past)
+        del shapes["attention_mask"]
+        return (inputs["input_ids"], inputs["past"]), shapes
 
 
 def _filled(past: Layers) -> Any:

@@ -58,6 +58,44 @@ def test_the_operator_writes_the_cache_where_there_is_one_that_does(name: str) -
         assert [paired[name] for name in pasts] == presents
 
 
+@functools.cache
+def unpadded(name: str) -> tuple[nn.Module, Decoder]:
+    module = peaked(MODELS[name]())
+    static = functools.partial(attngraph.optimize_decoder, cache="static", max_length=ROOM)
+    return module, static(module, padding=False)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_without_padding_no_mask_is_left_to_the_operator(name: str) -> None:
+    """In halves on CUDA a step has XQA then; a mask, even one that hides nothing, takes it away."""
+    module, decoder = unpadded(name)
+    assert decoder.layout.mask is None
+    assert decoder.optimized is not None
+    graph = decoder.optimized.model.graph
+    grouped = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    assert len(grouped) == LAYERS
+    assert not any(value is not None for node in grouped for value in node.inputs[10:11])
+    for batch in (1, 3):
+        ids, mask = prompts(batch)
+        expected = module.generate(
+            ids, attention_mask=torch.ones_like(mask), max_new_tokens=STEPS, do_sample=False,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        assert torch.equal(decoder.generate(ids, STEPS), expected)
+    ids, mask = prompts(3)
+    with pytest.raises(UsageError, match="no row can be padded"):
+        decoder(ids, mask)
+
+
+def test_its_file_is_verified_as_what_it_is(tmp_path: Path) -> None:
+    module, decoder = unpadded("llama")
+    path = tmp_path / "llama.onnx"
+    decoder.save(path)
+    with Session.open(path, Target("cpu")) as session:
+        found = verify_file(Model(module, None, (), {}, None, "llama"), path, session)
+    assert found.parity.passed, str(found.parity)
+
+
 def test_the_buffers_stay_where_they_are() -> None:
     decoder = compiled("llama")[1]
     ids, mask = prompts(3)
