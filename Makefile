@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-all lint docs corpus bench gpu clean
+.PHONY: demo test test-all lint docs corpus fuzz bench gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_model out/model.pt2
@@ -32,6 +32,11 @@ lint: $(INSTALLED)
 
 corpus: $(INSTALLED)
 	$(BIN)/python -m tests.corpus.sweep
+
+# FUZZ="--draws 1000 --first 5000" asks for others; python -m tests.fuzz SEED replays one.
+fuzz: export OMP_NUM_THREADS := 1
+fuzz: $(INSTALLED)
+	$(BIN)/python -W ignore -m tests.fuzz --jobs $(WORKERS) $(FUZZ)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.speed $(BENCH)

@@ -7,10 +7,20 @@ from collections.abc import Sequence
 import torch
 
 from attngraph.ir import Node, Value
-from attngraph.ir.dims import as_dim, same_shape
+from attngraph.ir.dims import as_dim, at_least, same_shape
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.canonicalize_values import source_of
 from attngraph.passes.rewriter import Replacement, Rewriter, rule
+
+
+@rule("aten.narrow")
+def narrow(rewriter: Rewriter, node: Node) -> Replacement:
+    """narrow(x, dim, s, n) is x[s : s + n] along dim, where s isn't counted from the end."""
+    start, length = attribute(node, "start"), attribute(node, "length")
+    if not at_least(start, 0, rewriter.graph.dims):
+        return None
+    attrs = {"dim": attribute(node, "dim"), "start": start, "end": as_dim(start + length)}
+    return rewriter.emit("aten.slice.Tensor", [source_of(node)], attrs, at=node)
 
 
 @rule("aten.slice.Tensor")
@@ -78,4 +88,4 @@ def cat_of_nothing(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten.cat", kept, {"dim": attribute(node, "dim")}, at=node)
 
 
-SLICE_RULES = [slice_of_all, slice_of_arange, split, cat_of_nothing]
+SLICE_RULES = [narrow, slice_of_all, slice_of_arange, split, cat_of_nothing]

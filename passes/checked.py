@@ -51,6 +51,7 @@ class Checked:
         biases: Iterable[Value] = (),
         compared: Sequence[tuple[Value, Value]] | None = None,
         unrounded: Mapping[Value, torch.Tensor] | None = None,
+        masked: Sequence[Value] | None = None,
     ) -> bool:
         """Puts the second value of each pair in the place of the first, if they are equal.
 
@@ -61,13 +62,21 @@ class Checked:
         part of each is meant to be equal: they are erased. `unrounded` are new constants before
         they were rounded to their dtype: what is told from an error is the rounding of weights.
 
+        With `masked`, a rewrite that differs where masks above hide whole rows is no defect: it is
+        left out without a remark. These values are biases that a caller may mask by.
+
         Where they differ, the new nodes and the constants that only they read are erased, the old
         ones stay, a remark blames this pass, and the result is False.
         """
         pairs = list(pairs)
         if leaves is None:
             leaves = self._frontier([new for _, new in pairs])
-        difference = self._difference(compared or pairs, list(leaves), list(biases), unrounded)
+        leaves = list(leaves)
+        if masked is not None and not self._agree_where_masked(pairs, leaves, masked):
+            self._erase([new for _, new in pairs])
+            self._mark = self.graph.created
+            return False
+        difference = self._difference(compared or pairs, leaves, list(biases), unrounded)
         for value in (value for pair in compared or () for value in pair):
             if value.producer is not None:
                 self.graph.erase(value.producer)
@@ -108,6 +117,21 @@ class Checked:
             if difference is None:
                 return None
         return difference
+
+    def _agree_where_masked(
+        self, pairs: Sequence[tuple[Value, Value]], leaves: list[Value], biases: Sequence[Value]
+    ) -> bool:
+        for _ in range(_CONTEXT[-1]):
+            leaves = _above(leaves)
+        found = self._evidence.disagreement(
+            pairs,
+            leaves,
+            biases,
+            kinds=("holes", "masked", "open"),
+            tolerance=self._tolerance(pairs),
+            depth=self.depth,
+        )
+        return found is None
 
     def _tolerance(self, pairs: Sequence[tuple[Value, Value]]) -> float:
         if self.exact:

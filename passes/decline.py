@@ -98,7 +98,7 @@ def _compared(logits: Value | None) -> bool:
         elif is_summed and node.op in _PAIRS and len(varying) == 2:
             if any(1 in source.shape[:-1] and source.shape != value.shape for source in varying):
                 return True
-        elif _is_layout(node) or is_cast(node) or torch.Tag.pointwise in _tags(node):
+        elif _is_elementwise(node):
             queue += [(source, is_summed) for source in varying]
     return False
 
@@ -233,16 +233,16 @@ def joined(anchor: Node) -> Declined | None:
                     node,
                     "Concatenate the keys and the values instead of the scores.",
                 )
-        elif node.op in ELEMENTWISE or node.op in MASKS or _is_layout(node):
+        elif _is_elementwise(node):
             queue += _sources(node)
     return None
 
 
 def is_product(value: Value) -> bool:
-    """Whether a value is a product of two activations, past layout, scales and masks."""
+    """Whether a value is a product of two activations, past layout, scales, caps and masks."""
     node = value.producer
-    while node is not None and (node.op in ELEMENTWISE or node.op in MASKS or _is_layout(node)):
-        sources = [source for source in _sources(node) if not source.is_constant]
+    while node is not None and _is_elementwise(node):
+        sources = [source for source in _sources(node) if _is_activation(source)]
         node = max(sources, key=lambda v: len(v.shape)).producer if sources else None
     if node is None or len(node.outputs) != 1:
         return False
@@ -250,6 +250,14 @@ def is_product(value: Value) -> bool:
     if product is None:
         return False
     return not any(top(side).value.is_constant for side in (product.left, product.right))
+
+
+def _is_elementwise(node: Node) -> bool:
+    return node.op in MASKS or _is_layout(node) or torch.Tag.pointwise in _tags(node)
+
+
+def _is_activation(value: Value) -> bool:
+    return not value.is_constant and value.dtype.is_floating_point
 
 
 def _is_joined(node: Node) -> bool:

@@ -9,6 +9,8 @@ import torch
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import (
+    LAYOUTS,
+    RESHAPES,
     Atom,
     Axes,
     Operand,
@@ -25,6 +27,8 @@ EXP = "aten.exp"
 SUM = "aten.sum.dim_IntList"
 SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
 NORM = "aten.linalg_vector_norm"
+_SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
+_FAR = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,30 @@ def _masked(
     if inner is None or inner.is_masked or side.shape != value.shape:
         return None
     return replace(inner, predicate=predicate, keep=keep)
+
+
+def caller_biases(x: Value) -> list[Value]:
+    """The float inputs that are added to logits, by which a caller may hide keys."""
+    found: dict[Value, None] = {}
+    queue = [(x, False)]
+    for _ in range(_FAR):
+        if not queue:
+            break
+        value, is_added = queue.pop()
+        node = value.producer
+        if node is None:
+            if is_added and not value.is_constant:
+                found[value] = None
+        elif node.op in _SUMS or node.op in RESHAPES or node.op in LAYOUTS or is_cast(node):
+            is_added |= node.op == "aten.add.Tensor"
+            queue += [(v, is_added) for v in node.inputs if v is not None and _is_float(v)]
+        elif (filling := fill_of(node)) is not None:
+            queue.append((filling[0], is_added))
+    return list(found)
+
+
+def _is_float(value: Value) -> bool:
+    return value.dtype.is_floating_point
 
 
 def reciprocal_of(node: Node | None) -> Value | None:

@@ -4,7 +4,8 @@ Read: exp(x) / Σ exp(x) (Bridle 1990), with the exponentials masked by zeros or
 logsumexp(x)); exp(log_softmax(x)); a softmax with one more column that is dropped, and with one
 more in the denominator (sinks.py), or scaled afterwards by its share (sink_gate.py); and late
 normalisation, (exp(x) · V) / Σ exp(x). The usual shift by the row's maximum stays in x: softmax
-doesn't see it, and fuse-attention drops it.
+doesn't see it, and fuse-attention drops it. Without it, a row that a finite fill hides is 0 / 0 and
+no mean: where masks may hide one, the spelling stays.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from attngraph.passes.exponentials import (
     SUM,
     Exponent,
     Total,
+    caller_biases,
     placed,
     read_exponent,
     read_total,
@@ -153,7 +155,8 @@ def _raise_log(build: Builder, checked: Checked, node: Node) -> None:
     if x is None or x.dtype != node.output.dtype:
         return
     build.at(node, fuse_locs([node, inner], node))
-    checked.replace([(node.output, build("aten.softmax.int", x, dim=dim))])
+    softmax = build("aten.softmax.int", x, dim=dim)
+    checked.replace([(node.output, softmax)], masked=caller_biases(x))
 
 
 def _log_normaliser(x: Value, total: Value, difference: Node) -> int | None:
@@ -204,12 +207,12 @@ def _raise_quotient(
         softmax = _softmax(build, total.terms, total.dims)
         if softmax is None or softmax.dtype != node.output.dtype:
             return ""
-        is_raised = checked.replace([(node.output, softmax)])
+        is_raised = checked.replace([(node.output, softmax)], masked=caller_biases(exponent.x))
         second = "The weights are normalised once, under the mask, and not again."
         return second if is_raised and exponent.is_normalised else ""
     if exact_only or len(total.dims) != 1:
         return ""
-    is_raised = _raise_late(build, checked, node, numerator, total)
+    is_raised = _raise_late(build, checked, node, numerator, total, exponent)
     return "The weights are normalised before the values are summed, not after." * is_raised
 
 
@@ -226,7 +229,12 @@ def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
 
 
 def _raise_late(
-    build: Builder, checked: Checked, node: Node, numerator: Operand, total: Total
+    build: Builder,
+    checked: Checked,
+    node: Node,
+    numerator: Operand,
+    total: Total,
+    terms: Exponent,
 ) -> bool:
     """(exp(x) · V) / Σ exp(x): the same product, of the softmax."""
     operand, above = numerator, numerator
@@ -264,7 +272,7 @@ def _raise_late(
         for layout in reversed(outer):
             build.at(node)
             result = _again(build, layout, layout.inputs[0], result)
-        return checked.replace([(node.output, result)])
+        return checked.replace([(node.output, result)], masked=caller_biases(terms.x))
     return False
 
 

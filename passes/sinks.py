@@ -14,6 +14,7 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import COPIES
 from attngraph.passes.checked import Checked
+from attngraph.passes.exponentials import caller_biases
 from attngraph.passes.scalars import is_cast
 
 _SUM = "aten.sum.dim_IntList"
@@ -146,7 +147,7 @@ def raise_plus_one(build: Builder, checked: Checked, node: Node) -> bool:
     build.at(node, fuse_locs([power, node], node))
     zero = build.constant(torch.zeros([1] * len(x.shape), dtype=x.dtype), "sink")
     softmax = build("attn.sink_softmax", x, zero, dim=dims[0])
-    return checked.replace([(node.output, softmax)])
+    return checked.replace([(node.output, softmax)], masked=caller_biases(x))
 
 
 def _shift(x: Value, total: Node) -> tuple[Value, Value | None] | None:

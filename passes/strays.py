@@ -96,7 +96,7 @@ def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
                 return _Scores(product, node, functions)
         elif (above := climb(operand)) is not None:
             queue.append((above, functions))
-        elif is_pointwise(node) or is_cast(node):
+        elif _is_linear(node) or is_pointwise(node):
             further = functions if _is_linear(node) else (*functions, node)
             for value in node.inputs:
                 if value is not None and value.tensor_type.dtype.is_floating_point:

@@ -209,6 +209,7 @@ def _name_dims(
         for node in nodes
     ]
     given: dict[sympy.Symbol, str] = {}
+    dims: dict[str, str] = {}
     for request in requests:
         size = shapes[request.leaf][request.axis]
         expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
@@ -218,9 +219,13 @@ def _name_dims(
             raise CaptureError(
                 f"The model needs {request} to equal dim {given[expr]!r}; give both the same Dim."
             )
-        if symbols.is_new(expr):
-            info = DimInfo(max(request.low or 1, 1), request.high, request.size)
-            symbols.name(expr, request.name, info)
+        if not symbols.is_new(expr):
+            continue
+        if request.name in dims:  # torch keeps two symbols for a Dim where it needn't solve p + s
+            symbols.equate(expr, dims[request.name])
+            continue
+        info = DimInfo(max(request.low or 1, 1), request.high, request.size)
+        dims[request.name] = symbols.name(expr, request.name, info)
     for request in requests:
         size = shapes[request.leaf][request.axis]
         if request.root and isinstance(size, torch.SymInt):

@@ -32,6 +32,10 @@ class Symbols:
         self._renamed[original] = symbol(name)
         return name
 
+    def equate(self, original: sympy.Symbol, name: str) -> None:
+        """Takes a symbol for the dim of this name, as the caller says that it is."""
+        self._renamed[original] = symbol(name)
+
     def is_new(self, original: sympy.Symbol) -> bool:
         return original not in self._renamed
 

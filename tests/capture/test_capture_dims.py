@@ -256,3 +256,17 @@ def test_another_size_that_the_model_excludes_is_refused() -> None:
 
     with pytest.raises(CaptureError, match=r"seq.* can't take every size: .*seq != 20"):
         check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))
+
+
+def test_one_dim_of_two_caches_stays_one() -> None:
+    """torch.export keeps a symbol for each, because it can't solve past + seq = past' + seq."""
+
+    class Cached(nn.Module):
+        def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            k, v = torch.cat([keys, x], 1), torch.cat([values, x], 1)
+            return (x @ k.mT).softmax(-1) @ v
+
+    past, seq = Dim("past", max=12), Dim("seq", max=20)
+    args = states(2, 5, 6), states(2, 3, 6), states(2, 3, 6)
+    graph = capture(Cached(), args, dynamic_shapes=({1: seq}, {1: past}, {1: past})).graph
+    assert sorted(graph.dims) == ["past", "seq"]

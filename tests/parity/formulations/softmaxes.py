@@ -252,6 +252,21 @@ def sink_column(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
     return weights[..., :-1] @ v
 
 
+@formulation("b h s d", "b h t d", "b h t e", "h", dynamic="b t")
+def sink_narrowed(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+    """The column of the sink is cut off by narrow."""
+    scores = q @ k.mT * 0.4
+    sink = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sink], -1).softmax(-1).narrow(-1, 0, k.shape[2]) @ v
+
+
+@formulation(Q, K, V, "b h s 1", "b 1 1 t:mask", fused=0, declined=("joined",))
+def joined_column_capped(q: Tensor, k: Tensor, v: Tensor, extra: Tensor, mask: Tensor) -> Tensor:
+    """A column is joined to capped and masked scores, and another one is cut off."""
+    scores = torch.where(mask, 3.0 * torch.tanh(q @ k.mT / 3.0), -torch.inf)
+    return torch.cat([scores, extra], -1).softmax(-1)[..., 1:] @ v
+
+
 @formulation(Q, K, V, "h:positive", MASK)
 def sink_column_max(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor) -> Tensor:
     """The same as transformers writes it: a mask, and the maximum subtracted."""

@@ -1,0 +1,115 @@
+"""Draws, trials in processes of their own, and failing draws made small."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tests.fuzz.choices import Draw, draw, simpler, unusual
+from tests.fuzz.source import write
+from tests.fuzz.trial import OUTCOMES, Record, attempt, of_record
+
+_PROCESSES = multiprocessing.get_context("spawn")
+
+
+Attempt = Callable[[Path], Record]
+
+
+def sweep(seeds: Iterable[int], folder: Path, *, jobs: int, timeout: float) -> Iterator[Record]:
+    """A record for each seed, in order; what failed is made small, and its source is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    workers = threading.local()
+
+    def of(seed: int) -> Record:
+        if not hasattr(workers, "own"):
+            workers.own = Worker(timeout)
+        return of_seed(seed, folder, workers.own)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(of, seeds)
+
+
+def of_seed(seed: int, folder: Path, attempt: Attempt = attempt) -> Record:
+    """The record of a seed. Its file stays in the folder where it failed, and a small one with it:
+    `small` are the choices that are left of a draw that fails in the same way.
+    """
+    drawn = draw(seed)
+    record = of_draw(drawn, folder / f"{seed}.py", attempt)
+    record = {"seed": seed, "choices": unusual(drawn), **record}
+    if not of_record(record):
+        return record
+    small = shrunk(drawn, record, folder / f"{seed}-small.py", attempt)
+    return {**record, "small": unusual(small)}
+
+
+def of_draw(drawn: Draw, path: Path, attempt: Attempt = attempt) -> Record:
+    """The record of a draw, whose source stays where it failed."""
+    path.write_text(write(drawn))
+    record = attempt(path)
+    if not of_record(record):
+        path.unlink()
+    return record
+
+
+def shrunk(drawn: Draw, record: Record, path: Path, attempt: Attempt = attempt) -> Draw:
+    """The draw with choices set back one at a time, as long as it fails with the same outcome."""
+    again = True
+    while again:
+        again = False
+        for less in simpler(drawn):
+            if unusual(less).items() < unusual(drawn).items():
+                found = of_draw(less, path, attempt)
+                if found["outcome"] == record["outcome"]:
+                    drawn, again = less, True
+                    break
+    path.write_text(write(drawn))
+    return drawn
+
+
+class Worker:
+    """Trials in a process of their own, which is replaced where one crashes or hangs it."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._start()
+
+    def __call__(self, path: Path) -> Record:
+        self.pipe.send(path)
+        try:
+            if self.pipe.poll(self.timeout):
+                found: Record = self.pipe.recv()
+                return found
+            said = f"it took over {self.timeout:g} seconds"
+        except EOFError:
+            said = "its process ended"
+        self.process.kill()
+        self.process.join()
+        self._start()
+        return {"outcome": "crashed", "said": said}
+
+    def _start(self) -> None:
+        self.pipe, end = _PROCESSES.Pipe()
+        self.process = _PROCESSES.Process(target=_serve, args=(end,), daemon=True)
+        self.process.start()
+        end.close()
+
+
+def _serve(pipe: Connection) -> None:
+    while True:
+        pipe.send(attempt(pipe.recv()))
+
+
+def table(records: list[Record]) -> str:
+    """What came of how many draws, and why sites were declined."""
+    outcomes = Counter(record["outcome"] for record in records)
+    rows = [(name, outcomes[name], said) for name, said in OUTCOMES.items() if outcomes[name]]
+    codes = Counter(code for record in records for code in record.get("declined", {}))
+    rows += [(f"  {code}", count, "draws with such a site") for code, count in codes.most_common()]
+    kernels = Counter(form for record in records for form in record.get("kernels", ()))
+    rows += [(f"  {form}", count, "draws lowered so") for form, count in kernels.most_common()]
+    return "\n".join(f"{name:20} {count:5}  {said}" for name, count, said in rows)

@@ -1,0 +1,146 @@
+"""The fuzz draws what it says, finds what is planted, and finds nothing in a few fixed draws."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attngraph.passes import site
+from attngraph.passes.evidence import Evidence
+from attngraph.passes.logits import Logits
+from tests.fuzz import trial
+from tests.fuzz.choices import CHOICES, defaults, draw, settle, simpler
+from tests.fuzz.inputs import STYLES, cases, make
+from tests.fuzz.source import write
+from tests.fuzz.sweep import Worker, of_draw, of_seed, table
+from tests.fuzz.trial import FAILURES
+
+SEEDS = (0, 1, 7, 8, 26)  # one layer each, static and dynamic, masked and not
+MANY = range(300)
+
+
+def test_a_draw_is_settled_and_a_seed_always_the_same() -> None:
+    for seed in MANY:
+        drawn = draw(seed)
+        assert settle(drawn) == drawn
+        assert draw(seed) == drawn
+
+
+def test_every_option_is_drawn() -> None:
+    drawn = [draw(seed) for seed in range(4000)]
+    for name, options in CHOICES.items():
+        assert {one[name] for one in drawn} == {*options}, name
+
+
+def test_every_draw_is_a_module_that_runs(tmp_path: Path) -> None:
+    """At the sample's sizes and at the others."""
+    for seed in range(0, 300, 3):
+        source: dict[str, Any] = {}
+        exec(write(draw(seed)), source)
+        module = source["Model"]().eval()
+        inputs, sizes = source["INPUTS"], source["SIZES"]
+        with torch.no_grad():
+            module(*make(inputs, sizes))
+            for _, tensors in cases(inputs, sizes, source["DYNAMIC"]):
+                module(*tensors)
+
+
+def test_each_option_changes_the_source() -> None:
+    """Of the choices that mean something beside the defaults."""
+    plain = write(defaults())
+    for name, options in CHOICES.items():
+        for option in options[1:]:
+            one = settle({**defaults(), name: option})
+            assert (write(one) == plain) == (one == defaults()), (name, option)
+            ast.parse(write(one))
+
+
+def test_masks_of_every_style_are_made() -> None:
+    sizes = {"b": 3, "s": 4}
+    (hidden,) = make({"m": "b s:padding"}, sizes, "hidden")
+    assert not hidden[-1].any()
+    assert hidden[0].any()
+    (all_valid,) = make({"m": "b s:padding"}, sizes, "all")
+    assert all_valid.all()
+    assert len({str(make({"m": "b s:padding"}, sizes, style)) for style in STYLES}) == len(STYLES)
+
+
+def test_simpler_draws_have_fewer_choices_left() -> None:
+    drawn = draw(4)
+    for less in simpler(drawn):
+        assert less != drawn
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_found_in_a_few_draws(seed: int, tmp_path: Path) -> None:
+    record = of_draw(draw(seed), tmp_path / f"{seed}.py")
+    assert record["outcome"] not in FAILURES, record
+
+
+def test_a_record_counts_in_the_table() -> None:
+    found = {
+        "outcome": "wrong",
+        "said": "",
+        "declined": {"no-values": ""},
+        "kernels": ["Attention"],
+    }
+    text = table([found, {**found, "outcome": "fused", "declined": {}}])
+    assert "wrong" in text
+    assert "no-values" in text
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_is_a_crash_and_is_replaced(tmp_path: Path) -> None:
+    (path := tmp_path / "dies.py").write_text("import os\nos._exit(3)\n")
+    worker = Worker(timeout=60)
+    assert worker(path)["outcome"] == "crashed"
+    assert worker(path)["outcome"] == "crashed"
+
+
+def _no_masks(logits: Any) -> Any:
+    return replace(logits, steps=()) if isinstance(logits, Logits) else logits
+
+
+def _no_scale(logits: Any) -> Any:
+    return replace(logits, scale=1.0) if isinstance(logits, Logits) else logits
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The compiler without its own checks: what is found, the trial found."""
+    monkeypatch.setattr(Evidence, "_compare", lambda *_: None)
+    monkeypatch.setattr(trial, "optimize", functools.partial(trial.optimize, verify="off"))
+    return monkeypatch
+
+
+def _plant(change: Callable[[Any], Any], patch: pytest.MonkeyPatch) -> None:
+    read = site.read_logits
+    patch.setattr(site, "read_logits", lambda *args, **more: change(read(*args, **more)))
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize("change", [_no_masks, _no_scale])
+def test_a_planted_defect_is_found(
+    change: Callable[[Any], Any], unchecked: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _plant(change, unchecked)
+    found = (of_draw(draw(seed), tmp_path / f"{seed}.py")["outcome"] for seed in range(12))
+    assert "wrong" in found
+
+
+@pytest.mark.defect
+@pytest.mark.slow
+def test_a_planted_defect_is_made_small(unchecked: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _plant(_no_masks, unchecked)
+    seed = next(s for s in MANY if draw(s)["mask"] == "window" and draw(s)["softmax"] != "sdpa")
+    record = of_seed(seed, tmp_path)
+    assert record["outcome"] == "wrong"
+    assert record["small"].keys() == {"mask"}
+    assert (tmp_path / f"{seed}-small.py").exists()
