@@ -72,23 +72,23 @@ class Checked:
         if leaves is None:
             leaves = self._frontier([new for _, new in pairs])
         leaves = list(leaves)
-        if masked is not None and not self._agree_where_masked(pairs, leaves, masked):
-            self._erase([new for _, new in pairs])
-            self._mark = self.graph.created
-            return False
         difference = self._difference(compared or pairs, leaves, list(biases), unrounded)
         for value in (value for pair in compared or () for value in pair):
             if value.producer is not None:
                 self.graph.erase(value.producer)
-        if difference is None:
+        is_equal = difference is None and (
+            masked is None or self._agree_where_masked(pairs, leaves, masked)
+        )
+        if is_equal:
             for old, new in pairs:
                 self.graph.replace_uses(old, new)
         else:
-            self.remarks.append(self._defect(pairs[0][0], difference))
+            if difference is not None:
+                self.remarks.append(self._defect(pairs[0][0], difference))
             self._erase([new for _, new in pairs])
             discard(self.graph, unrounded or ())
         self._mark = self.graph.created
-        return difference is None
+        return is_equal
 
     def _difference(
         self,
