@@ -25,7 +25,7 @@ from attngraph.report import Report
 class Optimized:
     """An optimised model. Calling it runs onnxruntime on the provider it was compiled for.
 
-    Several threads may call it at once; a process that was forked calls `open` first.
+    Several threads may call it at once.
 
     `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured;
     `origin` is the graph as it was captured, unless verification was off; `options` are those of

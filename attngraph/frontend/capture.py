@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,6 +31,8 @@ from attngraph.ir.graph import Graph, Value
 
 _UNBOUNDED = 2**31
 """An upper bound from here on is torch's way of writing none."""
+_ONE_AT_A_TIME = threading.Lock()
+"""torch.export keeps its modes, and what it replaces in torch, for the whole process."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +94,24 @@ def capture(
         )
     if isinstance(args, torch.Tensor):
         raise UsageError("The samples are a tensor; give a tuple of the inputs, such as (x,).")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise UsageError(
+            "Autocast is on, and a trace doesn't have it: leave the block, and name a precision "
+            "to the compiler instead."
+        )
     args, named = tuple(args), dict(kwargs or {})
     if isinstance(dynamic_shapes, ShapesCollection):
         by_input: Callable[..., Any] = dynamic_shapes.dynamic_shapes
         dynamic_shapes = by_input(module, args, named)
     if isinstance(module, torch.jit.ScriptModule):
-        program = script_to_program(module, args, named, dynamic_shapes)
+        with _ONE_AT_A_TIME:
+            program = script_to_program(module, args, named, dynamic_shapes)
         return from_program(program, args, kwargs=named, dynamic_shapes=dynamic_shapes)
     combined = combine(module, args, named)
     named = _in_signature_order(module, named)
     args, named = _distinct(args, named)
-    traced = trace(module, args, named, combined, dynamic_shapes)
+    with _ONE_AT_A_TIME:
+        traced = trace(module, args, named, combined, dynamic_shapes)
     return _captured(traced.program, (args, named), traced.requests, traced.notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,20 @@ def test_samples_are_a_tuple_and_a_model_is_a_module() -> None:
             step(lambda x: x, (pair,))
     with pytest.raises(UsageError, match="give a list of names, such as"):
         attngraph.optimize(Attention(), _args(), assume="no-fully-masked-rows")
+
+
+def test_autocast_is_refused() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(UsageError, match="Autocast is on, and a trace doesn't have it"),
+    ):
+        attngraph.optimize(Attention(), _args())
+
+
+def test_several_threads_may_compile() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        graphs = list(pool.map(lambda _: attngraph.capture(Attention(), _args()), range(8)))
+    assert {len(graph) for graph in graphs} == {5}
 
 
 def test_a_report_prints_in_a_line_for_each_thing() -> None:
