@@ -132,7 +132,7 @@ class _Decomposer(TypeInference):
             return self.values[id(item)]
         if isinstance(item, (torch.SymInt, torch.SymFloat)):
             dtype = torch.int64 if isinstance(item, torch.SymInt) else torch.float32
-            attrs = {"size": [], "fill_value": self._dim(item), "dtype": dtype}
+            attrs: dict[str, Any] = {"size": [], "fill_value": self._dim(item), "dtype": dtype}
             return self.parts.create("aten.full", [], attrs, types=[TensorType(dtype, ())]).output
         if isinstance(item, (bool, int, float)):
             with unset_fake_temporarily():
