@@ -203,7 +203,7 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
             if reached is None:
                 continue
             if resolve(reached.operand.axes[dim]) != resolve(product.summed):
-                elsewhere = elsewhere or _other_axis(node, other)
+                elsewhere = elsewhere or _other_axis(node, other, reached.operand)
                 continue
             if product.addends or product.factor != 1.0:
                 continue
@@ -232,8 +232,9 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
     return total or elsewhere
 
 
-def _other_axis(node: Node, other: Operand) -> Declined:
-    if other.value.is_constant:
+def _other_axis(node: Node, other: Operand, probabilities: Operand) -> Declined:
+    # What has no axis of its own is no values, but weights of the weights.
+    if other.value.is_constant or set(top(other).atoms) <= set(probabilities.atoms):
         return Declined(
             "talking-heads",
             "The attention weights are mixed across heads before they meet the values.",

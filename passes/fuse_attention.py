@@ -16,6 +16,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve, top
+from attngraph.passes.edge_softmax import edge_softmaxes
 from attngraph.passes.evidence import Evidence
 from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
@@ -28,8 +29,8 @@ from attngraph.passes.shared_order import joined_alike
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
 from attngraph.passes.strays import strays
 
-_NOT_ATTENTION = frozenset(["pooling", "linear-attention"])
-"""Named, but without a softmax over keys of their scores: nothing that could have been fused."""
+_NOT_ATTENTION = frozenset(["pooling", "linear-attention", "graph-attention"])
+"""Named, but without a softmax over an axis of keys: nothing that could have been fused."""
 
 
 @register
@@ -51,7 +52,8 @@ class FuseAttention:
                 remarks.append(_declined(anchor, result))
             elif result is not None:
                 remarks.append(result)
-        return [*remarks, *(_declined(root, why) for root, why in strays(graph))]
+        others = [*strays(graph), *edge_softmaxes(graph)]
+        return [*remarks, *(_declined(root, why) for root, why in others)]
 
 
 def _fuse(
@@ -364,12 +366,13 @@ def _targets(site: Site) -> tuple[Axes, Axes, Axes]:
 def _describe(site: Site, heads: int, kv_heads: int) -> str:
     parts = [f"{heads} head{'s' * (heads > 1)}"]
     if kv_heads != heads:
-        parts.append(f"{kv_heads} key-value heads")
+        parts.append(f"{kv_heads} key-value head{'s' * (kv_heads > 1)}")
     if site.causal:
         parts.append("causal")
     biases = sum(isinstance(step, Bias) for step in site.steps)
     masks = len(site.steps) - biases
-    parts += [f"{biases} bias"] * bool(biases) + [f"{masks} mask"] * bool(masks)
+    parts += [f"{biases} bias{'es' * (biases > 1)}"] * bool(biases)
+    parts += [f"{masks} mask{'s' * (masks > 1)}"] * bool(masks)
     parts += ["softcap"] * bool(site.softcap) + ["weights returned"] * bool(site.weights)
     return ", ".join(parts)
 

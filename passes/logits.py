@@ -14,7 +14,7 @@ import torch
 
 from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
-from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve
+from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve, top
 from attngraph.passes.contraction import Contraction, read_contraction
 from attngraph.passes.scalars import Filling, blend_of, fill_of, is_cast, number, scale_of, uniform
 
@@ -79,6 +79,12 @@ class Logits:
     factors: tuple[Factor, ...] = ()
     steps: tuple[Bias | Mask, ...] = ()
     nodes: tuple[Node, ...] = ()
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether a constant, and not queries or keys, is a side of the product."""
+        product = self.contraction
+        return any(top(side).value.is_constant for side in (product.left, product.right))
 
     def scaled(self, factor: float) -> Logits | None:
         """factor · these logits; None where a mask would turn into the opposite."""
@@ -231,8 +237,11 @@ class _Reader:
             return Declined("logits-not-a-product", "The alpha of a sum is symbolic.", node)
         factors = [1.0, sign * alpha]
         best: Logits | Declined | None = None
+        barred: Declined | None = None
         for index, side in enumerate(sides):
             found = self.read(side)
+            if isinstance(found, Declined) and found.code != "logits-not-a-product":
+                barred = found
             if isinstance(found, Logits) and factors[index] != 1.0:
                 found = found.scaled(factors[index]) or Declined(
                     "mask-negated", "A masked score is multiplied by a negative number.", node
@@ -248,6 +257,8 @@ class _Reader:
                 continue
             best = found
         assert best is not None
+        if barred is not None and isinstance(best, Logits) and best.is_projection:
+            return barred  # the product is there, and the projection is a bias of it
         return best
 
     def _rank(self, logits: Logits) -> int:
@@ -282,6 +293,9 @@ class _Reader:
                 declined = declined or inner
                 continue
             if inner.steps or inner.outer is not None:
+                if index == 0 and len(order) == 2 and isinstance(self.read(sides[1]), Logits):
+                    what = "The logits are two products that are multiplied element by element."
+                    return Declined("logits-not-a-product", what, node)
                 return Declined(
                     "scores-times-tensor",
                     "Scores that already hold a bias or mask are multiplied by a tensor.",
@@ -342,7 +356,10 @@ class _Reader:
             high = attribute(node, "max") if node.op == "aten.clamp" else None
         if source is None or low is None or high is not None or low > ABSORBING_FILL:
             return Declined(
-                "logits-clamped", "The scores are clamped, which no attention op does.", node
+                "logits-clamped",
+                "The scores are clamped, which no attention op does.",
+                node,
+                "Drop the clamp, or cap the scores smoothly: c * tanh(scores / c) fuses.",
             )
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Declined):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 
@@ -130,10 +131,12 @@ def assign(
     keys: tuple[Atom, ...],
     features: tuple[Atom, ...],
     output: Sequence[Atom],
+    terms: Sequence[Sequence[Atom]] = (),
 ) -> Roles | str:
     """The parts, or a sentence that says why there are none.
 
-    `scores` are the probabilities' atoms in storage order (keys included), `output` the context's.
+    `scores` are the probabilities' atoms in storage order (keys included), `output` the context's,
+    `terms` those of each bias and mask.
     """
     in_query, in_key, in_value = (set(side[-1].operand.atoms) for side in (query, key, value))
     key_set, feature_set = set(keys), set(features)
@@ -147,7 +150,6 @@ def assign(
         return "the queries depend on the key axis"
     beside = _beside(query, feature_set)
     alone = [a for a in row if a not in in_key and a not in in_value]
-    queries, groups = _split_rows(alone, beside)
     shared = [atom for atom in row if atom not in alone]
     static = [atom for atom in shared if not is_symbolic(atom.size)]
     near = [a for a in (*beside, *_beside(value, set(value_features))) if a in static]
@@ -159,22 +161,58 @@ def assign(
             side = "keys" if atom in in_key else "values"
             return f"the {side} differ from query to query"
     batch = [atom for atom in shared if atom not in heads]
-    return Roles(
-        tuple(batch),
-        tuple(heads),
-        tuple(groups),
-        tuple(queries),
-        keys,
-        features,
-        value_features,
+
+    def parts(groups: Sequence[Atom]) -> Roles:
+        return Roles(
+            tuple(batch),
+            tuple(heads),
+            tuple(groups),
+            tuple(atom for atom in alone if atom not in groups),
+            keys,
+            features,
+            value_features,
+        )
+
+    certain = [atom for atom in alone if atom in beside and not is_symbolic(atom.size)]
+    if len(alone) < 2 or (certain and len(certain) < len(alone)):
+        return parts(certain if len(alone) > 1 else ())
+    return _least(
+        query, [parts(groups) for groups in _groupings(query, alone, shared, terms)], terms
     )
 
 
-def _split_rows(alone: list[Atom], beside: list[Atom]) -> tuple[list[Atom], list[Atom]]:
-    """(queries, groups): a static axis next to the features, or before the last, groups heads."""
-    if len(alone) < 2:
-        return alone, []
-    groups = [a for a in alone if a in beside and not is_symbolic(a.size)]
-    if not groups or len(groups) == len(alone):
-        groups = [atom for atom in alone[:-1] if not is_symbolic(atom.size)]
-    return [atom for atom in alone if atom not in groups], groups
+def _groupings(
+    query: Sequence[Stage],
+    alone: Sequence[Atom],
+    shared: Sequence[Atom],
+    terms: Sequence[Sequence[Atom]],
+) -> list[tuple[Atom, ...]]:
+    """What may be groups of heads, likeliest first: the static axes before the last.
+
+    Not those that the model keeps in one axis with the last: they are one axis of queries, unless a
+    bias or mask tells them apart. Where nothing is shared, the first may be the model's batch.
+    """
+    static = [atom for atom in alone if not is_symbolic(atom.size)]
+    last = {alone[-1], *_beside(query[:1], {alone[-1]})} & set(alone)
+    if any(last & set(term) and last - set(term) for term in terms):
+        last = {alone[-1]}
+    groups = tuple(atom for atom in alone if atom in static and atom not in last)
+    free = [atom for atom in static if len(last) == 1 or atom not in last]
+    others = [found for found in combinations(free, len(groups)) if found != groups]
+    return [*([()] if not shared else []), groups, *others]
+
+
+def _least(
+    query: Sequence[Stage], found: Sequence[Roles], terms: Sequence[Sequence[Atom]]
+) -> Roles:
+    """Where fewest terms tell groups, or queries, apart; of these, where queries move least."""
+
+    def price(roles: Roles) -> tuple[int, int]:
+        stage = cheapest(query, roles.query)
+        moved = None if stage is None else cost(stage.operand, roles.query)
+        rows, groups = set(roles.queries), set(roles.groups)
+        known = [(rows & set(term), groups & set(term)) for term in terms]
+        apart = sum(bool(of and of != rows) or bool(by and not of) for of, by in known)
+        return apart, 1 << 30 if moved is None else moved
+
+    return min(found, key=price)

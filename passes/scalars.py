@@ -99,6 +99,10 @@ def is_binary(value: Value | None) -> bool:
         return False
     if node.op == "aten.mul.Tensor":
         return all(is_binary(side) for side in node.inputs)
+    if node.op == "aten.scatter.value":
+        return number(attribute(node, "value")) in (0, 1) and is_binary(node.inputs[0])
+    if node.op == "aten.scatter.src":
+        return is_binary(node.inputs[0]) and is_binary(node.inputs[2])
     is_layout = node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
     return (is_layout or node.op in ("aten.tril", "aten.triu")) and is_binary(node.inputs[0])
 

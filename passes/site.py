@@ -13,16 +13,21 @@ from attngraph.passes.contraction import Contraction, read_contraction
 from attngraph.passes.decline import (
     additive,
     convolved,
-    explain,
     is_mixture,
     is_product,
     joined,
     mixed_heads,
+    pairs_activations,
+    pointer,
     pooling,
+    projection,
+    renormalised,
     synthesizer,
 )
+from attngraph.passes.explain import explain
 from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
 from attngraph.passes.masking import refilled
+from attngraph.passes.reuse import escapes, reused
 from attngraph.passes.roles import Roles, Stage, assign, stages
 from attngraph.passes.shared_order import shared_order
 
@@ -59,7 +64,7 @@ class Site:
     is_part: bool = False
 
 
-_FAR = 64  # nodes between scores and softmax; a reader further off is outside the attention
+_FAR = 64  # nodes between a softmax and the product with its values
 
 
 def understand(anchor: Node) -> Site | Declined | None:
@@ -87,6 +92,8 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         return named
     sink = input_of(anchor, "sink") if anchor.op == SINK_SOFTMAX else None
     logits = read_logits(Operand(source, axes), keys, prefer, shifts=sink is None)
+    if isinstance(logits, Logits) and (twice := renormalised(anchor, axes, logits, keys)):
+        return twice
     if not isinstance(below, Below):
         return _without_values(anchor, below, logits)
     if isinstance(logits, Declined):
@@ -108,8 +115,10 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
     weights = None if is_part else _returned(anchor, below, axes)
     if isinstance(weights, Declined):
         return weights
-    if not is_part and _escapes(logits.node, {anchor, below.root}):
-        return _reused(logits.node, anchor)
+    if (named := projection(anchor, logits, pair, below.value)) is not None:
+        return named
+    if not is_part and escapes(logits.node, {anchor, below.root}):
+        return synthesizer(logits, anchor) or reused(logits.node, anchor)
     sinks = None
     if sink is not None:
         sinks = top(Operand(sink, broadcast_axes(axes, sink.shape, source.shape)))
@@ -165,44 +174,6 @@ def _leaks(nodes: Iterable[Node], inside: set[Node]) -> bool:
     )
 
 
-def _reused(scores: Node, anchor: Node) -> Declined:
-    """Scores that have another reader: a softmax of its own, as where both sides attend, or not."""
-    queue, seen = [scores], {scores, anchor}
-    while queue and len(seen) < _FAR:
-        users = {user for value in queue.pop().outputs for user in value.users} - seen
-        for user in users:
-            if user.op in SOFTMAXES:
-                return Declined(
-                    "scores-reused",
-                    f"Another softmax, at {user.loc}, reads the scores too: their product is "
-                    "computed once for both.",
-                    scores,
-                    "It is kept as it is; with one of the two softmaxes alone it would fuse.",
-                )
-        seen |= users
-        queue.extend(users)
-    return Declined(
-        "scores-reused",
-        "The scores are read elsewhere too, so the product can't go away.",
-        scores,
-        "Return the attention weights instead of the scores.",
-    )
-
-
-def _escapes(node: Node, until: set[Node]) -> bool:
-    """Whether a node's result reaches the graph's outputs other than through `until`."""
-    outputs = set(node.graph.outputs) if node.graph else set()
-    queue, seen = [node], {node}
-    while queue:
-        current = queue.pop()
-        if outputs & set(current.outputs) or len(seen) > _FAR:
-            return True
-        users = {user for value in current.outputs for user in value.users} - seen - until
-        seen |= users
-        queue.extend(users)
-    return False
-
-
 def pair_of(product: Contraction, keys: tuple[Atom, ...]) -> tuple[Operand, Operand] | None:
     """(Q, K): the side that has the key axis is K; None where both or neither have it."""
     wanted = set(resolve(keys))
@@ -224,11 +195,11 @@ def _without_values(
     if isinstance(logits, Declined):
         source = anchor.inputs[0]
         stray = below if source is not None and is_product(source) else None
-        return joined(anchor) or stray or _mixture(anchor, below)
+        return joined(anchor) or stray or pointer(anchor) or _mixture(anchor, below)
     # Talking heads mix such scores with weights before the softmax, and the probabilities after it.
     inner = () if below is None else _inner(logits.contraction)
-    if not any(map(_pairs_activations, (logits.contraction, *inner))):
-        return _mixture(anchor, below)
+    if not any(map(pairs_activations, (logits.contraction, *inner))):
+        return pointer(anchor) or _mixture(anchor, below)
     return (
         below
         or _changed(anchor)
@@ -257,7 +228,15 @@ def _changed(anchor: Node) -> Declined | None:
                 continue
             seen.add(user)
             product = read_contraction(user, fresh_axes(user.output.shape))
-            if product is not None and function is not None and _pairs_activations(product):
+            if product is not None and function is not None and pairs_activations(product):
+                if function.op in ("aten.tril", "aten.triu"):
+                    return Declined(
+                        "weights-masked",
+                        "The attention weights outside of a triangle are set to zero, where the "
+                        "scores were not masked.",
+                        function,
+                        "Mask the scores before the softmax instead.",
+                    )
                 return Declined(
                     "weights-changed",
                     f"The attention weights go through {function.op} before they meet the values.",
@@ -268,11 +247,6 @@ def _changed(anchor: Node) -> Declined | None:
             if product is None and (is_known or user.output.shape == anchor.output.shape):
                 queue.append((user, function if is_known else user))
     return None
-
-
-def _pairs_activations(product: Contraction) -> bool:
-    sides = (product.left, product.right)
-    return not any(stages(side)[-1].operand.value.is_constant for side in sides)
 
 
 def _inner(product: Contraction) -> Iterator[Contraction]:
@@ -312,6 +286,7 @@ def _assemble(
         resolve(keys),
         shared_order(query, key, logits.contraction.summed),
         [atom for dim in output for atom in resolve(dim)],
+        [step.operand.atoms for step in logits.steps],
     )
     if isinstance(roles, str):
         if is_mixture(logits, stages(operands[2]), scores, keys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attngraph.ir import Graph, Node, TensorType, Value
+from attngraph.ir import Graph, Loc, Node, TensorType, Value
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import LAYOUTS, RESHAPES
 from attngraph.passes.cse import hashable
@@ -89,26 +89,29 @@ def unrolled_loops(graph: Graph) -> Iterator[Chain]:
 
 
 def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
-    """Each axis of which every place meets what the places before it gave: its size, the last node.
+    """Each axis of which every place meets what the places before it gave: its size, and a node of
+    the loop. A loop over several such axes comes once.
 
     Such a loop need not be one of `unrolled_loops`. Between two places something other than a sum
     or a linear map has to happen: heads that are added up are no steps in time.
     """
+    told: set[tuple[int, Loc]] = set()
     for each in _slices(graph):
         count = len(each.items)
         if count < _LEAST_TOLD or _is_weight(each.source):
             continue
-        changed = {
-            each.masks[value]: node
-            for node in graph
-            if node.op not in _LINEAR
-            for value in node.outputs
-            if value in each.masks
-        }
+        changed: dict[int, Node] = {}
+        for node in graph:
+            for value in () if node.op in _LINEAR else node.outputs:
+                if value in each.masks:
+                    changed.setdefault(each.masks[value], node)
         for items in (range(count), range(count)[::-1]):
             prefixes = [sum(1 << place for place in items[: end + 1]) for end in range(1, count)]
             if all(prefix in changed for prefix in prefixes):
-                yield count, changed[prefixes[-1]]
+                inside = changed[prefixes[-2]]  # what depends on all places may lie after the loop
+                if (count, inside.loc) not in told:
+                    told.add((count, inside.loc))
+                    yield count, inside
 
 
 def _slices(graph: Graph) -> Iterator[Slices]:

@@ -275,10 +275,33 @@ def _explain(
         )
     place = user_frame(traceback.walk_tb(_deepest(error).__traceback__))
     where = f" at {quote(*place)}" if place else ""
-    text = reason(error)
-    if "data-dependent" in text:
-        text += " A value computed at run time decides what Python does there; use torch.where."
+    text = _data_dependent(str(_deepest(error))) or reason(error)
     return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
+
+
+def _data_dependent(message: str) -> str:
+    """What Python asks of a tensor's values, where torch says that it does; else empty."""
+    if "data-dependent expression" not in message:
+        return ""
+    sizes = re.search(r"Size-like symbols: ([^)]*)", message)
+    asked = re.search(r"data-dependent expression (.*?) \(unhinted", message)
+    names = set(re.findall(r"\bu\d+\b", asked[1] if asked else ""))
+    if sizes and names & set(sizes[1].split(", ")):
+        return (
+            "Python decides by a data-dependent size there: one that the values of a tensor make, "
+            "as those of nonzero() and x[mask] do. Keep the size and mask instead of selecting, or "
+            "don't let Python branch on it."
+        )
+    if "specialized integer" in message:
+        return (
+            "Python needs a data-dependent number there, which is in a tensor until the model "
+            "runs. Keep it a tensor (torch.arange(n) < length instead of x[:length]), or make it "
+            "an int argument."
+        )
+    return (
+        "Python decides by a data-dependent condition there: the values of a tensor, known only at "
+        "run time. Use torch.where."
+    )
 
 
 def _guarded(

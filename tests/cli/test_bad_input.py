@@ -157,13 +157,23 @@ def test_names_of_a_program_are_not_for_modules(attngraph: Any) -> None:
     assert "write the dim as batch=size in --input x" in ran.sentence
 
 
-def test_a_model_that_cannot_be_traced_shows_torchs_reason_and_the_users_line(
-    attngraph: Any,
+@pytest.mark.parametrize(
+    ("factory", "line", "what", "hint"),
+    [
+        ("branch", "39 (if x.sum() > 0:)", "data-dependent condition", "Use torch.where"),
+        ("selection", "47 (return chosen if", "data-dependent size", "mask instead of selecting"),
+        ("number", "52 (return x[:, list(", "data-dependent number", "Keep it a tensor"),
+    ],
+)
+def test_what_python_asks_of_a_tensors_values_is_told_with_the_users_line(
+    attngraph: Any, factory: str, line: str, what: str, hint: str
 ) -> None:
-    ran = _optimize(attngraph, "--factory", "user_models:branch")
+    ran = _optimize(attngraph, "--factory", f"user_models:{factory}")
     assert ran.code == CAPTURE
-    assert "user_models.py:39 (if x.sum() > 0:)" in ran.sentence
-    assert "data-dependent" in ran.sentence
+    assert f"user_models.py:{line}" in ran.sentence
+    assert what in ran.sentence
+    assert hint in ran.sentence
+    assert "u0" not in ran.sentence
 
 
 def test_an_op_without_a_lowering_is_named_with_its_line_and_module(attngraph: Any) -> None:

@@ -41,6 +41,17 @@ class Branch(nn.Module):
         return -x
 
 
+class Selection(nn.Module):
+    def forward(self, x):
+        chosen = x[x[:, 0] > 0]
+        return chosen if chosen.shape[0] == 1 else x
+
+
+class Number(nn.Module):
+    def forward(self, x):
+        return x[:, list(range(x.argmax().item()))]
+
+
 class Lookup(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +145,14 @@ def bessel():
 
 def branch():
     return Branch(), (torch.randn(2, 8),)
+
+
+def selection():
+    return Selection(), (torch.randn(2, 8),)
+
+
+def number():
+    return Number(), (torch.randn(2, 8),)
 
 
 def lookup():

@@ -39,7 +39,9 @@ class _Spelled:
 class _Example(torch.nn.Module):
     def __init__(self, source: str) -> None:
         super().__init__()
-        scope: dict[str, Any] = {kind: _Spelled(kind) for kind in ("Bool", "Float", "Weight")}
+        scope: dict[str, Any] = {
+            kind: _Spelled(kind) for kind in ("Bool", "Float", "Index", "Weight")
+        }
         code = compile(source, str(PAGE), "exec", dont_inherit=True)  # annotations as values
         exec(code, {"torch": torch, **scope}, scope)
         self.function: Callable[..., Any] = scope["forward"]
@@ -77,6 +79,8 @@ def _dims(item: _Spelled) -> dict[int, Dim]:
 def _tensor(item: _Spelled) -> torch.Tensor:
     shape = [_SIZES.get(name.lower()) or int(name) for name in item.shape.split()]
     values = torch.randn(shape)
+    if item.kind == "Index":
+        return torch.arange(values.numel()).reshape(shape) % 5
     return values > -1 if item.kind == "Bool" else values
 
 

@@ -141,15 +141,15 @@ def test_layers_in_one_loop_are_raised_one_by_one() -> None:
     assert loops(operators(TwoLayers())) == {"LSTM": 1, "GRU": 1}
 
 
-def test_a_loop_that_stays_unrolled_is_told() -> None:
+def test_a_loop_that_stays_unrolled_is_told_once_and_at_its_own_line() -> None:
     class Steps(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = torch.zeros_like(x[:, 0])
-            for step in x.unbind(1):
-                h = torch.tanh(step + h) * torch.cos(h)
-            return h
+            for step, gate in zip(x.unbind(1), x.exp().unbind(1), strict=True):
+                h = torch.tanh(step + h) * gate
+            return h.cos()
 
     optimized = attngraph.optimize(Steps(), (torch.randn(2, 6, 4),))
     (note,) = optimized.report.notes
-    assert Path(__file__).name in note
+    assert f"{Path(__file__).name}:{Steps.forward.__code__.co_firstlineno + 3}" in note
     assert "unrolled into 6 steps" in note

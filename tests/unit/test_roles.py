@@ -70,6 +70,9 @@ PARTS = ("batch", "kv_heads", "groups", "queries", "keys", "features", "value_fe
         ("s hd | t hd | t he | hst | she", " h  s t d e"),  # no batch
         ("s d | t d | t e | st | se", "   s t d e"),
         ("b w hd | b t hd | b t he | bhwt | bwhe", "b h  w t d e"),  # queries known beforehand
+        ("b w h d | b t d | b t e | bwht | bwhe", "b  h w t d e"),  # heads beside the features
+        ("b h gw d | b h t d | b h t e | bhgwt | bhgwe", "b h  gw t d e"),  # a window of g × w
+        ("g w d | t d | t e | gwt | gwe", "   gw t d e"),  # one memory for a batch of g
     ],
 )
 def test_parts_follow_from_what_is_shared(operands: str, expected: str) -> None:
@@ -87,6 +90,19 @@ def test_packed_shapes_are_those_of_the_op() -> None:
     assert roles.value == letters.axes("b t he")
     assert roles.context == letters.axes("b s hge")
     assert roles.scores == letters.axes("b hg s t")
+
+
+@pytest.mark.parametrize(
+    ("term", "groups", "queries"), [("", "", "gw"), ("bgwt", "", "gw"), ("wt", "g", "w")]
+)
+def test_a_term_tells_groups_of_heads_from_queries(term: str, groups: str, queries: str) -> None:
+    letters = Letters()
+    query, key, value = map(letters.stage, ("b gw d", "b t d", "b t e"))
+    flat = map(letters.flat, ("bgwt", "t", "d", "bgwe"))
+    terms = [letters.flat(term)] if term else []
+    roles = assign(query, key, value, *flat, terms)
+    assert isinstance(roles, Roles), roles
+    assert (letters.name(roles.groups), letters.name(roles.queries)) == (groups, queries)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def relu_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (_scores(q, k).relu() / q.shape[2]) @ v
 
 
-@formulation(*SQUARE, fused=0)
+@formulation(*SQUARE, fused=0, declined=("linear-attention",))
 def retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Retention: scores times a decay, no softmax."""
     position = torch.arange(q.shape[2])

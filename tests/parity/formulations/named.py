@@ -1,0 +1,244 @@
+"""Attentions of other kinds, which have to be called what they are, and where."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.parity.formulations.kit import SELF, SIZES, K, Q, V, formulation
+
+M, H, D, T = (SIZES[name] for name in "mhdt")
+NODES = 5
+
+
+class _Projected(nn.Module):
+    """Queries, keys and values (B, H, S, D) of one linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(M, 3 * H * D)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.qkv(x).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+@formulation(SELF, fused=0, declined=("linear", "linear"))
+class EfficientHeads(_Projected):
+    """Shen et al. with heads, from projections: the keys' softmax has no queries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
+@formulation(SELF, fused=0)
+class AttentionFreeSimple(nn.Module):
+    """AFT-simple: each feature pools the tokens with weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(M, M) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.q(x).sigmoid() * (self.k(x).softmax(1) * self.v(x)).sum(1, keepdim=True)
+
+
+@formulation("b t m", fused=0, declined=("no-queries",))
+class AttentionFree(nn.Module):
+    """AFT-full: keys and position biases, one softmax per feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv, self.bias = nn.Linear(M, 2 * M), nn.Parameter(torch.zeros(T, T))
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = self.kv(x).chunk(2, -1)
+        weights = (self.bias[None, :, :, None] + k[:, None]).softmax(2)
+        return (weights * v[:, None]).sum(2)
+
+
+@formulation(SELF, fused=0, declined=("synthesizer",))
+class FactorisedSynthesizer(nn.Module):
+    """Scores as two projections that are multiplied: still without keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(M, SIZES["s"]), nn.Linear(M, SIZES["s"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.a(x) * self.b(x)).softmax(-1) @ x
+
+
+@formulation(SELF, fused=0, declined=("normalised by the softmax",) * 2)
+class SlotAttention(nn.Module):
+    """Locatello et al.: a softmax over the slots, normalised again over the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots, self.kv, self.q = (
+            nn.Parameter(torch.eye(3, M)),
+            nn.Linear(M, 2 * M),
+            nn.Linear(M, M),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = self.kv(x).chunk(2, -1)
+        slots = self.slots.expand(len(x), -1, -1)
+        for _ in range(2):
+            weights = (k @ self.q(slots).mT).softmax(-1) + 1e-8
+            slots = slots + (weights / weights.sum(1, keepdim=True)).mT @ v
+        return slots
+
+
+@formulation(SELF, fused=0, declined=("normalised by the softmax",))
+class ExternalAttention(nn.Module):
+    """Guo et al.: two linears as memory, normalised over tokens, then over the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.values = nn.Linear(M, 6, bias=False), nn.Linear(6, M, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.keys(x).softmax(1)
+        return self.values(weights / weights.sum(2, keepdim=True))
+
+
+@formulation(Q, K, V, fused=0, declined=("online-softmax",) * 2)
+def blocks_online(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """FlashAttention in Python: a running maximum and sum over two blocks of keys."""
+    high = q.new_full((*q.shape[:-1], 1), float("-inf"))
+    total, context = torch.zeros_like(high), q.new_zeros(*q.shape[:-1], v.shape[-1])
+    for keys, values in zip(k.split(4, 2), v.split(4, 2), strict=True):
+        scores = q @ keys.mT * 0.4
+        higher = torch.maximum(high, scores.amax(-1, keepdim=True))
+        weights, shrink = (scores - higher).exp(), (high - higher).exp()
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        context, high = context * shrink + weights @ values, higher
+    return context / total
+
+
+@formulation(Q, K, V, fused=0, declined=("logsumexp",) * 2)
+def blocks_merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Ring attention's merge: results for blocks, weighed by their logsumexp."""
+    contexts, logs = [], []
+    for keys, values in zip(k.split(4, 2), v.split(4, 2), strict=True):
+        scores = q @ keys.mT * 0.4
+        logs.append(scores.logsumexp(-1, keepdim=True))
+        contexts.append((scores - logs[-1]).exp() @ values)
+    both = torch.logaddexp(*logs)
+    return sum((log - both).exp() * context for log, context in zip(logs, contexts, strict=True))
+
+
+@formulation(Q, K, V, fused=1, declined=("residual attention",))
+def residual_scores(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """RealFormer: the second layer adds the first one's scores."""
+    first = q @ k.mT * 0.4
+    second = (0.5 * q).sin() @ k.mT + first
+    return first.softmax(-1) @ v, second.softmax(-1) @ v
+
+
+@formulation(Q, K, V, fused=0, declined=("talking-heads",))
+class MultiToken(nn.Module):
+    """Golovneva et al.: a convolution over queries and keys of each head's scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(H, H, 3, padding=1, groups=H)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.mix(q @ k.mT).softmax(-1) @ v
+
+
+@formulation(Q, K, V, fused=0, declined=("no-softmax",))
+def normalised_l1(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores divided by the sum of their absolute values."""
+    return F.normalize(q @ k.mT, p=1, dim=-1) @ v
+
+
+@formulation(Q, K, V, fused=0, declined=("no-softmax",))
+def relu_squared_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Primer's activation as weights, masked by a triangle."""
+    return (q @ k.mT).relu().square().tril() @ v
+
+
+@formulation(Q, K, V, fused=0, declined=("weights-masked",))
+def triangle_late(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A causal mask on the weights, not normalised again."""
+    return (q @ k.mT * 0.4).softmax(-1).tril() @ v
+
+
+@formulation(Q, K, V, fused=0, declined=("topk",))
+def gathered_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Only the best keys, with values gathered for each query."""
+    scores, index = (q @ k.mT * 0.4).topk(3, -1)
+    spread = v[:, :, None].expand(-1, -1, q.shape[2], -1, -1)
+    chosen = spread.gather(3, index[..., None].expand(*index.shape, v.shape[-1]))
+    return torch.einsum("bhsk,bhske->bhse", scores.softmax(-1), chosen)
+
+
+@formulation(Q, K, V, fused=1, declined=("no-values",))
+def best_renormalised(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A top-k mask by scatter, multiplied after the softmax and normalised again."""
+    weights = (q @ k.mT * 0.4).softmax(-1)
+    weights = weights * torch.zeros_like(weights).scatter(-1, weights.topk(3).indices, 1.0)
+    return (weights / weights.sum(-1, keepdim=True)) @ v
+
+
+@formulation(Q, K, V, "b h s t", fused=0, declined=("logits-clamped",))
+def clamped_beside_projection(q: Tensor, k: Tensor, v: Tensor, edges: Tensor) -> Tensor:
+    """Clamped scores and a projection of edges: the scores are the product, not the projection."""
+    mix = torch.eye(H) + 0.1
+    return ((q @ k.mT).clamp(-5, 5) + torch.einsum("bhst,hg->bgst", edges, mix)).softmax(-1) @ v
+
+
+@formulation("b t m", "b m", fused=0, declined=("no-values",))
+class Pointer(nn.Module):
+    """Vinyals et al.: the weights of additive attention are the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.u, self.v = nn.Linear(M, 7), nn.Linear(M, 7), nn.Linear(7, 1)
+
+    def forward(self, memory: Tensor, state: Tensor) -> Tensor:
+        return self.v(torch.tanh(self.w(memory) + self.u(state)[:, None])).squeeze(-1).softmax(-1)
+
+
+class _Graph(nn.Module):
+    """Edges of a ring with a chord, (2, E): sources and targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a = nn.Linear(M, M, bias=False), nn.Linear(2 * M, 1)
+        edges = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 2]])
+        self.register_buffer("edges", edges)
+
+    def scores(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        source, target = self.edges
+        h = self.w(x)
+        return h[source], target, F.leaky_relu(self.a(torch.cat([h[source], h[target]], -1)), 0.2)
+
+
+@formulation("5 m", fused=0, declined=("graph-attention",))
+class GraphAttention(_Graph):
+    """torch_geometric's softmax(src, index): a maximum and a sum for each target."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        messages, target, scores = self.scores(x)
+        index = target[:, None]
+        high = torch.zeros(NODES, 1).scatter_reduce(0, index, scores, "amax", include_self=False)
+        e = (scores - high.index_select(0, target)).exp()
+        total = torch.zeros(NODES, 1).scatter_add(0, index, e) + 1e-16
+        weights = e / total.index_select(0, target)
+        return torch.zeros(NODES, M).index_add(0, target, messages * weights)
+
+
+@formulation("5 m", fused=0, declined=("graph-attention",))
+class GraphAttentionLate(_Graph):
+    """The same, with numerator and denominator summed apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        messages, target, scores = self.scores(x)
+        e = scores.exp()
+        total = torch.zeros(NODES, 1).index_add(0, target, e)
+        return torch.zeros(NODES, M).index_add(0, target, messages * e) / (total + 1e-9)
