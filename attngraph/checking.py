@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.formats import Precision
@@ -72,6 +73,12 @@ class Check:
                 f"{type(error).__name__}: {reason(error).rstrip('.')}. Give sample inputs that it "
                 "takes, and the range of each dynamic dim."
             ) from error
+        if any(isinstance(output, FakeTensor) for output in found.eager):
+            raise UsageError(
+                f"{self.model.source} keeps a tensor that it computes for later calls, outside of "
+                "its modules, and what it computed while it was traced is none. Keep it in the "
+                "module, or compute it in each call."
+            )
         names = self.captured.output_names
         return replace(found, names=names) if len(names) == len(found.names) else found
 

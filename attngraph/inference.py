@@ -38,7 +38,11 @@ def inference(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _namespaces(part: torch.nn.Module) -> list[dict[str, Any]]:
-    """What holds the attributes of one module; a scripted one holds them in C++."""
+    """What holds the attributes of one module, and what its dicts hold, such as tables by size.
+
+    A scripted one holds them in C++.
+    """
     if isinstance(part, torch.jit.ScriptModule):
         return []
-    return [vars(part), part._buffers, part._parameters]
+    own = vars(part)
+    return [own, *(value for value in own.values() if isinstance(value, dict))]

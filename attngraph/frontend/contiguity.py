@@ -1,11 +1,13 @@
-"""Whether a slice of a table lies contiguously is not asked of sizes.
+"""What torch may leave open of a size, it leaves open: a graph has no strides and no storage.
 
-`table[:n]` of 32 rows is contiguous along its other axes only where n is 32. torch.export asks, and
-takes the answer for a condition on n that the largest size breaks. A graph has no strides.
+`table[:n]` of 32 rows is contiguous along its other axes only where n is 32, and `table[32 - n:]`
+begins at the table's own first element. torch.export asks, and takes the answer for a condition on
+n that the largest size breaks.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch import _prims_common
+from torch._subclasses import fake_impls
 from torch.fx.experimental import symbolic_shapes
 
 _not: Callable[[Any], Any] = torch.sym_not
@@ -29,19 +32,28 @@ def excludes_a_size(message: str) -> bool:
 def undecided_contiguity() -> Iterator[None]:
     """A tensor counts as contiguous only where it is for all sizes, and no condition remains.
 
-    What the model's own code asks of a size is a condition as before.
+    The same holds for views that fit every size, and for what else torch asks with a default for
+    sizes that it can't tell. What the model's own code asks of a size is a condition as before.
     """
     check: Callable[..., bool] = _prims_common.check_contiguous_sizes_strides
 
-    def certainly(sizes: Any, strides: Any, false_if_dde: bool = False) -> bool:
-        with (
-            patch.object(symbolic_shapes, "guard_or_true", _certain_or(True)),
-            patch.object(symbolic_shapes, "guard_or_false", _certain_or(False)),
-        ):
-            return check(sizes, strides, false_if_dde=True)
+    def with_defaults(sizes: Any, strides: Any, false_if_dde: bool = False) -> bool:
+        return check(sizes, strides, false_if_dde=True)
 
-    with patch.object(_prims_common, "check_contiguous_sizes_strides", certainly):
+    with (
+        patch.object(symbolic_shapes, "guard_or_true", _certain_or(True)),
+        patch.object(symbolic_shapes, "guard_or_false", _certain_or(False)),
+        patch.object(_prims_common, "check_contiguous_sizes_strides", with_defaults),
+        patch.object(fake_impls, "_view_has_unbacked_input", _fits_every_size),
+    ):
         yield
+
+
+def _fits_every_size(tensor: torch.Tensor, shape: Any) -> bool:
+    """Whether a view has as many elements as its tensor for all sizes: then only strides differ."""
+    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (list, tuple)) else shape
+    count: Any = math.prod(sizes)
+    return bool(symbolic_shapes.statically_known_true(tensor.numel() == count))
 
 
 def _certain_or(default: bool) -> Callable[[Any], bool]:

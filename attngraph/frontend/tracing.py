@@ -28,7 +28,9 @@ from attngraph.frontend.comparisons import decided_comparisons, wants_bool
 from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
 from attngraph.frontend.guards import always_hold, excluded_largest
 from attngraph.frontend.locations import quote, user_frame
+from attngraph.frontend.memoised import forgetting, looks_up_a_size
 from attngraph.frontend.recurrent import recurrent_layers
+from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.shapes import Request, requested_dims
 from attngraph.inference import inference
 
@@ -82,7 +84,7 @@ def trace(
         fixed: dict[str, tuple[str, int] | None] = {}
         try:
             with ExitStack() as stack:
-                for context in (*taken, recurrent_layers, _quiet):
+                for context in (*taken, recurrent_layers, Rewordings, forgetting, _quiet):
                     stack.enter_context(context())
                 stack.enter_context(inference(module))
                 stack.enter_context(_watch_specialisations(fixed))
@@ -102,7 +104,7 @@ def trace(
                 del remedies[remedy]
                 taken.append(remedy)
                 continue
-            if _swaps_weights(error) and not bytecode:
+            if not bytecode and (_swaps_weights(error) or looks_up_a_size(str(error))):
                 bytecode = True  # Dynamo reads the code, and leaves out a move to the same device
                 continue
             narrowed = _narrow(str(error), dynamic_shapes, notes)
@@ -152,6 +154,7 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings(), redirect_stderr(cast(TextIO, _WithoutGraphs(sys.stderr))):
             for module in ("torch", "typing_extensions", "copyreg"):
                 warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
+            warnings.filterwarnings("ignore", "The tensor attribute")  # they are as they were
             yield
     finally:
         for logger in loggers:

@@ -55,7 +55,17 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 @functools.lru_cache(maxsize=16384)
 def _equal(a: sympy.Expr, b: sympy.Expr) -> bool:
-    return bool(sympy.expand(a - b) == 0)
+    difference = sympy.expand(a - b)
+    if difference != 0 and difference.has(torch_sympy.FloorDiv):
+        difference = sympy.expand(difference.replace(torch_sympy.FloorDiv, _quotient))
+    return bool(difference == 0)
+
+
+def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    """a // b, which is a / b where that is whole for every size, as s·s // s is."""
+    exact = divide(as_dim(a), as_dim(b))
+    quotient: Any = torch_sympy.FloorDiv
+    return quotient(a, b) if exact is None else sympy.sympify(exact)
 
 
 def same(a: Dim, b: Dim) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.locations import short_path
@@ -17,6 +18,7 @@ from attngraph.ir import DimInfo, Loc, format_graph, interpret, parse, verify
 from attngraph.ir.ops import op_def
 from tests.capture.formula import (
     BATCH,
+    SEQ,
     Formula,
     X,
     assert_identical,
@@ -243,3 +245,40 @@ def test_a_module_that_moves_its_parts_is_traced() -> None:
     captured = capture(Moving(), (torch.zeros(3, 4),), dynamic_shapes=shapes)
     assert [node.op for node in captured.graph] == ["aten.linear"]
     assert captured.dynamic == {(0, 0): "rows"}
+
+
+@functools.lru_cache
+def _remembered(size: int) -> Tensor:
+    return torch.full((size, size), -1.0).triu(1)
+
+
+class Remembering(nn.Module):
+    """Keeps tables by size, in a function's cache and in a dict of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.tables: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, key = x.shape[1], str(x.device)
+        if key not in self.tables:
+            self.tables[key] = self.weight[:, torch.arange(size)]
+        return x @ (self.tables[key] + _remembered(size))
+
+
+def test_a_table_that_a_trace_made_is_forgotten() -> None:
+    module, x = Remembering().eval(), torch.randn(2, 4, 4)
+    result = capture(module, (x,), dynamic_shapes=({0: BATCH},))
+    assert not module.tables
+    assert_identical(interpret(result.graph, [x]), eager(module, x))
+
+
+def test_a_function_with_a_cache_takes_an_open_size() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + _remembered(x.shape[1])
+
+    result = capture(Masked(), (torch.randn(4, 4),), dynamic_shapes=({0: SEQ, 1: SEQ},))
+    x = torch.randn(6, 6)
+    assert_identical(interpret(result.graph, [x]), eager(Masked(), x))

@@ -135,3 +135,24 @@ def test_a_fraction_read_by_item_stays_a_tensor() -> None:
         return x[x > 0].sum() * self.scale.item()
 
     check(forward, X, dims=(BOTH,), further=(states(5, 4),))
+
+
+def test_data_is_the_tensor_itself() -> None:
+    def forward(self: Formula, x: Tensor, y: None) -> Any:
+        scores = x * 2
+        scores.data.masked_fill_(x > 0, -1.0)
+        return scores + 1, x.gt(0).type_as(scores.data)
+
+    check(forward, X, dims=({0: BATCH},), further=(states(4, 9),))
+
+
+@pytest.mark.parametrize("spelling", ["int", "float"])
+def test_a_count_in_floats_has_a_length_that_others_compare_with(spelling: str) -> None:
+    def forward(self: Formula, x: Tensor, y: None) -> Any:
+        step = -1 if spelling == "int" else -1.0
+        size = x.shape[1]
+        table = torch.arange(size - 1, -size, step, dtype=torch.float32)[:, None] * x[:1, :1]
+        shifted = torch.cat([table.new_zeros(1, 1), table]).view(2, size)
+        return torch.arange(size - 1, -1, -1.0) + x, shifted
+
+    check(forward, X, dims=(BOTH,), further=(states(2, 4),))
