@@ -20,7 +20,7 @@ from attngraph.passes.edge_softmax import edge_softmaxes
 from attngraph.passes.evidence import Evidence
 from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
-from attngraph.passes.mask_terms import magnitude
+from attngraph.passes.mask_terms import is_scorelike
 from attngraph.passes.masking import Masking, broadcastable
 from attngraph.passes.materialize import materialize
 from attngraph.passes.roles import Stage, cheapest
@@ -237,7 +237,7 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     infinite = [
         value
         for value, step in zip(terms, site.steps, strict=True)
-        if math.isinf(magnitude(value)) and (isinstance(step, Mask) or step.factor > 0)
+        if (isinstance(step, Mask) or step.factor > 0) and not is_scorelike(value)
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]

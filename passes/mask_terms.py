@@ -16,7 +16,9 @@ import torch
 from attngraph.ir import Loc, Node, TensorType, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import attribute
+from attngraph.passes.axes import fresh_axes
 from attngraph.passes.choices import Choice
+from attngraph.passes.contraction import read_contraction
 from attngraph.passes.index_maps import LAYOUTS, Index, aligned, source_index
 from attngraph.passes.logits import ABSORBING_FILL
 from attngraph.passes.mask_building import EarlyBuilder
@@ -27,6 +29,9 @@ from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, uniform
 _LONGEST = 2.0**40
 _LARGEST_TABLE = 1 << 26
 _PASSING = ("aten.embedding", "aten.index.Tensor", "aten.index_select", "aten.gather", "aten.neg")
+_JOINING = frozenset(
+    f"aten.{name}" for name in ("add.Tensor", "sub.Tensor", "cat", "pad", "constant_pad_nd")
+)
 _DEPTH = 64
 
 
@@ -198,6 +203,40 @@ def magnitude(tree: Tree) -> float:
     if isinstance(tree, Rest):
         return _finite(tree.value, sum(magnitude(item) for item in tree.inputs))
     return _Bounds().of(tree, _DEPTH)
+
+
+def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
+    """Whether all of it is products over features, laid out, added or scaled down, or bounded.
+
+    Such a term is as finite as the scores are: what it adds hides no key.
+    """
+    node = value.producer
+    if math.isfinite(_Bounds().of(value, _DEPTH)):
+        return True
+    if node is None or depth == 0:
+        return False
+    product = read_contraction(node, fresh_axes(node.output.shape)) if _is_single(node) else None
+    if product is not None and not product.addends:
+        return any(isinstance(atom.size, int) for atom in product.summed)
+    scaling = scale_of(node)
+    if scaling is not None:
+        return abs(scaling[1]) <= 1 and is_scorelike(scaling[0], depth - 1)
+    inputs = [source for source in node.inputs if source is not None]
+    if node.op == "aten.mul.Tensor":
+        bounds = [_Bounds().of(source, _DEPTH) for source in inputs]
+        return min(bounds) <= 1 and is_scorelike(inputs[bounds.index(max(bounds))], depth - 1)
+    if node.op in ("aten.pad", "aten.constant_pad_nd") and not _pads_finitely(node):
+        return False
+    passes_on = node.op in _JOINING or node.op in _PASSING or node.op in LAYOUTS or is_cast(node)
+    return passes_on and all(is_scorelike(source, depth - 1) for source in inputs)
+
+
+def _pads_finitely(node: Node) -> bool:
+    return math.isfinite(number(node.attrs.get("value")) or 0.0)
+
+
+def _is_single(node: Node) -> bool:
+    return len(node.outputs) == 1 and isinstance(node.outputs[0].type, TensorType)
 
 
 def _finite(value: Value, bound: float) -> float:

@@ -8,15 +8,20 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from attngraph.ir.dims import divide
+
 _DATA: Any = torch.Tensor.data
 _DATA_OF = _DATA.__get__
+_SPLITS = (torch.split, torch.Tensor.split)
+_CHUNKS = (torch.chunk, torch.Tensor.chunk)
 
 
 class Rewordings(TorchFunctionMode):
     """Within it, `x.data` is `x.detach()`: the same memory, which a trace would lose sight of.
 
-    And `arange(n - 1, -1, -1.0)` counts in integers before it is floating: a length that is rounded
-    from floats is no size that others can be compared with.
+    `arange(n - 1, -1, -1.0)` counts in integers before it is floating: a length that is rounded
+    from floats is no size that others can be compared with. `split` and `chunk` of an axis that is
+    a known multiple of a size, such as heads laid along the batch, are told how many parts.
     """
 
     def __torch_function__(
@@ -32,7 +37,28 @@ class Rewordings(TorchFunctionMode):
         if func is torch.arange and _counts_in_floats(args):
             named.setdefault("dtype", torch.get_default_dtype())
             args = [int(arg) if isinstance(arg, float) else arg for arg in args]
+        if (func in _SPLITS or func in _CHUNKS) and args:
+            dim = named.get("dim", args[2] if len(args) > 2 else 0)
+            size = args[1] if len(args) > 1 else next(iter(named.values()))
+            parts = _parts(args[0].shape[dim], size, counted=func in _CHUNKS)
+            if parts is not None:
+                return args[0].split(parts, dim)
         return func(*args, **named)
+
+
+def _parts(total: Any, size: Any, *, counted: bool) -> list[Any] | None:
+    """The sizes of the parts of an open axis, if they are equal for every size of it.
+
+    `size` is that of each part, or where they are `counted` their number.
+    """
+    if not isinstance(total, torch.SymInt) or not isinstance(size, (int, torch.SymInt)):
+        return None
+    other = divide(total.node.expr, size.node.expr if isinstance(size, torch.SymInt) else size)
+    if other is None:
+        return None
+    if counted:
+        return [total // size] * size if isinstance(size, int) else None
+    return [size] * other if isinstance(other, int) else None
 
 
 def _counts_in_floats(numbers: Sequence[Any]) -> bool:

@@ -156,3 +156,12 @@ def test_a_count_in_floats_has_a_length_that_others_compare_with(spelling: str) 
         return torch.arange(size - 1, -1, -1.0) + x, shifted
 
     check(forward, X, dims=(BOTH,), further=(states(2, 4),))
+
+
+def test_heads_along_the_batch_are_split_again() -> None:
+    def forward(self: Formula, x: Tensor, y: None) -> Any:
+        heads = torch.cat(x.split(3, 2))
+        again = torch.cat(torch.cat(torch.chunk(x, 3, dim=2)).chunk(3), -1)
+        return torch.cat(heads.split(x.size(0), 0), 2), again
+
+    check(forward, states(3, 5, 9), dims=({0: BATCH},), further=(states(4, 5, 9),))

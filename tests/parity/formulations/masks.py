@@ -405,3 +405,15 @@ def masked_scores_made_finite(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) 
     """nan_to_num after the mask: -inf becomes finfo.min, so a row without keys is uniform."""
     scores = _scores(q, k).masked_fill(~padding[:, None, None], float("-inf"))
     return torch.nan_to_num(scores).softmax(-1) @ v
+
+
+@formulation(Q, K, V, "b h t d", "b t:padding", dynamic="b s t")
+def relative_scores_zeroed_after(
+    q: Tensor, k: Tensor, v: Tensor, places: Tensor, padding: Tensor
+) -> Tensor:
+    """ESPnet: scores of positions added, a finite fill, and the weights set to zero once more."""
+    hidden = padding[:, None, None, :].eq(0)
+    shifted = F.pad(q @ places.mT, (1, 0))[..., 1:].flip(-1)
+    scores = (q @ k.mT + shifted) / math.sqrt(q.shape[-1])
+    weights = scores.masked_fill(hidden, LOWEST).softmax(-1).masked_fill(hidden, 0.0)
+    return weights @ v
