@@ -18,6 +18,7 @@ from attngraph.few_bits import errors_of, reference_of
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, interpret
+from attngraph.ir.dims import substitute, symbols_of
 from attngraph.mapped import release_large
 from attngraph.model import Model
 from attngraph.padded import Padding, annotated, packed_tokens
@@ -197,7 +198,7 @@ class Check:
         if sizes == sample:
             return {}
         label = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        tensors = resized_inputs(self.captured.args, self.captured.dynamic, sizes)
+        tensors = self._inputs(sizes)
         try:
             self._known[label] = self.references(tensors)
         except UsageError:
@@ -207,8 +208,19 @@ class Check:
     def resized(self) -> Cases:
         """The sample's inputs at each of the sizes."""
         return {
-            ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample": resized_inputs(
-                self.captured.args, self.captured.dynamic, sizes
+            ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample": self._inputs(
+                sizes
             )
             for sizes in self.sizes()
         }
+
+    def _inputs(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        """The sample's inputs at these sizes; an axis that is derived from them follows."""
+        dynamic, known = dict(self.captured.dynamic), dict(sizes)
+        for index, value in enumerate(self.captured.graph.inputs):
+            for axis, dim in enumerate(value.shape):
+                is_derived = not isinstance(dim, int) and (index, axis) not in dynamic
+                if is_derived and symbols_of(dim) <= sizes.keys():
+                    dynamic[index, axis] = str(dim)
+                    known[str(dim)] = substitute(dim, sizes)
+        return resized_inputs(self.captured.args, dynamic, known)

@@ -250,6 +250,26 @@ def fill(rewriter: Rewriter, node: Node) -> Replacement:
     )
 
 
+@rule("aten.eye", "aten.eye.m")
+def identity(rewriter: Rewriter, node: Node) -> Replacement:
+    """eye(n, m) says where row and column are equal, as masks say it of positions."""
+    (rows, columns), dtype = node.output.shape, node.output.dtype
+    if dtype.is_complex:
+        return None
+    lines: list[Value] = []
+    for shape in ((rows, 1), (1, columns)):
+        size = max(shape, key=lambda dim: dim != 1)
+        kind = [TensorType(torch.int64, (size,))]
+        line = rewriter.emit("aten.arange", [], {"end": size}, at=node, types=kind)
+        kind = [TensorType(torch.int64, shape)]
+        lines += rewriter.emit("aten.reshape", line, {"shape": list(shape)}, at=node, types=kind)
+    kind = [TensorType(torch.bool, (rows, columns))]
+    equal = rewriter.emit("aten.eq.Tensor", lines, {}, at=node, types=kind)
+    if dtype == torch.bool:
+        return equal
+    return rewriter.emit("aten._to_copy", equal, {"dtype": dtype}, at=node)
+
+
 @rule("aten.special_softmax", "aten.special_log_softmax")
 def special(rewriter: Rewriter, node: Node) -> Replacement:
     """The other names of softmax and log_softmax."""
@@ -282,6 +302,7 @@ VALUE_RULES = [
     where_of_equals,
     cast,
     fill,
+    identity,
     special,
     default_epsilon,
 ]

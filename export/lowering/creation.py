@@ -79,6 +79,8 @@ def lower_triangle(ctx: Context, node: Node) -> ir.Value:
 
 @register_lowering("aten.eye", "aten.eye.m")
 def lower_eye(ctx: Context, node: Node) -> ir.Value:
+    """Bools go through int64: the CPU has no bool EyeLike."""
     type = node.output.tensor_type
-    zeros = ctx.expand(ctx.number(0, type.dtype), (), type.shape)
-    return ctx.op("EyeLike", zeros, dtype=onnx_dtype(type.dtype))
+    dtype = torch.int64 if type.dtype == torch.bool else type.dtype
+    zeros = ctx.expand(ctx.number(0, dtype), (), type.shape)
+    return ctx.cast(ctx.op("EyeLike", zeros, dtype=onnx_dtype(dtype)), type.dtype)

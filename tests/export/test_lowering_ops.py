@@ -165,6 +165,7 @@ CASES = {
     "triu-by-dim": ("  input %x : f32[seq, keys]\n", "aten.triu(%x) {diagonal = keys - seq + 1}"),
     "scalar-tensor": (X, "aten.scalar_tensor() {s = 1.5, dtype = f32}"),
     "eye": (X, "aten.eye() {n = seq}"),
+    "eye-bool": (X, "aten.eye.m() {n = seq, m = 4, dtype = bool}"),
     "linspace": (X, "aten.linspace() {start = 0.0, end = 1.0, steps = 5}"),
     # gathers
     "embedding": ("  input %w : f32[5, 8]\n" + INTS, "aten.embedding(%w, %i)"),

@@ -376,3 +376,19 @@ def test_a_sparse_buffer_is_let_be_or_refused_by_name() -> None:
     assert optimized.report.parity is not None
     with pytest.raises(CaptureError, match="chosen is a sparse tensor"):
         attngraph.optimize(_Sparse(True), (torch.randn(3, 4),))
+
+
+def test_a_derived_dim_has_its_size_in_every_case() -> None:
+    class Ahead(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            keys, queries = torch.arange(x.shape[1]), torch.arange(y.shape[1])[:, None]
+            later = keys > queries + x.shape[1] - y.shape[1]
+            return (y @ x.mT).masked_fill(later, -torch.inf).softmax(-1) @ x
+
+    batch, seq = Dim("batch"), Dim("seq")
+    args = torch.randn(3, 9, 4), torch.randn(3, 7, 4)
+    shapes = {0: batch, 1: seq + 2}, {0: batch, 1: seq}
+    optimized = attngraph.optimize(Ahead().eval(), args, dynamic_shapes=shapes)
+    assert [site.status for site in optimized.report.sites] == ["fused"]
+    assert optimized.report.parity is not None
+    assert optimized.report.parity.passed

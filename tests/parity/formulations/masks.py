@@ -417,3 +417,10 @@ def relative_scores_zeroed_after(
     scores = (q @ k.mT + shifted) / math.sqrt(q.shape[-1])
     weights = scores.masked_fill(hidden, LOWEST).softmax(-1).masked_fill(hidden, 0.0)
     return weights @ v
+
+
+@formulation(*SQUARE, "b s:padding", dynamic="b s")
+def keys_and_oneself(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+    """Padding hides every key but the query's own: ~padding & ~eye."""
+    hidden = ~padding[:, None, None, :] & ~torch.eye(q.shape[2], dtype=torch.bool)
+    return _scores(q, k).masked_fill(hidden, LOWEST).softmax(-1) @ v
