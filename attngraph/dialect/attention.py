@@ -64,10 +64,10 @@ def attention(
     Returns the context (B, S, H·E); then, if `weights`, the probabilities (B, H, S, T); then, with
     a past, all keys (B, G, T, D) and all values (B, G, T, E).
     """
-    batch, length = query.shape[0], query.shape[1]
-    q = query.reshape(batch, length, heads, -1).transpose(1, 2)
-    k = key.reshape(batch, key.shape[1], kv_heads, -1).transpose(1, 2)
-    v = value.reshape(batch, key.shape[1], kv_heads, -1).transpose(1, 2)
+    length = query.shape[1]
+    q = query.unflatten(-1, (heads, -1)).transpose(1, 2)
+    k = key.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
+    v = value.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
     offset, presents = 0, tuple[torch.Tensor, ...]()
     if past_key is not None and past_value is not None:
         offset = past_key.shape[2]
@@ -103,7 +103,7 @@ def attention(
     if masked_rows == "zero" and sinks is None:
         dead = (logits == -torch.inf).all(-1, keepdim=True)
         probabilities = probabilities.masked_fill(dead, 0.0)
-    context = torch.matmul(probabilities, v).transpose(1, 2).reshape(batch, length, -1)
+    context = torch.matmul(probabilities, v).transpose(1, 2).flatten(-2)
     return (context, probabilities, *presents) if weights else (context, *presents)
 
 

@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.comparisons import decided_comparisons, wants_bool
+from attngraph.frontend.constants import depends_on_data, known_constants
 from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
 from attngraph.frontend.guards import always_hold, excluded_largest
 from attngraph.frontend.locations import quote, user_frame
@@ -38,6 +39,7 @@ _ATTEMPTS = 6
 _REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
     decided_comparisons: wants_bool,
     undecided_contiguity: excludes_a_size,
+    known_constants: depends_on_data,
 }
 """What a trace is tried again with, if its error is one that this may help against."""
 _LOGGERS = (
@@ -113,6 +115,8 @@ def trace(
             dynamic_shapes = narrowed
         else:
             _check_dynamic(program, requests, fixed)
+            if known_constants in taken:  # what led to sizes can't be traced again without them
+                program.graph_module.graph.eliminate_dead_code()
             return Traced(program, requests, tuple(notes))
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."

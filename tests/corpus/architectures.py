@@ -7,27 +7,27 @@ width of 64; `build("llama head=CausalLM length=33", "sdpa")` another (see tests
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from tests.corpus.inputs import sample_inputs
 from tests.corpus.rows import Row, parse_row
-from tests.models import peaked, present, states, tokens
+from tests.models import peaked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 MAX_PARAMETERS = 40_000_000
-BATCH, LENGTH = 3, 16
-FRAMES, SAMPLES = 128, 4000  # of audio: a spectrogram's, a waveform's
 
 # What the architectures call their sizes. A config is shrunk in those that it has.
 NAMES: dict[int, str] = {
@@ -43,14 +43,12 @@ NAMES: dict[int, str] = {
     "decoder_attention_heads num_experts num_local_experts n_routed_experts",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
     "num_decoder_layers num_key_value_heads num_experts_per_tok num_codebooks eos_token_id",
-    1: "n_group topk_group first_k_dense_replace bos_token_id",
+    1: "n_group topk_group first_k_dense_replace bos_token_id image_token_id image_token_index",
     0: "pad_token_id",
 }
 SMALL = {name: size for size, names in NAMES.items() for name in names.split()}
-
-
-class UnknownInputError(NotImplementedError):
-    """No sample input is known for what the model asks for."""
+# Sizes that stay equal where they are: of attentions whose keys are of one latent vector.
+LATENT = (("head_dim", "qk_rope_head_dim"), ("num_key_value_heads", "num_attention_heads"))
 
 
 @dataclass(frozen=True)
@@ -81,23 +79,29 @@ def build(text: str, attention: str = "eager") -> Architecture:
         torch.manual_seed(0)
         model = _model(row, attention).float()
     peaked(model)
-    feed = _inputs(model, row.length or LENGTH)
-    module = FirstTensor(model, tuple(feed)).eval()
+    feed, fixed = sample_inputs(model, row)
+    module = FirstTensor(model, tuple(feed), fixed).eval()
     return Architecture(module, tuple(feed.values()), tuple(feed), _dynamic(feed, row.dims))
 
 
 class FirstTensor(nn.Module):
     """Calls the model with its positional inputs by name and returns its first tensor output."""
 
-    def __init__(self, model: PreTrainedModel, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, names: tuple[str, ...], fixed: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
         self.model, self.names = model, names
         cached = "use_cache" in inspect.signature(model.forward).parameters
-        self.fixed = {"use_cache": False} if cached else {}
+        self.flags = {"use_cache": False} if cached else {}
+        self.constants = tuple(fixed)
+        for name, value in fixed.items():
+            self.register_buffer(f"fixed_{name}", value, persistent=False)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         feed = dict(zip(self.names, inputs, strict=True))
-        result = self.model(**feed, **self.fixed, return_dict=True)
+        feed |= {name: getattr(self, f"fixed_{name}") for name in self.constants}
+        result = self.model(**feed, **self.flags, return_dict=True)
         return next(value for value in result.values() if isinstance(value, Tensor))
 
 
@@ -106,19 +110,39 @@ def _model(row: Row, attention: str) -> PreTrainedModel:
 
     config = _config(row, attention)
     maker = getattr(transformers, f"AutoModelFor{row.head}" if row.head else "AutoModel")
-    model: PreTrainedModel = maker.from_config(config, attn_implementation=attention)
+    model: PreTrainedModel
+    if not row.head and type(config) not in maker._model_mapping:
+        model = _own_class(config)._from_config(config, attn_implementation=attention)
+    else:
+        model = maker.from_config(config, attn_implementation=attention)
     return model
+
+
+def _own_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The model that is made of this config, where it is no `AutoModel`: a part of another one."""
+    from transformers import PreTrainedModel
+
+    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
+    made = [
+        found
+        for found in vars(module).values()
+        if isinstance(found, type)
+        and issubclass(found, PreTrainedModel)
+        and found.config_class is type(config)
+        and found.forward is not PreTrainedModel.forward
+    ]
+    return next((found for found in made if found.__name__.endswith("Model")), made[-1])
 
 
 def _config(row: Row, attention: str) -> PreTrainedConfig:
     from transformers import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[row.model_type]()
-    for name in getattr(config, "sub_configs", None) or {}:
-        if getattr(config, name, None) is not None:
-            _shrink(getattr(config, name))
+    parts = {key: value for key, value in row.options.items() if _is_part(value)}
+    config = CONFIG_MAPPING[row.model_type](**parts)
     _shrink(config)
     for key, value in row.options.items():
+        if key in parts:
+            continue
         *path, name = key.split(".")
         setattr(reduce(getattr, path, config), name, value)
     config.use_cache = False
@@ -126,46 +150,32 @@ def _config(row: Row, attention: str) -> PreTrainedConfig:
     return config
 
 
+def _is_part(value: object) -> bool:
+    """Whether it is a config of its own, which the whole one is made with."""
+    return isinstance(value, dict) and "model_type" in value
+
+
+def _are_equal(config: PreTrainedConfig, name: str, other: str) -> bool:
+    return getattr(config, name, None) == getattr(config, other, None) is not None
+
+
 def _shrink(config: PreTrainedConfig) -> None:
+    from transformers import PreTrainedConfig
+
+    for part in [*vars(config).values()]:
+        if isinstance(part, PreTrainedConfig):
+            _shrink(part)
+    equal = [pair for pair in LATENT if _are_equal(config, *pair)]
     for name, value in SMALL.items():
         if isinstance(getattr(config, name, None), int | float):
             # A config may compute the size from another, or refuse ours: then it keeps its own.
             with contextlib.suppress(AttributeError, TypeError, ValueError, NotImplementedError):
                 setattr(config, name, value)
+    for name, other in equal:
+        setattr(config, name, getattr(config, other))
     if kinds := list(dict.fromkeys(getattr(config, "layer_types", None) or [])):
-        config.layer_types = (kinds * 2)[:2]
-
-
-def _inputs(model: PreTrainedModel, length: int) -> dict[str, Tensor]:
-    """Sample inputs by name, in the order in which `FirstTensor` takes them."""
-    config: Any = model.config
-    names = inspect.signature(model.forward).parameters
-    match model.main_input_name:
-        case "input_ids":
-            feed = {"input_ids": tokens(BATCH, length)}
-            if "attention_mask" in names:
-                feed["attention_mask"] = present(BATCH, length).long()
-            if "decoder_input_ids" in names:
-                feed["decoder_input_ids"] = tokens(BATCH, length // 2, seed=1)
-            vision = getattr(config, "vision_config", None)
-            if "pixel_values" in names and vision is not None:
-                feed["pixel_values"] = states(BATCH, 3, vision.image_size, vision.image_size)
-            return feed
-        case "pixel_values":
-            side = getattr(config, "image_size", None) or 32
-            side = side if isinstance(side, int) else side[0]
-            channels = getattr(config, "num_channels", 3)
-            feed = {"pixel_values": states(BATCH, channels, side, side)}
-            if "noise" in names:  # else the model draws its own, and no two runs agree
-                feed["noise"] = states(BATCH, (side // config.patch_size) ** 2)
-            return feed
-        case "input_features":
-            bins = getattr(config, "num_mel_bins", None) or 80
-            return {"input_features": states(BATCH, bins, FRAMES)}
-        case "input_values":
-            return {"input_values": states(BATCH, SAMPLES)}
-        case other:
-            raise UnknownInputError(f"no sample input is known for {other}")
+        with contextlib.suppress(AttributeError):  # some compute the kinds from other options
+            config.layer_types = (kinds * 2)[:2]
 
 
 def _dynamic(

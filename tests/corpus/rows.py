@@ -3,6 +3,12 @@
 `bert head=QuestionAnswering length=33 hidden_act=relu` is a model type with a task head, another
 sequence length, and options of its config. A dotted key is an option of a part
 (`vision_config.num_attention_heads=2`). `dims=batch,seq` makes these dims dynamic.
+
+`inputs.bbox=int[3,16,4]<50` gives the model one more input, or another one than the builder's, of
+whole numbers from 0 to 49; `inputs.past_values=float[3,32]` one of random numbers,
+`inputs.pixel_mask=ones[3,32,32]` one of integers 1, `inputs.spatial_shapes=[[2,3],[3,2]]` these
+integers, and `inputs.attention_mask=None` takes one away. `fixed.grid_thw=[[1,4,4]]` is handed over
+by the module itself: what never changes is no input.
 """
 
 from __future__ import annotations
@@ -29,6 +35,8 @@ class Row:
     length: int | None = None
     dims: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def rows(name: str) -> list[str]:
@@ -48,7 +56,14 @@ def parse_row(text: str) -> Row:
         options[key] = _value(value)
     head, length = options.pop("head", None), options.pop("length", None)
     dims = tuple(options.pop("dims", "").split(",")) if "dims" in options else ()
-    return Row(text, model_type, head, length, dims, options)
+    inputs, fixed = _below("inputs.", options), _below("fixed.", options)
+    return Row(text, model_type, head, length, dims, options, inputs, fixed)
+
+
+def _below(prefix: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Takes the options of this prefix out of `options`."""
+    names = [key for key in options if key.startswith(prefix)]
+    return {name.removeprefix(prefix): options.pop(name) for name in names}
 
 
 def _value(text: str) -> Any:

@@ -364,8 +364,10 @@ def test_a_bool_index_of_one_axis_may_be_on_any(indices: str) -> None:
         "  %r = aten.one_hot(%x) {num_classes = 5} : i64[batch, seq, 5]\n  return %r",
         "  input %x : f32[batch, 4, 6, 6]\n  parameter %w : f32[4]\n"
         "  %r = aten.group_norm(%x, %w) {num_groups = 2} : f32[batch, 4, 6, 6]\n  return %r",
+        "  input %x : f32[batch, seq]\n  %b = aten.arange() {end = 4, dtype = f32} : f32[4]\n"
+        "  %r = aten.bucketize.Tensor(%x, %b) {right = true} : i64[batch, seq]\n  return %r",
     ],
-    ids=["diff", "outer", "norm", "one_hot", "group_norm"],
+    ids=["diff", "outer", "norm", "one_hot", "group_norm", "bucketize"],
 )
 def test_a_composite_op_is_lowered_by_its_parts(body: str) -> None:
     check(body, {"w": torch.randn(4)})

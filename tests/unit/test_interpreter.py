@@ -135,3 +135,15 @@ def test_the_observer_sees_every_computed_value_in_order() -> None:
 def test_inputs_and_constants_may_be_returned() -> None:
     graph = _graph("input %x : f32[1]", "constant %w = [2.0] : f32[1]", "return %w, %x, %x")
     assert [t.item() for t in interpret(graph, [torch.ones(1)])] == [2.0, 1.0, 1.0]
+
+
+def test_an_attention_over_an_empty_batch_is_empty() -> None:
+    graph = _graph(
+        "dim images = 3 in 0..",
+        "input %q : f32[images, 5, 8]",
+        "input %mask : bool[images, 1, 5, 5]",
+        "%a = attn.attention(%q, %q, %q, none, %mask) {heads = 2, kv_heads = 2, scale = 0.5}",
+        "return %a",
+    )
+    empty = torch.zeros(0, 5, 8), torch.zeros(0, 1, 5, 5, dtype=torch.bool)
+    assert interpret(graph, empty)[0].shape == (0, 5, 8)

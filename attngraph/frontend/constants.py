@@ -1,0 +1,74 @@
+"""What Python reads of constants while a model is traced.
+
+A grid of patches or a table of lengths that is written in the code, or kept in a buffer, is known,
+and so is what is computed of it. torch.export keeps the values of tensors of one element only, and
+takes sizes computed from larger ones for data of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.export import _trace
+from torch.fx.experimental import proxy_tensor
+from torch.utils import _pytree as pytree
+
+_LARGEST = 2**16
+"""Elements of a tensor that is computed while the model is traced."""
+_LIMIT = "CONSTANT_NUMEL_LIMIT"
+_BUFFERS = "_fakify_params_buffers"
+_aten = torch.ops.aten
+_FACTORIES = (_aten.arange, _aten.full, _aten.ones, _aten.zeros)
+
+
+def depends_on_data(message: str) -> bool:
+    """Whether Python asked for a value of a tensor."""
+    return "data-dependent" in message
+
+
+@contextmanager
+def known_constants() -> Iterator[None]:
+    """Values of literal tensors, of small buffers, and of ranges and fills of known size are known.
+
+    torch forgets those of a tensor that an operator writes data of the run into.
+    """
+    make: Callable[..., dict[str, torch.Tensor]] = getattr(_trace, _BUFFERS)
+    dispatch: Callable[..., Any] = FakeTensorMode.dispatch
+
+    def buffers(mode: FakeTensorMode, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        made = make(mode, module)
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            _keep(made[name], buffer.clone, mode)
+        return made
+
+    def factories(
+        mode: FakeTensorMode, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = dispatch(mode, function, types, args, kwargs or {})
+        known = not any(isinstance(item, torch.SymInt) for item in pytree.tree_leaves(args))
+        if known and getattr(function, "overloadpacket", None) in _FACTORIES:
+            _keep(made, lambda: function(*args, **(kwargs or {})), mode)
+        return made
+
+    with ExitStack() as stack:
+        for module in (fake_tensor, proxy_tensor):
+            stack.enter_context(patch.object(module, _LIMIT, _LARGEST))
+        stack.enter_context(patch.object(_trace, _BUFFERS, buffers))
+        stack.enter_context(patch.object(FakeTensorMode, "dispatch", factories))
+        yield
+
+
+def _keep(fake: object, value: Callable[[], torch.Tensor], mode: FakeTensorMode) -> None:
+    """Gives a fake tensor its value, if it is a small one."""
+    if not isinstance(fake, FakeTensor) or fake.constant is not None or fake.device.type != "cpu":
+        return
+    if fake.numel() <= _LARGEST:
+        with unset_fake_temporarily():
+            fake.constant = value()
+        mode.fake_tensor_converter.add_constant_storage_mapping(fake)
