@@ -28,8 +28,6 @@ class Canonicalize:
     - the ε of `aten.rms_norm`, where its default is meant;
     - an expression for every size that `.item()` reads from a tensor made of sizes;
     - and nothing for what changes nothing: copies, dropout that is off, x · 1, −(−x), …
-
-    Where a graph reads strides (`as_strided`), its layout stays as it is.
     """
 
     name: ClassVar[str] = "canonicalize"
@@ -37,8 +35,7 @@ class Canonicalize:
     bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        reads_strides = any(node.op.startswith("aten.as_strided") for node in graph)
-        rules = VALUE_RULES + SLICE_RULES + SCATTER_RULES + ([] if reads_strides else LAYOUT_RULES)
+        rules = VALUE_RULES + SLICE_RULES + SCATTER_RULES + LAYOUT_RULES
         Rewriter(graph, rules).run()
         if resolve_sizes(graph):
             Rewriter(graph, rules).run()

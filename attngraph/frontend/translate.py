@@ -21,6 +21,7 @@ from attngraph.errors import CaptureError
 from attngraph.frontend.functional import IDENTITY_IN_PLACE, Functional
 from attngraph.frontend.locations import Locator
 from attngraph.frontend.shapes import dynamic_number
+from attngraph.frontend.strided import gather_strided
 from attngraph.frontend.symbols import Symbols
 from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
 from attngraph.ir.ops import OpDef, flatten_call, op_def, op_name
@@ -147,6 +148,8 @@ class Translator:
             self._item(node)
         elif self._is_identity(node, name):
             self._values[node] = self._tensor(node.args[0])
+        elif name == "aten.as_strided":
+            self._values[node] = self._strided(node)
         elif value is None or isinstance(value, (torch.Tensor, list, tuple)):
             name, definition, args, kwargs = self._canonical(node, name)
             self._create(node, name, definition, args, kwargs)
@@ -258,6 +261,18 @@ class Translator:
                 names=[node.name],
                 loc=loc,
             ).output
+
+    def _strided(self, node: fx.Node) -> Value:
+        (source, size, stride, *rest), loc = node.args, self._locator.of(node)
+        assert isinstance(source, fx.Node)
+        begin = source.meta["val"].storage_offset()
+        offset = node.kwargs.get("storage_offset", rest[0] if rest else None)
+        offset = begin if offset is None else offset
+        lies, first, size, stride, offset = map(
+            self._read, (source.meta["val"].stride(), begin, size, stride, offset)
+        )
+        value = self._tensor(source)
+        return gather_strided(self.graph, value, lies, size, stride, offset - first, loc)
 
     def _create(
         self,
