@@ -16,15 +16,14 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.export import _trace
-from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
 _LARGEST = 2**16
 """Elements of a tensor that is computed while the model is traced."""
-_LIMIT = "CONSTANT_NUMEL_LIMIT"
 _BUFFERS = "_fakify_params_buffers"
 _aten = torch.ops.aten
 _FACTORIES = (_aten.arange, _aten.full, _aten.ones, _aten.zeros)
+_UNSET = (_aten.empty_like, _aten.new_empty, _aten.new_empty_strided)
 
 
 def depends_on_data(message: str) -> bool:
@@ -52,13 +51,15 @@ def known_constants() -> Iterator[None]:
     ) -> Any:
         made = dispatch(mode, function, types, args, kwargs or {})
         known = not any(isinstance(item, torch.SymInt) for item in pytree.tree_leaves(args))
-        if known and getattr(function, "overloadpacket", None) in _FACTORIES:
+        packet = getattr(function, "overloadpacket", None)
+        if packet in _UNSET:
+            made.constant = None
+        elif known and packet in _FACTORIES:
             _keep(made, lambda: function(*args, **(kwargs or {})), mode)
         return made
 
     with ExitStack() as stack:
-        for module in (fake_tensor, proxy_tensor):
-            stack.enter_context(patch.object(module, _LIMIT, _LARGEST))
+        stack.enter_context(patch.object(fake_tensor, "CONSTANT_NUMEL_LIMIT", _LARGEST))
         stack.enter_context(patch.object(_trace, _BUFFERS, buffers))
         stack.enter_context(patch.object(FakeTensorMode, "dispatch", factories))
         yield

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.inline import batches, enables_autocast, inline
@@ -61,7 +62,7 @@ def functionalize(program: ExportedProgram) -> Functional:
             return found
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch copies deprecated classes of its own here
-        program = program.run_decompositions({})
+        program = _retraced(program)
     graph = inline(program.graph_module)
     found = _with_twins(program, graph)
     if found is None:
@@ -71,6 +72,15 @@ def functionalize(program: ExportedProgram) -> Functional:
             "value; write it out of place."
         )
     return found
+
+
+def _retraced(program: ExportedProgram) -> ExportedProgram:
+    try:
+        return program.run_decompositions({})
+    except GuardOnDataDependentSymNode:
+        # What led to the sizes that the first trace knew is still there, and nothing reads it.
+        program.graph_module.graph.eliminate_dead_code()
+        return program.run_decompositions({})
 
 
 def functional_body(program: ExportedProgram, module: fx.GraphModule) -> Functional:

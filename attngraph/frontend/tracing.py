@@ -115,8 +115,6 @@ def trace(
             dynamic_shapes = narrowed
         else:
             _check_dynamic(program, requests, fixed)
-            if known_constants in taken:  # what led to sizes can't be traced again without them
-                program.graph_module.graph.eliminate_dead_code()
             return Traced(program, requests, tuple(notes))
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."

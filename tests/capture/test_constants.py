@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attngraph.errors import CaptureError
 from attngraph.frontend.capture import capture
 from attngraph.ir import interpret
 from tests.capture.formula import states
@@ -47,3 +48,13 @@ def test_a_buffer_that_the_model_writes_is_what_it_is_then() -> None:
     expected = Counting(GRID.clone()).eval()(x)
     graph = capture(Counting(GRID.clone()).eval(), (x,)).graph
     assert torch.equal(interpret(graph, (x,))[0], expected)
+
+
+def test_memory_that_nothing_was_written_to_is_no_constant() -> None:
+    class Unset(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes = torch.empty_like(torch.tensor([3, 2]))
+            return x if sizes[0] > 2 else -x
+
+    with pytest.raises(CaptureError, match="data-dependent"):
+        capture(Unset(), (states(4),))

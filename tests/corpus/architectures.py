@@ -85,7 +85,10 @@ def build(text: str, attention: str = "eager") -> Architecture:
 
 
 class FirstTensor(nn.Module):
-    """Calls the model with its positional inputs by name and returns its first tensor output."""
+    """Calls the model with its positional inputs by name and returns one tensor of its outputs.
+
+    It is the last hidden state, or the first tensor where there is none.
+    """
 
     def __init__(
         self, model: PreTrainedModel, names: tuple[str, ...], fixed: Mapping[str, Tensor]
@@ -102,6 +105,9 @@ class FirstTensor(nn.Module):
         feed = dict(zip(self.names, inputs, strict=True))
         feed |= {name: getattr(self, f"fixed_{name}") for name in self.constants}
         result = self.model(**feed, **self.flags, return_dict=True)
+        found = result.get("last_hidden_state")
+        if isinstance(found, Tensor):
+            return found
         return next(value for value in result.values() if isinstance(value, Tensor))
 
 
