@@ -64,10 +64,11 @@ def attention(
     Returns the context (B, S, H·E); then, if `weights`, the probabilities (B, H, S, T); then, with
     a past, all keys (B, G, T, D) and all values (B, G, T, E).
     """
-    length = query.shape[1]
-    q = query.unflatten(-1, (heads, -1)).transpose(1, 2)
-    k = key.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
-    v = value.unflatten(-1, (kv_heads, -1)).transpose(1, 2)
+    batch, length, width = query.shape
+    q = query.reshape(batch, length, heads, width // heads).transpose(1, 2)
+    split = (batch, key.shape[1], kv_heads)
+    k = key.reshape(*split, key.shape[2] // kv_heads).transpose(1, 2)
+    v = value.reshape(*split, value.shape[2] // kv_heads).transpose(1, 2)
     offset, presents = 0, tuple[torch.Tensor, ...]()
     if past_key is not None and past_value is not None:
         offset = past_key.shape[2]

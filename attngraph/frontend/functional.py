@@ -75,12 +75,14 @@ def functionalize(program: ExportedProgram) -> Functional:
 
 
 def _retraced(program: ExportedProgram) -> ExportedProgram:
+    retraced: ExportedProgram
     try:
-        return program.run_decompositions({})
+        retraced = program.run_decompositions({})
     except GuardOnDataDependentSymNode:
         # What led to the sizes that the first trace knew is still there, and nothing reads it.
         program.graph_module.graph.eliminate_dead_code()
-        return program.run_decompositions({})
+        retraced = program.run_decompositions({})
+    return retraced
 
 
 def functional_body(program: ExportedProgram, module: fx.GraphModule) -> Functional:

@@ -116,11 +116,11 @@ def _model(row: Row, attention: str) -> PreTrainedModel:
 
     config = _config(row, attention)
     maker = getattr(transformers, f"AutoModelFor{row.head}" if row.head else "AutoModel")
-    model: PreTrainedModel
-    if not row.head and type(config) not in maker._model_mapping:
-        model = _own_class(config)._from_config(config, attn_implementation=attention)
+    if row.head or type(config) in maker._model_mapping:
+        make = maker.from_config
     else:
-        model = maker.from_config(config, attn_implementation=attention)
+        make = _own_class(config)._from_config
+    model: PreTrainedModel = make(config, attn_implementation=attention)
     return model
 
 

@@ -130,7 +130,7 @@ def _with_placeholders(
     image = {name: feed[name] for name in feed if "pixel" in name or "image" in name}
     if token is None or not image or "input_ids" not in feed:
         return feed
-    owner = next((m for m in model.modules() if hasattr(m, "get_image_features")), None)
+    owner: Any = next((m for m in model.modules() if hasattr(m, "get_image_features")), None)
     if owner is None:
         return feed
     with torch.no_grad():

@@ -28,6 +28,25 @@ def test_a_row_says_its_head_its_length_and_options() -> None:
     assert row.options == {"a.rope": {"type": "yarn"}, "act": "relu"}
 
 
+def test_a_row_says_its_inputs_and_what_is_fixed() -> None:
+    row = parse_row("yolos inputs.x=float[2,3] fixed.grid=[[1,2]] inputs.mask=None size=[3,4]")
+    assert row.inputs == {"x": "float[2,3]", "mask": None}
+    assert row.fixed == {"grid": [[1, 2]]}
+    assert row.options == {"size": [3, 4]}
+
+
+def test_an_image_has_a_placeholder_for_each_row_of_its_features() -> None:
+    built = build("llava inputs.attention_mask=None")
+    feed = dict(zip(built.input_names, built.args, strict=True))
+    assert feed["input_ids"].shape == (3, 16 + 16)
+    assert (feed["input_ids"] == 1).sum(1).tolist() == [16, 16, 16]
+
+
+def test_an_input_of_an_unknown_form_is_named() -> None:
+    with pytest.raises(ValueError, match=r"inputs\.pixel_values=float\(3\)"):
+        build("vit inputs.pixel_values=float(3)")
+
+
 def test_a_word_that_is_no_option_is_named() -> None:
     with pytest.raises(ValueError, match="'causal' in the row 'phi causal'"):
         parse_row("phi causal")
