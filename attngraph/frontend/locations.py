@@ -43,11 +43,19 @@ def _short_path(path: str, here: str) -> str:
 
 
 def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | None:
-    """File and line of the last of `frames` that is neither torch's, Python's nor ours."""
-    found = None
+    """File and line of the last of `frames` that is neither torch's, Python's nor ours.
+
+    Nor that of another package which a module of the model calls: there is nothing to change there.
+    """
+    found = package = None
     for frame, line in frames:
         file = frame.f_code.co_filename
-        if not _is_plumbing(file):
+        if _is_plumbing(file):
+            continue
+        name = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            package = name
+        if package in (None, name):
             found = file, line
     return found
 

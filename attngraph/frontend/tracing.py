@@ -14,6 +14,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
     redirect_stderr,
+    suppress,
 )
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
@@ -22,6 +23,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.comparisons import decided_comparisons, wants_bool
@@ -79,6 +81,7 @@ def trace(
     """
     notes: list[str] = []
     deferred, bytecode = False, False
+    constant: list[Request] = []
     remedies = dict(_REMEDIES)
     taken: list[Callable[[], AbstractContextManager[None]]] = []
     for _ in range(_ATTEMPTS):
@@ -89,6 +92,7 @@ def trace(
                 for context in (*taken, recurrent_layers, Rewordings, forgetting, _quiet):
                     stack.enter_context(context())
                 stack.enter_context(inference(module))
+                _forget(module, args, kwargs, constant)
                 stack.enter_context(_watch_specialisations(fixed))
                 program = torch.export.export(
                     module,
@@ -106,8 +110,10 @@ def trace(
                 del remedies[remedy]
                 taken.append(remedy)
                 continue
-            if not bytecode and (_swaps_weights(error) or looks_up_a_size(str(error))):
-                bytecode = True  # Dynamo reads the code, and leaves out a move to the same device
+            if not bytecode and (_reads_better(str(error)) or looks_up_a_size(str(error))):
+                bytecode = True
+                continue
+            if not constant and (constant := _constants(error, requests)):
                 continue
             narrowed = _narrow(str(error), dynamic_shapes, notes)
             if narrowed is None:
@@ -121,9 +127,45 @@ def trace(
     )
 
 
-def _swaps_weights(error: Exception) -> bool:
-    """Whether the model moves a module as it runs, which weights that are traced don't take."""
-    return "_apply(): Couldn't swap" in str(error)
+def _reads_better(message: str) -> bool:
+    """Whether Dynamo, which reads the code instead of running it, may take what a run doesn't.
+
+    It leaves out a move of a module to the device where it is, and `int(tensor)` is
+    `tensor.item()` to it.
+    """
+    return (
+        "_apply(): Couldn't swap" in message
+        or "Could not extract specialized integer from data-dependent expression" in message
+    )
+
+
+def _constants(error: Exception, requests: tuple[Request, ...]) -> list[Request]:
+    """The dims that the trace took for constants."""
+    found = [_FIXED.fullmatch(line) for line in _suggestions(str(error))]
+    names = {match[1] for match in found if match}
+    return [request for request in requests if request.name in names]
+
+
+def _forget(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    constant: list[Request],
+) -> None:
+    """Runs the model with sizes below the dims' ranges.
+
+    A table that an earlier call left for the sample's size is then one of a size that no dim has,
+    and to ask whether it still fits is no condition.
+    """
+    if not constant:
+        return
+    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    for request in constant:
+        below = max(request.low or 2, 2) - 1
+        leaves[request.leaf] = leaves[request.leaf].narrow(request.axis, 0, below)
+    small, named = pytree.tree_unflatten(leaves, structure)
+    with suppress(Exception):
+        module(*small, **named)
 
 
 class _WithoutGraphs:
@@ -157,6 +199,7 @@ def _quiet() -> Iterator[None]:
             for module in ("torch", "typing_extensions", "copyreg"):
                 warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
             warnings.filterwarnings("ignore", "The tensor attribute")  # they are as they were
+            warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_")
             yield
     finally:
         for logger in loggers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,53 @@ def test_item_defines_a_dim() -> None:
     item = next(node for node in result.graph if node.op == "aten.item")
     assert item.output.type == ScalarType("int", "u0")
     assert result.graph.dims["u0"].low == 0
+
+
+def test_int_of_a_tensor_defines_a_dim() -> None:
+    """Python demands a number of `int()` there, which only reading the bytecode gets around."""
+    check(
+        lambda self, x, y: x + torch.zeros(int(y.max())).sum(),
+        X,
+        torch.tensor([2, 5]),
+        dims=(BOTH, None),
+        further=(X, torch.tensor([8, 1])),
+    )
+
+
+def test_a_table_that_is_kept_by_its_size_is_computed_for_each() -> None:
+    @functools.lru_cache
+    def table(size: int) -> Tensor:
+        return torch.arange(size).float()
+
+    check(
+        lambda self, x, y: x + y * table(x.shape[1]),
+        X,
+        states(1),
+        dims=(BOTH, None),
+        further=(states(2, 12), states(1)),
+    )
+
+
+class Remembers(nn.Module):
+    """Keeps a table for the last length, as rotary embeddings do."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[1]
+        if self.table is None or self.table.shape[0] != size:
+            self.table = torch.arange(size).float()
+        return x * self.table
+
+
+def test_a_table_left_by_an_earlier_call_fixes_no_size() -> None:
+    model = Remembers()
+    model(X)
+    graph = capture(model, (X,), dynamic_shapes=(BOTH,)).graph
+    longer = states(2, 12)
+    assert torch.equal(interpret(graph, [longer])[0], Remembers()(longer))
+    assert model.table is not None
+    assert model.table.shape[0] == X.shape[1]
 
 
 def test_a_derived_dim_keeps_the_root() -> None:
@@ -289,3 +337,22 @@ def test_a_shift_by_a_view_of_a_slice_takes_every_size() -> None:
         return padded[:, 1:].view_as(scores)[..., :size]
 
     check(forward, states(3, 7, 4), dims=(BOTH,), further=(states(2, 1, 4),))
+
+
+def test_what_a_library_does_is_told_by_the_models_own_line() -> None:
+    """As einx takes the sizes that a model's module gives it for integers."""
+    library: dict[str, Any] = {"__name__": "library"}
+    exec(
+        compile("def fix(x):\n    return x.view(int(x.shape[1]), -1)", "library.py", "exec"),
+        library,
+    )
+
+    class Calls(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = library["fix"](x)
+            return result
+
+    with pytest.raises(
+        CaptureError, match=r'can\'t be dynamic.*test_capture_dims.*library\["fix"\]'
+    ):
+        capture(Calls(), (X,), dynamic_shapes=(BOTH,))
