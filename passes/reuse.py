@@ -7,6 +7,7 @@ from attngraph.passes.decline import is_product
 from attngraph.passes.exponentials import SOFTMAXES
 from attngraph.passes.logits import Declined
 
+_PRODUCTS = frozenset(["aten.matmul", "aten.bmm", "aten.einsum"])
 _FAR = 64  # nodes between scores and softmax; a reader further off is outside the attention
 
 
@@ -58,6 +59,14 @@ def reused(scores: Node, anchor: Node) -> Declined:
                     "It is kept as it is; it would fuse if no other attention took its scores.",
                 )
             seen.add(user)
+            if user.op in _PRODUCTS:
+                return Declined(
+                    "scores-reused",
+                    f"The scores are multiplied with other tensors too, at {user.loc}, without the "
+                    "softmax, so their product can't go away.",
+                    scores,
+                    "It is kept as it is; without that second product it would fuse.",
+                )
             queue.append(user)
     return Declined(
         "scores-reused",

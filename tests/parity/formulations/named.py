@@ -138,6 +138,13 @@ def residual_scores(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return first.softmax(-1) @ v, second.softmax(-1) @ v
 
 
+@formulation(Q, K, V, fused=0, declined=("without the softmax",))
+def two_pairings(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A non-local block with two of its pairing functions: softmax and division by the number."""
+    scores = q @ k.mT
+    return scores.softmax(-1) @ v + scores / k.shape[2] @ v
+
+
 @formulation(Q, K, V, fused=0, declined=("talking-heads",))
 class MultiToken(nn.Module):
     """Golovneva et al.: a convolution over queries and keys of each head's scores."""
