@@ -21,7 +21,7 @@ from attngraph.frontend.functional import functionalize
 from attngraph.frontend.guards import sizes_apart
 from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.outputs import output_names
-from attngraph.frontend.program_dims import named_symbols
+from attngraph.frontend.program_dims import asserted_sizes, named_symbols
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.symbols import Symbols
@@ -241,6 +241,8 @@ def _name_dims(
         if request.root and isinstance(size, torch.SymInt):
             for original in symbols.unnamed([size.node.expr]):
                 symbols.name(original, request.root, _info(program, original, None, size))
+    for original, expr in asserted_sizes(program):
+        symbols.define(original, expr)
     for node, shape, sample in zip(nodes, shapes, samples, strict=True):
         for axis, size in enumerate(shape):
             if not isinstance(size, torch.SymInt):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import sympy
 import torch
@@ -47,3 +47,19 @@ def named_symbols(
                 "own, or export the model again with one Dim for both."
             )
     return found
+
+
+def asserted_sizes(program: ExportedProgram) -> Iterator[tuple[sympy.Symbol, sympy.Expr]]:
+    """Each size that the program asserts, as it runs, to be what it computes from others.
+
+    torch.export keeps both where it defers its guards, and knows one size else.
+    """
+    for node in program.graph.nodes:
+        if node.target is not torch.ops.aten._assert_scalar.default:
+            continue
+        holds = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
+        equal = holds.node.expr if isinstance(holds, torch.SymBool) else None
+        if isinstance(equal, sympy.Eq):
+            for size, other in (equal.args, equal.args[::-1]):
+                if isinstance(size, sympy.Symbol) and isinstance(other, sympy.Expr):
+                    yield size, other

@@ -22,7 +22,7 @@ class Symbols:
 
     def __init__(self) -> None:
         self.infos: dict[str, DimInfo] = {}
-        self._renamed: dict[sympy.Symbol, sympy.Symbol] = {}
+        self._renamed: dict[sympy.Symbol, sympy.Expr] = {}
         self._cache: dict[sympy.Basic, Any] = {}
 
     def name(self, original: sympy.Symbol, name: str, info: DimInfo) -> str:
@@ -35,6 +35,11 @@ class Symbols:
     def equate(self, original: sympy.Symbol, name: str) -> None:
         """Takes a symbol for the dim of this name, as the caller says that it is."""
         self._renamed[original] = symbol(name)
+
+    def define(self, original: sympy.Symbol, expr: sympy.Expr) -> None:
+        """Makes a symbol that has no name yet stand for an expression of those that have one."""
+        if self.is_new(original) and not self.unnamed([expr]):
+            self._renamed[original] = expr.xreplace(self._renamed)
 
     def is_new(self, original: sympy.Symbol) -> bool:
         return original not in self._renamed

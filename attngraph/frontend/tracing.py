@@ -21,7 +21,7 @@ from typing import Any, TextIO, cast
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+from torch.export.dynamic_shapes import _DimHint, refine_dynamic_shapes_from_suggested_fixes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -253,7 +253,12 @@ def _narrow(message: str, dynamic_shapes: Any, notes: list[str]) -> Any:
         bounds += [f"at most {high}"] if high else []
         notes.append(f"Dim {match[1]!r} is {' and '.join(bounds)}: the model demands it.")
     fixes = "\n".join(match[0] for match in matches if match)
-    return refine_dynamic_shapes_from_suggested_fixes(f"Suggested fixes:\n{fixes}", dynamic_shapes)
+    # torch refines named dims alone, and stops at a Dim.AUTO.
+    named = pytree.tree_map(lambda dim: None if isinstance(dim, _DimHint) else dim, dynamic_shapes)
+    refined = refine_dynamic_shapes_from_suggested_fixes(f"Suggested fixes:\n{fixes}", named)
+    return pytree.tree_map(
+        lambda dim, new: dim if isinstance(dim, _DimHint) else new, dynamic_shapes, refined
+    )
 
 
 def _check_dynamic(

@@ -114,6 +114,31 @@ def test_a_range_that_the_model_demands_is_applied_and_noted() -> None:
     assert result.notes == ("Dim 'seq' is at most 64: the model demands it.",)
 
 
+def test_a_range_is_applied_beside_a_dim_that_torch_may_choose() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + torch.zeros(64)[: x.shape[1]] + y.sum()
+
+    shapes = ({1: Dim("seq")}, {0: Dim.AUTO})
+    result = capture(Cut(), (states(3, 5), states(7)), dynamic_shapes=shapes)
+    assert result.graph.dims["seq"].high == 64
+
+
+def test_a_size_that_the_program_asserts_to_be_others_is_no_dim_of_its_own() -> None:
+    class Joined(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+            torch._check(mask.shape[0] == x.shape[0] + y.shape[0])
+            return torch.cat([x, y]) * mask
+
+    args = (states(3), states(5), states(8))
+    shapes = ({0: Dim("new")}, {0: Dim("past")}, {0: Dim.AUTO})
+    program = torch.export.export(
+        Joined(), args, dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True
+    )
+    result = from_program(program, args, dynamic_shapes=shapes)
+    assert str(result.graph.inputs[2].shape[0]) == "new + past"
+
+
 def _fixes_the_batch(self: Formula, x: Tensor, y: None) -> Tensor:
     doubled = x * 2
     return doubled.reshape(3, -1)

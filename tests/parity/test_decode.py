@@ -23,7 +23,7 @@ STEPS = 32
 PROMPT = 7
 
 
-def _common(**more: object) -> dict[str, object]:
+def common(**more: object) -> dict[str, object]:
     return {
         "hidden_size": HIDDEN,
         "num_attention_heads": HEADS,
@@ -47,19 +47,19 @@ def _gpt2() -> nn.Module:
 def _llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**_common(num_key_value_heads=HEADS // 2)))
+    return LlamaForCausalLM(LlamaConfig(**common(num_key_value_heads=HEADS // 2)))
 
 
 def _gpt_neox() -> nn.Module:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    return GPTNeoXForCausalLM(GPTNeoXConfig(**_common(attn_implementation="eager")))
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**common(attn_implementation="eager")))
 
 
 def _mistral() -> nn.Module:
     from transformers import MistralConfig, MistralForCausalLM
 
-    window = _common(num_key_value_heads=HEADS // 2, sliding_window=5)
+    window = common(num_key_value_heads=HEADS // 2, sliding_window=5)
     return MistralForCausalLM(MistralConfig(**window))
 
 
@@ -255,10 +255,18 @@ def test_models_without_such_a_cache() -> None:
     mamba = MambaForCausalLM(
         MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=VOCABULARY, state_size=4)
     )
-    bert = BertModel(BertConfig(**_common()))
+    bert = BertModel(BertConfig(**common()))
     for module in (mamba, bert, nn.Linear(2, 2)):
         with pytest.raises(UsageError, match=f"cache of {type(module).__name__} can't be found"):
             attngraph.optimize_decoder(module)
+
+
+def test_a_state_of_one_size_is_named() -> None:
+    from transformers import JambaConfig, JambaForCausalLM
+
+    jamba = JambaForCausalLM(JambaConfig(**common(num_key_value_heads=2, use_mamba_kernels=False)))
+    with pytest.raises(UsageError, match="can't be handed on: layer 0 keeps a LinearAttention"):
+        attngraph.optimize_decoder(jamba)
 
 
 def test_bad_calls() -> None:

@@ -18,13 +18,14 @@ from attngraph.export.session import Session
 from attngraph.export.target import Target
 from attngraph.verifying import verify_file
 from examples import cached_gpt
-from tests.models.kit import LAYERS, VOCABULARY, peaked
+from tests.models.kit import HEADS, LAYERS, VOCABULARY, peaked
 from tests.parity.test_decode import (
     MODELS,
     PROMPT,
     STEPS,
     Stacked,
     assert_greedy_tokens_are_those_of_eager,
+    common,
     prompts,
 )
 
@@ -94,6 +95,20 @@ def test_its_file_is_verified_as_what_it_is(tmp_path: Path) -> None:
     with Session.open(path, Target("cpu")) as session:
         found = verify_file(Model(module, None, (), {}, None, "llama"), path, session)
     assert found.parity.passed, str(found.parity)
+
+
+def test_a_cache_beside_sinks_may_be_static() -> None:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        **common(num_key_value_heads=HEADS // 2, sliding_window=5, head_dim=16),
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    config._attn_implementation = "eager"
+    module = peaked(GptOssForCausalLM(config))
+    decoder = attngraph.optimize_decoder(module, cache="static", max_length=ROOM, verify="off")
+    assert_greedy_tokens_are_those_of_eager(module, decoder)
 
 
 def test_the_buffers_stay_where_they_are() -> None:
