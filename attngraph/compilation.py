@@ -12,7 +12,7 @@ import torch
 from attngraph.bisect import blame
 from attngraph.checking import Cases, Check
 from attngraph.errors import ParityError, UsageError
-from attngraph.export.buffers import Buffers, require_in_place
+from attngraph.export.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.few_bits import cost_on_cpu
@@ -138,6 +138,7 @@ class Compilation:
         run_passes(self.graph, self.passes, report, self.progress, each)
         if self.buffers is not None:
             require_in_place(self.graph, self.buffers, source)
+            part_joined(self.graph, self.buffers)
         self.assumed = assumptions_of(report.passes, options.assume)
         report.notes += self.assumed
         if options.ignore_padded_rows:

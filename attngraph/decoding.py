@@ -125,7 +125,8 @@ def compile_decoder(
             taken = {*captured.input_names, *captured.output_names}
             names = (f"{LENGTH}{'_' * count}" for count in range(len(taken) + 1))
             length = next(name for name in names if name not in taken)
-            layout = replace(layout, length=length, max_length=decoding.max_length)
+            axes = token_axes(graph, layout)
+            layout = replace(layout, length=length, max_length=decoding.max_length, axes=axes)
         seen.append((captured, layout))
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
         return Prepared(decoding_cases(captured, layout), buffers_of(layout))
@@ -160,7 +161,14 @@ def buffers_of(layout: Layout) -> Buffers | None:
     if layout.length is None:
         return None
     presents = dict(zip(layout.pasts, layout.presents, strict=True))
-    return Buffers(presents, layout.past, layout.length, layout.ids)
+    axes = dict(zip(layout.pasts, layout.axes or [2] * len(layout.pasts), strict=True))
+    return Buffers(presents, layout.past, layout.length, layout.ids, axes)
+
+
+def token_axes(graph: Graph, layout: Layout) -> tuple[int, ...]:
+    """Along which axis each past counts its tokens."""
+    shapes = {value.name: [str(dim) for dim in value.shape] for value in graph.inputs}
+    return tuple(shapes[name].index(layout.past) for name in layout.pasts)
 
 
 class _Inputs:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from attngraph.errors import UsageError
-from attngraph.ir import Graph, Value
-from attngraph.ir.ops import input_of
+from attngraph.ir import Builder, Graph, Value
+from attngraph.ir.dims import same
+from attngraph.ir.ops import attribute, input_of
 
 CAPACITY = "max_length"
 """The dim of a buffer that counts the tokens it has room for."""
@@ -23,16 +24,24 @@ Run = Callable[[Mapping[str, torch.Tensor]], Sequence[torch.Tensor]]
 class Buffers:
     """How a decoder's graph is lowered for a static cache.
 
-    Input `past` of `presents` becomes (B, G, max_length, D), in which the first tokens are what the
-    cache holds: their number is the input `length` (1,) i64, which stands for the dim `dim`. The
-    present of a past is that buffer with the new tokens after them, to be written where it lies.
-    `ids` is the input (B, S) of token ids.
+    Input `past` of `presents` gets room for max_length tokens along its axis of `axes`. The first
+    tokens in it are what the cache holds: their number is the input `length` (1,) i64, which stands
+    for the dim `dim`. The present of a past is that buffer with the new tokens after them, to be
+    written where it lies. `ids` is the input (B, S) of token ids.
     """
 
     presents: Mapping[str, str]
     dim: str
     length: str
     ids: str
+    axes: Mapping[str, int]
+
+    @property
+    def by_name(self) -> dict[str, int]:
+        """The axis along which each past, and each present, counts its tokens."""
+        return {
+            name: axis for past, axis in self.axes.items() for name in (past, self.presents[past])
+        }
 
     def holds(self, value: Value | None) -> bool:
         """Whether a value is a past that lies in a buffer."""
@@ -41,26 +50,25 @@ class Buffers:
     def evaluate(
         self, run: Run, given: Mapping[str, torch.Tensor], outputs: Sequence[str]
     ) -> tuple[torch.Tensor, ...]:
-        """What `run` makes of pasts (B, G, P, D), with presents (B, G, P + S, D): a growing cache.
+        """What `run` makes of pasts of P tokens, with presents of P + S: a growing cache.
 
         What the buffers hold behind the tokens is NaN, so that nothing is right that reads it.
         """
         batch, new = given[self.ids].shape[:2]
-        past = given[next(iter(self.presents))].shape[2]
+        first = next(iter(self.presents))
+        past = given[first].shape[self.axes[first]]
         if by_row(batch, new, past):
             rows = [self.evaluate(run, row_of(given, row), outputs) for row in range(batch)]
             return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
-        room = new + 3
-        feeds = {
-            name: torch.nn.functional.pad(tensor, (0, 0, 0, room), value=torch.nan)
-            if name in self.presents
-            else tensor
-            for name, tensor in given.items()
-        }
+        feeds = dict(given)
+        for name, axis in self.axes.items():
+            room = list(given[name].shape)
+            room[axis] = new + 3
+            feeds[name] = torch.cat([given[name], given[name].new_full(room, torch.nan)], axis)
         feeds[self.length] = torch.tensor([past])
-        grown = {*self.presents.values()}
+        axes = self.by_name
         return tuple(
-            tensor[:, :, : past + new] if name in grown else tensor
+            tensor.narrow(axes[name], 0, past + new) if name in axes else tensor
             for name, tensor in zip(outputs, run(feeds), strict=True)
         )
 
@@ -76,26 +84,56 @@ def row_of(tensors: Mapping[str, torch.Tensor], row: int) -> dict[str, torch.Ten
 
 
 def require_in_place(graph: Graph, buffers: Buffers, source: str) -> None:
-    """Raises UsageError where a past is more than an attention's, or a present is not its own."""
+    """Raises UsageError where a past is more than what one attention or `cat` begins with, or a
+    present is not what comes out of it."""
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    parts = ("past_key", "past_value")
     for value in graph.inputs:
         if value.name not in buffers.presents:
             continue
         present = outputs[buffers.presents[value.name]]
-        reader = present.producer
-        alone = (
-            reader is not None
-            and reader.op == "attn.attention"
-            and present in reader.outputs[-2:]
-            and len(value.uses) == 1
-            and value is input_of(reader, parts[present is reader.outputs[-1]])
-            and not present.uses
-            and graph.outputs.count(present) == 1
-        )
-        if not alone:
+        alone = len(value.uses) == 1 and graph.outputs.count(present) == 1
+        if not alone or not (_is_attended(value, present) or _is_joined(graph, buffers, value)):
             raise UsageError(
                 f"The cache of {source} can't be static: {value.name} is not just the past of one "
-                f"attention whose keys or values come out as {buffers.presents[value.name]}, so "
-                "there is no one place to write to. Compile it with a growing cache."
+                f"attention whose keys or values come out as {buffers.presents[value.name]}, or "
+                "joined to what is new there, so there is no one place to write to. Compile it "
+                "with a growing cache."
             )
+
+
+def _is_attended(past: Value, present: Value) -> bool:
+    """Whether an attention takes the past, and nothing but the caller its present."""
+    reader, parts = present.producer, ("past_key", "past_value")
+    return (
+        reader is not None
+        and reader.op == "attn.attention"
+        and present in reader.outputs[-2:]
+        and past is input_of(reader, parts[present is reader.outputs[-1]])
+        and not present.uses
+    )
+
+
+def _is_joined(graph: Graph, buffers: Buffers, past: Value) -> bool:
+    """Whether the present is `cat(past, new)` along the tokens, in rows of the batch."""
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    reader = outputs[buffers.presents[past.name]].producer
+    ids = next(value for value in graph.inputs if value.name == buffers.ids)
+    return (
+        reader is not None
+        and reader.op == "aten.cat"
+        and len(reader.inputs) == 2
+        and reader.inputs[0] is past
+        and attribute(reader, "dim") % len(past.shape) == buffers.axes[past.name]
+        and same(past.shape[0], ids.shape[0])
+    )
+
+
+def part_joined(graph: Graph, buffers: Buffers) -> None:
+    """Gives who reads a present that is a `cat` one of their own: the caller's is a buffer."""
+    kept, build = tuple(graph.outputs), Builder(graph)
+    for value in graph.inputs:
+        if value.name in buffers.presents and _is_joined(graph, buffers, value):
+            joined = value.users[0]
+            build.at(joined, joined.loc)
+            graph.replace_uses(joined.output, build("aten.cat", *joined.inputs, **joined.attrs))
+            graph.set_outputs(kept, graph.output_names)

@@ -56,11 +56,12 @@ def lower(
     nodes, used = _reachable(context.nodes, outputs)
     inputs = [*(context.value(value) for value in graph.inputs), *lengths]
     if buffers is not None:
-        held = {name for pair in buffers.presents.items() for name in pair}
+        axes = buffers.by_name
         for buffer in (*inputs, *outputs):
-            if buffer.name in held and buffer.shape is not None:
-                batch, groups, _, width = buffer.shape
-                buffer.shape = ir.Shape([batch, groups, CAPACITY, width])
+            if buffer.name in axes and buffer.shape is not None:
+                sizes = list(buffer.shape)
+                sizes[axes[buffer.name]] = ir.SymbolicDim(CAPACITY)
+                buffer.shape = ir.Shape(sizes)
     initializers = [value for value in context.initializers.values() if value in used]
     opsets = {"": OPSET}
     if any(node.domain == MICROSOFT for node in _with_branches(nodes)):

@@ -61,7 +61,7 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     graph = build.graph
     # A causal site without a past aligns its queries with the first keys, which a past would move.
     if attribute(site, "causal") or any(
-        input_of(site, name) is not None for name in ("past_key", "lengths")
+        input_of(site, name) is not None for name in ("sinks", "past_key", "lengths")
     ):
         return None
     key, value = (
@@ -70,11 +70,9 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     )
     if key is None or value is None:
         return None
-    query, bias, mask, sinks = (
-        input_of(site, name) for name in ("query", "bias", "mask", "sinks")
-    )
+    query, bias, mask = (input_of(site, name) for name in ("query", "bias", "mask"))
     leaves = [query, key.new.value, value.new.value, key.past.value, value.past.value]
-    leaves += [operand for operand in (bias, mask, sinks) if operand is not None]
+    leaves += [operand for operand in (bias, mask) if operand is not None]
     if _reads(leaves, {key.cat, value.cat}):
         return None
     loc = fuse_locs([key.cat, value.cat, site], site)
@@ -86,7 +84,7 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
         materialize(build, value.new, value.packed),
         bias,
         mask,
-        sinks,
+        None,
         materialize(build, key.past, key.target),
         materialize(build, value.past, value.target),
         **site.attrs,

@@ -24,7 +24,7 @@ class Layout:
     `ids` is (batch, seq); `mask` is (batch, past + seq), 1 where there is a token; `positions` is
     (batch, seq) or (seq,); `logits` ends in (seq or 1, vocabulary). Output `presents[i]` is what
     input `pasts[i]` is at the next step. In a static cache the pasts are buffers of `max_length`
-    tokens, of which the input `length` says how many they hold.
+    tokens along `axes[i]`, of which the input `length` says how many they hold.
     """
 
     ids: str
@@ -37,6 +37,7 @@ class Layout:
     positions: str | None = None
     length: str | None = None
     max_length: int | None = None
+    axes: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -46,8 +47,8 @@ class Layout:
         """Raises LoadError where a file doesn't say, as one that wasn't compiled as a decoder."""
         try:
             fields: dict[str, Any] = json.loads(text or "")
-            for name in ("pasts", "presents"):
-                fields[name] = tuple(fields[name])
+            for name in ("pasts", "presents", "axes"):
+                fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise LoadError(

@@ -10,37 +10,46 @@ from attngraph.export.lowering.attention_grouped import key_lengths
 from attngraph.export.lowering.attention_site import Emitted, Packed, by_head
 from attngraph.export.lowering.context import MICROSOFT, Context
 from attngraph.export.lowering.masks import Prepared
+from attngraph.ir import Value
 from attngraph.ir.dims import as_dim
 
 
 def pasts_of(ctx: Context, site: Packed) -> list[ir.Value]:
     """The keys and values of the tokens so far, out of their buffers."""
-    found = []
-    for past in (site.past_key, site.past_value):
-        if past is None:
-            continue
-        value = ctx.value(past)
-        if ctx.buffers is not None and ctx.buffers.holds(past):
-            end = ctx.shape([past.shape[2]])
-            value = ctx.op("Slice", value, ctx.constant([0]), end, ctx.constant([2]))
-        found.append(value)
-    return found
+    pasts = (site.past_key, site.past_value)
+    return [past_of(ctx, past) for past in pasts if past is not None]
+
+
+def past_of(ctx: Context, past: Value) -> ir.Value:
+    """The tokens so far, out of their buffer where they lie in one."""
+    value = ctx.value(past)
+    if ctx.buffers is None or not ctx.buffers.holds(past):
+        return value
+    axis = ctx.buffers.axes[past.name]
+    end = ctx.shape([past.shape[axis]])
+    return ctx.op("Slice", value, ctx.constant([0]), end, ctx.constant([axis]))
 
 
 def put_behind(ctx: Context, site: Packed) -> list[ir.Value]:
     """The buffers of a static cache, with the new keys and values behind what they held."""
-    assert site.past_key is not None
-    batch, new, before = site.key.shape[0], site.key.shape[1], site.past_key.shape[2]
+    written = []
+    for past, part in ((site.past_key, site.key), (site.past_value, site.value)):
+        assert past is not None
+        heads = by_head(ctx, ctx.value(part), tuple(part.shape), site.groups)
+        written.append(put_into(ctx, past, heads))
+    return written
+
+
+def put_into(ctx: Context, past: Value, new: ir.Value) -> ir.Value:
+    """The buffer of a past, with what is new behind what it held."""
+    assert ctx.buffers is not None
+    axis = ctx.buffers.axes[past.name]
+    batch, before = past.shape[0], past.shape[axis]
     start = ctx.once(
         ("written at", batch, before),
         lambda: ctx.op("Expand", ctx.shape([before]), ctx.shape([batch])),
     )
-    written = []
-    for past, part in ((site.past_key, site.key), (site.past_value, site.value)):
-        assert past is not None
-        heads = by_head(ctx, ctx.value(part), (batch, new, part.shape[2]), site.groups)
-        written.append(ctx.op("TensorScatter", ctx.value(past), heads, start, axis=2))
-    return written
+    return ctx.op("TensorScatter", ctx.value(past), new, start, axis=axis)
 
 
 def in_cache(

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.errors import LoweringError
+from attngraph.export.lowering.attention_cache import past_of, put_into
 from attngraph.export.lowering.context import Context
 from attngraph.export.lowering.registry import register_lowering
 from attngraph.export.lowering.sizes import INT64_MAX
@@ -131,6 +132,10 @@ def lower_cat(ctx: Context, node: Node) -> ir.Value:
     values = [ctx.cast(ctx.value(value), node.output.dtype) for value in parts]
     if len(values) == 1:
         return values[0]
+    if ctx.buffers is not None and ctx.buffers.holds(parts[0]):
+        if node.output in ctx.graph.outputs:
+            return put_into(ctx, parts[0], values[1])
+        values[0] = past_of(ctx, parts[0])
     axis = axis_of(node.attrs.get("dim", 0), len(node.output.shape))
     return ctx.op("Concat", *values, axis=axis)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attngraph.errors import UsageError
-from attngraph.export.buffers import Buffers, require_in_place
+from attngraph.export.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.lower import lower
 from attngraph.ir import Graph, interpret
 from tests.export.lowered import assert_same, graph_of, op_types, random_inputs, session_of
@@ -22,7 +22,10 @@ GROUPED, GENERAL = "GroupQueryAttention", "TensorScatter"
 def buffers_of(graph: Graph) -> Buffers:
     """The last two outputs are the presents."""
     keys, values = graph.output_names[-2:]
-    return Buffers({"pk": keys, "pv": values}, "keys", "past_length", "q")
+    axes = {
+        v.name: [str(d) for d in v.shape].index("keys") for v in graph.inputs if v.name[0] == "p"
+    }
+    return Buffers({"pk": keys, "pv": values}, "keys", "past_length", "q", axes)
 
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
@@ -78,6 +81,37 @@ def test_a_bound_buffer_is_written_where_it_lies(body: str) -> None:
         assert bool((found[:, :, past + 1 :] == 7.0).all())
 
 
+JOINED = """
+  input %q : f32[batch, seq, 32]
+  input %k : f32[batch, seq, 4, 8]
+  input %v : f32[batch, 4, 8, seq]
+  input %pk : f32[batch, keys, 4, 8]
+  input %pv : f32[batch, 4, 8, keys]
+  %keys = aten.cat(%pk, %k) {dim = 1} : f32[batch, keys + seq, 4, 8]
+  %values = aten.cat(%pv, %v) {dim = -1} : f32[batch, 4, 8, keys + seq]
+  %kp = aten.reshape(%keys) {shape = [batch, keys + seq, 32]} : f32[batch, keys + seq, 32]
+  %vt = aten.permute(%values) {dims = [0, 3, 1, 2]} : f32[batch, keys + seq, 4, 8]
+  %vp = aten.reshape(%vt) {shape = [batch, keys + seq, 32]} : f32[batch, keys + seq, 32]
+  %y = attn.attention(%q, %kp, %vp) {heads = 4, kv_heads = 4, scale = 0.3} : f32[batch, seq, 32]
+  return %y, %keys, %values
+"""
+
+
+def test_a_past_of_any_layout_that_is_joined_outside_of_the_op_is_a_buffer() -> None:
+    _agrees(JOINED, GENERAL)
+
+
+def test_a_past_whose_rows_are_not_the_batch_has_no_place() -> None:
+    body = JOINED.replace("[batch, keys, 4, 8]", "[4, keys, batch, 8]")
+    body = body.replace("%k : f32[batch, seq, 4, 8]", "%k : f32[4, seq, batch, 8]")
+    body = body.replace(
+        "f32[batch, keys + seq, 4, 8]\n  %val", "f32[4, keys + seq, batch, 8]\n  %val"
+    )
+    graph = graph_of(body)
+    with pytest.raises(UsageError, match=r"pk is not just the past .* growing cache"):
+        require_in_place(graph, buffers_of(graph), "the test")
+
+
 def test_a_past_that_something_else_reads_has_no_place() -> None:
     body = cached("none")
     shared = body.replace(
@@ -89,7 +123,7 @@ def test_a_past_that_something_else_reads_has_no_place() -> None:
     graph = graph_of(body)
     require_in_place(graph, buffers_of(graph), "the test")
     keys, values = graph.output_names[-2:]
-    swapped = Buffers({"pk": values, "pv": keys}, "keys", "past_length", "q")
+    swapped = Buffers({"pk": values, "pv": keys}, "keys", "past_length", "q", {"pk": 2, "pv": 2})
     with pytest.raises(UsageError, match="no one place to write to"):
         require_in_place(graph, swapped, "the test")
 
@@ -98,6 +132,7 @@ def _agrees(body: str, op: str, *, batched: bool = True) -> None:
     graph = graph_of(body)
     buffers = buffers_of(graph)
     require_in_place(graph, buffers, "the test")
+    part_joined(graph, buffers)
     model = lower(graph, buffers=buffers)
     assert op in op_types(model)
     session = session_of(model)
