@@ -51,14 +51,20 @@ class Check:
             module = model.program.module()
         assert module is not None
         self.module = module
-        self.reference = Reference(module, precision=precision)
+        self.reference = self._reference()
         self._known: dict[str, ReferenceOutputs] = {}
 
     def convert(self, precision: Precision) -> None:
         """From now on the result is held against the module in another precision."""
         self.precision = precision
-        self.reference = Reference(self.module, precision=precision, converted=True)
+        self.reference = self._reference(converted=True)
         self._known = {}
+
+    def _reference(self, *, converted: bool = False) -> Reference:
+        numbers = self.captured.signature.numbers
+        return Reference(
+            self.module, precision=self.precision, converted=converted, numbers=numbers
+        )
 
     def references(self, tensors: tuple[torch.Tensor, ...]) -> ReferenceOutputs:
         """Eager's outputs, under the names that the graph's have."""

@@ -225,7 +225,10 @@ class Compilation:
         is_original = report.precision == self.own and stored is None
         origin = self.pristine if is_original else None
         session, buffers = options.session, self.buffers
-        return Optimized(graph, onnx, report, device, origin, session, buffers, self.staged)
+        signature = self.captured.signature if buffers is None else None
+        return Optimized(
+            graph, onnx, report, device, origin, session, buffers, self.staged, signature
+        )
 
     def _measure(self, optimized: Optimized) -> Parity:
         """How far it is from eager. Notes which of its nodes run elsewhere."""

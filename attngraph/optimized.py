@@ -17,6 +17,7 @@ from attngraph.export.save import save, to_session
 from attngraph.export.session import Session
 from attngraph.export.staged import Staged
 from attngraph.export.target import Target
+from attngraph.frontend.signature import Signature
 from attngraph.ir import Graph
 from attngraph.ir.dims import DimInfo
 from attngraph.report import Report
@@ -30,7 +31,8 @@ class Optimized:
     `model` is the onnx_ir.Model, `graph` the optimised IR, `report` what was done and measured;
     `origin` is the graph as it was captured, unless verification was off; `options` are those of
     `Session.open` for its sessions, and `buffers` those of a static cache. What is `staged` where
-    it will be saved is written once.
+    it will be saved is written once. `signature` is how the model itself is called; without it,
+    inputs and outputs are flat.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Optimized:
         options: Mapping[str, Any] | None = None,
         buffers: Buffers | None = None,
         staged: Staged | None = None,
+        signature: Signature | None = None,
     ) -> None:
         self.buffers = buffers
+        self._signature = signature
         self._staged = staged
         self.graph = graph
         self.origin = origin
@@ -102,27 +106,33 @@ class Optimized:
         given = dict(zip(names, tensors, strict=True))
         return self.buffers.evaluate(self.session.run, given, self.session.output_names)
 
-    def __call__(
-        self, *tensors: torch.Tensor, **named: torch.Tensor
-    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """The output, or a tuple where there are several. Inputs by position, then by name.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns, for its own arguments: nested as they are, numbers and None too.
 
-        Inputs and outputs that the model nests are flat here: `session.input_names` and
-        `session.output_names` tell their order.
-
-        Raises UsageError for an input twice, or of a size that the model was not compiled for.
+        The tensors alone do as well, by position in the order of `session.input_names`, then by
+        name. Raises UsageError for an input twice, of a size that the model was not compiled for,
+        or that is no tensor and not what it was when the model was compiled.
         """
+        feeds = self._feeds(args, kwargs)
+        self._check_sizes(feeds)
+        outputs = self.session.run(feeds)
+        if self._signature is not None:
+            return self._signature.unflatten(outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _feeds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         names = self.session.input_names
-        if len(tensors) > len(names):
-            raise UsageError(f"{len(tensors)} inputs were given; there are {', '.join(names)}.")
-        feeds = dict(zip(names, tensors, strict=False))
-        for name, tensor in named.items():
+        is_flat = all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
+        if self._signature is not None and not is_flat:
+            return dict(zip(names, self._signature.tensors(args, kwargs), strict=True))
+        if len(args) > len(names):
+            raise UsageError(f"{len(args)} inputs were given; there are {', '.join(names)}.")
+        feeds = dict(zip(names, args, strict=False))
+        for name, tensor in kwargs.items():
             if name in feeds:
                 raise UsageError(f"The input {name} was given twice.")
             feeds[name] = tensor
-        self._check_sizes(feeds)
-        outputs = self.session.run(feeds)
-        return outputs[0] if len(outputs) == 1 else outputs
+        return feeds
 
     def _check_sizes(self, feeds: Mapping[str, torch.Tensor]) -> None:
         """onnxruntime computes something for any size, but what is proved holds in the ranges."""

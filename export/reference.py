@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -81,13 +81,20 @@ class Reference:
     All runs are in eval mode, without gradients and without the fused path of
     nn.MultiheadAttention. Buffers and inputs are copied, so a module that writes into them doesn't
     change what the next run sees. A converted copy of the weights lives for one call; in float64,
-    above `_MOST_BYTES`, each operator converts what it reads, where the module runs so.
+    above `_MOST_BYTES`, each operator converts what it reads, where the module runs so. `numbers`
+    are those of `flatten_outputs`.
     """
 
     def __init__(
-        self, module: torch.nn.Module, *, precision: Precision, converted: bool = False
+        self,
+        module: torch.nn.Module,
+        *,
+        precision: Precision,
+        converted: bool = False,
+        numbers: Collection[int] = (),
     ) -> None:
         self.module = module
+        self._numbers = numbers
         self.precision = precision
         self.converted = converted and precision != "fp32"
 
@@ -97,7 +104,7 @@ class Reference:
         """Outputs for one input, flattened; see `flatten_outputs` for what raises UsageError."""
         sample = functools.partial(self._sample, args, kwargs or {})
         with inference(self.module), plain_loops():
-            eager = flatten_outputs(self._run(args, kwargs or {}, _copy))
+            eager = self._flat(args, kwargs or {}, _copy)
             names = tuple(name for name, _ in eager)
             tensors = tuple(tensor for _, tensor in eager)
             if self.converted:
@@ -123,8 +130,8 @@ class Reference:
             if not at_once:
                 # What looks at a parameter's dtype may fail: it is the module's own.
                 with contextlib.suppress(Exception):
-                    return flatten_outputs(self._run(args, kwargs, _double, weights=False))
-            return flatten_outputs(self._run(args, kwargs, _double))
+                    return self._flat(args, kwargs, _double, weights=False)
+            return self._flat(args, kwargs, _double)
 
     def _sample(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -133,9 +140,9 @@ class Reference:
         nudge = functools.partial(_nudged, random=random)
         with inference(self.module), plain_loops():
             if self.converted:
-                single = _tensors(self._run(args, kwargs, _copy))
+                single = self._tensors(args, kwargs, _copy)
                 return tuple(self._halved(single, args, kwargs, nudge) for _ in range(SAMPLES))
-            return tuple(_tensors(self._run(args, kwargs, nudge)) for _ in range(SAMPLES))
+            return tuple(self._tensors(args, kwargs, nudge) for _ in range(SAMPLES))
 
     def _halved(
         self,
@@ -161,16 +168,22 @@ class Reference:
         found: tuple[torch.Tensor, ...] | None = None
         for buffers in (_copy, half):
             try:
-                found = _tensors(self._run(args, kwargs, half, buffers))
+                found = self._tensors(args, kwargs, half, buffers)
             except Exception:  # whatever a model does that only works in its own dtype
                 continue
             if is_as_finite(found, single):
                 break
         else:
             with rounding(dtype):
-                found = _tensors(self._run(args, kwargs, few_digits, _copy))
+                found = self._tensors(args, kwargs, few_digits, _copy)
         pairs = zip(found or (), single, strict=True)
         return tuple(half if each.is_floating_point() else each for half, each in pairs)
+
+    def _tensors(self, *run: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor for _, tensor in self._flat(*run))
+
+    def _flat(self, *run: Any, weights: bool = True) -> list[tuple[str, torch.Tensor]]:
+        return flatten_outputs(self._run(*run, weights=weights), self._numbers)
 
     def _run(
         self,
@@ -212,22 +225,22 @@ def in_float64() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         yield _double
 
 
-def _tensors(output: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor for _, tensor in flatten_outputs(output))
-
-
-def flatten_outputs(output: Any) -> list[tuple[str, torch.Tensor]]:
+def flatten_outputs(output: Any, numbers: Collection[int] = ()) -> list[tuple[str, torch.Tensor]]:
     """The tensors of a module's output with their path, such as "logits" or "hidden_states.3".
 
-    None and plain numbers, which no ONNX output stands for, are dropped. Raises UsageError for an
-    object that pytree can't open (a cache, say) and for an output without any tensor.
+    None and numbers, which no ONNX output stands for, are dropped, but for the leaves at the
+    positions `numbers`: what is computed from sizes or values is a tensor without axes. Raises
+    UsageError for an object that pytree can't open (a cache, say) and for an output without any
+    tensor.
     """
     leaves, _ = pytree.tree_flatten_with_path(output)
     found = []
-    for path, leaf in leaves:
+    for at, (path, leaf) in enumerate(leaves):
         name = ".".join(_key(entry) for entry in path) or "output"
         if isinstance(leaf, torch.Tensor):
             found.append((name, leaf))
+        elif at in numbers:
+            found.append((name, torch.tensor(leaf)))
         elif leaf is not None and not isinstance(leaf, bool | int | float | str):
             raise UsageError(
                 f"Output {name!r} of the module is a {type(leaf).__name__}, which can't be "

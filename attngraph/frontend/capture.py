@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import ShapesCollection
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
@@ -24,6 +24,7 @@ from attngraph.frontend.outputs import output_names
 from attngraph.frontend.program_dims import asserted_sizes, named_symbols
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, requested_dims
+from attngraph.frontend.signature import Signature
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import trace, user_placeholders
 from attngraph.ir.dims import DimInfo
@@ -41,8 +42,8 @@ class Captured:
 
     `args` are the sample tensors in the order of the graph's inputs; numbers and None among the
     model's inputs are constants of the trace. `dynamic` maps (input, axis) to the dim's name.
-    `out_spec` is the structure of the eager output; `fixed_outputs` are its leaves that are no
-    tensors. `sample` is the (args, kwargs) that was traced. `notes` are sentences for the user.
+    `signature` is how the model is called and what it returns. `sample` is the (args, kwargs) that
+    was traced. `notes` are sentences for the user.
     `apart` are the pairs of dims that the trace took for unequal: what it says of equal ones is to
     be checked.
     """
@@ -52,8 +53,7 @@ class Captured:
     output_names: tuple[str, ...]
     dynamic: dict[tuple[int, int], str]
     args: tuple[torch.Tensor, ...]
-    out_spec: pytree.TreeSpec
-    fixed_outputs: Mapping[int, Any]
+    signature: Signature
     sample: tuple[tuple[Any, ...], dict[str, Any]]
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[str, str], ...] = ()
@@ -65,14 +65,6 @@ class Captured:
             lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, self.sample
         )
         return filled
-
-    def unflatten(self, outputs: Sequence[Any]) -> Any:
-        """The graph's outputs in the structure that the eager model returns."""
-        rest = iter(outputs)
-        fixed = self.fixed_outputs
-        count = self.out_spec.num_leaves
-        leaves = [fixed[leaf] if leaf in fixed else next(rest) for leaf in range(count)]
-        return pytree.tree_unflatten(leaves, self.out_spec)
 
 
 def capture(
@@ -112,7 +104,8 @@ def capture(
     args, named = _distinct(args, named)
     with _ONE_AT_A_TIME:
         traced = trace(module, args, named, combined, dynamic_shapes)
-    return _captured(traced.program, (args, named), traced.requests, traced.notes)
+    parameters = inspect.signature(module.forward)
+    return _captured(traced.program, (args, named), traced.requests, traced.notes, parameters)
 
 
 def from_program(
@@ -137,7 +130,8 @@ def from_program(
     ordered = (tuple(args or ()), _in_program_order(program, named))
     if args is not None and dynamic_shapes:
         requests = requested_dims(combine(program.module(), tuple(args), named), dynamic_shapes)
-    return _captured(program, ordered, requests, (), named_symbols(program, dim_names or {}))
+    symbols = named_symbols(program, dim_names or {})
+    return _captured(program, ordered, requests, (), None, symbols)
 
 
 def _captured(
@@ -145,6 +139,7 @@ def _captured(
     sample: tuple[tuple[Any, ...], dict[str, Any]],
     requests: Sequence[Request],
     notes: tuple[str, ...],
+    parameters: inspect.Signature | None,
     names: Mapping[sympy.Symbol, str] = MappingProxyType({}),
 ) -> Captured:
     leaves = pytree.tree_leaves(sample)
@@ -158,12 +153,18 @@ def _captured(
     out_spec = program.call_spec.out_spec
     if out_spec is None:
         raise CaptureError("The exported program doesn't say what structure it returns.")
-    labels, values, fixed = output_names(out_spec), [], {}
+    labels, values, fixed, numbers = output_names(out_spec), [], {}, set()
     specs = functional.program.graph_signature.output_specs
-    own = [r for r, spec in zip(results, specs, strict=True) if spec.kind == OutputKind.USER_OUTPUT]
-    for leaf, result in enumerate(own):
+    own = [
+        (result, spec.arg)
+        for result, spec in zip(results, specs, strict=True)
+        if spec.kind == OutputKind.USER_OUTPUT
+    ]
+    for leaf, (result, argument) in enumerate(own):
         if isinstance(result, Value):
             values.append(result)
+            if not isinstance(argument, TensorArgument):
+                numbers.add(leaf)
         else:
             fixed[leaf] = result
     if not values:
@@ -181,8 +182,7 @@ def _captured(
             if isinstance(dim, sympy.Symbol)
         },
         tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)),
-        out_spec,
-        fixed,
+        Signature.of(parameters, sample, out_spec, fixed, frozenset(numbers)),
         sample,
         (*notes, *_mutation_notes(functional.program)),
         _apart(program, requests),

@@ -221,7 +221,7 @@ def test_outputs_are_named_by_what_the_model_returns() -> None:
 
     result = capture(Formula(forward), (X,))
     assert result.output_names == ("logits", "states_0", "states_2", "same")
-    outputs = result.unflatten(interpret(result.graph, (X,)))
+    outputs = result.signature.unflatten(interpret(result.graph, (X,)))
     assert outputs["states"][1] is None
     assert outputs["size"] == 3
     assert_identical([outputs["states"][2], outputs["same"]], [X + 3, X])

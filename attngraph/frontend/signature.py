@@ -1,0 +1,116 @@
+"""How the caller's inputs and outputs, nested as the model has them, map to the graph's tensors."""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from attngraph.errors import UsageError
+
+
+class _Hole:
+    """Where an input of the graph was in the sample."""
+
+    def __repr__(self) -> str:
+        return "tensor"
+
+
+_HOLE = _Hole()
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a call of the model looks like.
+
+    `inputs` are the sample's arguments by parameter, or by position where `parameters`, the
+    signature of `forward`, isn't known; each of the graph's inputs is a hole in them, and other
+    leaves are constants of the trace. `out_spec` is the structure of the eager output; `constants`
+    are its leaves that the graph doesn't compute, `numbers` the positions of those that it returns
+    as tensors and the model as numbers.
+    """
+
+    parameters: inspect.Signature | None
+    inputs: Mapping[str, Any]
+    out_spec: pytree.TreeSpec
+    constants: Mapping[int, Any]
+    numbers: frozenset[int]
+
+    @classmethod
+    def of(
+        cls,
+        parameters: inspect.Signature | None,
+        sample: tuple[tuple[Any, ...], Mapping[str, Any]],
+        out_spec: pytree.TreeSpec,
+        constants: Mapping[int, Any],
+        numbers: frozenset[int],
+    ) -> Signature:
+        """That of a model which was traced with `sample`, its (args, kwargs)."""
+        inputs = pytree.tree_map_only(torch.Tensor, lambda _: _HOLE, _bound(parameters, *sample))
+        return cls(parameters, inputs, out_spec, constants, numbers)
+
+    def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The graph's inputs, in order, from a call of the model.
+
+        Raises UsageError for a call that differs from the sample in more than its tensors.
+        """
+        given = _bound(self.parameters, args, kwargs)
+        if extra := [name for name in given if name not in self.inputs]:
+            raise UsageError(
+                f"Input {extra[0]!r} was not given when the model was compiled; it takes "
+                f"{', '.join(self.inputs)}."
+            )
+        found: list[torch.Tensor] = []
+        for name, sample in self.inputs.items():
+            if name not in given:
+                raise UsageError(f"Input {name!r} is missing; the model was compiled with it.")
+            leaves, spec = pytree.tree_flatten(given[name])
+            wanted, structure = pytree.tree_flatten(sample)
+            if spec != structure:
+                raise UsageError(
+                    f"Input {name!r} is nested in another way than the sample that the model was "
+                    f"compiled for, which was {sample!r}."
+                )
+            for leaf, fixed in zip(leaves, wanted, strict=True):
+                is_tensor = isinstance(leaf, torch.Tensor)
+                if leaf is fixed or (is_tensor if fixed is _HOLE else leaf == fixed):
+                    continue
+                if fixed is _HOLE:
+                    kind = type(leaf).__name__
+                    raise UsageError(f"Input {name!r} must be a torch.Tensor, not {kind}.")
+                shown = "a tensor" if is_tensor else reprlib.repr(leaf)
+                raise UsageError(
+                    f"Input {name!r} holds {shown} where the model was compiled for {fixed!r}; "
+                    "compile it again with such a sample."
+                )
+            found += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return found
+
+    def unflatten(self, outputs: Sequence[Any]) -> Any:
+        """The graph's outputs in the structure that the eager model returns."""
+        rest = iter(outputs)
+        known = self.constants
+        count = self.out_spec.num_leaves
+        leaves = [known[leaf] if leaf in known else next(rest) for leaf in range(count)]
+        for leaf in self.numbers:
+            leaves[leaf] = leaves[leaf].item()
+        return pytree.tree_unflatten(leaves, self.out_spec)
+
+
+def _bound(
+    parameters: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments by parameter, with the defaults of those that are left out."""
+    if parameters is None:
+        return {**{str(position): arg for position, arg in enumerate(args)}, **kwargs}
+    try:
+        bound = parameters.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"The inputs don't fit the model: {error}.") from error
+    bound.apply_defaults()
+    return bound.arguments
