@@ -106,6 +106,7 @@ class Compilation:
         passes = pipeline(**options.of_pipeline())
         with stage("capture", report, progress):
             captured = trace(model)
+        _check_weights(captured.graph, model.source)
         own = own_precision(captured.graph)
         report.precision = options.precision or own
         _check_formats(options, report.precision, own, model.source)
@@ -279,6 +280,15 @@ def run_passes(
         report.passes = run(graph, passes, after_each=after)
     report.reassociated = reassociations_of(report.passes)
     report.notes += [*defects_of(report.passes), *loops_of(report.passes)]
+
+
+def _check_weights(graph: Graph, source: str) -> None:
+    for value in graph.constants.values():
+        if value.data is not None and value.data.is_meta:
+            raise UsageError(
+                f"{value.name} of {source} is on the meta device, where it has no numbers: load "
+                "the weights first, such as with load_state_dict(weights, assign=True)."
+            )
 
 
 def _check_formats(options: Options, precision: Precision, own: Precision, source: str) -> None:

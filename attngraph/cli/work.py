@@ -58,6 +58,7 @@ def decoder(
     decoding: DecoderOptions,
     *,
     all_logits: bool,
+    padding: bool,
     stages: Stages,
     staged: Staged,
 ) -> Decoder:
@@ -74,11 +75,11 @@ def decoder(
                     "itself: leave out --input, --inputs, --dim and --present."
                 )
             model = Model(loaded.module, None, (), {}, None, loaded.source)
-            model = of_causal_lm(model, all_logits=all_logits)
-        elif all_logits:
+            model = of_causal_lm(model, all_logits=all_logits, padding=padding)
+        elif all_logits or not padding:
             raise UsageError(
-                f"{loaded.source} is no causal language model of transformers: it returns the "
-                "logits it returns; leave out --all-logits."
+                f"{loaded.source} is no causal language model of transformers: it takes the inputs "
+                "and returns the logits that it does; leave out --all-logits and --no-padding."
             )
         else:
             model = _model_of(loaded, source, given)

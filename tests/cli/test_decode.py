@@ -29,6 +29,25 @@ def test_a_decoder_is_written_and_read(attngraph: Any, here: Path) -> None:
     assert torch.equal(found, cached_gpt.generate(module, ids, 8))
 
 
+LLAMA = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+def build():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, vocab_size=50, **sizes)).eval()
+"""
+
+
+def test_without_padding_there_is_no_mask(attngraph: Any, here: Path) -> None:
+    (here / "llama.py").write_text(LLAMA)
+    model = ("--factory", "llama:build", "--decode", "-o", "out.onnx")
+    for flags, takes_a_mask in (((), True), (("--no-padding",), False)):
+        ran = attngraph("optimize", *model, *flags)
+        assert ran.code == 0, ran.err
+        names = Decoder.load(here / "out.onnx").session.input_names
+        assert ("attention_mask" in names) is takes_a_mask
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -36,6 +55,8 @@ def test_a_decoder_is_written_and_read(attngraph: Any, here: Path) -> None:
         ((*CACHED, "--decode", "--present", "past_0_0"), "'past_0_0' doesn't parse"),
         ((*CACHED, "--decode", "--present", "past=output_1"), "no input past; there are input_ids"),
         ((*CACHED, "--decode", "--all-logits"), "leave out --all-logits"),
+        ((*CACHED, "--decode", "--no-padding"), "leave out --all-logits and --no-padding"),
+        ((*CACHED, "--no-padding"), "are for --decode"),
         ((*CACHED, "--present", "a=b"), "are for --decode"),
         ((*CACHED, "--cache", "static", "--max-length", "8"), "are for --decode"),
         ((*CACHED, "--decode", "--cache", "static"), "A static cache needs max_length"),

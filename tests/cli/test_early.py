@@ -27,7 +27,7 @@ LINES = {
     ("optimize", *MODEL, "--target", "tpu"): "There is no target 'tpu': use cpu, cuda, or cuda:",
     ("optimize", *MODEL, "--assume", "luck"): "assume names 'luck'; it can be no-fully-masked-rows",
     ("optimize", *MODEL, "--provider-option", "a=1"): "CPUExecutionProvider has no option 'a'",
-    ("optimize", *MODEL, "--max-length", "8"): "--all-logits are for --decode; add it.",
+    ("optimize", *MODEL, "--max-length", "8"): "are for --decode; add it.",
     ("optimize", *MODEL, "--decode", "--cache", "static"): "A static cache needs max_length",
     ("optimize", *MODEL, "--decode", "--ignore-padded-rows"): "--ignore-padded-rows is for",
     ("optimize", *MODEL, "--decode", "--present", "a"): "--present 'a' doesn't parse; write PAST=",

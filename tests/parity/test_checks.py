@@ -392,3 +392,9 @@ def test_a_derived_dim_has_its_size_in_every_case() -> None:
     assert [site.status for site in optimized.report.sites] == ["fused"]
     assert optimized.report.parity is not None
     assert optimized.report.parity.passed
+
+
+def test_weights_without_numbers_are_named() -> None:
+    module, x = nn.Linear(4, 4, device="meta"), torch.zeros(2, 4, device="meta")
+    with pytest.raises(UsageError, match="weight of Linear is on the meta device"):
+        attngraph.optimize(module, (x,))
