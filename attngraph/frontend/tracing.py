@@ -80,7 +80,8 @@ def trace(
     Raises CaptureError with torch's reason and the user's line.
     """
     notes: list[str] = []
-    deferred, bytecode = False, False
+    deferred = False
+    bytecode: Exception | None = None  # what had it read from bytecode; that names a line
     constant: list[Request] = []
     remedies = dict(_REMEDIES)
     taken: list[Callable[[], AbstractContextManager[None]]] = []
@@ -99,7 +100,7 @@ def trace(
                     args,
                     dict(kwargs),
                     dynamic_shapes=dynamic_shapes,
-                    strict=bytecode,
+                    strict=bytecode is not None,
                     prefer_deferred_runtime_asserts_over_guards=deferred,
                 )
         except Exception as error:
@@ -110,14 +111,15 @@ def trace(
                 del remedies[remedy]
                 taken.append(remedy)
                 continue
-            if not bytecode and (_reads_better(str(error)) or looks_up_a_size(str(error))):
-                bytecode = True
+            if bytecode is None and (_reads_better(str(error)) or looks_up_a_size(str(error))):
+                bytecode = error
                 continue
             if not constant and (constant := _constants(error, requests)):
                 continue
             narrowed = _narrow(str(error), dynamic_shapes, notes)
             if narrowed is None:
-                raise _explain(error, module, requests, fixed) from error
+                told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
+                raise _explain(told, module, requests, fixed) from told
             dynamic_shapes = narrowed
         else:
             _check_dynamic(program, requests, fixed)

@@ -23,7 +23,7 @@ def compiled(row: str, attention: str, *, padded: bool = True) -> Graph:
         assert isinstance(module, FirstTensor)
         kept = [name != "attention_mask" for name in built.input_names]
         names = (name for name, keep in zip(built.input_names, kept, strict=True) if keep)
-        module = FirstTensor(module.model, tuple(names))
+        module = FirstTensor(module.model, tuple(names), {})
         args = tuple(arg for arg, keep in zip(args, kept, strict=True) if keep)
         if dims is not None:
             dims = (tuple(d for d, keep in zip(dims[0], kept, strict=True) if keep),)
