@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 _MEMOISED: Any = functools._lru_cache_wrapper
-_KNOWN = ("torch.", "sympy.")
-"""Whose such functions hold no tensors, and thousands of other things."""
+_KNOWN = frozenset(["attngraph", "torch", "sympy", "numpy", "onnx", "onnx_ir", "onnxscript"])
+"""Packages whose such functions hold no tensors, and thousands of other things."""
 
 
 def looks_up_a_size(message: str) -> bool:
@@ -27,9 +28,17 @@ def forgetting() -> Iterator[None]:
     try:
         yield
     finally:
-        memoised: list[Any] = [found for found in gc.get_objects() if type(found) is _MEMOISED]
-        for function in memoised:
-            is_known = str(getattr(function, "__module__", "")).startswith(_KNOWN)
-            held = () if is_known else pytree.tree_leaves(gc.get_referents(function))
+        for function in _memoised():
+            held = pytree.tree_leaves(gc.get_referents(function))
             if any(isinstance(leaf, FakeTensor) for leaf in held):
                 function.cache_clear()
+
+
+def _memoised() -> Iterator[Any]:
+    """Those of modules and of their classes; to look through the whole heap would take long."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _KNOWN:
+            continue
+        for value in list(getattr(module, "__dict__", {}).values()):
+            inner = value.__dict__.values() if isinstance(value, type) else ()
+            yield from (found for found in (value, *inner) if type(found) is _MEMOISED)
