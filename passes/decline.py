@@ -285,7 +285,9 @@ def _additive(logits: Value) -> Node | None:
             if not weighted and len(varying) == 1:
                 queue.append((varying[0], True))
         elif node.op in ELEMENTWISE or node.op in MASKS or is_layout(node):
-            queue += [(source, weighted) for source in sources_of(node)]
+            varying = [source for source in sources_of(node) if not source.is_constant]
+            if not weighted or len(varying) == 1:  # else what is weighted is computed further on
+                queue += [(source, weighted) for source in varying]
     return None
 
 

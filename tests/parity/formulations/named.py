@@ -249,3 +249,18 @@ class GraphAttentionLate(_Graph):
         e = scores.exp()
         total = torch.zeros(NODES, 1).index_add(0, target, e)
         return torch.zeros(NODES, M).index_add(0, target, messages * e) / (total + 1e-9)
+
+
+@formulation(SELF, fused=0)
+class Streams(nn.Module):
+    """Hyper-connections: weights of two streams, from what a gate that scores nothing let by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.base = nn.Linear(M, M, bias=False), nn.Parameter(torch.ones(M))
+        self.mix = nn.Linear(M, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated = x * torch.sigmoid(self.gate(x) * 0.5 + self.base) + x
+        weights = self.mix(gated).softmax(-1)
+        return (torch.stack([x, gated], 2) * weights.unsqueeze(-1)).sum(2)
