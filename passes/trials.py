@@ -25,7 +25,7 @@ LINEAR = ("plain", "zero")
 LAYOUT = ("plain",)
 """No two elements alike: where each one goes is all there is to see."""
 
-_CHANCE = {"holes": 0.3, "masked": 0.0, "open": 1.0, "zero": 0.0, "huge": 1.0}
+_CHANCE = {"holes": 0.3, "masked": 0.0, "hidden": 0.0, "open": 1.0, "zero": 0.0, "huge": 1.0}
 _SCALE = {"large": 8.0, "huge": 1e4, "tiny": 1e-3, "zero": 0.0}
 _KEPT = 8  # positions of an axis of a sparse sample
 
@@ -128,12 +128,16 @@ def sample(
     drawn = torch.randn(shape, generator=seed, dtype=wide) * _SCALE.get(kind, 1.0)
     if kind == "equal" and shape:
         drawn = drawn[..., :1].real.mul(4).round().to(wide).expand(shape).clone()
-    if may_mask and kind in ("holes", "masked"):
-        low = -torch.inf if kind == "masked" else torch.finfo(torch.float32).min
-        drawn = torch.where(torch.rand(shape, generator=seed) < _CHANCE[kind], drawn, low)
     if sparse:
         for axis, dim in enumerate(value.shape):
             if isinstance(dim, int) and dim > 2 * _KEPT:
                 dropped = torch.randperm(dim, generator=seed)[_KEPT:]
                 drawn.index_fill_(axis, dropped, 0)
+    if may_mask and kind in (
+        "holes",
+        "masked",
+        "hidden",
+    ):  # last, as a row is hidden on all of a long axis
+        low = -torch.inf if kind == "masked" else torch.finfo(torch.float32).min
+        drawn = torch.where(torch.rand(shape, generator=seed) < _CHANCE[kind], drawn, low)
     return drawn

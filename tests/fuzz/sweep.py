@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 from collections import Counter
@@ -100,8 +101,9 @@ class Worker:
 
 
 def _serve(pipe: Connection) -> None:
-    while True:
-        pipe.send(attempt(pipe.recv()))
+    with contextlib.suppress(EOFError):  # the sweep has ended
+        while True:
+            pipe.send(attempt(pipe.recv()))
 
 
 def table(records: list[Record]) -> str:
@@ -112,4 +114,5 @@ def table(records: list[Record]) -> str:
     rows += [(f"  {code}", count, "draws with such a site") for code, count in codes.most_common()]
     kernels = Counter(form for record in records for form in record.get("kernels", ()))
     rows += [(f"  {form}", count, "draws lowered so") for form, count in kernels.most_common()]
-    return "\n".join(f"{name:20} {count:5}  {said}" for name, count, said in rows)
+    width = max((len(name) for name, _, _ in rows), default=0)
+    return "\n".join(f"{name:{width}} {count:5}  {said}" for name, count, said in rows)

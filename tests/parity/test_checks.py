@@ -398,3 +398,23 @@ def test_weights_without_numbers_are_named() -> None:
     module, x = nn.Linear(4, 4, device="meta"), torch.zeros(2, 4, device="meta")
     with pytest.raises(UsageError, match="weight of Linear is on the meta device"):
         attngraph.optimize(module, (x,))
+
+
+class ByHand(nn.Module):
+    """exp(x) / Σ exp(x): not a number where a caller's bias hides a whole row, as eager has it."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        exponentials = (q @ k.mT * 0.3 + bias).exp()
+        return exponentials / exponentials.sum(-1, keepdim=True) @ v
+
+
+@pytest.mark.parametrize("length", [4, 40])
+def test_a_row_that_a_caller_may_hide_is_tried_at_large_static_sizes_too(length: int) -> None:
+    inputs = [torch.randn(2, 4, length, 6) for _ in range(3)]
+    bias = torch.zeros(2, 1, length, length)
+    optimized = attngraph.optimize(ByHand(), (*inputs, bias))
+    assert [site.code for site in optimized.report.sites] == ["no-softmax"]
+    bias[1, 0, 2] = torch.finfo(torch.float32).min
+    expected = ByHand()(*inputs, bias)
+    assert expected.isnan().any()
+    torch.testing.assert_close(optimized(*inputs, bias), expected, equal_nan=True)
