@@ -110,8 +110,9 @@ class Optimized:
         """What the model returns, for its own arguments: nested as they are, numbers and None too.
 
         The tensors alone do as well, by position in the order of `session.input_names`, then by
-        name. Raises UsageError for an input twice, of a size that the model was not compiled for,
-        or that is no tensor and not what it was when the model was compiled.
+        name; what is no tensor is then what it was when the model was compiled, whatever its
+        default. Raises UsageError for an input twice, of a size that the model was not compiled
+        for, or that is no tensor and not what it was when the model was compiled.
         """
         feeds = self._feeds(args, kwargs)
         self._check_sizes(feeds)
