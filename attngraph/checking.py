@@ -114,10 +114,11 @@ class Check:
         for label, tensors in cases.items():
             outputs = candidate(tensors)
             stored, kept, notes = self.padding.cut(graphs[label], outputs, tensors)
-            parities[label] = annotated(compare(stored, kept, self.precision), notes)
+            found = compare(stored, kept, self.precision)
+            parities[label] = annotated(found, notes, graphs[label].eager)
             original, kept, _ = self.padding.cut(originals[label], outputs, tensors)
             errors.append((original, kept))
-        return merge(parities), errors_of(errors)
+        return self._required(merge(parities)), errors_of(errors)
 
     def of_trace(self, graph: Graph) -> str:
         """A sentence, if the captured graph, evaluated by PyTorch, isn't the model already."""
@@ -165,11 +166,35 @@ class Check:
         references, cases = self.all_references(), self.all_cases()
         outputs = {label: candidate(tensors) for label, tensors in cases.items()}
         done()
-        return merge(
-            {
-                label: self._held(references[label], outputs[label], tensors)
-                for label, tensors in cases.items()
-            }
+        return self._required(
+            merge(
+                {
+                    label: self._held(references[label], outputs[label], tensors)
+                    for label, tensors in cases.items()
+                }
+            )
+        )
+
+    def _required(self, parity: Parity) -> Parity:
+        """Raises ParityError where an output has no finite number to compare in any case."""
+        names = parity.uncompared
+        if not names or not parity.passed:
+            return parity
+        broken = [
+            name
+            for name, weight in (*self.module.named_parameters(), *self.module.named_buffers())
+            if weight.layout is torch.strided and _is_broken(weight)
+        ]
+        if broken:
+            why = f"Its weight {broken[0]} holds NaN or infinity: load sound weights."
+        elif self.padding.packed:
+            why = "Give samples with valid rows, or leave out --ignore-padded-rows."
+        else:
+            why = "Give sample inputs on which it returns numbers."
+        where = f"in {', '.join(names)}{' outside of padding' if self.padding.packed else ''}"
+        raise ParityError(
+            f"{self.model.source} returns no finite number {where}, so nothing was compared and "
+            f"nothing is known of the result. {why} Nothing was written."
         )
 
     def _held(
@@ -181,8 +206,8 @@ class Check:
         """Outputs against eager's for the same inputs, without what is padding."""
         if self.reference.converted:
             outputs = reference.in_its_dtypes(outputs)
-        reference, outputs, notes = self.padding.cut(reference, outputs, tensors)
-        return annotated(compare(reference, outputs, self.precision), notes)
+        cut, outputs, notes = self.padding.cut(reference, outputs, tensors)
+        return annotated(compare(cut, outputs, self.precision), notes, reference.eager)
 
     def all_cases(self) -> Cases:
         """The inputs that parity is checked on: by default those of the sample, at all sizes."""
@@ -230,3 +255,11 @@ class Check:
                     dynamic[index, axis] = str(dim)
                     known[str(dim)] = substitute(dim, sizes)
         return resized_inputs(self.captured.args, dynamic, known)
+
+
+def _is_broken(weight: torch.Tensor) -> bool:
+    """Whether a weight holds NaN, or a parameter infinity; a buffer's may be those of a mask."""
+    if not weight.is_floating_point():
+        return False
+    is_parameter = isinstance(weight, torch.nn.Parameter)
+    return bool(weight.isnan().any()) or (is_parameter and not bool(weight.isfinite().all()))

@@ -88,12 +88,14 @@ class Padding:
         return cut, kept, notes
 
 
-def annotated(parity: Parity, notes: Mapping[str, str]) -> Parity:
-    """The same figures, with a note on outputs by name."""
+def annotated(parity: Parity, notes: Mapping[str, str], whole: Sequence[torch.Tensor]) -> Parity:
+    """The same figures, with a note on outputs by name, and the shapes of the `whole` outputs."""
     outputs = [
         dataclasses.replace(
-            output, note="; ".join(n for n in (output.note, notes.get(output.name, "")) if n)
+            output,
+            note="; ".join(n for n in (output.note, notes.get(output.name, "")) if n),
+            shape=tuple(eager.shape),
         )
-        for output in parity.outputs
+        for output, eager in zip(parity.outputs, whole, strict=True)
     ]
     return dataclasses.replace(parity, outputs=tuple(outputs))

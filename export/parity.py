@@ -33,8 +33,9 @@ triangle inequality, with e_ref of the sound rows.
 
 **Outliers.** One −1e9 among logits would set a scale, and by its rounding an e_ref, under which all
 others could be wrong. Elements over 256 times the median magnitude are held apart, on their own
-scale. NaN, infinities and finfo.min must stand where eager (or float64) has them. Integers and
-bools are compared exactly.
+scale. NaN, infinities and finfo.min must stand where eager (or float64) has them; they are not counted as
+compared, and an output that has nothing else in any case was not checked. Integers and bools are
+compared exactly.
 
 **Zeros.** Where most elements are zero but for rounding (export/cancelled.py), they are held apart
 as well, and their scale is that of the terms which cancelled, as eager's rounding shows it: e_ref
@@ -74,7 +75,9 @@ FACTOR: dict[Precision, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 @dataclass(frozen=True)
 class OutputParity:
     """One output's figures. Errors are relative to the output's scale in `norm`; for integers and
-    bools (`reference` "exact") `error` is the share of elements that differ.
+    bools (`reference` "exact") `error` is the share of elements that differ. `compared` counts the
+    elements whose values were compared: a NaN or an infinity stands where it should or doesn't, and
+    says nothing of the numbers.
     """
 
     name: str
@@ -89,6 +92,7 @@ class OutputParity:
     case: str = ""
     top1: float | None = None
     kl: float | None = None
+    compared: int = 0
 
     @property
     def ratio(self) -> float:
@@ -132,6 +136,16 @@ class Parity:
         """What the candidate was held against; "eager" if any output had no float64 form."""
         fallen_back = any(output.reference == "eager" for output in self.outputs)
         return "eager" if fallen_back else "float64"
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """The outputs that have elements, of which none was compared in any case."""
+        sizes: dict[str, int] = {}
+        compared: dict[str, int] = {}
+        for output in self.outputs:
+            sizes[output.name] = sizes.get(output.name, 0) + math.prod(output.shape)
+            compared[output.name] = compared.get(output.name, 0) + output.compared
+        return tuple(name for name, size in sizes.items() if size and not compared[name])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -245,7 +259,17 @@ def _compare(
         return OutputParity(name, shape, math.inf, 0.0, 0.0, passed=False, note=note)
     if not eager.is_floating_point():
         different = float((candidate != eager).double().mean()) if eager.numel() else 0.0
-        return OutputParity(name, shape, different, 0.0, 0.0, different == 0.0, "exact", "mismatch")
+        return OutputParity(
+            name,
+            shape,
+            different,
+            0.0,
+            0.0,
+            different == 0.0,
+            "exact",
+            "mismatch",
+            compared=eager.numel(),
+        )
     reference: Literal["float64", "eager"] = "float64"
     note = ""
     if not bool(sample.sound.any()) and eager.numel():
@@ -279,7 +303,9 @@ def _compare(
             results.append(
                 OutputParity(name, shape, *figures, error <= budget, reference, norm, note)
             )
-    return max(results, key=lambda result: result.ratio)
+    worst = max(results, key=lambda result: result.ratio)
+    compared = int((~extreme(sample.target, eager.dtype)).sum())
+    return dataclasses.replace(worst, compared=compared)
 
 
 def _top1(sample: Sample, candidate: torch.Tensor) -> float:

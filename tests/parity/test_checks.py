@@ -17,6 +17,7 @@ from torch.export import Dim
 import attngraph
 from attngraph import cli
 from attngraph.errors import CaptureError, ParityError, UsageError
+from attngraph.export.formats import Weights
 from attngraph.export.lowering import registry
 from attngraph.export.lowering.context import Context
 from attngraph.export.save import save, to_session
@@ -418,3 +419,47 @@ def test_a_row_that_a_caller_may_hide_is_tried_at_large_static_sizes_too(length:
     expected = ByHand()(*inputs, bias)
     assert expected.isnan().any()
     torch.testing.assert_close(optimized(*inputs, bias), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_a_model_that_returns_no_number_is_not_passed(
+    broken: float, weights: Weights | None
+) -> None:
+    module = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.LayerNorm(64)).eval()
+    with torch.no_grad():
+        module[2].weight[:, 3] = broken
+    with pytest.raises(ParityError, match=r"no finite number.*2\.weight holds NaN") as caught:
+        attngraph.optimize(module, (torch.randn(4, 64),), weights=weights)
+    assert str(caught.value).endswith("Nothing was written.")
+
+
+def test_a_sample_that_gives_no_number_is_refused_and_one_element_is_enough() -> None:
+    x = torch.full((2, 5, 8), torch.nan)
+    with pytest.raises(ParityError, match="Give sample inputs on which it returns numbers"):
+        attngraph.optimize(nn.Linear(8, 8), (x,))
+    x[0, 0] = 1.0
+    parity = attngraph.optimize(nn.Linear(8, 8), (x,)).report.parity
+    assert parity is not None
+    assert parity.worst.compared == 8
+
+
+class _HidesAll(nn.Module):
+    """Two attentions whose masks leave each token hidden in one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ff = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for hidden in (mask != 0, mask == 0):
+            scores = (x @ x.mT).masked_fill(hidden[:, None], torch.finfo(x.dtype).min)
+            x = self.norm(x + self.ff(scores.softmax(-1) @ x))
+        return x
+
+
+def test_rows_that_are_all_padding_are_no_pass() -> None:
+    args = (torch.randn(2, 8, 16), torch.ones(2, 8, dtype=torch.int64))
+    with pytest.raises((ParityError, UsageError), match="padding|padded"):
+        attngraph.optimize(_HidesAll().eval(), args, ignore_padded_rows=True)
