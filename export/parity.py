@@ -33,9 +33,9 @@ triangle inequality, with e_ref of the sound rows.
 
 **Outliers.** One −1e9 among logits would set a scale, and by its rounding an e_ref, under which all
 others could be wrong. Elements over 256 times the median magnitude are held apart, on their own
-scale. NaN, infinities and finfo.min must stand where eager (or float64) has them; they are not counted as
-compared, and an output that has nothing else in any case was not checked. Integers and bools are
-compared exactly.
+scale. NaN, infinities and finfo.min must stand where eager (or float64) has them; they are not
+counted as compared, and an output that has nothing else in any case was not checked. Integers and
+bools are compared exactly.
 
 **Zeros.** Where most elements are zero but for rounding (export/cancelled.py), they are held apart
 as well, and their scale is that of the terms which cancelled, as eager's rounding shows it: e_ref

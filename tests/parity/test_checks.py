@@ -461,5 +461,5 @@ class _HidesAll(nn.Module):
 
 def test_rows_that_are_all_padding_are_no_pass() -> None:
     args = (torch.randn(2, 8, 16), torch.ones(2, 8, dtype=torch.int64))
-    with pytest.raises((ParityError, UsageError), match="padding|padded"):
+    with pytest.raises((ParityError, UsageError), match=r"padding|padded"):
         attngraph.optimize(_HidesAll().eval(), args, ignore_padded_rows=True)
