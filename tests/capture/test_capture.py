@@ -1,4 +1,4 @@
-"""Capture: the graph means what the eager module does, bit for bit, and knows where it is from."""
+"""Capture: the graph means what the eager module does, and knows where it is from."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.capture.formula import (
     SEQ,
     Formula,
     X,
+    assert_eager,
     assert_identical,
     built,
     captured,
@@ -50,12 +51,11 @@ def test_graph_is_valid_and_its_text_reads_back(name: str, dynamic: bool) -> Non
 
 @each_mode
 @each_case
-def test_interpreter_is_eager_bit_for_bit(name: str, dynamic: bool) -> None:
+def test_interpreter_is_eager_up_to_the_order_of_sums(name: str, dynamic: bool) -> None:
     model, result = built(name), captured(name, dynamic)
-    assert_identical(interpret(result.graph, result.args), eager(model.module, *model.args))
+    assert_eager(result.graph, model.module, *model.args)
     for sizes in (*model.sizes, dict.fromkeys(TRACED, 1)) if dynamic else ():
-        args = model.inputs({**TRACED, **sizes})
-        assert_identical(interpret(result.graph, args), eager(model.module, *args))
+        assert_eager(result.graph, model.module, *model.inputs({**TRACED, **sizes}))
 
 
 @each_mode
@@ -145,8 +145,7 @@ def test_a_saved_program_gives_the_same_graph(tmp_path: Path) -> None:
     result = from_program(loaded, model.args, dynamic_shapes=model.dynamic_shapes)
     verify(result.graph)
     assert result.dynamic == captured("t5-sdpa", True).dynamic
-    args = model.inputs({**TRACED, **model.sizes[0]})
-    assert_identical(interpret(result.graph, args), eager(model.module, *args))
+    assert_eager(result.graph, model.module, *model.inputs({**TRACED, **model.sizes[0]}))
     assert all(node.loc.line for node in result.graph)
 
 
@@ -186,8 +185,7 @@ def test_a_script_module_is_captured_with_its_dims() -> None:
     assert result.dynamic == {(0, 0): "batch"}
     program = script_to_program(script, (X,), {}, ({0: BATCH},))
     assert from_program(program, (X,)).input_names == result.input_names
-    more = states(5, 9)
-    assert_identical(interpret(result.graph, (more,)), eager(module, more))
+    assert_eager(result.graph, module, states(5, 9))
 
 
 def test_root_modules_have_an_empty_path() -> None:
@@ -271,7 +269,7 @@ def test_a_table_that_a_trace_made_is_forgotten() -> None:
     module, x = Remembering().eval(), torch.randn(2, 4, 4)
     result = capture(module, (x,), dynamic_shapes=({0: BATCH},))
     assert not module.tables
-    assert_identical(interpret(result.graph, [x]), eager(module, x))
+    assert_eager(result.graph, module, x)
 
 
 def test_a_function_with_a_cache_takes_an_open_size() -> None:
@@ -280,5 +278,4 @@ def test_a_function_with_a_cache_takes_an_open_size() -> None:
             return x + _remembered(x.shape[1])
 
     result = capture(Masked(), (torch.randn(4, 4),), dynamic_shapes=({0: SEQ, 1: SEQ},))
-    x = torch.randn(6, 6)
-    assert_identical(interpret(result.graph, [x]), eager(Masked(), x))
+    assert_eager(result.graph, Masked(), torch.randn(6, 6))
