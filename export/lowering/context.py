@@ -15,6 +15,7 @@ from attngraph.errors import LoweringError
 from attngraph.export.buffers import Buffers
 from attngraph.export.kernels import Choice
 from attngraph.export.lowering.sizes import Sizes
+from attngraph.export.lowering.trusted import rewritten
 from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.target import Target
 from attngraph.ir import Graph, Node, TensorType, Value
@@ -188,6 +189,8 @@ class Context:
         kept = list(inputs)
         while kept and kept[-1] is None:
             kept.pop()
+        if (safe := rewritten(self, op_type, domain, kept)) is not None:
+            return (safe,)
         wanted = (True,) * outputs if isinstance(outputs, int) else tuple(outputs)
         stem = f"{self._stem()}/{op_type}"
         results = [TracedValue(name=self.unique(stem) if named else "") for named in wanted]
