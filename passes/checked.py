@@ -7,15 +7,16 @@ A pass makes a `Checked(graph, self.name)`, inserts the nodes of each rewrite, c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from attngraph.ir import Graph, Node, Remark, Value
+from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.passes.evidence import TOLERANCE, Evidence
+from attngraph.passes.outcomes import Different, Equal, NotEvaluated, Outcome, tally_of
 from attngraph.passes.trials import ARITHMETIC
-from attngraph.passes.weights import discard
+from attngraph.passes.weights import Derivation, discard
 
 _DEPTH = 24  # nodes above a rewrite in which what it relied on is looked for
 _CONTEXT = (0, 1, 2, 4, 8)  # levels of nodes above the leaves
@@ -42,6 +43,23 @@ class Checked:
     def __post_init__(self) -> None:
         self._evidence = Evidence(self.graph)
         self._mark = self.graph.created
+        self._derived: dict[Value, Derivation] = {}
+
+    def derive(
+        self,
+        name: str,
+        type: TensorType,
+        sources: Iterable[Value],
+        compute: Callable[[Sequence[torch.Tensor]], torch.Tensor],
+    ) -> Value:
+        """A new constant that is computed from the data of others.
+
+        Where one of those has no data, it has none either: in trials all of them are drawn.
+        """
+        made_of = Derivation(tuple(sources), compute)
+        value = self.graph.add_constant(name, made_of.data(), type)
+        self._derived[value] = made_of
+        return value
 
     def replace(
         self,
@@ -52,6 +70,7 @@ class Checked:
         compared: Sequence[tuple[Value, Value]] | None = None,
         unrounded: Mapping[Value, torch.Tensor] | None = None,
         masked: Sequence[Value] | None = None,
+        proved: bool = False,
     ) -> bool:
         """Puts the second value of each pair in the place of the first, if they are equal.
 
@@ -65,47 +84,54 @@ class Checked:
         With `masked`, a rewrite that differs where masks above hide whole rows is no defect: it is
         left out without a remark. These values are biases that a caller may mask by.
 
-        Where they differ, the new nodes and the constants that only they read are erased, the old
-        ones stay, a remark blames this pass, and the result is False.
+        `proved` says that the pass has a proof for all sizes: it stands where nothing can be
+        evaluated, and not where they differ.
+
+        Where they differ, or can't be evaluated, the new nodes and the constants that only they
+        read are erased, the old ones stay, a remark says why, and the result is False.
         """
         pairs = list(pairs)
         if leaves is None:
             leaves = self._frontier([new for _, new in pairs])
         leaves = list(leaves)
-        difference = self._difference(compared or pairs, leaves, list(biases), unrounded)
+        outcome = self._outcome(compared or pairs, leaves, list(biases), unrounded)
         for value in (value for pair in compared or () for value in pair):
             if value.producer is not None:
                 self.graph.erase(value.producer)
-        is_equal = difference is None and (
-            masked is None or self._agree_where_masked(pairs, leaves, masked)
-        )
-        if is_equal:
+        is_made = isinstance(outcome, Equal) or (proved and isinstance(outcome, NotEvaluated))
+        if is_made and masked is not None:
+            outcome = self._where_masked(pairs, leaves, masked)
+            is_made = isinstance(outcome, Equal)
+        elif not is_made:
+            self.remarks.append(self._remark(pairs[0][0], outcome))
+        tally_of(self.graph).count(outcome, proved=proved)
+        if is_made:
             for old, new in pairs:
                 self.graph.replace_uses(old, new)
         else:
-            if difference is not None:
-                self.remarks.append(self._defect(pairs[0][0], difference))
             self._erase([new for _, new in pairs])
             discard(self.graph, unrounded or ())
+        self._derived.clear()
         self._mark = self.graph.created
-        return is_equal
+        return is_made
 
-    def _difference(
+    def _outcome(
         self,
         pairs: Sequence[tuple[Value, Value]],
         leaves: list[Value],
         biases: Sequence[Value],
         unrounded: Mapping[Value, torch.Tensor] | None,
-    ) -> str | None:
-        difference: str | None = None
+    ) -> Outcome:
+        """The first that is equal among the levels of context; otherwise that of the last."""
+        outcome: Outcome | None = None
         tolerance, level = self._tolerance(pairs), 0
         for context in _CONTEXT:
             while level < context:
                 above = _above(leaves)
-                if above == leaves:
-                    return difference
+                if above == leaves and outcome is not None:
+                    return outcome
                 leaves, level = above, level + 1
-            difference = self._evidence.disagreement(
+            outcome = self._evidence.compare(
                 pairs,
                 leaves,
                 biases,
@@ -113,29 +139,34 @@ class Checked:
                 tolerance=tolerance,
                 depth=self.depth,
                 unrounded=unrounded,
+                derived=self._derived,
             )
-            if difference is None:
-                return None
-        return difference
+            if isinstance(outcome, Equal):
+                break
+        assert outcome is not None
+        return outcome
 
-    def _agree_where_masked(
+    def _where_masked(
         self, pairs: Sequence[tuple[Value, Value]], leaves: list[Value], biases: Sequence[Value]
-    ) -> bool:
+    ) -> Outcome:
         for _ in range(_CONTEXT[-1]):
             leaves = _above(leaves)
+        outcomes: list[Outcome] = []
         # Of large static sizes the first kind alone is tried; a mask may hide where it is true.
         for kinds in (("hidden", "holes", "masked"), ("open",)):
-            found = self._evidence.disagreement(
+            outcome = self._evidence.compare(
                 pairs,
                 leaves,
                 biases,
                 kinds=kinds,
                 tolerance=self._tolerance(pairs),
                 depth=self.depth,
+                derived=self._derived,
             )
-            if found is not None:
-                return False
-        return True
+            if isinstance(outcome, Different):
+                return outcome
+            outcomes.append(outcome)
+        return next((found for found in outcomes if isinstance(found, Equal)), outcomes[0])
 
     def _tolerance(self, pairs: Sequence[tuple[Value, Value]]) -> float:
         if self.exact:
@@ -159,6 +190,23 @@ class Checked:
             else:
                 queue += [source for source in node.inputs if source is not None]
         return list(leaves)
+
+    def _remark(self, old: Value, outcome: Outcome) -> Remark:
+        assert not isinstance(outcome, Equal)
+        if isinstance(outcome, Different):
+            return self._defect(old, outcome.reason)
+        node = old.producer
+        assert node is not None
+        return Remark(
+            "note",
+            "not-evaluated",
+            f"What {self.pass_name} would make of it was left out, for no trial could tell whether "
+            f"it is equal: {outcome.reason}.",
+            node.loc,
+            op=node.op,
+            node=old.name,
+            blamed=f"{node.op} at {node.loc}",
+        )
 
     def _defect(self, old: Value, difference: str) -> Remark:
         node = old.producer

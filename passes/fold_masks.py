@@ -22,11 +22,12 @@ from attngraph.passes.effects import dim_definers
 from attngraph.passes.index_maps import Index, aligned
 from attngraph.passes.manager import register
 from attngraph.passes.mask_building import EarlyBuilder, Unbuildable, build
-from attngraph.passes.mask_evidence import Masking, disagreement
+from attngraph.passes.mask_evidence import Masking, compare_maskings
 from attngraph.passes.mask_reading import Reader, leaf_test
 from attngraph.passes.mask_remarks import describe
 from attngraph.passes.mask_terms import Fill, Splitter, Tree, magnitude, rebuild
 from attngraph.passes.numbering import number_values
+from attngraph.passes.outcomes import Equal, tally_of
 from attngraph.passes.predicates import (
     TRUE,
     VARIABLES,
@@ -181,9 +182,10 @@ def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking, *, assu
     if after != before:
         made = {value for node in make.made for value in node.outputs}
         is_leaf = leaf_test(reader, made | splitter.inner)
-        mismatch = disagreement(before, after, shape, graph.dims, is_leaf, every_row=not assumed)
-        if mismatch is not None:
-            problem = f"kept as it is: {mismatch}"
+        outcome = compare_maskings(before, after, shape, graph.dims, is_leaf, every_row=not assumed)
+        tally_of(graph).count(outcome)
+        if not isinstance(outcome, Equal):
+            problem = f"kept as it is: {outcome.reason}"
     reason = describe(plan.allowed, causal, before, after, plan.rest, reader)
     if problem:
         return Folded(None, f"{reason}; {problem}")

@@ -23,6 +23,7 @@ from attngraph.passes.manager import register
 from attngraph.passes.mask_terms import is_scorelike
 from attngraph.passes.masking import Masking, broadcastable
 from attngraph.passes.materialize import materialize
+from attngraph.passes.outcomes import Different, NotEvaluated, tally_of
 from attngraph.passes.roles import Stage, cheapest
 from attngraph.passes.scalars import is_cast
 from attngraph.passes.shared_order import joined_alike
@@ -242,8 +243,18 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]
     leaves = [*operands, *others, *map(_predicate, terms)]
-    if (difference := evidence.disagreement(pairs, leaves, infinite)) is not None:
-        return _defect(site, f"The fused form is not equal, so it was taken back: {difference}.")
+    outcome = evidence.compare(pairs, leaves, infinite)
+    tally_of(graph).count(outcome)
+    if isinstance(outcome, Different):
+        reason = f"The fused form is not equal, so it was taken back: {outcome.reason}."
+        return _defect(site, reason)
+    if isinstance(outcome, NotEvaluated):
+        return Declined(
+            "not-evaluated",
+            "No trial could tell whether the fused form is equal, so it was left out: "
+            f"{outcome.reason}.",
+            site.root,
+        )
     for old, new in pairs:
         graph.replace_uses(old, new)
     if site.weights is not None:

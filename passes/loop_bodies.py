@@ -13,6 +13,7 @@ from attngraph.ir import Graph, Node, Remark, Value, parse
 from attngraph.ir.ops import attribute
 from attngraph.ir.printer import format_graph
 from attngraph.passes.manager import Pass, register, run
+from attngraph.passes.outcomes import tally_of
 
 _GIVEN = re.compile(r"^(\s*)input (%[\w.$/-]+) :", re.MULTILINE)
 _WEIGHT = re.compile(r"^(\s*)parameter (%[\w.$/-]+) :", re.MULTILINE)
@@ -44,6 +45,7 @@ class LoopBodies:
         body, read = _opened(text, node.inputs, own)
         remarks = self.run(body)
         for result in run(body, self.stages):
+            tally_of(graph).add(result.tally)
             remarks += [replace(r, node=f"{node.outputs[0].name}/{r.node}") for r in result.remarks]
         closed = format_graph(body)
         weights = [body.constants[name[1:]] for _, name in _WEIGHT.findall(closed)]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from attngraph.errors import UsageError
 from attngraph.ir import Graph, Remark, clone
+from attngraph.passes.outcomes import Tally, tallied
 
 
 class Pass(Protocol):
@@ -28,7 +29,9 @@ class Pass(Protocol):
 
 @dataclass
 class PassResult:
-    """What one pass did: seconds, nodes before and after, whether it changed anything, remarks."""
+    """What one pass did: seconds, nodes before and after, whether it changed anything, remarks, and
+    how many of its rewrites were proved, evaluated and left out.
+    """
 
     name: str
     seconds: float
@@ -36,6 +39,7 @@ class PassResult:
     nodes_after: int
     changed: bool
     remarks: list[Remark] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
 
 
 Hook = Callable[[Graph, PassResult], None]
@@ -108,15 +112,17 @@ def run(
     for item in passes:
         epoch, before, start = graph.epoch, len(graph), time.perf_counter()
         try:
-            remarks = item.run(graph)
+            with tallied(graph) as tally:
+                remarks = item.run(graph)
             done.append(item)
         except Exception as error:  # a defect, and no reason to give the user nothing
-            remarks = [_stopped(item, error)]
+            remarks, tally = [_stopped(item, error)], Tally()
             graph.become(clone(origin))
             for earlier in done:
                 earlier.run(graph)
         seconds = time.perf_counter() - start
-        result = PassResult(item.name, seconds, before, len(graph), graph.epoch != epoch, remarks)
+        changed = graph.epoch != epoch
+        result = PassResult(item.name, seconds, before, len(graph), changed, remarks, tally)
         results.append(result)
         if after_each is not None:
             after_each(graph, result)

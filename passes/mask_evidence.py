@@ -13,6 +13,7 @@ from attngraph.ir import Dim, DimInfo, ScalarType, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import evaluate
 from attngraph.passes.logits import ABSORBING_FILL
+from attngraph.passes.outcomes import Different, Equal, NotEvaluated, Outcome
 from attngraph.passes.trials import backward_slice, discrete, seed_of, shown, trial_sizes
 
 _ROWS = 48
@@ -38,7 +39,7 @@ class Masking:
         return tuple(value for value in given if value is not None)
 
 
-def disagreement(
+def compare_maskings(
     before: Masking,
     after: Masking,
     shape: Sequence[Dim],
@@ -46,8 +47,8 @@ def disagreement(
     is_leaf: Callable[[Value], bool],
     *,
     every_row: bool = True,
-) -> str | None:
-    """Why the two differ, or None where the same random scores give the same probabilities.
+) -> Outcome:
+    """Whether the same random scores give the same probabilities.
 
     Without `every_row`, rows whose every key is masked by `before` are not compared.
 
@@ -74,12 +75,12 @@ def disagreement(
                     dead = (logits <= ABSORBING_FILL).all(-1, keepdim=True)
                     expected, found = expected.masked_fill(dead, 0), found.masked_fill(dead, 0)
             except (IRError, RuntimeError, IndexError, TypeError, ValueError) as error:
-                return f"at {shown(sizes)} it can't be evaluated: {error}"
+                return NotEvaluated(f"at {shown(sizes)} it can't be evaluated: {error}")
             wide = (found + expected).shape  # torch 2.11 compares equal shapes only
             found, expected = found.expand(wide), expected.expand(wide)
             if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE, equal_nan=True):
-                return f"at {shown(sizes)} it gives other probabilities"
-    return None
+                return Different(f"at {shown(sizes)} it gives other probabilities")
+    return Equal()
 
 
 def _sample(value: Value, sizes: Mapping[str, int], kind: str) -> Any:

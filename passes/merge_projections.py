@@ -137,8 +137,8 @@ def _merge(graph: Graph, checked: Checked, group: Sequence[Projection]) -> None:
     first = group[0]
     nodes = [item.node for item in group]
     loc = fuse_locs(nodes, first.node)
-    weight = _concatenated(graph, [item.weight for item in group], first.axis)
-    bias = _biases(graph, group)
+    weight = _concatenated(checked, [item.weight for item in group], first.axis)
+    bias = _biases(checked, group)
     kind = first.node.output.tensor_type
     sizes = [item.width for item in group]
     merged = graph.create(
@@ -164,33 +164,30 @@ def _merge(graph: Graph, checked: Checked, group: Sequence[Projection]) -> None:
     discard(graph, [constant for item in group for constant in (item.weight, item.bias)])
 
 
-def _concatenated(graph: Graph, weights: Sequence[Value], axis: int) -> Value:
-    """One constant of all weights; without data where one has none."""
+def _concatenated(checked: Checked, weights: Sequence[Value], axis: int) -> Value:
+    """One constant of all weights."""
     shape = list(weights[0].shape)
     shape[axis] = sum(int(weight.shape[axis]) for weight in weights)
-    tensors = [weight.data for weight in weights if weight.data is not None]
-    data = None
-    if len(tensors) == len(weights):
-        with torch.no_grad():
-            data = torch.cat([tensor.detach() for tensor in tensors], axis)
     kind = TensorType(weights[0].dtype, tuple(shape))
-    return graph.add_constant(_joined([weight.name for weight in weights]), data, kind)
+    name = _joined([weight.name for weight in weights])
+    return checked.derive(name, kind, weights, lambda data: torch.cat(list(data), axis))
 
 
-def _biases(graph: Graph, group: Sequence[Projection]) -> Value | None:
+def _biases(checked: Checked, group: Sequence[Projection]) -> Value | None:
     """All biases as one constant, zeros for those that have none; None where none has."""
     given = [item.bias for item in group if item.bias is not None]
     if not given:
         return None
-    width = sum(item.width for item in group)
-    kind = TensorType(given[0].dtype, (width,))
-    tensors = [
-        torch.zeros(item.width, dtype=given[0].dtype) if item.bias is None else item.bias.data
-        for item in group
-    ]
-    known = [tensor.detach() for tensor in tensors if tensor is not None]
-    data = torch.cat(known) if len(known) == len(tensors) else None
-    return graph.add_constant(_joined([bias.name for bias in given]), data, kind)
+    kind = TensorType(given[0].dtype, (sum(item.width for item in group),))
+
+    def joined(data: Sequence[torch.Tensor]) -> torch.Tensor:
+        there = iter(data)
+        parts = [
+            data[0].new_zeros(item.width) if item.bias is None else next(there) for item in group
+        ]
+        return torch.cat(parts)
+
+    return checked.derive(_joined([bias.name for bias in given]), kind, given, joined)
 
 
 def _joined(names: Iterable[str]) -> str:

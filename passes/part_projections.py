@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import ClassVar
 
@@ -66,8 +67,8 @@ def _read(graph: Graph, split: Node, packed: Value, owners: Owners) -> Projectio
 def _part(graph: Graph, checked: Checked, whole: Projection, split: Node) -> None:
     ends = list(accumulate(int(value.shape[-1]) for value in split.outputs))
     bounds = list(zip([0, *ends], ends, strict=False))
-    weights = _slices(graph, whole.weight, whole.axis, bounds)
-    sliced = [] if whole.bias is None else _slices(graph, whole.bias, 0, bounds)
+    weights = _slices(checked, whole.weight, whole.axis, bounds)
+    sliced = [] if whole.bias is None else _slices(checked, whole.bias, 0, bounds)
     biases = [_unless_zero(bias) for bias in sliced] or [None] * len(bounds)
     parts = [
         graph.create(
@@ -86,17 +87,21 @@ def _part(graph: Graph, checked: Checked, whole: Projection, split: Node) -> Non
 
 
 def _slices(
-    graph: Graph, constant: Value, axis: int, bounds: Sequence[tuple[int, int]]
+    checked: Checked, constant: Value, axis: int, bounds: Sequence[tuple[int, int]]
 ) -> list[Value]:
-    """A constant for each part along an axis; without data where the whole has none."""
+    """A constant for each part along an axis."""
     made = []
     for index, (start, end) in enumerate(bounds):
         shape = list(constant.shape)
         shape[axis] = end - start
-        data = None if constant.data is None else constant.data.narrow(axis, start, end - start)
         kind = TensorType(constant.dtype, tuple(shape))
-        made.append(graph.add_constant(f"{constant.name}.{index}", data, kind))
+        part = partial(_narrowed, axis=axis, start=start, length=end - start)
+        made.append(checked.derive(f"{constant.name}.{index}", kind, [constant], part))
     return made
+
+
+def _narrowed(data: Sequence[torch.Tensor], *, axis: int, start: int, length: int) -> torch.Tensor:
+    return data[0].narrow(axis, start, length)
 
 
 def _unless_zero(bias: Value) -> Value | None:

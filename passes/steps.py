@@ -13,7 +13,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import same, same_shape
 from attngraph.ir.ops import evaluate
-from attngraph.passes.evidence import wide_node, widened
+from attngraph.passes.regions import wide_node, widened
 from attngraph.passes.trials import backward_slice
 
 _ROWS = 256  # at once: what a step makes of them stays small

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,24 @@ class Owners:
         return sum(
             weight_bytes(value.dtype, value.shape) for value in distinct if self.is_sole(value)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """How a constant is computed from others. `compute` takes their data in the order of `sources`,
+    in any one dtype.
+    """
+
+    sources: tuple[Value, ...]
+    compute: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+    def data(self) -> torch.Tensor | None:
+        """The numbers; None where a source has none."""
+        given = [value.data for value in self.sources if value.data is not None]
+        if len(given) < len(self.sources):
+            return None
+        with torch.no_grad():
+            return self.compute([tensor.detach() for tensor in given])
 
 
 def _address(data: torch.Tensor) -> int:

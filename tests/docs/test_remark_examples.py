@@ -18,7 +18,7 @@ from attngraph.options import Options
 
 PAGE = Path(__file__).parents[2] / "docs" / "remarks.md"
 # Guards that no model is known to reach; their entries say so.
-UNREACHED = {"heads-dynamic", "unequal"}
+UNREACHED = {"heads-dynamic", "not-evaluated", "unequal"}
 PACKING = {"packed", "kept-padded"}
 _SIZES = {"b": 2, "h": 4, "s": 5, "t": 7, "d": 8}
 _USUAL = {"q": "B H S D", "k": "B H T D", "v": "B H T D"}

@@ -15,6 +15,7 @@ import torch
 from attngraph.passes import site
 from attngraph.passes.evidence import Evidence
 from attngraph.passes.logits import Logits
+from attngraph.passes.outcomes import Equal
 from tests.fuzz import trial
 from tests.fuzz.choices import CHOICES, defaults, draw, settle, simpler
 from tests.fuzz.inputs import STYLES, cases, make
@@ -115,7 +116,7 @@ def _no_scale(logits: Any) -> Any:
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The compiler without its own checks: what is found, the trial found."""
-    monkeypatch.setattr(Evidence, "_compare", lambda *_: None)
+    monkeypatch.setattr(Evidence, "_compare", lambda *_: Equal())
     monkeypatch.setattr(trial, "optimize", functools.partial(trial.optimize, verify="off"))
     return monkeypatch
 

@@ -347,7 +347,7 @@ def test_a_pass_that_stops_is_left_out_and_the_others_run(
 def _reversed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = merge_projections._concatenated
     monkeypatch.setattr(
-        merge_projections, "_concatenated", lambda g, weights, axis: joined(g, weights[::-1], axis)
+        merge_projections, "_concatenated", lambda c, weights, axis: joined(c, weights[::-1], axis)
     )
 
 

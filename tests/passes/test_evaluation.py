@@ -9,9 +9,10 @@ import torch
 
 from attngraph.ir import Builder, Graph, parse
 from attngraph.ir.ops import evaluate
-from attngraph.passes import evidence, run
+from attngraph.passes import regions, run
 from attngraph.passes.checked import Checked
 from attngraph.passes.evidence import Evidence
+from attngraph.passes.outcomes import Different, Equal, Outcome
 from attngraph.passes.sparse_products import only_needed
 from tests.passes.test_checked import GELU, SIBLINGS, graph_of
 
@@ -20,7 +21,7 @@ def test_equal_rewrites_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> N
     calls: list[str] = []
     compare = Evidence._compare
 
-    def counted(*args: Any) -> str | None:
+    def counted(*args: Any) -> Outcome:
         calls.append("")
         return compare(*args)
 
@@ -56,13 +57,13 @@ def test_a_relative_error_of_a_millionth_is_seen(numbers: float) -> None:
     graph = graph_of("\n  input %x : f32[batch, 8]\n  %y = aten.neg(%x)\n  return %y")
     (node,) = graph
     wrong = Builder(graph)("aten.mul.Scalar", graph.inputs[0], other=-1 - 3e-6 * numbers)
-    with_error = Evidence(graph).disagreement([(node.output, wrong)], graph.inputs, kinds=["plain"])
-    assert (with_error is None) == (numbers < 1)
+    outcome = Evidence(graph).compare([(node.output, wrong)], graph.inputs, kinds=["plain"])
+    assert isinstance(outcome, Equal if numbers < 1 else Different)
 
 
 def test_large_weights_are_never_multiplied_at_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = [0]
-    widened = evidence.widened
+    widened = regions.widened
 
     def seen(value: Any) -> Any:
         result = widened(value)
@@ -70,7 +71,7 @@ def test_large_weights_are_never_multiplied_at_full_size(monkeypatch: pytest.Mon
             largest[0] = max(largest[0], result.numel())
         return result
 
-    monkeypatch.setattr(evidence, "widened", seen)
+    monkeypatch.setattr(regions, "widened", seen)
     body = SIBLINGS.replace("f32[8, 8]", "f32[1024, 1024]").replace("f32[8]", "f32[1024]")
     graph = graph_of(body.replace("seq, 8]", "seq, 1024]"))
     run(graph, "merge-projections")

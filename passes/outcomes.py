@@ -1,0 +1,90 @@
+"""What a comparison of two forms came to, and how many of each a pass met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+from attngraph.ir import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """The new form gave the old one's values in every trial that the old one could run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Different:
+    """In some trial the new form gave other values, or none."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotEvaluated:
+    """No trial could tell. A rewrite stands on this only beside a proof for all sizes."""
+
+    reason: str
+
+
+Outcome: TypeAlias = Equal | Different | NotEvaluated
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rewrites of one pass: made `by_proof`, made `by_evaluation`, and left out because their two
+    forms were `different` or `not_evaluated`.
+    """
+
+    by_proof: int = 0
+    by_evaluation: int = 0
+    different: int = 0
+    not_evaluated: int = 0
+
+    @property
+    def left_out(self) -> int:
+        """The rewrites that were not made."""
+        return self.different + self.not_evaluated
+
+    def count(self, outcome: Outcome, *, proved: bool = False) -> None:
+        """Counts one rewrite. One that was `proved` stands unless evaluation contradicts it."""
+        if isinstance(outcome, Different):
+            self.different += 1
+        elif isinstance(outcome, Equal):
+            self.by_evaluation += 1
+        elif proved:
+            self.by_proof += 1
+        else:
+            self.not_evaluated += 1
+
+    def add(self, other: Tally) -> None:
+        """Takes the counts of another tally in, as of a loop's body."""
+        self.by_proof += other.by_proof
+        self.by_evaluation += other.by_evaluation
+        self.different += other.different
+        self.not_evaluated += other.not_evaluated
+
+
+_RUNNING: WeakKeyDictionary[Graph, Tally] = WeakKeyDictionary()
+
+
+@contextmanager
+def tallied(graph: Graph) -> Iterator[Tally]:
+    """Counts the rewrites that are made of a graph meanwhile."""
+    outer, tally = _RUNNING.get(graph), Tally()
+    _RUNNING[graph] = tally
+    try:
+        yield tally
+    finally:
+        if outer is None:
+            del _RUNNING[graph]
+        else:
+            _RUNNING[graph] = outer
+
+
+def tally_of(graph: Graph) -> Tally:
+    """The tally of the pass that runs on the graph; outside of any, one that nobody reads."""
+    return _RUNNING.get(graph) or Tally()
