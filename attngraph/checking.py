@@ -104,6 +104,7 @@ class Check:
 
         `graph` is the quantised one, which says what the stored weights stand for.
         """
+        self._require_rows()
         originals = self.all_references()
         reference = reference_of(graph, self.precision)
         cases, names = self.all_cases(), tuple(self.captured.output_names)
@@ -163,6 +164,7 @@ class Check:
 
         The model runs first: where it fails on the inputs itself, that is what is told.
         """
+        self._require_rows()
         references, cases = self.all_references(), self.all_cases()
         outputs = {label: candidate(tensors) for label, tensors in cases.items()}
         done()
@@ -196,6 +198,10 @@ class Check:
             f"{self.model.source} returns no finite number {where}, so nothing was compared and "
             f"nothing is known of the result. {why} Nothing was written."
         )
+
+    def _require_rows(self) -> None:
+        cases = self.all_cases().values()
+        self.padding.require_rows(cases, self.captured.graph.output_names)
 
     def _held(
         self,

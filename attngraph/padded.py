@@ -59,11 +59,26 @@ class Padding:
         for packed in self.packed:
             (valid,) = interpret(packed.valid, inputs)
             for output, places in packed.outputs.items():
-                rows = valid if places is None else valid[:, list(places)].all(1)
+                rows = valid
+                if places is not None:
+                    rows = valid.any(1) & valid[:, list(places)].all(1)
                 if output in found and found[output].shape == rows.shape:
                     rows = rows & found[output]
                 found[output] = rows.cpu()
         return found
+
+    def require_rows(self, cases: Iterable[Sequence[Any]], names: Sequence[str]) -> None:
+        """Raises UsageError where an output has no valid row in any case: nothing is compared."""
+        counts: dict[int, int] = {}
+        for inputs in cases:
+            for at, rows in self.rows(inputs).items():
+                counts[at] = counts.get(at, 0) + int(rows.sum())
+        for at, count in counts.items():
+            if not count:
+                raise UsageError(
+                    f"With these inputs all of {names[at]} is padding, so nothing is compared: "
+                    "give sample inputs whose mask shows tokens, or leave out --ignore-padded-rows."
+                )
 
     def cut(
         self, reference: ReferenceOutputs, outputs: Sequence[torch.Tensor], inputs: Sequence[Any]

@@ -17,10 +17,13 @@ from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.dce import DeadCodeElimination
 from attngraph.passes.effects import dim_definers
+from attngraph.passes.key_masks import Masked
 from attngraph.passes.manager import register
 from attngraph.passes.mask_building import EarlyBuilder, Unbuildable, build
-from attngraph.passes.padding import Masked, Tokens, find_tokens
-from attngraph.passes.predicates import conjuncts
+from attngraph.passes.mask_reading import Reader
+from attngraph.passes.padded_reads import Tokens
+from attngraph.passes.padding import find_tokens
+from attngraph.passes.predicates import TRUE, conjuncts
 from attngraph.passes.row_packer import RowPacker
 from attngraph.passes.row_wise import row_operands
 
@@ -35,8 +38,9 @@ class Packed:
     """The tokens that were packed, and which elements of the graph's outputs they leave unsaid.
 
     `valid` computes from the graph's inputs which tokens are no padding, bool (B, T). For each
-    output of the graph that depends on them, by its position: the places along T that it reads, or
-    None where its rows (b, t) are the tokens themselves.
+    output of the graph that depends on them, by its position: None where its rows (b, t) are the
+    tokens themselves, else the places along T that it reads. Such an output is pooled: an element
+    is unsaid where one of these places is padding, or every token is.
     """
 
     valid: Graph
@@ -61,22 +65,27 @@ class PackTokens:
     def run(self, graph: Graph) -> list[Remark]:
         remarks: list[Remark] = []
         for first in find_tokens(graph):
-            # what was packed for others since then has changed the graph
+            # what was packed for others since then has changed the graph; without an attention
+            # that is packed now, fewer would hide what is padding
+            nodes = {site.node for site in first.sites}
             for tokens in find_tokens(graph):
-                if tokens.padding == first.padding and same_shape(tokens.rows, first.rows):
+                same = {site.node for site in tokens.sites} == nodes and tokens.shown == first.shown
+                if same and same_shape(tokens.rows, first.rows):
                     remarks += _pack(graph, tokens, self.name, self.attention)
         return remarks
 
 
 def _pack(graph: Graph, tokens: Tokens, pass_name: str, attention: bool) -> list[Remark]:
-    site = tokens.sites[0]
+    site = tokens.first
+    if tokens.readers or tokens.shown == TRUE:
+        return _shown(graph, tokens)
     nodes = set(_worthwhile(tokens, [node for node in graph if _is_packable(node, tokens)]))
     kept = _kept_padded(graph, tokens)
     if not nodes:
         return kept
     make = EarlyBuilder(graph, dim_definers(graph))
     try:
-        held = build(make, site.node.loc, tokens.padding, site.reader)
+        held = build(make, site.node.loc, tokens.shown, _joint(tokens))
     except Unbuildable:
         return kept
     outputs = _reached(graph, tokens)
@@ -99,7 +108,7 @@ def _pack(graph: Graph, tokens: Tokens, pass_name: str, attention: bool) -> list
         "note",
         "packed",
         f"{linears} linears{others} run on the tokens that {_named(graph, packer.valid)} leaves "
-        "unmasked",
+        f"unmasked{_unspecified(graph, outputs)}",
         site.node.loc,
         site.node.op,
         details={PADDING: Packed(_alone(graph, packer.valid), outputs)},
@@ -117,9 +126,11 @@ def _is_packable(node: Node, tokens: Tokens) -> bool:
 def _is_over_tokens(site: Masked, tokens: Tokens) -> bool:
     """Whether queries and keys are the tokens, and nothing but padding changes their scores."""
     node = site.node
-    if site.parts != frozenset(conjuncts(tokens.padding)) or attribute(node, "causal"):
+    if site.parts != frozenset(conjuncts(tokens.shown)):
         return False
-    if any(input_of(node, name) is not None for name in ("bias", "sinks")):
+    if attribute(node, "causal") or attribute(node, "window"):
+        return False
+    if any(input_of(node, name) is not None for name in ("bias", "sinks", "lengths")):
         return False
     if attribute(node, "softcap") or len(node.outputs) > 1 or node.outputs[0] in tokens.full:
         return False
@@ -142,6 +153,44 @@ def _worthwhile(tokens: Tokens, nodes: Sequence[Node]) -> list[Node]:
                 leader[root(value.producer)] = root(node)
     worth = {root(node) for node in nodes if node.op == _WORTH}
     return [node for node in nodes if root(node) in worth]
+
+
+def _joint(tokens: Tokens) -> Reader:
+    """A reader that knows what all attentions' masks are made of."""
+    joint = tokens.first.reader
+    for site in tokens.sites:
+        joint.integers.update(site.reader.integers)
+    return joint
+
+
+def _shown(graph: Graph, tokens: Tokens) -> list[Remark]:
+    """Why no token is padding, for the linears that might have been packed."""
+    linears = sum(node.op == _WORTH and node.output in tokens.linked for node in graph)
+    if not linears:
+        return []
+    site = tokens.first
+    if tokens.readers:
+        by = min(tokens.readers, key=list(graph).index)
+        why = f"{by.op} at {by.loc} reads their rows there"
+        blamed = f"{by.op} at {by.loc}"
+    else:
+        masks = [
+            f"the mask of {one.node.op} at {one.node.loc} (from {_named(graph, mask)})"
+            for one in tokens.sites
+            if (mask := input_of(one.node, "mask")) is not None
+        ]
+        why = f"no token is hidden by all masks, which are {' and '.join(masks)}"
+        blamed = f"{site.node.op} at {site.node.loc}"
+    return [
+        Remark(
+            "note",
+            "kept-padded",
+            f"{linears} linears run at padding too: {why}",
+            site.node.loc,
+            site.node.op,
+            blamed=blamed,
+        )
+    ]
 
 
 def _kept_padded(graph: Graph, tokens: Tokens) -> list[Remark]:
@@ -176,6 +225,22 @@ def _named(graph: Graph, valid: Value) -> str:
     return " and ".join(value.name for value in graph.inputs if value in seen)
 
 
+def _unspecified(graph: Graph, outputs: Mapping[int, tuple[int, ...] | None]) -> str:
+    """What is left unsaid, output by output."""
+    said: dict[str, list[str]] = {}
+    for position, places in outputs.items():
+        if places is None:
+            kind = "the rows of the others"
+        elif places:
+            which = " or ".join(map(str, places))
+            kind = f"elements of the batch of which token {which} is masked"
+        else:
+            kind = "elements of the batch without an unmasked token"
+        said.setdefault(kind, []).append(graph.output_names[position])
+    parts = [f"{kind} in {' and '.join(names)}" for kind, names in said.items()]
+    return f"; unspecified are {', and '.join(parts)}" if parts else ""
+
+
 def _alone(graph: Graph, value: Value) -> Graph:
     """A graph of the same inputs that returns only this value."""
     copy = clone(graph)
@@ -185,15 +250,15 @@ def _alone(graph: Graph, value: Value) -> Graph:
 
 
 def _reached(graph: Graph, tokens: Tokens) -> dict[int, tuple[int, ...] | None]:
-    """The outputs that are rows of the tokens, or depend on rows that are read one by one."""
+    """The outputs that are rows of the tokens, or are pooled from them."""
     read: dict[Value, frozenset[int]] = {}
     for node in graph:
         if node in tokens.singles:
             read[node.outputs[0]] = frozenset([tokens.singles[node]])
             continue
-        places = frozenset().union(*(read.get(v, frozenset()) for v in node.inputs if v))
-        if places:
-            read.update((value, places) for value in node.outputs)
+        above = [read[value] for value in node.inputs if value in read]
+        if above or node in tokens.pooling:
+            read.update((value, frozenset().union(*above)) for value in node.outputs)
     found: dict[int, tuple[int, ...] | None] = {}
     for position, value in enumerate(graph.outputs):
         if value in tokens.linked and value not in tokens.full:

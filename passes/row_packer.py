@@ -14,7 +14,7 @@ from attngraph.passes.axes import RESHAPES
 from attngraph.passes.checked import Checked
 from attngraph.passes.dce import DeadCodeElimination
 from attngraph.passes.mask_building import EarlyBuilder
-from attngraph.passes.padding import Tokens
+from attngraph.passes.padded_reads import Tokens
 from attngraph.passes.row_wise import broadcasts, lead, row_operands
 from attngraph.passes.trials import ATTENTION
 
@@ -40,7 +40,7 @@ class RowPacker:
     ) -> None:
         self.graph, self.tokens = graph, tokens
         self.batch, self.length = tokens.rows
-        self.loc = tokens.sites[0].node.loc
+        self.loc = tokens.first.node.loc
         self._make = make
         self.valid = self._made("aten.reshape", held, shape=[held.shape[0], self.length])
         if not same(held.shape[0], self.batch):
