@@ -11,6 +11,7 @@ import torch
 from attngraph.errors import UsageError
 from attngraph.export.in_place import InPlace
 from attngraph.export.session import OrtValue
+from attngraph.tokens import Seen
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class GrowingCache:
     values: tuple[OrtValue, ...]
     batch: int
     length: int
+    owner: object
+    seen: Seen
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ class StaticCache:
     batch: int
     length: int
     mark: int
+    seen: Seen
+
+    @property
+    def owner(self) -> object:
+        """The decoder that made it."""
+        return self.slots.owner
 
 
 @dataclass
@@ -46,13 +55,14 @@ class Slots:
 
     buffers: Mapping[str, torch.Tensor]
     batch: int
+    owner: object
     marks: list[int] = field(default_factory=list)
     steps: dict[int | None, InPlace] = field(default_factory=dict)
     _count: itertools.count[int] = field(default_factory=itertools.count)
 
     def start(self) -> StaticCache:
         """The cache without a token."""
-        return self._marked(0)
+        return self._marked(Seen.nothing(self.batch))
 
     def rewind(self, cache: StaticCache) -> None:
         """Drops what was written behind a cache. Raises UsageError where it was written over."""
@@ -63,14 +73,14 @@ class Slots:
             )
         del self.marks[self.marks.index(cache.mark) + 1 :]
 
-    def grown(self, cache: StaticCache, new: int) -> StaticCache:
-        """The cache with the tokens that a step has written behind it."""
-        return self._marked(cache.length + new)
+    def grown(self, seen: Seen) -> StaticCache:
+        """The cache of these tokens, of which a step has written the last."""
+        return self._marked(seen)
 
-    def _marked(self, length: int) -> StaticCache:
+    def _marked(self, seen: Seen) -> StaticCache:
         mark = next(self._count)
         self.marks.append(mark)
-        return StaticCache(self, self.batch, length, mark)
+        return StaticCache(self, self.batch, seen.ids.shape[1], mark, seen)
 
 
 Cache = GrowingCache | StaticCache

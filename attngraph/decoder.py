@@ -15,9 +15,11 @@ from attngraph.export.in_place import InPlace
 from attngraph.export.session import Session
 from attngraph.export.target import parse_target
 from attngraph.frontend.cache import METADATA_KEY, Layout
+from attngraph.numeric import whole
 from attngraph.optimized import Optimized
 from attngraph.report import Report
 from attngraph.sampling import Sampling
+from attngraph.tokens import Seen, end_tokens, positions, shown_tokens, token_id, token_ids
 
 
 class Decoder:
@@ -37,6 +39,7 @@ class Decoder:
         self._session = session
         self.layout = layout
         self.optimized = optimized
+        self._owner = object()  # whose the caches are that its steps give
 
     @classmethod
     def of(cls, optimized: Optimized, layout: Layout) -> Decoder:
@@ -86,47 +89,67 @@ class Decoder:
     ) -> tuple[torch.Tensor, Cache]:
         """Logits of ids (B, S) that follow a cache of P tokens, and the cache with them in it.
 
-        `attention_mask` (B, P + S) is 0 where there is padding; without it there is none. The
-        logits are (B, S, V), or those of the last position (B, 1, V) where the model was compiled
-        so. Raises UsageError for shapes that don't fit, and before anything is computed where a
-        static cache has no room for the tokens or was written over.
+        `ids` are int64 or int32. `attention_mask` (B, P + S), bool or an integer like ids, is 0
+        where there is padding; without it there is none. It says of the tokens in the cache what it
+        said when they came. The logits are (B, S, V), or those of the last position (B, 1, V) where
+        the model was compiled so.
+
+        Raises UsageError, before anything is computed, for tensors that are not that, for ids that
+        the model doesn't know, for a cache of another decoder, and where a static cache has no
+        room for the tokens or was written over.
         """
-        layout = self.layout
-        if ids.ndim != 2 or ids.shape[1] == 0:
-            raise UsageError(f"ids has shape {tuple(ids.shape)}; it must be (batch, length).")
+        ids = token_ids(ids, self.layout.vocabulary)
         batch, length = ids.shape
-        cache = cache or self._empty(batch)
-        if cache.batch != batch:
-            raise UsageError(f"ids has {batch} rows, and the cache {cache.batch}.")
-        if isinstance(cache, StaticCache) is not self.is_static:
-            raise UsageError("This cache is that of another decoder.")
+        cache = self._empty(batch) if cache is None else self._own(cache, batch)
         total = cache.length + length
         self._require_room(total)
-        if attention_mask is not None and tuple(attention_mask.shape) != (batch, total):
+        shown = shown_tokens(attention_mask, batch, cache.length, length)
+        cache.seen.require_same(shown)
+        feeds = self._feeds(ids, shown, cache.length)
+        seen = cache.seen.then(ids, shown)
+        if isinstance(cache, StaticCache):
+            return self._write(feeds, cache, seen)
+        pasts = dict(zip(self.layout.pasts, cache.values, strict=True))
+        fetched = (self.layout.logits,)
+        results = self.session.step(feeds, pasts, fetched, self.layout.presents)
+        return results[0][0], GrowingCache(results[1], batch, total, self._owner, seen)
+
+    def _own(self, cache: Any, batch: int) -> Cache:
+        """A cache that is this decoder's, of as many rows. Raises UsageError."""
+        if not isinstance(cache, Cache):
             raise UsageError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}; for {cache.length} "
-                f"tokens in the cache and {length} new ones it must be {(batch, total)}."
+                f"cache is a {type(cache).__name__}; it must be one that this decoder returned."
             )
+        if cache.owner is not self._owner:
+            raise UsageError("This cache is that of another decoder.")
+        if cache.batch != batch:
+            raise UsageError(f"ids has {batch} rows, and the cache {cache.batch}.")
+        return cache
+
+    def _feeds(
+        self, ids: torch.Tensor, shown: torch.Tensor | None, held: int
+    ) -> dict[str, torch.Tensor]:
+        """The inputs beside the cache, for new ids (B, S) behind `held` tokens."""
+        layout, (batch, length) = self.layout, ids.shape
         feeds = {layout.ids: self._cast(layout.ids, ids)}
         if layout.mask is not None:
-            mask = torch.ones(batch, total) if attention_mask is None else attention_mask
+            mask = torch.ones(batch, held + length) if shown is None else shown
             feeds[layout.mask] = self._cast(layout.mask, mask)
-        elif attention_mask is not None and not bool(attention_mask.all()):
+        elif shown is not None:
             raise UsageError("The model takes no mask, so no row can be padded.")
         if layout.positions is not None:
-            places = _positions(attention_mask, cache.length, length)
-            if len(self.session.input_shape(layout.positions)) == 2:
+            places = positions(shown, held, length)
+            declared = self.session.input_shape(layout.positions)
+            if len(declared) == 2 and declared[0] != 1:
                 places = places.expand(batch, length)
-            elif len(places) > 1:
-                raise UsageError("The model takes one row of positions, so no row can be padded.")
+            elif bool((places != places[0]).any()):
+                raise UsageError(
+                    "The model takes one row of positions, so its rows can't be padded differently."
+                )
             else:
-                places = places[0]
+                places = places[:1] if len(declared) == 2 else places[0]
             feeds[layout.positions] = self._cast(layout.positions, places)
-        if isinstance(cache, StaticCache):
-            return self._write(feeds, cache, length)
-        pasts = dict(zip(layout.pasts, cache.values, strict=True))
-        results = self.session.step(feeds, pasts, (layout.logits,), layout.presents)
-        return results[0][0], GrowingCache(results[1], batch, total)
+        return feeds
 
     @property
     def is_static(self) -> bool:
@@ -141,11 +164,11 @@ class Decoder:
             )
 
     def _write(
-        self, feeds: dict[str, torch.Tensor], cache: StaticCache, new: int
+        self, feeds: dict[str, torch.Tensor], cache: StaticCache, seen: Seen
     ) -> tuple[torch.Tensor, StaticCache]:
         """A step in the buffers, of all rows at once where the operator takes them so."""
         assert self.layout.length is not None
-        slots = cache.slots
+        slots, new = cache.slots, seen.ids.shape[1] - cache.length
         slots.rewind(cache)
         feeds[self.layout.length] = torch.tensor([cache.length])
         if by_row(cache.batch, new, cache.length):
@@ -153,7 +176,7 @@ class Decoder:
             logits = torch.cat([self._in_place(slots, r).step(row_of(feeds, r)) for r in rows])
         else:
             logits = self._in_place(slots, None).step(feeds)
-        return logits, slots.grown(cache, new)
+        return logits, slots.grown(seen)
 
     def _in_place(self, slots: Slots, row: int | None) -> InPlace:
         if row not in slots.steps:
@@ -171,10 +194,10 @@ class Decoder:
         if layout.max_length is not None:
             sizes = {layout.batch: batch, CAPACITY: layout.max_length}
             buffers = {name: self.session.zeros(name, sizes) for name in layout.pasts}
-            return Slots(buffers, batch).start()
+            return Slots(buffers, batch, self._owner).start()
         sizes = {self.layout.batch: batch, self.layout.past: 0}
         values = tuple(self.session.empty(name, sizes) for name in self.layout.pasts)
-        return GrowingCache(values, batch, 0)
+        return GrowingCache(values, batch, 0, self._owner, Seen.nothing(batch))
 
     def generate(
         self,
@@ -195,43 +218,37 @@ class Decoder:
         on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
         with `pad_token_id` (by default that token); when all have, it ends early.
 
-        Raises UsageError for rows padded on the right, whose last position is no token, and where a
-        static cache has no room for the prompt and what may follow.
+        Raises UsageError for what a step or `Sampling` doesn't take, for rows padded on the right,
+        whose last position is no token, and where a static cache has no room for the prompt and
+        what may follow.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
-        if ids.ndim != 2:
-            raise UsageError(f"ids has shape {tuple(ids.shape)}; it must be (batch, length).")
-        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
-            row = int((attention_mask[:, -1] == 0).nonzero()[0])
+        count, known = whole("max_new_tokens", max_new_tokens, 0), self.layout.vocabulary
+        prompt = token_ids(ids, known)
+        batch, length = prompt.shape
+        shown = shown_tokens(attention_mask, batch, 0, length)
+        if shown is not None and not bool(shown[:, -1].all()):
+            row = int((~shown[:, -1]).nonzero()[0])
             raise UsageError(
                 f"Row {row} of attention_mask ends in padding; pad on the left, so that the last "
                 "position of each row is a token."
             )
-        batch, length = ids.shape
-        self._require_room(length + max_new_tokens - 1)
-        ends = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=ids.dtype).reshape(
-            -1
-        )
-        filler = int(ends[0]) if pad_token_id is None and len(ends) else (pad_token_id or 0)
-        mask = attention_mask
-        if mask is not None:
-            mask = torch.cat([mask, mask.new_ones(batch, max_new_tokens)], 1)
+        self._require_room(length + max(count - 1, 0))
+        ends = end_tokens(eos_token_id, known)
+        filler = ends[0] if ends else 0
+        if pad_token_id is not None:
+            filler = token_id("pad_token_id", pad_token_id, known)
         random, done = sampling.generator(), torch.zeros(batch, dtype=torch.bool)
-        whole, new, cache = [ids], ids, None
-        for total in range(length, length + max_new_tokens):
-            logits, cache = self(new, None if mask is None else mask[:, :total], cache)
-            token = sampling.choose(logits[:, -1].cpu(), random).to(ids.dtype)
+        one = torch.ones(batch, 1, dtype=torch.bool)
+        parts, new, cache = [prompt], prompt, None
+        for _ in range(count):
+            logits, cache = self(new, shown, cache)
+            token = sampling.choose(logits[:, -1].cpu(), random).to(prompt.dtype)
             token = torch.where(done, filler, token)
             new = token[:, None]
-            whole.append(new)
-            done |= torch.isin(token, ends)
+            parts.append(new)
+            done |= torch.isin(token, torch.tensor(ends, dtype=token.dtype))
             if bool(done.all()):
                 break
-        return torch.cat(whole, 1)
-
-
-def _positions(mask: torch.Tensor | None, past: int, length: int) -> torch.Tensor:
-    """(1 | B, S): how many tokens come before each."""
-    if mask is None:
-        return torch.arange(past, past + length)[None]
-    return (mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]
+            shown = None if shown is None else torch.cat([shown, one], 1)
+        return torch.cat(parts, 1).to(ids.device)

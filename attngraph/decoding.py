@@ -33,6 +33,7 @@ from attngraph.options import (
     DecoderOptions,
     Options,
 )
+from attngraph.tokens import positions
 
 # (batch, seq, past) of prompts, of a later part of one, and of a step. A dozen tokens or more each:
 # the rounding errors of one token go together, and those of a few are no measure for a budget.
@@ -192,6 +193,21 @@ class _Inputs:
         padding = torch.arange(batch)[:, None].clamp_max(length - 1)
         return torch.arange(length)[None] >= padding
 
+    def mask_of_steps(self, batch: int, length: int) -> torch.Tensor:
+        """One that `Decoder` takes: without a mask no row is padded, and with one row of positions
+        all are alike."""
+        layout = self.layout
+        if layout.mask is None:
+            return torch.ones(batch, length, dtype=torch.bool)
+        mask = self.mask(batch, length)
+        return mask[:2][-1:].expand(batch, length) if self.shares_positions else mask
+
+    @property
+    def shares_positions(self) -> bool:
+        """Whether the model takes one row of positions for the whole batch."""
+        name = self.layout.positions
+        return name is not None and [*map(str, self.shapes[name][:-1])] != [self.layout.batch]
+
     def all(self, ids: torch.Tensor, mask: torch.Tensor, past: int) -> tuple[torch.Tensor, ...]:
         """Every input of the graph, in its order; the past is random."""
         layout = self.layout
@@ -200,9 +216,11 @@ class _Inputs:
         if layout.mask is not None:
             given[layout.mask] = mask.to(self.dtypes[layout.mask])
         if layout.positions is not None:
-            places = (mask.long().cumsum(-1) - 1).clamp_min(0)[:, past:]
-            if len(self.shapes[layout.positions]) == 1:
-                places = torch.arange(past, past + ids.shape[1])
+            places = positions(mask, past, ids.shape[1])
+            if self.shares_positions:
+                is_alike = bool((places == places[0]).all())
+                row = places[:1] if is_alike else positions(None, past, ids.shape[1])
+                places = row if len(self.shapes[layout.positions]) == 2 else row[0]
             given[layout.positions] = places.to(self.dtypes[layout.positions])
         for name in layout.pasts:
             shape = [dim if isinstance(dim, int) else sizes[str(dim)] for dim in self.shapes[name]]
@@ -250,7 +268,7 @@ def generated_parity(
     else:
         reference = reference_of(stored, precision)
     end = min(_PROMPT + _STEPS, layout.max_length or _PROMPT + _STEPS)
-    whole, mask = inputs.ids(_ROWS, end), inputs.mask(_ROWS, end)
+    whole, mask = inputs.ids(_ROWS, end), inputs.mask_of_steps(_ROWS, end)
     lengths = range(min(_PROMPT, end - 1), end + 1)
     expected: list[ReferenceOutputs] = []
     for length in lengths:

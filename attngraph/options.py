@@ -10,6 +10,7 @@ from attngraph.errors import UsageError
 from attngraph.export.formats import Precision, Weights
 from attngraph.export.provider_options import check_settings
 from attngraph.export.target import Target, parse_target
+from attngraph.numeric import whole
 
 Verify = Literal["final", "each", "off"]
 CacheKind = Literal["growing", "static"]
@@ -91,8 +92,8 @@ class DecoderOptions:
             raise UsageError(
                 "A static cache needs max_length, the number of tokens it has room for."
             )
-        if length is not None and (isinstance(length, bool) or length < 2):
-            raise UsageError(f"max_length is {length!r}; it must be a number of tokens, 2 or more.")
+        if length is not None:
+            whole("max_length", length, 2)
 
 
 def check_assumptions(names: Collection[str]) -> None:

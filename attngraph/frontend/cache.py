@@ -24,7 +24,8 @@ class Layout:
     `ids` is (batch, seq); `mask` is (batch, past + seq), 1 where there is a token; `positions` is
     (batch, seq) or (seq,); `logits` ends in (seq or 1, vocabulary). Output `presents[i]` is what
     input `pasts[i]` is at the next step. In a static cache the pasts are buffers of `max_length`
-    tokens along `axes[i]`, of which the input `length` says how many they hold.
+    tokens along `axes[i]`, of which the input `length` says how many they hold. `vocabulary` is how
+    many ids there are, where the graph looks them up in a table.
     """
 
     ids: str
@@ -38,6 +39,7 @@ class Layout:
     length: str | None = None
     max_length: int | None = None
     axes: tuple[int, ...] = ()
+    vocabulary: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -66,14 +68,8 @@ def find_layout(graph: Graph, presents: Mapping[str, str] | None, source: str) -
     """
     inputs = {value.name: value for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    integers = [v for v in graph.inputs if _is_integer(v) and len(v.shape) == 2]
     pairs = _named(inputs, outputs, presents) if presents else None
-    ids = next((v for v in integers if _seq(v) is not None), None)
-    if ids is None:
-        raise UsageError(
-            f"{source} has no input of token ids: decoding needs an integer input (batch, seq) "
-            "whose two dims are dynamic."
-        )
+    ids = _token_ids(graph, source)
     batch, seq = ids.shape
     pairs = pairs if pairs is not None else _found(graph, outputs, seq, batch)
     if not pairs:
@@ -90,13 +86,13 @@ def find_layout(graph: Graph, presents: Mapping[str, str] | None, source: str) -
         last = value.shape[-1] if value.shape else None
         if last is not None and same(last, past + seq) and len(value.shape) == 2:
             mask = value.name
-        elif last is not None and same(last, seq) and _is_integer(value):
+        elif positions is None and _is_positions(value, batch, seq):
             positions = value.name
         else:
             raise UsageError(
                 f"The input {value.name} of {source} is neither token ids nor a mask (batch, past "
-                "+ seq), positions (batch, seq) or a cache: wrap the model in a module that "
-                "computes it."
+                "+ seq), positions (batch, seq) called so, or a cache: wrap the model in a "
+                "module that computes it, or call positions position_ids."
             )
     rest = [name for name in outputs if name not in pairs.values()]
     logits = [n for n in rest if len(outputs[n].shape) == 3 and outputs[n].dtype.is_floating_point]
@@ -114,7 +110,69 @@ def find_layout(graph: Graph, presents: Mapping[str, str] | None, source: str) -
         str(past),
         mask,
         positions,
+        vocabulary=_rows_looked_up(ids),
     )
+
+
+def _token_ids(graph: Graph, source: str) -> Value:
+    """The input of token ids. Where several could be, a name must tell positions apart."""
+    found = [
+        value
+        for value in graph.inputs
+        if _is_integer(value) and len(value.shape) == 2 and _seq(value) is not None
+    ]
+    if not found:
+        raise UsageError(
+            f"{source} has no input of token ids: decoding needs an integer input (batch, seq) "
+            "whose two dims are dynamic."
+        )
+    others = [value for value in found if not _called_positions(value)]
+    if len(found) == 1 or len(others) == 1:
+        return found[0] if len(found) == 1 else others[0]
+    raise UsageError(
+        f"Which input of {source} is the token ids can't be told: "
+        f"{' and '.join(value.name for value in others or found)} are all (batch, seq). Call "
+        "positions position_ids, and wrap the model in a module that computes what else it takes."
+    )
+
+
+def _called_positions(value: Value) -> bool:
+    return any(part in value.name.lower() for part in ("pos", "place"))
+
+
+def _is_positions(value: Value, batch: Dim, seq: Dim) -> bool:
+    """Whether an input is integers (batch, seq), (1, seq) or (seq,) that are called positions.
+
+    Shape alone doesn't tell positions from token types.
+    """
+    if not (_is_integer(value) and _called_positions(value) and value.shape):
+        return False
+    *rows, last = value.shape
+    return same(last, seq) and (not rows or (len(rows) == 1 and rows[0] in (1, batch)))
+
+
+_KEEPING_IDS = frozenset(
+    [
+        *("aten._to_copy", "aten.clone", "aten.contiguous", "aten.detach", "aten.alias"),
+        *("aten.reshape", "aten.view", "aten.flatten.using_ints", "aten.unsqueeze"),
+        *("aten.squeeze.dim", "aten.transpose.int", "aten.permute"),
+    ]
+)
+
+
+def _rows_looked_up(ids: Value) -> int | None:
+    """The rows of the smallest table that ids are looked up in as they are; None without one."""
+    reached, sizes = [ids], []
+    for value in reached:
+        for node in value.users:
+            if node.op in _KEEPING_IDS:
+                reached.append(node.output)
+            table = node.inputs[0]
+            if node.op not in ("aten.embedding", "aten.index.Tensor") or table is None:
+                continue
+            if table is not value and value is node.inputs[1]:
+                sizes.append(table.shape[0])
+    return min((size for size in sizes if isinstance(size, int)), default=None)
 
 
 def _is_integer(value: Value) -> bool:

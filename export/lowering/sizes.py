@@ -11,7 +11,7 @@ import torch
 
 from attngraph.errors import LoweringError
 from attngraph.ir import ScalarType, Value
-from attngraph.ir.dims import Dim, as_dim, format_dim, same, symbol, symbols_of
+from attngraph.ir.dims import Dim, as_dim, at_least, format_dim, same, symbol, symbols_of
 
 if TYPE_CHECKING:
     from attngraph.export.lowering.context import Context
@@ -115,6 +115,10 @@ class Sizes:
                 wanted[axis] = 0
             else:
                 computed.append(axis)
+        may_be_zero = [new[axis] for axis in computed if self._may_be_zero(new[axis])]
+        if not all(at_least(dim, 1, context.graph.dims) for dim in may_be_zero):
+            # a computed 0 would be read as a kept dim
+            return context.op("Reshape", value, self.vector(new), allowzero=1)
         if computed and not any(self._may_be_zero(dim) for dim in new):
             hardest = max(computed, key=lambda axis: (sympy.count_ops(new[axis]), -axis))
             wanted[hardest] = -1
