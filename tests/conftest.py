@@ -24,6 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="rewrite the expected halves of tests/passes/**/*.ir, then check them as usual",
     )
 
+    parser.addoption(
+        "--other-blas",
+        action="store_true",
+        help="multiply in another order in the interpreter's runs and in what passes fold",
+    )
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """tests/unit comes last: of its short files, each worker takes one more until all are done."""
@@ -49,3 +55,16 @@ def no_pass_is_wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Checked, "_defect", fail)
     monkeypatch.setattr(manager, "_stopped", stop)
+
+
+@pytest.fixture(autouse=True)
+def other_blas(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under --other-blas the interpreter multiplies as a library does that eager doesn't use."""
+    if not request.config.getoption("--other-blas"):
+        return
+    from attngraph.ir import interpreter
+    from tests.passes.fixtures import Fixture
+    from tests.products import halved
+
+    monkeypatch.setattr(interpreter, "_run", halved(interpreter._run))
+    monkeypatch.setattr(Fixture, "run", halved(Fixture.run))

@@ -7,13 +7,18 @@ choices may be. `Halved` is a library that makes another one.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import _maybe_get_opdef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+P = ParamSpec("P")
+R = TypeVar("R")
 aten = torch.ops.aten
 
 # The two factors among the arguments, each with the axis that is summed. In a sum with an addend
@@ -28,21 +33,25 @@ _FACTORS: dict[Any, tuple[tuple[int, int], tuple[int, int]]] = {
     aten.baddbmm.default: ((1, 2), (2, 1)),
 }
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
-_PLAIN = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 class _Products(TorchDispatchMode):
-    """Sees each product of floats, also those inside of operators written in Python."""
+    """Sees each product of floats, also in operators made of others and in those of a library."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace != "aten" and func.has_kernel_for_dispatch_key(_PLAIN):
-            with self:
-                return func._op_dk(_PLAIN, *args, **kwargs)
         if terms := _terms(func, args):
             return self.product(func, args, kwargs, terms)
+        custom = _maybe_get_opdef(func)
+        with self:
+            if custom is not None:
+                return custom._init_fn(*args, **kwargs)
+            if func.namespace == "aten":
+                parts = func.decompose(*args, **kwargs)
+                if parts is not NotImplemented:
+                    return parts
         return func(*args, **kwargs)
 
     def product(self, func: Any, args: tuple[Any, ...], kwargs: Any, terms: int) -> Any:
@@ -83,7 +92,7 @@ class Halved(_Products):
     def product(self, func: Any, args: tuple[Any, ...], kwargs: Any, terms: int) -> Any:
         if func is _ATTENTION:
             with self:
-                return _plain_attention(*args, **kwargs)
+                return plain_attention(*args, **kwargs)
         dtype = args[0].dtype
         if torch.finfo(dtype).bits < 32:
             wide = [arg.float() if isinstance(arg, Tensor) else arg for arg in args]
@@ -98,6 +107,17 @@ class Halved(_Products):
             second[position] = args[position].narrow(axis, terms // 2, terms - terms // 2)
         no_addend = {"beta": 0} if _FACTORS[func][0][0] == 1 else {}
         return func(*first, **kwargs) + func(*second, **{**kwargs, **no_addend})
+
+
+def halved(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, run under `Halved`."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with Halved():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _terms(func: Any, args: tuple[Any, ...]) -> int:
@@ -145,7 +165,7 @@ def _halved_convolution(
     return aten.convolution(*first, bias, *rest) + aten.convolution(*second, None, *rest)
 
 
-def _plain_attention(
+def plain_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
