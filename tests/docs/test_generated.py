@@ -57,10 +57,10 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_files_and_targets_that_are_named_exist() -> None:
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     for page in generate.pages():
         text = _without_generated(page)
-        for target in re.findall(r"`make (\w+)`|^make (\w+)$", text, re.MULTILINE):
+        for target in re.findall(r"`make ([\w-]+)`|^make ([\w-]+)$", text, re.MULTILINE):
             assert target[0] in targets or target[1] in targets, f"{page.name}: make {target}"
         for path in re.findall(r"\b(?:attngraph|passes|export|tests|examples)/[\w/.-]+\.\w+", text):
             assert (ROOT / path).exists() or page.name == "CONTRIBUTING.md", f"{page.name}: {path}"
