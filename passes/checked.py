@@ -127,10 +127,8 @@ class Checked:
         tolerance, level = self._tolerance(pairs), 0
         for context in _CONTEXT:
             while level < context:
-                above = _above(leaves)
-                if above == leaves and outcome is not None:
-                    return outcome
-                leaves, level = above, level + 1
+                leaves, level = _above(leaves), level + 1
+            is_last = context == _CONTEXT[-1] or _above(leaves) == leaves
             outcome = self._evidence.compare(
                 pairs,
                 leaves,
@@ -140,8 +138,9 @@ class Checked:
                 depth=self.depth,
                 unrounded=unrounded,
                 derived=self._derived,
+                final=is_last,
             )
-            if isinstance(outcome, Equal):
+            if is_last or isinstance(outcome, Equal):
                 break
         assert outcome is not None
         return outcome

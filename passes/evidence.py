@@ -14,11 +14,12 @@ import torch
 
 from attngraph.ir import Graph, Value
 from attngraph.passes.outcomes import Different, Equal, NotEvaluated, Outcome
-from attngraph.passes.regions import Region
-from attngraph.passes.trials import ATTENTION, backward_slice, shown, trial_sizes
+from attngraph.passes.regions import Misread, Region
+from attngraph.passes.trials import ATTENTION, backward_slice, general_sizes, shown, trial_sizes
 from attngraph.passes.weights import Derivation
 
 TOLERANCE = 1e-6  # of float64 against itself: reassociation gives 1e-13, fills in float32 1e-8
+_CHEAP = 1 << 19  # elements of a trial up to which a region is evaluated at its own sizes
 _SMALL = 1 << 21  # elements of the largest tensor of a trial
 _MOST_ELEMENTS = 1 << 24
 
@@ -41,6 +42,7 @@ class Evidence:
         depth: int | None = None,
         unrounded: Mapping[Value, torch.Tensor] | None = None,
         derived: Mapping[Value, Derivation] | None = None,
+        final: bool = True,
     ) -> Outcome:
         """Whether each pair of (old, new) values agrees wherever the old one can run.
 
@@ -48,7 +50,8 @@ class Evidence:
         `biases` are leaves that may hold -inf and finfo.min. The tolerance is relative to the
         largest element; 0 asks for equal bits. `unrounded` are constants before they were rounded
         to their dtype. `derived` says how new constants follow from old ones: where those have no
-        data, both are drawn.
+        data, both are drawn. Where other values at smaller sizes than its own may be told from
+        values that are other, they are only if this is the `final` comparison of the pairs.
         """
         cut = set(leaves)
         roots = [value for pair in pairs for value in pair]
@@ -58,8 +61,8 @@ class Evidence:
             sampled, nodes, frozenset(biases), frozenset(old), derived or {}, unrounded or {}
         )
         key = (region.key(roots), tuple(kinds), tolerance)
-        if key not in self._known:
-            self._known[key] = self._compare(pairs, region, kinds, tolerance)
+        if key not in self._known or (final and isinstance(self._known[key], _AtOtherSizes)):
+            self._known[key] = self._compare(pairs, region, kinds, tolerance, final)
         return self._known[key]
 
     def _compare(
@@ -68,32 +71,77 @@ class Evidence:
         region: Region,
         kinds: Sequence[str],
         tolerance: float,
+        final: bool = True,
     ) -> Outcome:
         if (unknown := region.unknown()) is not None:
             return NotEvaluated(f"%{unknown.name} has no data, and nothing says what it is made of")
-        fixed = region.fixed()
-        trials = trial_sizes(self.graph.dims)
-        size = [region.elements(sizes, fixed) for sizes in trials]
-        small = [sizes for sizes, count in zip(trials, size, strict=True) if count <= _SMALL]
-        if not small and min(size) <= _MOST_ELEMENTS:  # static sizes: one trial, at full size
-            small, kinds = [trials[size.index(min(size))]], kinds[:1]
+        own = trial_sizes(self.graph.dims)
+        fixed = region.fixed(own[0])
+        cost = [region.elements(sizes, fixed) for sizes in own]
+        cheap = [sizes for sizes, (total, _) in zip(own, cost, strict=True) if total <= _CHEAP]
+        if cheap:
+            return _tried(pairs, region, [(sizes, fixed) for sizes in cheap], kinds, tolerance)
+        outcome = self._at_other_sizes(pairs, region, kinds, tolerance)
+        if isinstance(outcome, Equal) or (isinstance(outcome, Different) and not final):
+            return outcome
+        largest = [most for _, most in cost]
+        small = [sizes for sizes, most in zip(own, largest, strict=True) if most <= _SMALL]
+        if not small and min(largest) <= _MOST_ELEMENTS:  # one trial, at full size
+            small, kinds = [own[largest.index(min(largest))]], kinds[:1]
         if not small:
-            return NotEvaluated(f"its largest tensor has {min(size):,} elements")
-        tells = False
-        for sizes in small:
-            for kind in kinds:
-                memory = region.run(sizes, kind, fixed)
-                if not all(old in memory for old, _ in pairs):
-                    continue  # the model itself rejects this input
-                for old, new in pairs:
-                    if new not in memory:
-                        return Different(
-                            f"at {shown(sizes)} the rewritten region can't be evaluated"
-                        )
-                    if not _close(memory[new], memory[old], tolerance):
-                        return Different(f"at {shown(sizes)} it gives other values ({kind})")
-                tells |= all(_tells(memory[old]) for old, _ in pairs)
-        return Equal() if tells else NotEvaluated("the original form gave no number in any trial")
+            return outcome or NotEvaluated(f"its largest tensor has {min(largest):,} elements")
+        return _tried(pairs, region, [(sizes, fixed) for sizes in small], kinds, tolerance)
+
+    def _at_other_sizes(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        region: Region,
+        kinds: Sequence[str],
+        tolerance: float,
+    ) -> Outcome | None:
+        """The outcome at smaller sizes of the same structure; None where there are none."""
+        general = region.generalized(pairs, self.graph.dims)
+        if general is None or general.general is None:
+            return None
+        trials = []
+        for place, sizes in enumerate(general_sizes(self.graph.dims, general.general.infos)):
+            fixed = general.fixed(sizes, tail=place % 2 == 1)
+            if general.elements(sizes, fixed)[1] <= _SMALL:
+                trials.append((sizes, fixed))
+        if not trials:
+            return None
+        try:
+            outcome = _tried(pairs, general, trials, kinds, tolerance)
+        except Misread:
+            return None
+        return _AtOtherSizes(outcome.reason) if isinstance(outcome, Different) else outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOtherSizes(Different):
+    """Different at sizes that the region doesn't have."""
+
+
+def _tried(
+    pairs: Sequence[tuple[Value, Value]],
+    region: Region,
+    trials: Iterable[tuple[Mapping[str, int], Mapping[Value, Any]]],
+    kinds: Sequence[str],
+    tolerance: float,
+) -> Outcome:
+    tells = False
+    for sizes, fixed in trials:
+        for kind in kinds:
+            memory = region.run(sizes, kind, fixed)
+            if not all(old in memory for old, _ in pairs):
+                continue  # the model itself rejects this input
+            for old, new in pairs:
+                if new not in memory:
+                    return Different(f"at {shown(sizes)} the rewritten region can't be evaluated")
+                if not _close(memory[new], memory[old], tolerance):
+                    return Different(f"at {shown(sizes)} it gives other values ({kind})")
+            tells |= all(_tells(memory[old]) for old, _ in pairs)
+    return Equal() if tells else NotEvaluated("the original form gave no number in any trial")
 
 
 def _tells(found: Any) -> bool:

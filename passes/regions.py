@@ -6,18 +6,19 @@ large weight are zero in most places, and only the weight's rows that matter are
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from attngraph.errors import IRError
-from attngraph.ir import Node, ScalarType, Value
-from attngraph.ir.dims import substitute
-from attngraph.ir.ops import evaluate
+from attngraph.ir import Dim, Node, ScalarType, Value
+from attngraph.ir.dims import product, substitute
+from attngraph.ir.ops import attribute, evaluate
 from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES
 from attngraph.passes.cse import hashable
+from attngraph.passes.generalize import Generalized, generalized
 from attngraph.passes.sparse_products import PRODUCTS, only_needed
 from attngraph.passes.trials import sample
 from attngraph.passes.weights import Derivation
@@ -40,6 +41,22 @@ class Region:
     known: frozenset[Value] = frozenset()
     derived: Mapping[Value, Derivation] = field(default_factory=dict)
     unrounded: Mapping[Value, torch.Tensor] = field(default_factory=dict)
+    general: Generalized | None = None
+
+    def generalized(
+        self, pairs: Iterable[tuple[Value, Value]], dims: Iterable[str]
+    ) -> Region | None:
+        """The region with large static sizes that may be any; None where there are none.
+
+        The constants of the old form are cut to the sizes; those of the new one keep theirs.
+        """
+        kept = {value for value in self.leaves if value.is_constant and value not in self.known}
+        found = generalized(self.leaves, self.nodes, pairs, kept, dims)
+        return None if found is None else replace(self, general=found)
+
+    def shape(self, value: Value) -> tuple[Dim, ...]:
+        """The value's own shape, or what it was generalised to."""
+        return value.shape if self.general is None else self.general.shapes[value]
 
     def key(self, roots: Sequence[Value]) -> Hashable:
         """Equal for regions that differ in names and in the data of weights only."""
@@ -68,48 +85,87 @@ class Region:
                 return value
         return None
 
-    def fixed(self) -> dict[Value, Any]:
-        """What doesn't change between trials: constants, and large ones laid out anew.
+    def _again(self, node: Node) -> Any:
+        """The node, with the sizes among its attributes as they were generalised."""
+        changed = None if self.general is None else self.general.attrs.get(node)
+        return node if changed is None else _Again(node.op, {**node.attrs, **changed})
 
-        Large ones keep the dtype in which they are stored, so most take no memory.
+    def fixed(self, sizes: Mapping[str, int], *, tail: bool = False) -> dict[Value, Any]:
+        """What is the same for all trials at some sizes: constants, and large ones laid out anew.
+
+        Large ones keep the dtype in which they are stored, so most take no memory. Of one that is
+        cut the head is taken, or the `tail`.
         """
         memory: dict[Value, Any] = {}
         heavy: set[Value] = set()
         for value in self.leaves:
             data = self.unrounded.get(value, value.data)
             if data is not None and not data.is_meta:
+                data = self._cut(value, data.detach(), sizes, tail)
                 is_heavy = data.numel() > _HEAVY
-                memory[value] = data.detach() if is_heavy else widened(data.detach())
+                memory[value] = data if is_heavy else widened(data)
                 heavy |= {value} if is_heavy else set()
         for node in self.nodes:
             if node.op in _VIEWS and node.inputs and all(value in heavy for value in node.inputs):
                 try:
-                    results = evaluate(node, [memory[v] for v in node.inputs if v], {})
+                    inputs = [memory[value] for value in node.inputs if value]
+                    results = evaluate(self._again(node), inputs, sizes)
                 except (IRError, RuntimeError, IndexError, TypeError, ValueError):
                     continue
                 memory.update(zip(node.outputs, results, strict=True))
                 heavy.update(node.outputs)
         return memory
 
-    def elements(self, sizes: Mapping[str, int], fixed: Mapping[Value, Any]) -> int:
-        """The largest tensor that a trial would compute."""
+    def _cut(
+        self, value: Value, data: torch.Tensor, sizes: Mapping[str, int], tail: bool
+    ) -> torch.Tensor:
+        if self.general is not None:
+            for axis, dim in enumerate(self.shape(value)):
+                size, whole = int(substitute(dim, sizes)), data.shape[axis]
+                if size < whole:
+                    data = data.narrow(axis, whole - size if tail else 0, size)
+        return data
+
+    def elements(self, sizes: Mapping[str, int], fixed: Mapping[Value, Any]) -> tuple[int, int]:
+        """How many elements a trial would compute, and those of its largest tensor."""
         made = [value for node in self.nodes for value in node.outputs if value not in fixed]
-        shapes = [value.tensor_type for value in made if not isinstance(value.type, ScalarType)]
-        return max((int(substitute(shape.numel, sizes)) for shape in shapes), default=0)
+        shapes = [self.shape(value) for value in made if not isinstance(value.type, ScalarType)]
+        shapes += [scores for node in self.nodes if (scores := self._scores(node))]
+        counts = [int(substitute(product(shape), sizes)) for shape in shapes]
+        return sum(counts), max(counts, default=0)
+
+    def _scores(self, node: Node) -> tuple[Dim, ...]:
+        """The shape of the scores inside an attention; nothing for other nodes."""
+        if node.op == "aten.scaled_dot_product_attention":
+            query, key = (self.shape(value) for value in node.inputs[:2] if value is not None)
+            return (*query[:-1], key[-2])
+        if node.op in ("attn.attention", "attn.packed_attention"):
+            query, key = (self.shape(value) for value in node.inputs[:2] if value is not None)
+            return (*query[:2], attribute(node, "heads"), key[1])
+        return ()
 
     def run(
         self, sizes: Mapping[str, int], kind: str, fixed: Mapping[Value, Any]
     ) -> dict[Value, Any]:
-        """Every value that can be computed in one trial."""
-        known = dict(sizes)
+        """Every value that can be computed in one trial.
+
+        Raises Misread where a value has another shape than the region was generalised to.
+        """
         memory: dict[Value, Any] = dict(fixed)
         sparse = any(is_heavy(tensor) for tensor in fixed.values())
         drawn = [value for value in self.leaves if value not in memory]
         for value in drawn:
             if value in self.known or value not in self.derived:
+                shape = None if isinstance(value.type, ScalarType) else self.shape(value)
                 try:
-                    special = value in self.special
-                    memory[value] = sample(value, known, kind, may_mask=special, sparse=sparse)
+                    memory[value] = sample(
+                        value,
+                        sizes,
+                        kind,
+                        may_mask=value in self.special,
+                        sparse=sparse,
+                        shape=shape,
+                    )
                 except (IRError, KeyError, RuntimeError, TypeError, ValueError):
                     return {}
         for value in drawn:
@@ -125,12 +181,27 @@ class Region:
                 inputs = only_needed(node, inputs)
             try:
                 with torch.no_grad():
-                    results = evaluate(wide_node(node), list(map(widened, inputs)), known)
+                    results = evaluate(
+                        wide_node(self._again(node)), list(map(widened, inputs)), sizes
+                    )
             except Exception:
                 continue  # operators raise what they like; the caller sees that the value lacks
             results_of = zip(node.outputs, results, strict=True)
             memory.update((value, result) for value, result in results_of if value in made)
+            self._check(node, memory, sizes)
         return memory
+
+    def _check(self, node: Node, memory: Mapping[Value, Any], sizes: Mapping[str, int]) -> None:
+        if self.general is None:
+            return
+        for value in node.outputs:
+            shape = tuple(substitute(dim, sizes) for dim in self.shape(value))
+            if tuple(memory[value].shape) != shape:
+                raise Misread(f"%{value.name} is {tuple(memory[value].shape)}, not {shape}")
+
+
+class Misread(Exception):
+    """What was read of the sizes of a region isn't so."""
 
 
 def has_data(value: Value) -> bool:
@@ -149,18 +220,19 @@ def _identity(value: Value) -> Hashable:
     return str(data.flatten().tolist())
 
 
-class _Wide:
-    """A node whose dtype attributes ask for float64 where the original's ask for less."""
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """An op with other attributes than its node has."""
 
-    def __init__(self, node: Node, attrs: Mapping[str, Any]) -> None:
-        self.op, self.attrs = node.op, attrs
+    op: str
+    attrs: Mapping[str, Any]
 
 
-def wide_node(node: Node) -> Any:
-    """The node to evaluate on float64 in its place."""
+def wide_node(node: Any) -> Any:
+    """The node to evaluate on float64 in its place: its dtype attributes ask for no less."""
     if not any(isinstance(value, torch.dtype) for value in node.attrs.values()):
         return node
-    return _Wide(node, {name: _wide(value) for name, value in node.attrs.items()})
+    return _Again(node.op, {name: _wide(value) for name, value in node.attrs.items()})
 
 
 def _wide(value: Any) -> Any:

@@ -7,11 +7,11 @@ made of their name, so that a run says the same thing twice.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from attngraph.ir import DimInfo, Node, ScalarType, Value
+from attngraph.ir import Dim, DimInfo, Node, ScalarType, Value
 from attngraph.ir.dims import substitute
 
 ATTENTION = ("plain", "large", "holes", "masked", "open")
@@ -92,6 +92,25 @@ def trial_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
     return trials if dims else [{}]
 
 
+def general_sizes(
+    dims: Mapping[str, DimInfo], unknowns: Mapping[str, DimInfo]
+) -> list[dict[str, int]]:
+    """The trial sizes of the graph's dims, beside small and distinct ones of what may have any."""
+    count = len(unknowns)
+
+    def spread(order: Iterable[int]) -> dict[str, int]:
+        sizes = {}
+        for (name, info), place in zip(unknowns.items(), order, strict=True):
+            size = info.low + place
+            sizes[name] = size if info.high is None else min(size, info.high)
+        return sizes
+
+    own = trial_sizes(dims)
+    spreads = [spread(range(count)), spread(range(count - 1, -1, -1))]
+    number = max(len(own), len(spreads))
+    return [{**own[i % len(own)], **spreads[i % len(spreads)]} for i in range(number)]
+
+
 def shown(sizes: Mapping[str, int]) -> str:
     """The sizes of a trial, for a message."""
     return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "its size"
@@ -111,17 +130,25 @@ def discrete(value: Value, shape: list[int], seed: torch.Generator, chance: floa
 
 
 def sample(
-    value: Value, sizes: Mapping[str, int], kind: str, *, may_mask: bool, sparse: bool
+    value: Value,
+    sizes: Mapping[str, int],
+    kind: str,
+    *,
+    may_mask: bool,
+    sparse: bool,
+    shape: Sequence[Dim] | None = None,
 ) -> torch.Tensor | int:
     """A leaf's elements in one kind of trial: floats in float64, complex numbers in complex128.
 
     `may_mask`: -inf and finfo.min occur. `sparse`: only a few positions of each static axis differ
-    from zero, so that products with large weights are cheap.
+    from zero, so that products with large weights are cheap. `shape` is the value's own if not
+    given.
     """
     if isinstance(value.type, ScalarType):
         return sizes[value.type.name or ""]
     seed = seed_of(value, kind)
-    shape = [int(substitute(dim, sizes)) for dim in value.shape]
+    dims = value.shape if shape is None else shape
+    shape = [int(substitute(dim, sizes)) for dim in dims]
     if not value.dtype.is_floating_point and not value.dtype.is_complex:
         return discrete(value, shape, seed, _CHANCE.get(kind, 0.7))
     wide = torch.complex128 if value.dtype.is_complex else torch.float64
@@ -129,7 +156,7 @@ def sample(
     if kind == "equal" and shape:
         drawn = drawn[..., :1].real.mul(4).round().to(wide).expand(shape).clone()
     if sparse:
-        for axis, dim in enumerate(value.shape):
+        for axis, dim in enumerate(dims):
             if isinstance(dim, int) and dim > 2 * _KEPT:
                 dropped = torch.randperm(dim, generator=seed)[_KEPT:]
                 drawn.index_fill_(axis, dropped, 0)
