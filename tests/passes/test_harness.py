@@ -106,3 +106,26 @@ def test_a_rule_that_never_settles_is_named() -> None:
     graph = parse("graph @main {\n input %x : f32[2]\n %a = aten.relu(%x)\n return %a\n}")
     with pytest.raises(IRError, match="rule again never settles"):
         Rewriter(graph, [copy, again]).run()
+
+
+def test_numbers_are_printed_to_twelve_digits_and_fills_in_full() -> None:
+    graph = _graph(
+        "constant %c.0.1234567890123456 = [0.3333333333333333, 1e-05] : f64[2]",
+        "%a = aten.add.Scalar(%x) {other = " + repr(FILL) + "}",
+        f"%b = aten.add.Scalar(%a) {{other = {torch.finfo(torch.float32).min}}}",
+        "return %b",
+    )
+    text = fixtures.result_text(graph, [], loc=False)
+    assert "%c.0.1234567890123456 = [0.333333333333, 1e-05]" in text
+    assert "other = -65504.0}" in text
+    assert "other = -3.4028234663852886e+38}" in text
+
+
+def test_a_number_may_be_one_off_in_its_twelfth_digit_and_nothing_else_may() -> None:
+    text = "%a = op(%x.0.5) {scale = 0.333333333333, eps = 1e-05}"
+    assert fixtures.agree(text.replace("3333,", "3334,"), text)
+    assert not fixtures.agree(text.replace("33333,", "33343,"), text)
+    assert not fixtures.agree(text.replace("1e-05", "1e-06"), text)
+    assert not fixtures.agree(text.replace("%x", "%y"), text)
+    assert not fixtures.agree(text.replace("%x.0.5", "%x.0.50000000000001"), text)
+    assert not fixtures.agree(text.replace("333, eps", "333, eps = 1.0, eps"), text)
