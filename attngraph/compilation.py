@@ -38,6 +38,7 @@ from attngraph.report import (
     Report,
     assumptions_of,
     defects_of,
+    hidden_rows_of,
     loops_of,
     reassociations_of,
     sites_of,
@@ -279,7 +280,11 @@ def run_passes(
     with stage("passes", report, progress), _out_of_memory(graph):
         report.passes = run(graph, passes, after_each=after)
     report.reassociated = reassociations_of(report.passes)
-    report.notes += [*defects_of(report.passes), *loops_of(report.passes)]
+    report.notes += [
+        *defects_of(report.passes),
+        *loops_of(report.passes),
+        *hidden_rows_of(report.passes),
+    ]
 
 
 def _check_weights(graph: Graph, source: str) -> None:

@@ -10,6 +10,7 @@ from attngraph.passes import Pass, make, only_exact
 from attngraph.passes.fold_masks import NO_MASKED_ROWS, FoldMasks
 from attngraph.passes.loop_bodies import LoopBodies
 from attngraph.passes.pack_tokens import PackTokens
+from attngraph.passes.raise_softmax import RaiseSoftmax
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
@@ -84,7 +85,9 @@ def pipeline(
     stages = only_exact(names) if exact else make(names)
     if NO_MASKED_ROWS in assume:
         stages = [
-            replace(item, no_masked_rows=True) if isinstance(item, FoldMasks) else item
+            replace(item, no_masked_rows=True)
+            if isinstance(item, FoldMasks | RaiseSoftmax)
+            else item
             for item in stages
         ]
     stages = [

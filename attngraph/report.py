@@ -201,6 +201,12 @@ def defects_of(results: Iterable[PassResult]) -> list[str]:
     return [f"{remark.blamed}: {remark.reason} {remark.hint}" for remark in notes]
 
 
+def hidden_rows_of(results: Iterable[PassResult]) -> list[str]:
+    """A sentence on each softmax that stays spelled out for the sake of fully masked rows."""
+    notes = _notes(results, "hidden-rows")
+    return [f"{_location(remark)}: {remark.reason} {remark.hint}" for remark in notes]
+
+
 def loops_of(results: Iterable[PassResult]) -> list[str]:
     """A sentence on each loop over time that stays unrolled."""
     notes = _notes(results, "unrolled")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import (
@@ -23,7 +25,14 @@ from attngraph.passes.axes import (
 )
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.logits import Declined, Factor, Mask
-from attngraph.passes.scalars import fill_of, is_cast, scale_of, uniform
+from attngraph.passes.scalars import (
+    fill_of,
+    is_cast,
+    narrows_no_more,
+    scale_of,
+    uniform,
+    widens,
+)
 
 _SUM = "aten.sum.dim_IntList"
 _PRODUCTS = frozenset(["aten.mul.Tensor", "aten.div.Tensor", "aten.mul.Scalar", "aten.div.Scalar"])
@@ -106,21 +115,27 @@ def _all_masked(predicate: Value, probabilities: Value) -> bool:
     return attribute(test, "other") == -math.inf and test.inputs[0] is softmax.inputs[0]
 
 
-def _reach(operand: Operand, goal: Value) -> _Reached | None:
-    """Climbs from an operand of a product to the probabilities, `goal`."""
+def _reach(operand: Operand, goal: Value, result: torch.dtype) -> _Reached | None:
+    """Climbs from an operand of a product, given in `result`, to the probabilities, `goal`."""
     start = [_Reached(operand)]
     while start:
         state = start.pop()
         operand = state.operand
         if operand.value is goal:
-            return state
+            return state if _keeps_range(state) else None
         node = operand.value.producer
         if node is not None and len(state.nodes) < 32:
-            start.extend(_up(node, state, goal))
+            start.extend(_up(node, state, goal, result))
     return None
 
 
-def _up(node: Node, state: _Reached, goal: Value) -> Iterator[_Reached]:
+def _keeps_range(state: _Reached) -> bool:
+    """Whether no cast on the way overflows: probabilities are below 1, but factors may be large."""
+    is_scaled = state.gain != 1.0 or bool(state.gains)
+    return not is_scaled or all(widens(node) for node in state.nodes if is_cast(node))
+
+
+def _up(node: Node, state: _Reached, goal: Value, result: torch.dtype) -> Iterator[_Reached]:
     """One step: layout, cast, guard, or a factor, which is remembered."""
     operand = state.operand
     state = replace(state, nodes=(*state.nodes, node))
@@ -130,7 +145,8 @@ def _up(node: Node, state: _Reached, goal: Value) -> Iterator[_Reached]:
 
     shape = node.outputs[0].shape
     if is_cast(node) and node.inputs[0] is not None:
-        yield at(node.inputs[0], operand.axes)
+        if widens(node) or narrows_no_more(node, result):
+            yield at(node.inputs[0], operand.axes)
     elif (source := guarded(node)) is not None:
         yield replace(at(source, operand.axes), guard=operand)
     elif (above := climb(operand)) is not None:
@@ -199,7 +215,7 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
         ):
             if not other.value.dtype.is_floating_point:
                 continue
-            reached = _reach(mine, probabilities)
+            reached = _reach(mine, probabilities, node.output.dtype)
             if reached is None:
                 continue
             if resolve(reached.operand.axes[dim]) != resolve(product.summed):

@@ -9,7 +9,7 @@ import torch
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import (
-    LAYOUTS,
+    COPIES,
     RESHAPES,
     Atom,
     Axes,
@@ -21,14 +21,12 @@ from attngraph.passes.axes import (
     top,
 )
 from attngraph.passes.contraction import read_contraction
-from attngraph.passes.scalars import fill_of, is_binary, is_cast, number, uniform
+from attngraph.passes.scalars import fill_of, is_binary, is_cast, number, uniform, widens
 
 EXP = "aten.exp"
 SUM = "aten.sum.dim_IntList"
 SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
 NORM = "aten.linalg_vector_norm"
-_SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
-_FAR = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,15 @@ class Exponent:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Σ of `terms` over `dims`, and how the terms' other dims are indexed by a quotient's axes."""
+    """Σ of `terms` over `dims`, and how the terms' other dims are indexed by a quotient's axes.
+
+    `how` is "quotient" where it is computed as exp(logsumexp), as row_policy.Formula has it.
+    """
 
     terms: Value
     dims: tuple[int, ...]
     axes: Axes
+    how: str = ""
 
 
 def read_exponent(value: Value, dims: tuple[int, ...]) -> Exponent | None:
@@ -102,30 +104,6 @@ def _masked(
     return replace(inner, predicate=predicate, keep=keep)
 
 
-def caller_biases(x: Value) -> list[Value]:
-    """The float inputs that are added to logits, by which a caller may hide keys."""
-    found: dict[Value, None] = {}
-    queue = [(x, False)]
-    for _ in range(_FAR):
-        if not queue:
-            break
-        value, is_added = queue.pop()
-        node = value.producer
-        if node is None:
-            if is_added and not value.is_constant:
-                found[value] = None
-        elif node.op in _SUMS or node.op in RESHAPES or node.op in LAYOUTS or is_cast(node):
-            is_added |= node.op == "aten.add.Tensor"
-            queue += [(v, is_added) for v in node.inputs if v is not None and _is_float(v)]
-        elif (filling := fill_of(node)) is not None:
-            queue.append((filling[0], is_added))
-    return list(found)
-
-
-def _is_float(value: Value) -> bool:
-    return value.dtype.is_floating_point
-
-
 def reciprocal_of(node: Node | None) -> Value | None:
     """x where the node computes 1 / x."""
     if node is None or not node.inputs:
@@ -148,7 +126,7 @@ def read_total(operand: Operand) -> Total | None:
             return _reduced(node, operand.axes)
         if node.op == EXP:
             return _of_logsumexp(node, operand.axes)
-        if is_cast(node) and source is not None:
+        if widens(node) and source is not None:
             operand = Operand(source, operand.axes)
             continue
         rounded_off = _negligible(node)
@@ -187,7 +165,8 @@ def _of_logsumexp(node: Node, axes: Axes) -> Total | None:
     for source in sources:
         for user in source.users:
             if user.op == EXP:
-                return _over(user.output, total, axes)
+                found = _over(user.output, total, axes)
+                return None if found is None else replace(found, how="quotient")
     return None
 
 
@@ -260,7 +239,8 @@ def _negligible(node: Node) -> Value | None:
     exponent = None if total is None else read_exponent(total.terms, total.dims)
     if exponent is None or exponent.is_masked:
         return None
-    return source if exponent.is_normalised or _is_shifted(exponent.x) else None
+    is_shifted = bool(unshifted(exponent.x, total.dims)[1])
+    return source if exponent.is_normalised or is_shifted else None
 
 
 def added(node: Node) -> float | None:
@@ -272,16 +252,28 @@ def added(node: Node) -> float | None:
     return None
 
 
-def _is_shifted(x: Value) -> bool:
+def unshifted(x: Value, dims: tuple[int, ...]) -> tuple[Value, str]:
+    """(y, "maximum") where x is y minus its maximum over `dims`, else (x, "")."""
     node = x.producer
-    if node is None or node.op != "aten.sub.Tensor" or node.inputs[1] is None:
-        return False
-    row = node.inputs[1].producer
-    return (
-        row is not None
-        and row.op in ("aten.amax", "aten.max.dim")
-        and (row.inputs[0] is node.inputs[0])
-    )
+    if node is None or node.op != "aten.sub.Tensor" or attribute(node, "alpha") != 1:
+        return x, ""
+    source, shift = node.inputs
+    if source is None or shift is None or source.shape != x.shape:
+        return x, ""
+    rows = tuple(1 if dim in dims else size for dim, size in enumerate(x.shape))
+    row = shift.producer
+    while row is not None and (row.op in COPIES or row.op in RESHAPES):
+        row = row.inputs[0].producer if row.inputs[0] is not None else None
+    if row is None or row.inputs[:1] != (source,) or shift.shape != rows:
+        return x, ""
+    if row.op == "aten.amax":
+        over = attribute(row, "dim")
+    elif row.op == "aten.max.dim":
+        over = [attribute(row, "dim")]
+    else:
+        return x, ""
+    is_same = bool(over) and {dim % len(source.shape) for dim in over} == set(dims)
+    return (source, "maximum") if is_same else (x, "")
 
 
 def same_rows(left: Axes, right: Axes, dims: tuple[int, ...]) -> bool:

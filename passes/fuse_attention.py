@@ -18,13 +18,14 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve, top
 from attngraph.passes.edge_softmax import edge_softmaxes
 from attngraph.passes.evidence import Evidence
-from attngraph.passes.logits import ABSORBING_FILL, Bias, Declined, Factor, Mask
+from attngraph.passes.fills import may_hide
+from attngraph.passes.logits import Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
-from attngraph.passes.mask_terms import is_scorelike
 from attngraph.passes.masking import Masking, broadcastable
 from attngraph.passes.materialize import materialize
 from attngraph.passes.outcomes import Different, NotEvaluated, tally_of
 from attngraph.passes.roles import Stage, cheapest
+from attngraph.passes.row_policy import ABSORBING_FILL
 from attngraph.passes.scalars import is_cast
 from attngraph.passes.shared_order import joined_alike
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
@@ -238,7 +239,7 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     infinite = [
         value
         for value, step in zip(terms, site.steps, strict=True)
-        if (isinstance(step, Mask) or step.factor > 0) and not is_scorelike(value)
+        if (isinstance(step, Mask) or step.factor > 0) and may_hide(value)
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]

@@ -16,10 +16,18 @@ from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
 from attngraph.passes.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve, top
 from attngraph.passes.contraction import Contraction, read_contraction
-from attngraph.passes.scalars import Filling, blend_of, fill_of, is_cast, number, scale_of, uniform
-
-WEAKEST_FILL = -9e3  # below it a finite fill is a mask; KERNELS.md and docs/remarks.md say why
-ABSORBING_FILL = -1e20  # float32 adds any logit or bias to it without changing it
+from attngraph.passes.row_policy import ABSORBING_FILL, WEAKEST_FILL
+from attngraph.passes.scalars import (
+    Filling,
+    blend_of,
+    fill_of,
+    is_cast,
+    narrows_no_more,
+    number,
+    scale_of,
+    uniform,
+    widens,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +112,46 @@ class Logits:
         return replace(self, scale=self.scale * factor, steps=tuple(steps))
 
 
+def narrowed(node: Node, source: torch.dtype) -> Declined:
+    """Why scores that `node` casts from `source` to fewer bits stay as they are."""
+    before, after = (str(dtype).removeprefix("torch.") for dtype in (source, node.output.dtype))
+    return Declined(
+        "scores-narrowed",
+        f"The scores are rounded from {before} to {after}, in which they may overflow.",
+        node,
+        "Compute the scores, the softmax and the values in one dtype.",
+    )
+
+
 Preference = Callable[[Contraction], int | None]
 
 
 def read_logits(
-    operand: Operand, keys: tuple[Atom, ...], prefer: Preference, *, shifts: bool = True
+    operand: Operand,
+    keys: tuple[Atom, ...],
+    prefer: Preference,
+    *,
+    shifts: bool = True,
+    result: torch.dtype | None = None,
 ) -> Logits | Declined:
     """Reads the logits that `operand` holds, whose key axis is `keys`.
 
     With `shifts`, what is the same for all keys of a row is dropped: a softmax doesn't see it.
+    `result` is the dtype in which the attention is returned, by default that of the logits.
 
     `prefer` ranks contractions (lower is better, None is impossible) where a sum holds several.
     """
-    return _Reader(keys, prefer, shifts).read(operand)
+    return _Reader(keys, prefer, shifts, result or operand.value.dtype).read(operand)
 
 
 class _Reader:
-    def __init__(self, keys: tuple[Atom, ...], prefer: Preference, shifts: bool) -> None:
+    def __init__(
+        self, keys: tuple[Atom, ...], prefer: Preference, shifts: bool, result: torch.dtype
+    ) -> None:
         self.keys = keys
         self.prefer = prefer
         self.shifts = shifts
+        self.result = result
 
     def read(self, operand: Operand) -> Logits | Declined:
         node = operand.value.producer
@@ -136,6 +164,8 @@ class _Reader:
 
     def _at(self, node: Node, operand: Operand) -> Logits | Declined:
         if is_cast(node) and node.inputs[0] is not None:
+            if self._narrows(node):
+                return narrowed(node, node.inputs[0].dtype)
             return self.read(Operand(node.inputs[0], operand.axes))
         if (above := climb(operand)) is not None:
             return self.read(above)
@@ -176,6 +206,16 @@ class _Reader:
         ):
             return self._floor(node, operand)
         return self._product(node, operand.axes)
+
+    def _narrows(self, node: Node) -> bool:
+        """Whether a cast overflows where its input doesn't, or rounds more than the result does."""
+        source = node.inputs[0]
+        assert source is not None
+        if widens(node):
+            return False
+        target = node.output.dtype
+        reaches = source.dtype.is_floating_point and _range(target) >= _range(source.dtype)
+        return not (reaches and narrows_no_more(node, self.result))
 
     def _same(self, node: Node, operand: Operand) -> Logits | Declined:
         """The same number on every logit."""
@@ -371,3 +411,8 @@ class _Reader:
             for step in inner.steps
         )
         return replace(inner, steps=steps)
+
+
+def _range(dtype: torch.dtype) -> int:
+    """The binary exponent at which a float dtype ends; float32 and bfloat16 share it."""
+    return math.frexp(torch.finfo(dtype).max)[1] if dtype.is_floating_point else 0

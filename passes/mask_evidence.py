@@ -12,8 +12,8 @@ from attngraph.errors import IRError
 from attngraph.ir import Dim, DimInfo, ScalarType, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import evaluate
-from attngraph.passes.logits import ABSORBING_FILL
 from attngraph.passes.outcomes import Different, Equal, NotEvaluated, Outcome
+from attngraph.passes.row_policy import ABSORBING_FILL
 from attngraph.passes.trials import backward_slice, discrete, seed_of, shown, trial_sizes
 
 _ROWS = 48

@@ -20,11 +20,11 @@ from attngraph.passes.axes import fresh_axes
 from attngraph.passes.choices import Choice
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.index_maps import LAYOUTS, Index, aligned, source_index
-from attngraph.passes.logits import ABSORBING_FILL
 from attngraph.passes.mask_building import EarlyBuilder
 from attngraph.passes.mask_reading import Reader
 from attngraph.passes.predicates import Predicate, negation
-from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, uniform
+from attngraph.passes.row_policy import ABSORBING_FILL
+from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, uniform, widens
 
 _LONGEST = 2.0**40
 _LARGEST_TABLE = 1 << 26
@@ -32,6 +32,7 @@ _PASSING = ("aten.embedding", "aten.index.Tensor", "aten.index_select", "aten.ga
 _JOINING = frozenset(
     f"aten.{name}" for name in ("add.Tensor", "sub.Tensor", "cat", "pad", "constant_pad_nd")
 )
+_SHIFTS = frozenset(["aten.add.Scalar", "aten.sub.Scalar"])
 _DEPTH = 64
 
 
@@ -227,7 +228,10 @@ def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
         return min(bounds) <= 1 and is_scorelike(inputs[bounds.index(max(bounds))], depth - 1)
     if node.op in ("aten.pad", "aten.constant_pad_nd") and not _pads_finitely(node):
         return False
-    passes_on = node.op in _JOINING or node.op in _PASSING or node.op in LAYOUTS or is_cast(node)
+    if node.op in _SHIFTS:
+        shift = number(node.attrs.get("other"))
+        return shift is not None and math.isfinite(shift) and is_scorelike(inputs[0], depth - 1)
+    passes_on = node.op in _JOINING or node.op in _PASSING or node.op in LAYOUTS or widens(node)
     return passes_on and all(is_scorelike(source, depth - 1) for source in inputs)
 
 

@@ -10,10 +10,12 @@ import torch
 
 from attngraph.ir import Builder, Value
 from attngraph.passes.axes import Axes, Operand, resolve
-from attngraph.passes.logits import ABSORBING_FILL, Bias, Mask
+from attngraph.passes.fills import may_hide
+from attngraph.passes.logits import Bias, Mask
 from attngraph.passes.mask_terms import magnitude
 from attngraph.passes.materialize import cost, materialize
 from attngraph.passes.roles import stages
+from attngraph.passes.row_policy import ABSORBING_FILL
 
 _DEEPER = 1e16  # weak fills go this much further down, in their order
 
@@ -123,15 +125,18 @@ def _groups(steps: Sequence[Bias | Mask]) -> Iterator[Bias | list[Mask]]:
 
 def refilled(
     steps: Sequence[Bias | Mask], refills: Sequence[Mask]
-) -> tuple[Bias | Mask, ...] | None:
+) -> tuple[Bias | Mask, ...] | str:
     """The steps, once the weights were set to zero where a mask had masked the scores already.
 
     That leaves no trace of the fill but in rows where everything is masked, which become zero: as a
-    -inf mask that is guarded. None where the zeros fall elsewhere.
+    -inf mask that is guarded. A reason where the zeros fall elsewhere, or where a bias may hide a
+    row as well: the keys that the mask leaves are NaN there, or share the row with those it fills.
     """
     masks = [step for step in steps if isinstance(step, Mask)]
     if len(masks) != 1 or any(not _same(masks[0], refill) for refill in refills):
-        return None
+        return "The attention weights are set to zero where the scores were not masked."
+    if any(isinstance(step, Bias) and may_hide(step.operand.value) for step in steps):
+        return "The attention weights are set to zero in rows that a bias may hide besides."
     return tuple(replace(s, fill=-math.inf) if isinstance(s, Mask) else s for s in steps)
 
 

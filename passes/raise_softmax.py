@@ -4,8 +4,11 @@ Read: exp(x) / Σ exp(x) (Bridle 1990), with the exponentials masked by zeros or
 logsumexp(x)); exp(log_softmax(x)); a softmax with one more column that is dropped, and with one
 more in the denominator (sinks.py), or scaled afterwards by its share (sink_gate.py); and late
 normalisation, (exp(x) · V) / Σ exp(x). The usual shift by the row's maximum stays in x: softmax
-doesn't see it, and fuse-attention drops it. Without it, a row that a finite fill hides is 0 / 0 and
-no mean: where masks may hide one, the spelling stays.
+doesn't see it, and fuse-attention drops it.
+
+Where masks may hide all keys of a row, the spellings part: hidden_rows.py tells which logits, if
+any, have a softmax that is equal there too. Where none has, and no proof says that each row has a
+key, the spelling stays.
 """
 
 from __future__ import annotations
@@ -31,20 +34,23 @@ from attngraph.passes.exponentials import (
     SUM,
     Exponent,
     Total,
-    caller_biases,
     placed,
     read_exponent,
     read_total,
     reciprocal_of,
     same_rows,
+    unshifted,
 )
+from attngraph.passes.hidden_rows import Settler
 from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
+from attngraph.passes.row_policy import SOFTMAX, Formula
 from attngraph.passes.scalars import number
 from attngraph.passes.sink_gate import raise_sink_gate
 from attngraph.passes.sinks import raise_plus_one, raise_sink_column
 from attngraph.passes.trials import LOGITS
 
+_SHIFTED = "The row's maximum is subtracted first, so that no exponential overflows."
 _SUMS = frozenset([SUM, NORM, "aten.matmul", "aten.bmm", "aten.einsum"])
 
 
@@ -53,32 +59,42 @@ _SUMS = frozenset([SUM, NORM, "aten.matmul", "aten.bmm", "aten.einsum"])
 class RaiseSoftmax:
     """Turns softmaxes that are spelled out in exponentials into `aten.softmax`.
 
-    With `exact_only`, not those that are normalised after the product with the values, or twice.
+    With `exact_only`, not those that are normalised after the product with the values, or twice, or
+    whose exponentials may overflow. `no_masked_rows` is the user's word that every query has a key.
     """
 
     exact_only: bool = False
+    no_masked_rows: bool = False
 
     name: ClassVar[str] = "raise-softmax"
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name, kinds=LOGITS)
+        settler = Settler(graph, build, assume=self.no_masked_rows)
         remarks: list[Remark] = []
         for node in list(graph):
             if node.graph is None:
                 continue
             if node.op in ("aten.exp2", "aten.pow.Scalar"):
                 node = _natural(build, checked, node)
+            what = ""
             if node.op == EXP:
-                _raise_log(build, checked, node)
+                what = _raise_log(build, checked, settler, node, exact_only=self.exact_only)
             elif node.op in SOFTMAXES:
                 raise_sink_column(build, checked, node)
-            elif raise_plus_one(build, checked, node) or raise_sink_gate(build, checked, node):
+            elif (
+                shift := raise_plus_one(build, checked, settler, node, exact_only=self.exact_only)
+            ) is not None:
+                what = _SHIFTED * (not shift)
+            elif raise_sink_gate(build, checked, node):
                 continue
             elif (pair := _quotient(node)) is not None:
-                what = _raise_quotient(build, checked, node, *pair, exact_only=self.exact_only)
-                remarks += [reassociated(node, what)] if what else []
-        return [*remarks, *checked.remarks]
+                what = _raise_quotient(
+                    build, checked, settler, node, *pair, exact_only=self.exact_only
+                )
+            remarks += [reassociated(node, what)] if what else []
+        return [*remarks, *settler.remarks, *checked.remarks]
 
 
 def _natural(build: Builder, checked: Checked, node: Node) -> Node:
@@ -114,15 +130,26 @@ def _quotient(node: Node) -> tuple[Operand, Operand] | None:
     return None
 
 
-def _softmax(build: Builder, terms: Value, dims: tuple[int, ...]) -> Value | None:
+def _softmax(
+    build: Builder, settler: Settler, node: Node, terms: Value, dims: tuple[int, ...], total: str
+) -> Value | None:
+    """The softmax that is equal to `terms` over their sum in every row."""
     exponent = read_exponent(terms, dims)
     if exponent is None or dims != tuple(range(dims[0], dims[-1] + 1)):
         return None
-    x = exponent.x
+    x, shift = unshifted(exponent.x, dims)
+    formula = Formula(shift, total, normalised=exponent.is_normalised)
     predicate, keep = exponent.predicate, exponent.keep
+    latest = settler.graph.created
     if exponent.triangle is not None:
         ones = build("aten.full", size=list(x.shape[-2:]), fill_value=True, dtype=torch.bool)
         predicate = build(exponent.triangle.op, ones, **exponent.triangle.attrs)
+    settled = settler.settle(node, x, dims, formula, predicate, keep)
+    if settled is None:
+        for made in [one for one in reversed(settler.graph) if one.number > latest]:
+            settler.graph.erase(made)
+        return None
+    x = exponent.x if settled is x else settled
     if predicate is not None:
         if predicate.dtype != torch.bool:
             predicate = build("aten._to_copy", predicate, dtype=torch.bool)
@@ -136,31 +163,39 @@ def _softmax(build: Builder, terms: Value, dims: tuple[int, ...]) -> Value | Non
     return build("aten.reshape", build("aten.softmax.int", flat, dim=dims[0]), shape=shape)
 
 
-def _raise_log(build: Builder, checked: Checked, node: Node) -> None:
-    """exp(x − logsumexp(x)) and exp(log_softmax(x))."""
+def _raise_log(
+    build: Builder, checked: Checked, settler: Settler, node: Node, *, exact_only: bool
+) -> str:
+    """exp(x − logsumexp(x)) and exp(log_softmax(x)); what was reassociated."""
     source = node.inputs[0]
     inner = source.producer if source is not None else None
     if inner is None:
-        return
+        return ""
+    formula = SOFTMAX
     if inner.op in ("aten.log_softmax.int", "aten._log_softmax"):
         x, dim = inner.inputs[0], attribute(inner, "dim")
     elif inner.op == "aten.sub.Tensor" and attribute(inner, "alpha") == 1:
         x, total = inner.inputs
         found = None if x is None or total is None else _log_normaliser(x, total, inner)
         if found is None:
-            return
-        dim = found
+            return ""
+        dim, formula = found
     else:
-        return
-    if x is None or x.dtype != node.output.dtype:
-        return
+        return ""
+    if x is None or x.dtype != node.output.dtype or (exact_only and formula.may_overflow):
+        return ""
     build.at(node, fuse_locs([node, inner], node))
-    softmax = build("aten.softmax.int", x, dim=dim)
-    checked.replace([(node.output, softmax)], masked=caller_biases(x))
+    settled = settler.settle(node, x, (dim % len(x.shape),), formula)
+    if settled is None:
+        return ""
+    softmax = build("aten.softmax.int", settled, dim=dim)
+    is_raised = checked.replace([(node.output, softmax)])
+    return _SHIFTED * (is_raised and formula.may_overflow)
 
 
-def _log_normaliser(x: Value, total: Value, difference: Node) -> int | None:
-    """The dim over which `total` is log Σ exp(x), broadcast along it."""
+def _log_normaliser(x: Value, total: Value, difference: Node) -> tuple[int, Formula] | None:
+    """The dim over which `total` is log Σ exp(x), broadcast along it, and how that is written."""
+    formula = Formula(total="exponent")
     axes = fresh_axes(difference.output.shape)
     if x.shape != difference.output.shape:
         return None
@@ -178,41 +213,44 @@ def _log_normaliser(x: Value, total: Value, difference: Node) -> int | None:
         exponent = None if reduced is None else read_exponent(reduced.terms, reduced.dims)
         if reduced is None or exponent != Exponent(x):
             return None
-        dims, rows = reduced.dims, reduced.axes
+        dims, rows, formula = reduced.dims, reduced.axes, Formula(total="summed")
     else:
         return None
-    return dims[0] if len(dims) == 1 and same_rows(rows, axes, dims) else None
+    return (dims[0], formula) if len(dims) == 1 and same_rows(rows, axes, dims) else None
 
 
 def _raise_quotient(
     build: Builder,
     checked: Checked,
+    settler: Settler,
     node: Node,
     numerator: Operand,
     denominator: Operand,
     *,
     exact_only: bool,
 ) -> str:
-    """What was reassociated: a normalisation that was late, or a second one."""
+    """What was reassociated: a normalisation that was late, a second one, or none of a maximum."""
     total = read_total(denominator)
     exponent = None if total is None else read_exponent(total.terms, total.dims)
     if total is None or exponent is None:
         return ""
+    may_overflow = not exponent.is_normalised and not unshifted(exponent.x, total.dims)[1]
+    if exact_only and (exponent.is_normalised or may_overflow):
+        return ""
     if numerator.value is total.terms:
         if not same_rows(numerator.axes, total.axes, total.dims):
             return ""
-        if exact_only and exponent.is_normalised:
-            return ""
         build.at(node, fuse_locs([node], node))
-        softmax = _softmax(build, total.terms, total.dims)
+        softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
         if softmax is None or softmax.dtype != node.output.dtype:
             return ""
-        is_raised = checked.replace([(node.output, softmax)], masked=caller_biases(exponent.x))
+        is_raised = checked.replace([(node.output, softmax)])
         second = "The weights are normalised once, under the mask, and not again."
-        return second if is_raised and exponent.is_normalised else ""
+        what = second if exponent.is_normalised else _SHIFTED * may_overflow
+        return what if is_raised else ""
     if exact_only or len(total.dims) != 1:
         return ""
-    is_raised = _raise_late(build, checked, node, numerator, total, exponent)
+    is_raised = _raise_late(build, checked, settler, node, numerator, total)
     return "The weights are normalised before the values are summed, not after." * is_raised
 
 
@@ -231,10 +269,10 @@ def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
 def _raise_late(
     build: Builder,
     checked: Checked,
+    settler: Settler,
     node: Node,
     numerator: Operand,
     total: Total,
-    terms: Exponent,
 ) -> bool:
     """(exp(x) · V) / Σ exp(x): the same product, of the softmax."""
     operand, above = numerator, numerator
@@ -265,14 +303,14 @@ def _raise_late(
         if not same_rows(reached.axes, total.axes, total.dims):
             continue
         build.at(root, fuse_locs([node, root], root))
-        softmax = _softmax(build, total.terms, total.dims)
+        softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
         if softmax is None or softmax.dtype != total.terms.dtype:
             return False
         result = _again(build, root, side.value, _replay(build, passed, total.terms, softmax))
         for layout in reversed(outer):
             build.at(node)
             result = _again(build, layout, layout.inputs[0], result)
-        return checked.replace([(node.output, result)], masked=caller_biases(terms.x))
+        return checked.replace([(node.output, result)])
     return False
 
 

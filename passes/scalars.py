@@ -23,6 +23,40 @@ def is_cast(node: Node) -> bool:
     return node.op in _CASTS
 
 
+def widens(node: Node) -> bool:
+    """Whether a node is a cast that keeps every value of its input.
+
+    Only such a cast can be left out of a formula. One to fewer bits rounds, and a float beyond the
+    range of the new dtype becomes infinite.
+    """
+    source = node.inputs[0] if node.inputs else None
+    if source is None or not is_cast(node):
+        return False
+    return keeps_values(source.dtype, node.output.dtype)
+
+
+def keeps_values(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether each number of one dtype is one of the other."""
+    if source == target or source == torch.bool:
+        return True
+    if source.is_floating_point or source.is_complex:
+        return torch.promote_types(source, target) == target
+    if target.is_floating_point:
+        return torch.iinfo(source).max * torch.finfo(target).eps <= 2
+    return not target.is_complex and torch.promote_types(source, target) == target
+
+
+def narrows_no_more(node: Node, result: torch.dtype) -> bool:
+    """Whether a cast rounds no more than `result` does, the dtype in which all of it is returned.
+
+    To leave it out is then within the rounding of the result, as long as nothing overflows in it.
+    """
+    target = node.output.dtype
+    if not (is_cast(node) and target.is_floating_point and result.is_floating_point):
+        return False
+    return torch.finfo(target).eps <= torch.finfo(result).eps
+
+
 def uniform(value: Value | None) -> float | None:
     """The number that every element of a value equals, where that is known."""
     if value is None:
@@ -47,9 +81,17 @@ def uniform(value: Value | None) -> float | None:
             return 1.0
         case "aten.expand":
             return uniform(node.inputs[0])
-    if node.op in RESHAPES or node.op in COPIES or is_cast(node):
+    if node.op in RESHAPES or node.op in COPIES:
         return uniform(node.inputs[0])
+    if is_cast(node):
+        found = uniform(node.inputs[0])
+        return found if found is None or widens(node) else converted(found, value.dtype)
     return None
+
+
+def converted(number: float, dtype: torch.dtype) -> float:
+    """A number as a dtype holds it: rounded, or infinite beyond its range."""
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
 
 
 def number(value: object) -> float | None:

@@ -15,7 +15,7 @@ from attngraph.passes.axes import Axes, Operand, broadcast_axes, climb, fresh_ax
 from attngraph.passes.checked import Checked
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.mask_terms import magnitude
-from attngraph.passes.scalars import is_cast, scale_of
+from attngraph.passes.scalars import is_cast, scale_of, widens
 
 _SOFTMAXES = ("aten.softmax.int", "aten._softmax")
 
@@ -61,10 +61,14 @@ def _side(value: Value, axes: Axes, node: Node) -> Operand:
 
 
 def _above(operand: Operand, *, alone: bool) -> Operand:
-    """Past casts and layouts; only past values that nothing else reads, if `alone`."""
+    """Past casts and layouts; only past values that nothing else reads, if `alone`.
+
+    Those are computed again from the new weights, so casts to fewer bits are passed there too.
+    """
     while not alone or len(operand.value.users) == 1:
         node = operand.value.producer
-        if node is not None and is_cast(node) and node.inputs[0] is not None:
+        is_passed = node is not None and (is_cast(node) if alone else widens(node))
+        if node is not None and is_passed and node.inputs[0] is not None:
             operand = Operand(node.inputs[0], operand.axes)
         elif (above := climb(operand)) is not None:
             operand = above

@@ -14,8 +14,9 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import COPIES
 from attngraph.passes.checked import Checked
-from attngraph.passes.exponentials import caller_biases
-from attngraph.passes.scalars import is_cast
+from attngraph.passes.hidden_rows import Settler
+from attngraph.passes.row_policy import Formula
+from attngraph.passes.scalars import widens
 
 _SUM = "aten.sum.dim_IntList"
 
@@ -24,7 +25,7 @@ def _through_copies(value: Value) -> list[Node]:
     """The readers of a value, past copies and casts."""
     readers: list[Node] = []
     for node in value.users:
-        if node.op in COPIES or is_cast(node):
+        if node.op in COPIES or widens(node):
             readers += _through_copies(node.output)
         else:
             readers.append(node)
@@ -117,41 +118,51 @@ def _kept(node: Node, dim: int, size: object, drops_first: bool) -> Value | None
     return cut if is_cut and same(cut.shape[dim], size) else None
 
 
-def raise_plus_one(build: Builder, checked: Checked, node: Node) -> bool:
-    """exp(x) / (1 + Σ exp(x)), and exp(y − m) / (exp(−m) + Σ exp(y − m))."""
+def raise_plus_one(
+    build: Builder, checked: Checked, settler: Settler, node: Node, *, exact_only: bool
+) -> str | None:
+    """exp(x) / (1 + Σ exp(x)), and exp(y − m) / (exp(−m) + Σ exp(y − m)): the shift; else None.
+
+    With `exact_only` not the first, whose exponentials may overflow.
+    """
     if node.op != "aten.div.Tensor":
-        return False
+        return None
     numerator, denominator = node.inputs
     total = denominator.producer if denominator is not None else None
     power = numerator.producer if numerator is not None else None
     if total is None or power is None or power.op != "aten.exp" or numerator is None:
-        return False
-    x = power.inputs[0]
+        return None
+    x, shift = power.inputs[0], ""
     if x is None or not total.inputs:
-        return False
-    if total.op == "aten.add.Scalar" and attribute(total, "other") == 1:
+        return None
+    if total.op == "aten.add.Scalar" and attribute(total, "other") == 1 and not exact_only:
         sum_of = total.inputs[0]
     elif total.op == "aten.add.Tensor" and attribute(total, "alpha") == 1:
         shifted = _shift(x, total)
         if shifted is None:
-            return False
-        x, sum_of = shifted
+            return None
+        x, sum_of, shift = shifted
     else:
-        return False
+        return None
     reduced = sum_of.producer if sum_of is not None else None
     if reduced is None or reduced.op != _SUM or reduced.inputs[0] is not numerator:
-        return False
+        return None
     dims = attribute(reduced, "dim")
     if not dims or len(dims) != 1 or not attribute(reduced, "keepdim"):
-        return False
+        return None
     build.at(node, fuse_locs([power, node], node))
+    formula = Formula(shift, addend=True)
+    settled = settler.settle(node, x, (dims[0] % len(x.shape),), formula)
+    if settled is None:
+        return None
     zero = build.constant(torch.zeros([1] * len(x.shape), dtype=x.dtype), "sink")
-    softmax = build("attn.sink_softmax", x, zero, dim=dims[0])
-    return checked.replace([(node.output, softmax)], masked=caller_biases(x))
+    softmax = build("attn.sink_softmax", settled, zero, dim=dims[0])
+    return shift if checked.replace([(node.output, softmax)]) else None
 
 
-def _shift(x: Value, total: Node) -> tuple[Value, Value | None] | None:
-    """(y, Σ) where x is y − m and one addend is exp(−m)."""
+def _shift(x: Value, total: Node) -> tuple[Value, Value | None, str] | None:
+    """(y, Σ, shift) where x is y − m and one addend is exp(−m); m is y's maximum, or no less than
+    0, for no other is known to keep exp(−m) finite."""
     node = x.producer
     if node is None or node.op != "aten.sub.Tensor":
         return None
@@ -163,5 +174,18 @@ def _shift(x: Value, total: Node) -> tuple[Value, Value | None] | None:
             continue
         negated = power.inputs[0].producer
         if negated is not None and negated.op == "aten.neg" and negated.inputs[0] is m:
-            return None if y is None else (y, other)
+            shift = None if y is None or m is None else _kind(y, m)
+            return None if y is None or shift is None else (y, other, shift)
     return None
+
+
+def _kind(y: Value, m: Value) -> str | None:
+    """What a shift is of the logits y: their "maximum", or that and 0 ("positive")."""
+    row, kind = m.producer, "maximum"
+    if row is not None and row.op in ("aten.clamp_min", "aten.clamp", "aten.relu"):
+        is_zero = row.op == "aten.relu" or attribute(row, "min") == 0
+        if not is_zero or (row.op == "aten.clamp" and attribute(row, "max") is not None):
+            return None
+        row, kind = (row.inputs[0].producer if row.inputs[0] else None), "positive"
+    is_maximum = row is not None and row.op in ("aten.amax", "aten.max.dim")
+    return kind if is_maximum and row is not None and row.inputs[0] is y else None

@@ -25,10 +25,11 @@ from attngraph.passes.decline import (
     synthesizer,
 )
 from attngraph.passes.explain import explain
-from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, read_logits
+from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, narrowed, read_logits
 from attngraph.passes.masking import refilled
 from attngraph.passes.reuse import escapes, reused
 from attngraph.passes.roles import Roles, Stage, assign, stages
+from attngraph.passes.scalars import is_cast, keeps_values, widens
 from attngraph.passes.shared_order import shared_order
 
 SINK_SOFTMAX = "attn.sink_softmax"
@@ -91,7 +92,8 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
     if isinstance(below, Below) and (named := additive(anchor)) is not None:
         return named
     sink = input_of(anchor, "sink") if anchor.op == SINK_SOFTMAX else None
-    logits = read_logits(Operand(source, axes), keys, prefer, shifts=sink is None)
+    result = below.root.output.dtype if isinstance(below, Below) else anchor.output.dtype
+    logits = read_logits(Operand(source, axes), keys, prefer, shifts=sink is None, result=result)
     if isinstance(logits, Logits) and (twice := renormalised(anchor, axes, logits, keys)):
         return twice
     if not isinstance(below, Below):
@@ -101,14 +103,16 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
     guarded = below.guard is not None or anchor.op == "aten._safe_softmax"
     if below.refills:
         steps = refilled(logits.steps, below.refills)
-        if steps is None:
+        if isinstance(steps, str):
             return Declined(
                 "weights-masked",
-                "The attention weights are set to zero where the scores were not masked.",
+                steps,
                 below.nodes[0],
                 "Mask the scores before the softmax instead.",
             )
         logits, guarded = replace(logits, steps=steps), True
+    if not keeps_values(source.dtype, anchor.output.dtype) and source.dtype != result:
+        return narrowed(anchor, source.dtype)  # the softmax casts its input first
     pair = pair_of(logits.contraction, keys)
     assert pair is not None
     is_part = any(atom.const is not None for dim in axes for atom in resolve(dim))
@@ -243,10 +247,14 @@ def _changed(anchor: Node) -> Declined | None:
                     function,
                     "Multiply the weights with the values as they come from the softmax.",
                 )
-            is_known = hands_on(user) or function is not None
+            is_known = (hands_on(user) and not _rounds(user)) or function is not None
             if product is None and (is_known or user.output.shape == anchor.output.shape):
                 queue.append((user, function if is_known else user))
     return None
+
+
+def _rounds(node: Node) -> bool:
+    return is_cast(node) and not widens(node)
 
 
 def _inner(product: Contraction) -> Iterator[Contraction]:

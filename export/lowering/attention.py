@@ -86,12 +86,16 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
 
 
 def _prepared(ctx: Context, wanted: Mask, form: Form) -> Prepared:
-    """The mask of what is not native to a form."""
-    mask = replace(wanted, fused=form != PRIMITIVE)
+    """The mask of what is not native to a form, and the rows that all of it leaves without keys."""
+    entire = mask = replace(wanted, fused=form != PRIMITIVE)
     if WINDOW in form.native and (form != SHARED or wanted.is_band):
         mask = replace(mask, window=0)  # in place there is one kernel for masks, which takes it too
     if LENGTHS not in form.native or wanted.lengths is None:
-        return prepare(ctx, mask)
+        found = prepare(ctx, mask)
+        if mask == entire or not found.repair:
+            return found
+        # A row has no key where the window ends behind the last allowed one.
+        return replace(found, dead=prepare(ctx, entire).dead)
     kernel = form == NONPAD and ctx.target.provider == "cpu" and wanted.policy == "zero"
     found = prepare(ctx, replace(mask, lengths=None))
     return (

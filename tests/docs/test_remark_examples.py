@@ -112,6 +112,8 @@ def test_example_gets_its_code(code: str, source: str) -> None:
         assert PACKING & {remark.code for remark in remarks} == {code}
     elif code == "reassociated":
         assert report.reassociated
+    elif code == "hidden-rows":
+        assert any("masks hide every key of a row" in note for note in report.notes)
     else:
         assert {site.code for site in report.sites} == {code}
     declined = [site for site in report.sites if site.status == "declined"]
