@@ -9,6 +9,11 @@ doesn't see it, and fuse-attention drops it.
 Where masks may hide all keys of a row, the spellings part: hidden_rows.py tells which logits, if
 any, have a softmax that is equal there too. Where none has, and no proof says that each row has a
 key, the spelling stays.
+
+Proof, for all sizes: each spelling is exp(x) over its sum along some axes, up to a number per row
+that cancels; axes.py says that numerator and denominator are indexed by the same rows. So the
+elements are those of the softmax wherever the spelling is finite, and where it isn't, in rows of
+hidden keys, row_policy.py has compared the two.
 """
 
 from __future__ import annotations
@@ -108,7 +113,7 @@ def _natural(build: Builder, checked: Checked, node: Node) -> Node:
     build.at(node, node.loc)
     x = source if base == math.e else build("aten.mul.Scalar", source, other=math.log(base))
     power = build.node(EXP, x)
-    return power if checked.replace([(node.output, power.output)]) else node
+    return power if checked.replace([(node.output, power.output)], proved=True) else node
 
 
 def _quotient(node: Node) -> tuple[Operand, Operand] | None:
@@ -189,7 +194,7 @@ def _raise_log(
     if settled is None:
         return ""
     softmax = build("aten.softmax.int", settled, dim=dim)
-    is_raised = checked.replace([(node.output, softmax)])
+    is_raised = checked.replace([(node.output, softmax)], proved=True)
     return _SHIFTED * (is_raised and formula.may_overflow)
 
 
@@ -244,7 +249,7 @@ def _raise_quotient(
         softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
         if softmax is None or softmax.dtype != node.output.dtype:
             return ""
-        is_raised = checked.replace([(node.output, softmax)])
+        is_raised = checked.replace([(node.output, softmax)], proved=True)
         second = "The weights are normalised once, under the mask, and not again."
         what = second if exponent.is_normalised else _SHIFTED * may_overflow
         return what if is_raised else ""
@@ -310,7 +315,7 @@ def _raise_late(
         for layout in reversed(outer):
             build.at(node)
             result = _again(build, layout, layout.inputs[0], result)
-        return checked.replace([(node.output, result)])
+        return checked.replace([(node.output, result)], proved=True)
     return False
 
 

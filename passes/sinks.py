@@ -157,7 +157,7 @@ def raise_plus_one(
         return None
     zero = build.constant(torch.zeros([1] * len(x.shape), dtype=x.dtype), "sink")
     softmax = build("attn.sink_softmax", settled, zero, dim=dims[0])
-    return shift if checked.replace([(node.output, softmax)]) else None
+    return shift if checked.replace([(node.output, softmax)], proved=True) else None
 
 
 def _shift(x: Value, total: Node) -> tuple[Value, Value | None, str] | None:
