@@ -237,7 +237,7 @@ def _negligible(node: Node) -> Value | None:
         return None
     total = read_total(Operand(source, fresh_axes(source.shape)))
     exponent = None if total is None else read_exponent(total.terms, total.dims)
-    if exponent is None or exponent.is_masked:
+    if total is None or exponent is None or exponent.is_masked:
         return None
     is_shifted = bool(unshifted(exponent.x, total.dims)[1])
     return source if exponent.is_normalised or is_shifted else None
