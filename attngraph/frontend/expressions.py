@@ -2,16 +2,22 @@
 
 Symbolic sizes go through `sympy.sympify`, which calls `eval`; guards are pasted into a function
 that is `exec`ed on the first call. Both are parsed here as an AST, and only the shapes torch writes
-pass.
+pass, within the bounds of expression_cost.py.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import keyword
 import re
+
+from attngraph.frontend.expression_cost import LONGEST, cost
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 QUALIFIED_NAME = re.compile(r"[A-Za-z0-9_.\-]*\Z")
+_LONGEST_NAME = 512
+_MOST_DIGITS = 256
 _NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?\Z")
 
 _FUNCTIONS = frozenset(
@@ -105,22 +111,42 @@ _ARITHMETIC = (
     ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
 
+_TAKEN = frozenset(["__debug__", "self", "torch", "pytree", "fx_pytree"])
+"""What the code that torch generates for a graph assigns or reads under these names."""
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether it can be a variable of the Python code that torch generates."""
+    plain = IDENTIFIER.match(text) is not None and not keyword.iskeyword(text)
+    return plain and len(text) <= _LONGEST_NAME and text not in _TAKEN
+
 
 def is_plain_size(text: str) -> bool:
     """Whether a size, e.g. `Mul(Integer(4), Symbol('s27', integer=True))`, is only arithmetic."""
+    return size_cost(text) is not None
+
+
+@functools.lru_cache(4096)
+def size_cost(text: str) -> int | None:
+    """The nodes of a size's syntax tree; None where it isn't plain, or costs too much."""
     tree = _parse(text)
-    return tree is not None and _plain_size(tree)
+    return cost(tree) if tree is not None and _plain_size(tree) else None
 
 
 def is_plain_guard(text: str) -> bool:
     """Whether a guard, e.g. `L['x'].size()[0] >= 2`, only compares sizes of inputs."""
     tree = _parse(text)
-    return tree is not None and _plain_guard(tree)
+    return tree is not None and _plain_guard(tree) and cost(tree) is not None
+
+
+def from_tree(text: str) -> str:
+    """A plain guard as its syntax tree says it, whatever way it was written."""
+    return ast.unparse(ast.parse(text, mode="eval"))
 
 
 def _parse(text: str) -> ast.AST | None:
     # sympify drops newlines before it evaluates, and a comment could hide what follows.
-    if not text.isascii() or "\n" in text or "#" in text:
+    if len(text) > LONGEST or not text.isascii() or "\n" in text or "#" in text:
         return None
     try:
         return ast.parse(text, mode="eval")
@@ -133,7 +159,7 @@ def _plain_size(node: ast.AST) -> bool:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
             if name not in _FUNCTIONS or any(word.arg not in _KEYWORDS for word in keywords):
                 return False
-            if not all(_is_number(word.value) for word in keywords):
+            if not all(_is_setting(word.value) for word in keywords):
                 return False
             pattern = _TEXT_FUNCTIONS.get(name)
             if pattern is not None and arguments and _is_text(arguments[0], pattern):
@@ -164,8 +190,10 @@ def _plain_guard(node: ast.AST) -> bool:
             return True
         case ast.Constant(value=None):
             return True
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=str())]):
+            return _plain_guard(left) and _is_text(node.comparators[0], QUALIFIED_NAME)
         case ast.Constant():
-            return _is_number(node) or _is_text(node, QUALIFIED_NAME)
+            return _is_number(node)
         case _ if isinstance(node, _ARITHMETIC):
             return all(_plain_guard(child) for child in ast.iter_child_nodes(node))
     return False
@@ -185,6 +213,14 @@ def _plain_source(node: ast.AST) -> bool:
 
 def _is_number(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float | bool)
+
+
+def _is_setting(node: ast.AST) -> bool:
+    """Whether it is a keyword's value: a switch, or digits of precision, which cost time."""
+    return isinstance(node, ast.Constant) and (
+        isinstance(node.value, bool)
+        or (isinstance(node.value, int) and 0 <= node.value <= _MOST_DIGITS)
+    )
 
 
 def _is_text(node: ast.AST, pattern: re.Pattern[str]) -> bool:

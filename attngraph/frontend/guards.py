@@ -5,9 +5,12 @@ torch 2.11 can't simplify min(16·s, 32·s) = 16·s, and calls a dim that it hol
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 from collections.abc import Iterable, Iterator
+
+from attngraph.frontend.expression_cost import cost
 
 _GUARD = re.compile(
     r"Not all values of (\w+) = .*? in the specified range (.*?) satisfy the generated guard "
@@ -72,7 +75,13 @@ def _holds(guard: str, range_: str) -> bool:
     safe = _SAFE.fullmatch(guard) or _MULTIPLES.fullmatch(guard)
     if not sizes or len(sizes) > 3 or "//" in guard or not safe:
         return False
-    code = compile(guard, "<guard>", "eval")
+    try:
+        tree = ast.parse(guard, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    if cost(tree) is None:
+        return False
+    code = compile(tree, "<guard>", "eval")
     names = {"__builtins__": {}, "min": min, "max": max}
     for values in itertools.product(_sizes(range_), repeat=len(sizes)):
         known = {f"n{at}": value for at, value in enumerate(values)}

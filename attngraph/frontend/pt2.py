@@ -7,13 +7,14 @@ deserialiser directly, so that none of its pickle paths can be reached.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import io
-import json
+import itertools
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,16 @@ from torch.export.pt2_archive import PT2ArchiveReader
 from torch.export.pt2_archive._package import _load_constants, _load_state_dict
 
 from attngraph.errors import LoadError
+from attngraph.frontend.archive import read_directory, read_members
+from attngraph.frontend.expressions import from_tree
 from attngraph.frontend.pickles import unsupported_globals
-from attngraph.frontend.pt2_check import payload_problems, program_problems
+from attngraph.frontend.pt2_check import parse_json, payload_problems, program_problems
 from attngraph.frontend.sniff import members
 
 _SHOWN = 4
+_MOST_PROBLEMS = 1_000
+_LARGEST_MEMBER = 64 << 20
+_LARGEST_SAMPLE = 256 << 20
 
 
 def load_program(path: Path, *, trust_pickle: bool) -> ExportedProgram:
@@ -68,7 +74,9 @@ def _load_trusted(path: Path, names: tuple[str, ...]) -> ExportedProgram:
         if "models/model.json" in names:
             _import_container_types(PT2ArchiveReader(str(path)).read_string("models/model.json"))
         with path.open("rb") as file, _quiet():
-            return torch.export.load(file)
+            program = torch.export.load(file)
+        _require_python(program)
+        return program
     except Exception as error:
         raise _damaged(path, error) from error
 
@@ -100,9 +108,12 @@ def _import_container_types(text: str) -> None:
 def _load_checked(path: Path) -> ExportedProgram:
     # One reader for the check and the load: two zip readers can disagree about a crafted file.
     reader = PT2ArchiveReader(str(path))
+    stored = _stored(path, reader)
     name = _model_name(path, reader)
-    text = reader.read_bytes(f"models/{name}.json")
-    problems = list(dict.fromkeys(_problems(reader, name, json.loads(text.decode()))))
+    member = f"models/{name}.json"
+    text = reader.read_bytes(member)
+    found = _problems(path, reader, name, stored, parse_json(text, member))
+    problems = list(dict.fromkeys(itertools.islice(found, _MOST_PROBLEMS)))
     if problems:
         shown = "; ".join(problems[:_SHOWN])
         more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
@@ -110,12 +121,41 @@ def _load_checked(path: Path) -> ExportedProgram:
             f"{path} holds more than a graph and raw tensors: {shown}{more}. Loading it could run "
             "code; pass --trust-pickle if you trust its author."
         )
-    return ExportedProgramDeserializer().deserialize(
+    program = ExportedProgramDeserializer().deserialize(
         _bytes_to_dataclass(schema.ExportedProgram, text),
         _load_state_dict(reader, name),
         _load_constants(reader, name),
         _sample_inputs(reader, name),
     )
+    # torch pastes guards into a function: what it gets is written from a checked syntax tree
+    program._guards_code = list(map(from_tree, program._guards_code or ()))
+    _require_python(program)
+    return program
+
+
+def _require_python(program: ExportedProgram) -> None:
+    """Raises SyntaxError where the code that torch generates for its graph is no Python."""
+    ast.parse(program.graph.python_code("self").src)
+
+
+def _stored(path: Path, reader: PT2ArchiveReader) -> dict[str, int]:
+    """The bytes of each member, where both readers see the same ones and all are bounded.
+
+    Weights may be as large as the file. All else is read whole before it is checked.
+    """
+    listed = {member.filename.partition("/")[2]: member for member in read_members(path)}
+    if sorted(listed) != sorted(reader.get_file_names()):
+        raise LoadError(f"{path} lists other members to torch than to Python; save it again.")
+    for name, member in listed.items():
+        folder = name.rpartition("/")[0]
+        limit = _LARGEST_SAMPLE if folder == "data/sample_inputs" else _LARGEST_MEMBER
+        is_weight = folder in ("data/weights", "data/constants") and not name.endswith(".json")
+        if member.file_size > limit and not is_weight:
+            raise LoadError(
+                f"{path} is no program of torch.export: its member {name} is {member.file_size} "
+                "bytes long. Save the program again."
+            )
+    return {name: member.file_size for name, member in listed.items()}
 
 
 def _model_name(path: Path, reader: PT2ArchiveReader) -> str:
@@ -134,20 +174,29 @@ def _model_name(path: Path, reader: PT2ArchiveReader) -> str:
     return found[0]
 
 
-def _problems(reader: PT2ArchiveReader, name: str, program: dict[str, Any]) -> Iterator[str]:
-    present = set(reader.get_file_names())
+def _problems(
+    path: Path,
+    reader: PT2ArchiveReader,
+    name: str,
+    stored: Mapping[str, int],
+    program: dict[str, Any],
+) -> Iterator[str]:
     for folder, prefix, table in (
         ("data/weights/", "weight_", f"{name}_weights_config.json"),
         ("data/constants/", "tensor_", f"{name}_constants_config.json"),
     ):
-        if f"{folder}{name}.pt" in present:
+        if f"{folder}{name}.pt" in stored:
             yield f"the pickled member {folder}{name}.pt"
-        elif folder + table in present:
-            config = json.loads(reader.read_string(folder + table))
-            yield from payload_problems(config, folder + table, prefix)
+        elif folder + table in stored:
+            config = parse_json(reader.read_bytes(folder + table), folder + table)
+            sizes = {key.removeprefix(folder): size for key, size in stored.items()}
+            yield from payload_problems(config, folder + table, prefix, sizes)
     member = f"data/sample_inputs/{name}.pt"
-    if member in present:
-        names = unsupported_globals(reader.read_bytes(member))
+    if member in stored:
+        data = reader.read_bytes(member)
+        if data.startswith(b"PK"):
+            read_directory(io.BytesIO(data), f"The member {member} of {path}")
+        names = unsupported_globals(data)
         if names:
             yield f"the pickled member {member}, which needs {', '.join(names)}"
     yield from program_problems(program)

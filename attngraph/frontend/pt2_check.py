@@ -2,14 +2,16 @@
 
 torch's deserialiser evaluates size expressions, pastes names and guards into generated Python, and
 resolves operators by attribute lookup from `torch`. Each of these is held against an allowlist
-here. A filter is not a proof: it covers the ways in that we know of torch 2.11 to 2.13.
+here, and its cost against a bound. A filter is not a proof: it covers the ways in that we know of
+torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +21,9 @@ from attngraph.frontend.expressions import (
     IDENTIFIER,
     QUALIFIED_NAME,
     is_plain_guard,
+    is_plain_name,
     is_plain_size,
+    size_cost,
 )
 
 _OPERATOR = re.compile(r"torch\.ops\.(aten|prims)\.(\w+)\.(\w+)\Z")
@@ -74,6 +78,17 @@ _CONTAINERS = frozenset(
 _IMPORTS_BY_NAME = "collections.defaultdict"
 """Its treespec names a module that torch imports."""
 
+_LARGEST_JSON = 64 << 20
+_MOST_ENTRIES = 3_000_000
+_DIGITS = 20
+_MOST_GUARDS = 5_000
+_LONGEST_GUARDS = 1 << 18
+_SHORT_SIZE = 100
+_MOST_SIZE_NODES = 100_000
+"""Nodes of all sizes that have more than `_SHORT_SIZE` each."""
+_REPEATED = 1 << 20
+"""Elements that a tensor may have beyond those that are stored."""
+
 _IDENTIFIER_KEYS = frozenset(("name", "as_name"))
 _QUALIFIED_KEYS = frozenset(
     ["fqn", "parameter_name", "buffer_name", "tensor_constant_name", "user_input_name", "class_fqn"]
@@ -83,16 +98,57 @@ _NAMED_TABLES = frozenset(
 )
 
 
+def parse_json(data: bytes, member: str) -> Any:
+    """The JSON of a member; raises ValueError where it would take far more memory than a graph."""
+    if len(data) > _LARGEST_JSON:
+        raise ValueError(f"{member} is {len(data)} bytes long")
+    entries = sum(map(data.count, (b",", b"[", b"{")))
+    if entries > _MOST_ENTRIES:
+        raise ValueError(f"{member} has {entries} entries")
+    return json.loads(data.decode(), parse_int=_integer)
+
+
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
+
+
 def program_problems(program: dict[str, Any]) -> Iterator[str]:
     """What is not plain data in `models/NAME.json`, one phrase each."""
     yield from _walk(program)
+    yield from _volume_problems(program)
     for verifier in program.get("verifiers") or ():
         if verifier not in ("", "ATEN", "TRAINING"):
             yield f"the verifier {verifier!r}"
 
 
-def payload_problems(config: dict[str, Any], member: str, prefix: str) -> Iterator[str]:
-    """What is not a raw tensor in the table `member`, whose payloads are named `prefix`N."""
+def _volume_problems(program: dict[str, Any]) -> Iterator[str]:
+    """What is plain, and too much of it to be evaluated."""
+    guards = [str(guard) for guard in _items(program.get("guards_code"))]
+    if len(guards) > _MOST_GUARDS or sum(map(len, guards)) > _LONGEST_GUARDS:
+        yield f"{len(guards)} guards of {sum(map(len, guards))} characters"
+    nodes = 0
+    queue: list[dict[str, Any] | list[Any]] = [program]
+    while queue:
+        found = queue.pop()
+        for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+            if isinstance(value, dict | list):
+                queue.append(value)
+            elif key == "expr_str":
+                count = size_cost(str(value)) or 0
+                nodes += count if count > _SHORT_SIZE else 0
+    if nodes > _MOST_SIZE_NODES:
+        yield f"size expressions of {nodes} nodes"
+
+
+def payload_problems(
+    config: dict[str, Any], member: str, prefix: str, stored: Mapping[str, int]
+) -> Iterator[str]:
+    """What is not a raw tensor in the table `member`, whose payloads are named `prefix`N.
+
+    `stored` are the payloads' bytes: a tensor may repeat what is stored, but not without end.
+    """
     for name, payload in config.get("config", {}).items():
         path = str(payload.get("path_name"))
         if QUALIFIED_NAME.match(name) is None:
@@ -101,6 +157,11 @@ def payload_problems(config: dict[str, Any], member: str, prefix: str) -> Iterat
             yield f"the pickled payload {path} of {name!r}"
         elif re.match(re.escape(prefix) + r"\d+\Z", path) is None:
             yield f"the payload {path!r} of {name!r}, which is not a raw tensor"
+        else:
+            sizes = [size.get("as_int", 0) for size in payload["tensor_meta"]["sizes"]]
+            elements, there = math.prod(sizes), stored.get(path, 0)
+            if elements > max(there, _REPEATED):
+                yield f"the tensor {name!r} of {elements} elements in {there} bytes"
 
 
 def _walk(value: object) -> Iterator[str]:
@@ -109,7 +170,10 @@ def _walk(value: object) -> Iterator[str]:
             yield from _walk(item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if key != "metadata":  # source locations: stored as text, never evaluated
+            if key == "name" and "arg" in value:  # an operator's own, which may be a keyword
+                if item not in (None, "") and IDENTIFIER.match(str(item)) is None:
+                    yield f"the name {_short(item)}"
+            elif key != "metadata":  # source locations: stored as text, never evaluated
                 yield from _check_entry(key, item)
 
 
@@ -131,15 +195,18 @@ def _check_entry(key: str, value: object) -> Iterator[str]:
             yield f"the operator {_short(value)}"
     elif key in ("in_spec", "out_spec"):
         yield from _treespec_problems(str(value))
+        if key == "in_spec":
+            names = _keyword_names(str(value))
+            yield from (f"the name {_short(name)}" for name in names if not is_plain_name(name))
     elif key in _IDENTIFIER_KEYS or key in _QUALIFIED_KEYS:
-        pattern = IDENTIFIER if key in _IDENTIFIER_KEYS else QUALIFIED_NAME
-        if value not in (None, "") and pattern.match(str(value)) is None:
+        plain = is_plain_name if key in _IDENTIFIER_KEYS else QUALIFIED_NAME.match
+        if value not in (None, "") and not plain(str(value)):
             yield f"the name {_short(value)}"
     elif key == "forward_arg_names":
-        yield from (f"the name {_short(n)}" for n in _items(value) if not IDENTIFIER.match(str(n)))
+        yield from (f"the name {_short(n)}" for n in _items(value) if not is_plain_name(str(n)))
     else:
         if key in _NAMED_TABLES and isinstance(value, dict):
-            yield from (f"the name {_short(name)}" for name in value if not IDENTIFIER.match(name))
+            yield from (f"the name {_short(name)}" for name in value if not is_plain_name(name))
         yield from _check_table(key, value)
 
 
@@ -183,6 +250,15 @@ def _treespec_problems(text: str) -> Iterator[str]:
         yield f"the tree {_short(text)}"
         return
     yield from _tree_problems(spec)
+
+
+def _keyword_names(text: str) -> list[str]:
+    """The keyword arguments of a call, whose tree is that of (args, kwargs)."""
+    try:
+        names = json.loads(json.loads(text)[1]["children_spec"][1]["context"])
+    except (ValueError, TypeError, LookupError):
+        return []
+    return list(map(str, _items(names)))
 
 
 def _tree_problems(spec: object) -> Iterator[str]:

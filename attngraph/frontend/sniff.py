@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-import zipfile
 from enum import Enum
 from pathlib import Path
 
 from attngraph.errors import LoadError
+from attngraph.frontend.archive import read_members
 
 _ZIP_MAGIC = b"PK\x03\x04"
 _LEGACY_MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
@@ -50,15 +50,11 @@ def sniff(path: Path) -> ModelKind:
 
 
 def members(path: Path) -> tuple[str, ...]:
-    """The names inside a zip, without the folder torch wraps them in."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise LoadError(
-            f"{path} starts like a zip but can't be read as one ({error}): it is cut short or "
-            "damaged; fetch or save it again."
-        ) from error
+    """The names inside a zip, without the folder torch wraps them in.
+
+    Raises LoadError where it is no sound zip, or unpacks to far more than it is.
+    """
+    names = [member.filename for member in read_members(path)]
     return tuple(name.partition("/")[2] if "/" in name else name for name in names)
 
 

@@ -24,11 +24,13 @@ _DIM_FORM = (
 )
 
 _INPUT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<dtype>\w+)\s*\[(?P<dims>[^\[\]]*)\]\s*\Z")
-_DIM = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)\s*=\s*)?(?P<size>\d+)\s*\Z")
+_DIM = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*)\s*=\s*)?(?P<size>\d{1,18})\s*\Z")
 _AXIS = re.compile(
-    r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<input>[A-Za-z_]\w*)\s*:\s*(?P<axis>\d+)\s*\Z"
+    r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<input>[A-Za-z_]\w*)\s*:\s*(?P<axis>\d{1,18})\s*\Z"
 )
-_RANGE = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<low>\d+)\s*\.\.\s*(?P<high>\d*)\s*\Z")
+_RANGE = re.compile(
+    r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<low>\d{1,18})\s*\.\.\s*(?P<high>\d{0,18})\s*\Z"
+)
 
 DTYPES = {
     "float64": torch.float64,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -193,3 +194,37 @@ def test_compiled_code_is_refused_even_when_trusted(model: torch.nn.Module, tmp_
     _rewrite(path, "data/aotinductor/model/a.so", lambda _: b"\x7fELF")
     with pytest.raises(LoadError, match="AOTInductor"):
         load(path, trust_pickle=True)
+
+
+def test_a_name_that_python_lacks_is_refused_even_when_trusted(
+    model: torch.nn.Module, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.pt2"
+    write_pt2(model, path)
+
+    def rename(data: bytes) -> bytes:
+        return data.replace(b'"ids"', b'"class"').replace(b'\\"ids\\"', b'\\"class\\"')
+
+    _rewrite(path, "models/model.json", rename)
+    with pytest.raises(LoadError, match="the name 'class'"):
+        load(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that the graph can't be called any longer
+        with pytest.raises(LoadError, match=r"can't be read .*\(invalid syntax"):
+            load(path, trust_pickle=True)
+
+
+def test_a_guard_is_pasted_as_its_tree_says_it(model: torch.nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    write_pt2(model, path)
+    guard = '((L[ "ids" ] . size ( )[0]))    >=2'
+
+    def add(program: dict[str, Any]) -> None:
+        program["guards_code"] = [guard]
+
+    _edit_program(path, add)
+    program = load(path).program
+    assert program is not None
+    assert program._guards_code == ["L['ids'].size()[0] >= 2"]
+    ids, mask = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.bool)
+    program.module()(ids, mask=mask)
