@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import onnx_ir
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -17,18 +18,22 @@ from attngraph.export.sizes import choose_sizes, equal_sizes, resized_inputs
 from attngraph.few_bits import errors_of, reference_of
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.tracing import reason
-from attngraph.ir import Graph, interpret
+from attngraph.ir import Graph, clone, interpret
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.mapped import release_large
 from attngraph.model import Model
 from attngraph.padded import Padding, annotated, packed_tokens
 from attngraph.passes import PassResult
+from attngraph.probing import drawn, draws_of, roles_of, sizes_for
+from attngraph.reaching import goals_of, reach
 
 Cases = Mapping[str, tuple[torch.Tensor, ...]]
 """Inputs by label, in the order of the graph's."""
 Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
 """What is compared with the model: inputs to outputs, both in the order of the graph's."""
 _TRACED = "as traced"
+_MOST_WORK = 1 << 36
+"""Multiplications of a run from which on no more than one set of inputs is drawn."""
 
 
 class Check:
@@ -36,12 +41,28 @@ class Check:
 
     A large model and what is compared with it take turns in memory: the model first runs on all
     cases, then the pages of its mapped weights are released, and then the candidate runs.
+
+    `pristine` is the graph as it was captured; `at` makes inputs of other sizes. Unless
+    `hides_rows`, no case leaves a query without a key. `rejected` are the drawn inputs that the
+    model itself fails on, and `notes` say which branches weren't run.
     """
 
     def __init__(
-        self, model: Model, captured: Captured, precision: Precision, cases: Cases | None = None
+        self,
+        model: Model,
+        captured: Captured,
+        precision: Precision,
+        cases: Cases | None = None,
+        *,
+        hides_rows: bool = True,
+        at: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]] | None = None,
     ) -> None:
         self.cases = cases
+        self.at = at or self._inputs
+        self.hides_rows = hides_rows
+        self.pristine = clone(captured.graph)
+        self.rejected: list[str] = []
+        self.notes: list[str] = []
         self.padding = Padding([])
         self.model = model
         self.captured = captured
@@ -150,10 +171,7 @@ class Check:
     def sizes(self) -> list[dict[str, int]]:
         """The sample's sizes, and up to two more."""
         captured = self.captured
-        sample = {
-            name: int(captured.args[index].shape[axis])
-            for (index, axis), name in captured.dynamic.items()
-        }
+        sample = self._sizes_of(captured.args)
         ranges = {
             name: (captured.graph.dims[name].low, captured.graph.dims[name].high) for name in sample
         }
@@ -179,7 +197,12 @@ class Check:
 
     def _required(self, parity: Parity) -> Parity:
         """Raises ParityError where an output has no finite number to compare in any case."""
-        names = parity.uncompared
+        cases = {output.case: None for output in parity.outputs}
+        first = [output for output in parity.outputs if output.case == next(iter(cases))]
+        # Padding is what the caller's own masks say: theirs must leave something to compare.
+        names = (
+            replace(parity, outputs=tuple(first)) if self.padding.packed else parity
+        ).uncompared
         if not names or not parity.passed:
             return parity
         broken = [
@@ -217,8 +240,65 @@ class Check:
 
     def all_cases(self) -> Cases:
         """The inputs that parity is checked on: by default those of the sample, at all sizes."""
-        self.cases = self.cases or {**self.resized(), **self._equal_sizes()}
+        self.cases = self.cases or {**self.resized(), **self._equal_sizes(), **self._drawn()}
         return self.cases
+
+    def reach(self, graph: Graph, model: onnx_ir.Model, names: Mapping[str, str]) -> None:
+        """Adds cases at the sizes that enter the branches of a file which the others don't.
+
+        `graph` is what the file computes; `names` maps the file's inputs to those of the graph.
+        """
+        cases, dims = dict(self.all_cases()), self.pristine.dims
+        goals = goals_of(graph, model, names)
+        if not goals:
+            return
+        reached = reach(goals, [self._sizes_of(tensors) for tensors in cases.values()], dims)
+        self.notes = reached.notes
+        for sizes in reached.sizes:
+            label = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            tensors = self.at(sizes)
+            try:
+                self._known[label] = self.references(tensors)
+            except UsageError:
+                self.rejected.append(label)
+                self.notes.append(f"The model itself fails at {label}, where a branch would run.")
+                continue
+            cases[label] = tensors
+        self.cases = cases
+
+    def _sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        dynamic = self.captured.dynamic.items()
+        return {name: int(tensors[index].shape[axis]) for (index, axis), name in dynamic}
+
+    def _drawn(self) -> Cases:
+        """Inputs of the checker's own; those that the model itself fails on are left out."""
+        captured, dims = self.captured, self.pristine.dims
+        sample, *_ = self.sizes()
+        rows = [name for (_, axis), name in captured.dynamic.items() if axis == 0]
+        batch = max(rows, key=rows.count, default=None)
+        roles = roles_of(self.pristine, captured.args)
+        work = sum(each.numel() for each in self.module.parameters()) * max(
+            (tensor.shape[:2].numel() for tensor in captured.args), default=1
+        )
+        found: dict[str, tuple[torch.Tensor, ...]] = {}
+        done: set[bool] = set()
+        for draw in draws_of(roles, captured.args):
+            if draw.hides_rows and (not self.hides_rows or work > _MOST_WORK):
+                continue
+            if draw.hides_rows in done:
+                continue
+            sizes = sizes_for(draw, sample, dims, batch)
+            said = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
+            label = f"{said}, {draw.label}"
+            tensors = drawn(draw, roles, captured.args, self._inputs(sizes))
+            try:
+                self._known[label] = self.references(tensors)
+            except UsageError:
+                self.rejected.append(label)
+                continue
+            found[label] = tensors
+            done.add(draw.hides_rows)
+        return found
 
     def _equal_sizes(self) -> Cases:
         """Dims that the trace took for unequal, given one size: Python may have asked for that.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -50,10 +50,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known of a model beside its inputs: the cases to check it on, a static cache."""
+    """What is known of a model beside its inputs: the cases to check it on, a static cache, and
+    what makes inputs of other sizes.
+    """
 
     cases: Cases | None = None
     buffers: Buffers | None = None
+    at: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]] | None = None
 
 
 Prepare = Callable[[Captured], Prepared]
@@ -120,7 +123,14 @@ class Compilation:
             captured,
             own,
             report,
-            Check(model, captured, own, prepared.cases),
+            Check(
+                model,
+                captured,
+                own,
+                prepared.cases,
+                hides_rows="no-fully-masked-rows" not in options.assume,
+                at=prepared.at,
+            ),
             clone(captured.graph) if options.verifies else None,
             passes,
             prepared.buffers,
@@ -167,7 +177,7 @@ class Compilation:
             halved = in_half(self.graph, report.precision, device, self._build, measure)
             optimized, report.parity, report.kept = halved.optimized, halved.parity, halved.kept
             report.notes += halved.notes
-        report.notes += self.placed
+        report.notes += [*self.placed, *self.check.notes]
         if report.parity is not None and not report.parity.passed:
             raise self._out_of_budget(optimized, report.parity)
         return optimized
@@ -194,6 +204,7 @@ class Compilation:
         if not self.options.verifies:
             return optimized
         with stage("parity", report, self.progress):
+            self._reach(optimized)
             report.parity, report.quantised.errors = self.check.few_bits(
                 optimized.graph, optimized.evaluate
             )
@@ -246,7 +257,13 @@ class Compilation:
                 optimized.close()
 
         with stage("parity", self.report, self.progress):
+            self._reach(optimized)
             return self.check.final(candidate, done)
+
+    def _reach(self, optimized: Optimized) -> None:
+        """Adds to the cases what it takes to run every branch."""
+        names = {value.name: value.name for value in optimized.graph.inputs}
+        self.check.reach(optimized.graph, optimized.model, names)
 
     def _out_of_budget(self, optimized: Optimized, parity: Parity) -> ParityError:
         """The error that names the first pass or node to diverge, or the trace."""

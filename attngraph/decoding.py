@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -130,7 +130,8 @@ def compile_decoder(
             layout = replace(layout, length=length, max_length=decoding.max_length, axes=axes)
         seen.append((captured, layout))
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
-        return Prepared(decoding_cases(captured, layout), buffers_of(layout))
+        buffers = buffers_of(layout)
+        return Prepared(decoding_cases(captured, layout), buffers, inputs_at(captured, layout))
 
     optimized = compile_model(
         model,
@@ -243,6 +244,21 @@ def decoding_cases(captured: Captured, layout: Layout) -> Cases:
         label = f"batch={batch}, seq={length}, past={past}"
         cases[label] = inputs.all(inputs.ids(batch, length), padding, past)
     return cases
+
+
+def inputs_at(
+    captured: Captured, layout: Layout
+) -> Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]]:
+    """What makes inputs for any sizes of the batch, the new tokens and the past."""
+    inputs = _Inputs(captured, layout)
+    seq = str(inputs.shapes[layout.ids][1])
+
+    def at(sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        batch, length = sizes[layout.batch], sizes[seq]
+        past = sizes[layout.past]
+        return inputs.all(inputs.ids(batch, length), inputs.mask(batch, past + length), past)
+
+    return at
 
 
 def generated_parity(

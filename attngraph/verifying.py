@@ -101,15 +101,17 @@ def verify_file(
     tell("parity")
     own, made = own_precision(captured.graph), Provenance.read(session.metadata, path)
     precision = options.precision or made.precision or own
-    check = Check(model, captured, own)
+    assumed = (made.passes or {}).get("assume", ())
+    check = Check(model, captured, own, hides_rows="no-fully-masked-rows" not in assumed)
     if precision != own:
         check.convert(precision)
-    cases = check.resized() if layout is None else decoding_cases(captured, layout)
+    cases = check.all_cases() if layout is None else decoding_cases(captured, layout)
     check.cases, notes = file.fitting(cases)
     if (made.passes or {}).get("ignore_padded_rows") and file.paired["inputs"] == "name":
         results = run(clone(captured.graph), made.pipeline())
         check.padding = Padding(packed_tokens(results))
         notes += notes_of(results)
+    notes += _reached(check, file)
     stored, quantised = _quantised(captured, made)
     if stored is None or quantised is None:
         parity = check.final(file.run)
@@ -150,6 +152,18 @@ def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quan
     graph = clone(captured.graph)
     run(graph, made.pipeline())
     return graph, quantise(graph, made.weights)
+
+
+def _reached(check: Check, file: _File) -> list[str]:
+    """Adds the cases that run the file's other branches; a note on each that isn't run."""
+    before = dict(check.all_cases())
+    graph = check.pristine
+    if file.buffers is None:
+        check.reach(graph, onnx_ir.load(file.path), file.feeds)
+    added = {label: each for label, each in check.all_cases().items() if label not in before}
+    kept, notes = file.fitting({**before, **added})
+    check.cases = kept
+    return [*check.notes, *notes]
 
 
 class _File:

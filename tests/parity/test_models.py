@@ -79,7 +79,7 @@ def _assert_reported(built: Built, optimized: Optimized, *, sizes: int) -> None:
     assert parity.passed
     assert 0 < parity.error <= parity.budget
     assert parity.reference_error > 0
-    assert len({output.case for output in parity.outputs}) == sizes
+    assert len({output.case for output in parity.outputs}) > sizes  # and what was drawn
 
     assert set(report.timings) == {"capture", "passes", "lower", "parity"}
     assert min(report.timings.values()) > 0
