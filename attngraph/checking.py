@@ -120,6 +120,10 @@ class Check:
             release_large(self.module)
         return self._known
 
+    def worst_inputs(self, parity: Parity) -> tuple[torch.Tensor, ...]:
+        """The inputs on which a result is furthest off, as far as they are a case's."""
+        return self.all_cases().get(parity.worst.case, self.captured.args)
+
     def few_bits(self, graph: Graph, candidate: Candidate) -> tuple[Parity, list[OutputError]]:
         """Parity of kernels with the weights they store, and the outputs' distance to the model.
 

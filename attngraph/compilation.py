@@ -190,7 +190,7 @@ class Compilation:
         report, source, weights = self.report, self.model.source, self.options.weights
         assert weights is not None
         optimized.close()
-        with stage("quantise", report, self.progress), _out_of_memory(self.graph):
+        with stage("quantise", report, self.progress), out_of_memory(self.graph):
             report.quantised = quantise(self.graph, weights)
         if not report.quantised.linears:
             raise UsageError(
@@ -270,9 +270,10 @@ class Compilation:
         assert self.pristine is not None
         if self.report.precision != self.own:  # nothing that is half is to blame
             optimized = self._build(self.graph)
-        args = self.captured.args
+        inputs = self.check.worst_inputs(parity)
+        rows = self.check.padding.rows(inputs)
         culprit = self.check.of_trace(self.pristine) or blame(
-            self.pristine, self.passes, self.graph, optimized, args, self.check.padding.rows(args)
+            self.pristine, self.passes, self.graph, optimized, inputs, rows
         )
         return ParityError(
             f"The optimised {self.model.source} is out of its error budget: {parity}. "
@@ -294,7 +295,7 @@ def run_passes(
             verify(graph)
             check.after_pass(graph, result)
 
-    with stage("passes", report, progress), _out_of_memory(graph):
+    with stage("passes", report, progress), out_of_memory(graph):
         report.passes = run(graph, passes, after_each=after)
     report.reassociated = reassociations_of(report.passes)
     report.notes += [
@@ -323,7 +324,7 @@ def _check_formats(options: Options, precision: Precision, own: Precision, sourc
 
 
 @contextlib.contextmanager
-def _out_of_memory(graph: Graph) -> Iterator[None]:
+def out_of_memory(graph: Graph) -> Iterator[None]:
     """What passes compute from large weights lies in files, and what they read is released."""
     weights = _weights(graph)
     if not are_large(weights):

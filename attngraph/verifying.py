@@ -7,19 +7,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy
 import onnx_ir
 import torch
 
 from attngraph.bisect import blame
 from attngraph.checking import Cases, Check
-from attngraph.compilation import Progress
+from attngraph.compilation import Progress, out_of_memory
 from attngraph.decoder import Decoder
 from attngraph.decoding import buffers_of, decoding_cases, generated_parity, of_causal_lm
 from attngraph.errors import AttngraphError, UsageError
 from attngraph.export.buffers import Buffers
-from attngraph.export.kernels import choose_all
-from attngraph.export.lower import lower, value_names
+from attngraph.export.lower import value_names
 from attngraph.export.parity import Parity, merge
 from attngraph.export.precision import own_precision
 from attngraph.export.quantize import Quantised, quantise
@@ -29,6 +27,7 @@ from attngraph.frontend.cache import METADATA_KEY, Layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.ir import Graph, clone
+from attngraph.mapped import release_large
 from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
 from attngraph.options import DEFAULTS, Options
@@ -36,6 +35,8 @@ from attngraph.padded import Padding, notes_of, packed_tokens
 from attngraph.passes import run
 from attngraph.provenance import Provenance
 from attngraph.report import Report
+from attngraph.stored import Weights, compare_weights
+from attngraph.versions import own_version
 
 _SHOWN = 3
 
@@ -47,7 +48,8 @@ class Verification:
     `paired` says whether inputs and outputs were paired by name or in their order. `culprit` is a
     sentence on the first value that diverges, empty where parity passed; `notes` say what could
     not be compared. Of a file with weights in few bits `quantised` says what they cost: `parity` is
-    then that of the kernels, with those weights.
+    then that of the kernels, with those weights. Of a file that attngraph made, `weights` says
+    whether they are those that the model compiles to.
     """
 
     source: str
@@ -58,6 +60,12 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     culprit: str = ""
     quantised: Quantised | None = None
+    weights: Weights | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the outputs are within their budgets, and the weights the model's own."""
+        return self.parity.passed and not (self.weights and self.weights.different)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain strings, numbers, lists and dicts."""
@@ -65,12 +73,13 @@ class Verification:
             "source": self.source,
             "path": self.path,
             "target": self.target,
-            "passed": self.parity.passed,
+            "passed": self.passed,
             "paired": self.paired,
             "parity": self.parity.to_dict(),
             "first_diverging": self.culprit or None,
             "notes": self.notes,
             "quantised": None if self.quantised is None else asdict(self.quantised),
+            "weights": None if self.weights is None else self.weights.to_dict(),
         }
 
 
@@ -118,16 +127,67 @@ def verify_file(
     else:
         parity, quantised.errors = check.few_bits(stored, file.run)
         notes += quantised.kept
+    weights = _compared_weights(check, file, made, options.device, stored)
     if layout is not None:
         steps = generated_parity(model, captured, Decoder(session, layout), precision, stored)
         parity = merge({"": parity, "decoding": steps})
+    if weights is not None:
+        notes += weights.notes
     found = Verification(
-        model.source, str(path), options.target, file.paired, parity, notes, quantised=quantised
+        model.source,
+        str(path),
+        options.target,
+        file.paired,
+        parity,
+        notes,
+        quantised=quantised,
+        weights=weights,
     )
-    if not parity.passed:
+    if not found.passed:
         tell("bisect")
-        found.culprit = _culprit(file, made, options.device, check, quantised)
+        found.culprit = _other_weights(weights)
+    if not parity.passed:
+        inputs = check.worst_inputs(parity)
+        told = _culprit(file, made, options.device, check, quantised, inputs)
+        found.culprit = f"{found.culprit} {told}".strip()
     return found
+
+
+def _compared_weights(
+    check: Check, file: _File, made: Provenance, target: Target, stored: Graph | None
+) -> Weights | None:
+    """The file's weights against the model's, where attngraph made it from such a model."""
+    if made.passes is None or file.paired["inputs"] != "name":
+        return None
+    model = onnx_ir.load(file.path)
+    graph = stored
+    if graph is None:
+        graph = clone(check.pristine)
+        with out_of_memory(graph):
+            run(graph, made.pipeline())
+    given = {
+        name: value.data
+        for name, value in check.pristine.constants.items()
+        if value.data is not None
+    }
+    try:
+        found = compare_weights(graph, model, target, given, file.buffers)
+    except AttngraphError:
+        return None
+    finally:
+        release_large(check.module)
+    if model.producer_version != own_version():  # which may compute other weights from the same
+        found.rounded += found.different
+        found.different = []
+    return found
+
+
+def _other_weights(weights: Weights | None) -> str:
+    if weights is None or not weights.different:
+        return ""
+    said = ", ".join(weights.different[:_SHOWN])
+    more = len(weights.different) - _SHOWN
+    return f"The file holds other weights than the model: {said}{f' and {more} more' * (more > 0)}."
 
 
 def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captured, Layout | None]:
@@ -250,9 +310,17 @@ class _File:
 
 
 def _culprit(
-    file: _File, made: Provenance, target: Target, check: Check, quantised: Quantised | None
+    file: _File,
+    made: Provenance,
+    target: Target,
+    check: Check,
+    quantised: Quantised | None,
+    inputs: Sequence[torch.Tensor],
 ) -> str:
-    """A sentence on where the file leaves the model, or on why that can't be told."""
+    """A sentence on where the file leaves the model at these inputs, or on why that can't be told.
+
+    Whether its weights are the model's has been told.
+    """
     own = own_precision(check.captured.graph)
     if quantised is not None:
         return (
@@ -275,41 +343,16 @@ def _culprit(
             f"Which node diverges first can't be told: {file.path} was not made from this model by "
             "attngraph."
         )
-    return _first_to_diverge(file.path, made, target, check)
-
-
-def _first_to_diverge(path: Path, made: Provenance, target: Target, check: Check) -> str:
-    """Of a file that attngraph made from this model: weights that changed, and the first node."""
-    captured, passes = check.captured, made.pipeline()
-    pristine, graph = clone(captured.graph), captured.graph
+    passes, pristine = made.pipeline(), check.pristine
+    graph, model = clone(pristine), onnx_ir.load(file.path)
     run(graph, passes)
-    model = onnx_ir.load(path)
-    if weights := _changed_weights(graph, model, target):
-        said = ", ".join(weights[:_SHOWN])
-        more = f" and {len(weights) - _SHOWN} more" if len(weights) > _SHOWN else ""
-        told = f"The file holds other weights than the model: {said}{more}. "
-    else:
-        told = ""
     if not _shared_names(graph, model):
-        return f"{told}None of the file's values has a name of the model's, so none is to blame."
-    result = Optimized(graph, model, Report(str(path), str(target), "fp32"), target)
+        return "None of the file's values has a name of the model's, so none is to blame."
+    result = Optimized(graph, model, Report(str(file.path), str(target), "fp32"), target)
     try:
-        rows = check.padding.rows(captured.args)
-        return told + blame(pristine, passes, graph, result, captured.args, rows)
+        return blame(pristine, passes, graph, result, inputs, check.padding.rows(inputs))
     except AttngraphError as error:
-        return f"{told}The file can't be taken apart: {error}"
-
-
-def _changed_weights(graph: Graph, model: onnx_ir.Model, target: Target) -> list[str]:
-    ours = lower(graph, target=target, kernels=choose_all(graph, target)).graph.initializers
-    changed = []
-    for name, value in model.graph.initializers.items():
-        mine = ours[name].const_value if name in ours else None
-        if mine is None or value.const_value is None:
-            continue
-        if not numpy.array_equal(mine.numpy(), value.const_value.numpy()):
-            changed.append(name)
-    return changed
+        return f"The file can't be taken apart: {error}"
 
 
 def _shared_names(graph: Graph, model: onnx_ir.Model) -> bool:

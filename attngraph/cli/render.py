@@ -77,8 +77,12 @@ def print_summary(report: Report, output: Path, size: int) -> None:
 def print_verification(found: Verification) -> None:
     """The verdict, each output at each size, and what diverges first."""
     page, parity = Page(), found.parity
-    mark = Text("✓ ", "bold green") if parity.passed else Text("✗ ", "bold red")
-    verdict = "is within the error budget of" if parity.passed else "is out of the error budget of"
+    mark = Text("✓ ", "bold green") if found.passed else Text("✗ ", "bold red")
+    verdict = "is within the error budget of"
+    if not parity.passed:
+        verdict = "is out of the error budget of"
+    elif not found.passed:
+        verdict = "holds other weights than"
     bits = "" if found.quantised is None else f" with its weights in {found.quantised.weights}"
     page.line(
         Text.assemble(

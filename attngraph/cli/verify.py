@@ -71,5 +71,5 @@ def verify(
             from attngraph.cli.render import print_verification
 
             print_verification(found)
-        if not found.parity.passed:
+        if not found.passed:
             raise typer.Exit(ParityError.exit_code)
