@@ -40,7 +40,7 @@ class Weights:
         if self.compared < self.total:
             found.append(
                 f"{self.compared} of {self.total} weights were compared bit for bit: the file has "
-                "no others under their names, as where another kernel was chosen."
+                "none of the others' names, as where other sizes or kernels were chosen."
             )
         if self.rounded:
             found.append(
