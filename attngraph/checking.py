@@ -17,9 +17,11 @@ from attngraph.export.reference import Reference, ReferenceOutputs
 from attngraph.export.sizes import choose_sizes, equal_sizes, resized_inputs
 from attngraph.few_bits import errors_of, reference_of
 from attngraph.frontend.capture import Captured
+from attngraph.frontend.limits import Suspect
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, clone, interpret
 from attngraph.ir.dims import substitute, symbols_of
+from attngraph.ir.ranges import Ranges
 from attngraph.mapped import release_large
 from attngraph.model import Model
 from attngraph.padded import Padding, annotated, packed_tokens
@@ -162,6 +164,41 @@ class Check:
                 )
         return ""
 
+    def required(self, graph: Graph) -> list[Suspect]:
+        """The suspects of the captured graph without which it is another function than the model.
+
+        Each is tried at sizes that break it: 1, or one that all its dims have.
+        """
+        sample, *_ = self.sizes()
+        known: dict[str, bool] = {}
+        found = []
+        for suspect in self.captured.suspects:
+            names = sorted(symbols_of(suspect.condition) & sample.keys())
+            common = [1, *(sample[name] for name in names)]
+            tried = [{name: 1} for name in names] + [dict.fromkeys(names, n) for n in common]
+            broken = [
+                sizes
+                for sizes in ({**sample, **ones} for ones in tried)
+                if Ranges({}, (suspect.condition,)).broken(sizes)
+                and not self.limits.broken(sizes)
+            ]
+            for sizes in broken:
+                label = str(sizes)
+                if label not in known:
+                    known[label] = self._is_traced(graph, self._inputs(sizes))
+                if not known[label]:
+                    found.append(suspect)
+                    break
+        return found
+
+    def _is_traced(self, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether the captured graph is what the model computes; False where that fails."""
+        try:
+            reference, outputs = self.references(tensors), interpret(graph, tensors)
+            return self._held(reference, outputs, tensors).passed
+        except (UsageError, RuntimeError):
+            return False
+
     def after_pass(self, graph: Graph, result: PassResult) -> None:
         """Raises ParityError naming the pass, if the graph now computes something else."""
         self.padding = Padding([*self.padding.packed, *packed_tokens([result])])
@@ -172,6 +209,11 @@ class Check:
         if not parity.passed:
             raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
 
+    @property
+    def limits(self) -> Ranges:
+        """The sizes that the captured graph is right for."""
+        return Ranges.of(self.captured.graph)
+
     def sizes(self) -> list[dict[str, int]]:
         """The sample's sizes, and up to two more."""
         captured = self.captured
@@ -179,7 +221,12 @@ class Check:
         ranges = {
             name: (captured.graph.dims[name].low, captured.graph.dims[name].high) for name in sample
         }
-        return [sample, *choose_sizes(sample, ranges)] if sample else [{}]
+        limits = self.limits
+
+        def allowed(sizes: Mapping[str, int]) -> bool:
+            return not limits.broken(sizes)
+
+        return [sample, *choose_sizes(sample, ranges, allowed)] if sample else [{}]
 
     def final(self, candidate: Candidate, done: Callable[[], None] = lambda: None) -> Parity:
         """Parity over all cases. `done` is called when the candidate has run for the last time.
@@ -256,7 +303,8 @@ class Check:
         goals = goals_of(graph, model, names)
         if not goals:
             return
-        reached = reach(goals, [self._sizes_of(tensors) for tensors in cases.values()], dims)
+        known = [self._sizes_of(tensors) for tensors in cases.values()]
+        reached = reach(goals, known, dims, self.limits)
         self.notes = reached.notes
         for sizes in reached.sizes:
             label = ", ".join(f"{name}={size}" for name, size in sizes.items())
@@ -292,6 +340,8 @@ class Check:
             if draw.hides_rows in done:
                 continue
             sizes = sizes_for(draw, sample, dims, batch)
+            if self.limits.broken(sizes):
+                sizes = sample
             said = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
             label = f"{said}, {draw.label}"
             tensors = drawn(draw, roles, captured.args, self._inputs(sizes))
@@ -316,7 +366,7 @@ class Check:
             {name: (dims[name].low, dims[name].high) for name in sample},
             [pair for pair in self.captured.apart if sample.keys() >= set(pair)],
         )
-        if sizes == sample:
+        if sizes == sample or self.limits.broken(sizes):
             return {}
         label = ", ".join(f"{name}={size}" for name, size in sizes.items())
         tensors = self._inputs(sizes)

@@ -11,7 +11,7 @@ import torch
 
 from attngraph.bisect import blame
 from attngraph.checking import Cases, Check
-from attngraph.errors import ParityError, UsageError
+from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
@@ -25,6 +25,8 @@ from attngraph.export.staged import Staged
 from attngraph.export.tune import tuned
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, clone, verify
+from attngraph.ir.conditions import shown
+from attngraph.ir.ranges import RANGES_KEY, Ranges
 from attngraph.mapped import Spill, are_large, release
 from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
@@ -117,20 +119,23 @@ class Compilation:
         report.notes += captured.notes
         report.nodes_before = len(captured.graph)
         prepared = Prepared() if prepare is None else prepare(captured)
+        check = Check(
+            model,
+            captured,
+            own,
+            prepared.cases,
+            hides_rows="no-fully-masked-rows" not in options.assume,
+            at=prepared.at,
+        )
+        if prepared.cases is None:  # those of a decoder have sizes of 1
+            report.notes += _require_suspects(captured, check, options.verifies)
         return cls(
             model,
             options,
             captured,
             own,
             report,
-            Check(
-                model,
-                captured,
-                own,
-                prepared.cases,
-                hides_rows="no-fully-masked-rows" not in options.assume,
-                at=prepared.at,
-            ),
+            check,
             clone(captured.graph) if options.verifies else None,
             passes,
             prepared.buffers,
@@ -234,6 +239,7 @@ class Compilation:
             onnx = lower(graph, target=device, kernels=kernels, buffers=self.buffers)
         stored = None if report.quantised is None else report.quantised.weights
         Provenance(options.of_pipeline(), report.precision, stored).write(onnx.metadata_props)
+        onnx.metadata_props[RANGES_KEY] = Ranges.of(graph).to_json()
         report.sites = sites_of(report.passes, kernels)
         is_original = report.precision == self.own and stored is None
         origin = self.pristine if is_original else None
@@ -302,6 +308,28 @@ def run_passes(
         *defects_of(report.passes),
         *loops_of(report.passes),
         *hidden_rows_of(report.passes),
+    ]
+
+
+def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[str]:
+    """Requires what the trace took for granted of its sizes, unless it is seen to hold without.
+
+    Raises CaptureError where that excludes a size of 1 that was asked for.
+    """
+    graph = captured.graph
+    required = check.required(graph) if verifies else captured.suspects
+    for suspect in required:
+        if suspect.asked:
+            name = min(suspect.asked)
+            raise CaptureError(
+                f"Dim {name!r} can't be 1: the model demands {shown(suspect.condition)}"
+                f"{suspect.place}, as torch.export traces it. Ask for a range from 2 on, or for "
+                f"whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
+            )
+    graph.conditions += tuple(suspect.condition for suspect in required)
+    return [
+        f"Sizes have {shown(suspect.condition)}: the model demands it{suspect.place}."
+        for suspect in required
     ]
 
 

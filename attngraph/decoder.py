@@ -15,6 +15,7 @@ from attngraph.export.in_place import InPlace
 from attngraph.export.session import Session
 from attngraph.export.target import parse_target
 from attngraph.frontend.cache import METADATA_KEY, Layout
+from attngraph.ir.ranges import Ranges
 from attngraph.numeric import whole
 from attngraph.optimized import Optimized
 from attngraph.report import Report
@@ -40,6 +41,7 @@ class Decoder:
         self.layout = layout
         self.optimized = optimized
         self._owner = object()  # whose the caches are that its steps give
+        self.ranges = Ranges({}) if optimized is None else optimized.ranges
 
     @classmethod
     def of(cls, optimized: Optimized, layout: Layout) -> Decoder:
@@ -54,7 +56,10 @@ class Decoder:
         Raises LoadError where the file isn't one, ProviderError where the target can't be used.
         """
         session = Session.open(Path(path), parse_target(target), **options)
-        return cls(session, Layout.from_json(session.metadata.get(METADATA_KEY), str(path)))
+        said = session.metadata
+        decoder = cls(session, Layout.from_json(said.get(METADATA_KEY), str(path)))
+        decoder.ranges = Ranges.of_file(said, path)
+        return decoder
 
     @property
     def session(self) -> Session:
@@ -103,6 +108,7 @@ class Decoder:
         cache = self._empty(batch) if cache is None else self._own(cache, batch)
         total = cache.length + length
         self._require_room(total)
+        self._require_sizes(batch, length, cache.length)
         shown = shown_tokens(attention_mask, batch, cache.length, length)
         cache.seen.require_same(shown)
         feeds = self._feeds(ids, shown, cache.length)
@@ -161,6 +167,24 @@ class Decoder:
             raise UsageError(
                 f"The static cache has room for {room} tokens, and {total} would be in it: compile "
                 "with a larger max_length, or with a growing cache."
+            )
+
+    def takes(self, batch: int, prompt: int, total: int) -> bool:
+        """Whether the model takes rows of a prompt and of steps up to a total of tokens."""
+        steps = [(prompt, 0), *((1, past) for past in range(prompt, total))]
+        return not any(self._broken(batch, new, past) for new, past in steps)
+
+    def _broken(self, batch: int, new: int, past: int) -> str:
+        """What the ranges of the model's dims say against a step, empty if they take it."""
+        seq = str(self.session.input_shape(self.layout.ids)[1])
+        return self.ranges.broken({self.layout.batch: batch, seq: new, self.layout.past: past})
+
+    def _require_sizes(self, batch: int, new: int, past: int) -> None:
+        if broken := self._broken(batch, new, past):
+            raise UsageError(
+                f"The decoder was compiled for sizes with {broken}, and these are {batch} rows of "
+                f"{new} new tokens after {past}: beyond that the model's own code takes another "
+                "way, or the range that was asked for ends."
             )
 
     def _write(
@@ -234,6 +258,10 @@ class Decoder:
                 "position of each row is a token."
             )
         self._require_room(length + max(count - 1, 0))
+        if length and count:
+            self._require_sizes(batch, length, 0)
+        for past in range(length, length + count - 1):
+            self._require_sizes(batch, 1, past)
         ends = end_tokens(eos_token_id, known)
         filler = ends[0] if ends else 0
         if pad_token_id is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_lm
 from attngraph.ir import Graph
+from attngraph.ir.conditions import shown
+from attngraph.ir.ranges import Ranges
 from attngraph.mapped import release_large
 from attngraph.model import Model
 from attngraph.options import (
@@ -230,20 +233,38 @@ class _Inputs:
 
 
 def decoding_cases(captured: Captured, layout: Layout) -> Cases:
-    """A prompt, a part of one and steps, padded on the left, within the ranges of the dims."""
+    """A prompt, a part of one and steps, padded on the left, of sizes that the model takes."""
     inputs = _Inputs(captured, layout)
-    dims = captured.graph.dims
     seq = str(inputs.shapes[layout.ids][1])
+    limits = Ranges.of(captured.graph)
     cases = {}
     for sizes in _SIZES:
-        batch, length, past = (
-            size if dims[name].high is None else min(size, dims[name].high or size)
-            for name, size in zip((layout.batch, seq, layout.past), sizes, strict=True)
-        )
+        fitting = _fitting(limits, (layout.batch, seq, layout.past), sizes)
+        if fitting is None:
+            continue
+        batch, length, past = fitting
         padding = inputs.mask(batch, past + length)
         label = f"batch={batch}, seq={length}, past={past}"
         cases[label] = inputs.all(inputs.ids(batch, length), padding, past)
+    if not cases:
+        required = ", ".join(map(shown, limits.limits()))
+        raise UsageError(
+            f"The model can't be decoded with: its sizes must have {required}, which neither a "
+            "prompt nor a step of a few tokens has."
+        )
     return cases
+
+
+def _fitting(
+    limits: Ranges, names: tuple[str, str, str], sizes: tuple[int, int, int]
+) -> tuple[int, int, int] | None:
+    """(batch, seq, past), each no larger than given, or None where the model takes none of them."""
+    batch, length, past = sizes
+    smaller = itertools.product(range(batch, 0, -1), range(past, -1, -1), range(length, 0, -1))
+    for rows, before, new in smaller:
+        if not limits.broken(dict(zip(names, (rows, new, before), strict=True))):
+            return rows, new, before
+    return None
 
 
 def inputs_at(
@@ -284,6 +305,8 @@ def generated_parity(
     else:
         reference = reference_of(stored, precision)
     end = min(_PROMPT + _STEPS, layout.max_length or _PROMPT + _STEPS)
+    fitting = (n for n in range(2, end + 1) if decoder.takes(_ROWS, min(_PROMPT, n - 1), n))
+    end = max(fitting, default=end)
     whole, mask = inputs.ids(_ROWS, end), inputs.mask_of_steps(_ROWS, end)
     lengths = range(min(_PROMPT, end - 1), end + 1)
     expected: list[ReferenceOutputs] = []

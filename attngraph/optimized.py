@@ -19,8 +19,14 @@ from attngraph.export.staged import Staged
 from attngraph.export.target import Target
 from attngraph.frontend.signature import Signature
 from attngraph.ir import Graph
-from attngraph.ir.dims import DimInfo
+from attngraph.ir.conditions import shown
+from attngraph.ir.ranges import Ranges
 from attngraph.report import Report
+
+_ADVICE = (
+    "Compile with a Dim that takes it; if the report says that the model demands the bound, give a "
+    "sample of that size, or trace the model before its first call, which may leave tables behind."
+)
 
 
 class Optimized:
@@ -60,8 +66,9 @@ class Optimized:
         self._lock = threading.Lock()
         weights = model.graph.initializers.values()
         tensors = [value.const_value for value in weights if value.const_value is not None]
-        names = (str(dim) for value in graph.inputs for dim in value.shape)
-        report.dims = {name: _bounds(graph.dims[name]) for name in names if name in graph.dims}
+        self.ranges = Ranges.of(graph)
+        report.dims = dict(self.ranges.dims)
+        report.relations = list(map(shown, self.ranges.relations))
         report.nodes_after = sum(1 for _ in model.graph)
         report.weights = len(tensors)
         report.weight_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -136,25 +143,35 @@ class Optimized:
         return feeds
 
     def _check_sizes(self, feeds: Mapping[str, torch.Tensor]) -> None:
-        """onnxruntime computes something for any size, but what is proved holds in the ranges."""
+        """The file fails in a session for such sizes; this says it for the caller's input."""
+        sizes: dict[str, int] = {}
         for value in self.graph.inputs:
             tensor = feeds.get(value.name)
             if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(value.shape):
                 continue  # the session says what is wrong
             for axis, (dim, size) in enumerate(zip(value.shape, tensor.shape, strict=True)):
-                info = self.graph.dims.get(str(dim))
-                if info is None:
+                if str(dim) not in self.ranges.dims:
                     continue
-                low, high = _bounds(info)
+                sizes[str(dim)] = size
+                low, high = self.ranges.dims[str(dim)]
                 above = high is not None and size > high
-                if above or (size < low and low > 1):
+                if size == 0 and low > 0:
+                    raise UsageError(
+                        f"Input {value.name}'s axis {axis} is empty, and dim {str(dim)!r} was "
+                        "compiled for sizes from 1 on: no trace of torch.export is about an empty "
+                        "input."
+                    )
+                if above or size < low:
                     bound = f"at most {high}" if above else f"at least {low}"
                     raise UsageError(
                         f"Input {value.name}'s axis {axis} is {size}; dim {str(dim)!r} was "
-                        f"compiled for {bound}. Compile with a Dim that takes it; if the report "
-                        "says that the model demands the bound, give a sample of that size, or "
-                        "trace the model before its first call, which may leave tables behind."
+                        f"compiled for {bound}. {_ADVICE}"
                     )
+        if broken := self.ranges.broken(sizes):
+            given = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+            raise UsageError(
+                f"The model was compiled for sizes with {broken}, and these are {given}. {_ADVICE}"
+            )
 
     def attention(
         self,
@@ -185,8 +202,3 @@ class Optimized:
         path = Path(path)
         data = None if self._staged is None else self._staged.data_of(self.model, path)
         save(self.model, path, data=data)
-
-
-def _bounds(info: DimInfo) -> tuple[int, int | None]:
-    """The sizes that a dim may take. A lower bound of 2 is torch.export's own, not the model's."""
-    return 1 if info.low == 2 else info.low, info.high

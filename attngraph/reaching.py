@@ -17,6 +17,7 @@ import onnx_ir
 from attngraph.export.conditions import conditions_of
 from attngraph.ir import Graph, TensorType
 from attngraph.ir.dims import DimInfo, substitute, symbols_of
+from attngraph.ir.ranges import Ranges
 
 _LONGEST = 1 << 14
 """The largest size that is looked at."""
@@ -101,8 +102,13 @@ def _at(dim: Any, sizes: Mapping[str, Any]) -> Any:
     return numpy.array(found)
 
 
-def reach(goals: Sequence[Goal], known: Sequence[Sizes], dims: Mapping[str, DimInfo]) -> Reached:
-    """The smallest further sizes that see what those that are `known` don't."""
+def reach(
+    goals: Sequence[Goal],
+    known: Sequence[Sizes],
+    dims: Mapping[str, DimInfo],
+    limits: Ranges = Ranges({}),
+) -> Reached:
+    """The smallest further sizes within the limits that see what those that are `known` don't."""
     found: list[dict[str, int]] = []
     notes: list[str] = []
     names = list(dict.fromkeys(name for sizes in known for name in sizes))
@@ -119,7 +125,7 @@ def reach(goals: Sequence[Goal], known: Sequence[Sizes], dims: Mapping[str, DimI
         for wanted in goal.wanted:
             if wanted in seen:
                 continue
-            chosen = _smallest(goal, wanted, least, dims)
+            chosen = _smallest(goal, wanted, least, dims, limits)
             if chosen is None:
                 continue  # no size in the range enters it
             if _too_large(chosen):
@@ -135,7 +141,11 @@ def reach(goals: Sequence[Goal], known: Sequence[Sizes], dims: Mapping[str, DimI
 
 
 def _smallest(
-    goal: Goal, wanted: int, least: Mapping[str, int], dims: Mapping[str, DimInfo]
+    goal: Goal,
+    wanted: int,
+    least: Mapping[str, int],
+    dims: Mapping[str, DimInfo],
+    limits: Ranges,
 ) -> dict[str, int] | None:
     best: dict[str, int] | None = None
     for varied in (*([name] for name in least), list(least)):
@@ -152,12 +162,13 @@ def _smallest(
         if outcome is None:
             continue
         (places,) = numpy.nonzero(numpy.broadcast_to(outcome, span.shape) == wanted)
-        if len(places):
-            chosen = {
-                name: int(span[places[0]]) if name in varied else least[name] for name in least
-            }
-            if best is None or sum(chosen.values()) < sum(best.values()):
-                best = chosen
+        sized = (
+            {name: int(span[place]) if name in varied else least[name] for name in least}
+            for place in places
+        )
+        chosen = next((sizes for sizes in sized if not limits.broken(sizes)), None)
+        if chosen is not None and (best is None or sum(chosen.values()) < sum(best.values())):
+            best = chosen
     return best
 
 

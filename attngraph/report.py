@@ -70,7 +70,8 @@ class Report:
     """Figures of one run. `parity` is None where verification was off; `kept` are the groups of
     nodes that stay in float32 for the sake of the error budget. `weight_bytes` counts what the file
     holds, `weight_bytes_before` what the graph held in the model's own precision. `dims` are the
-    least and the largest size that each dim was compiled for, None for no limit. With `quantised`
+    least and the largest size that each dim was compiled for, None for no limit, and `relations`
+    what the sizes have beside that, such as "past + seq ≤ 12". With `quantised`
     weights `parity` is that of the kernels, against the stored weights in float64.
     """
 
@@ -85,6 +86,7 @@ class Report:
     nodes_before: int = 0
     nodes_after: int = 0
     dims: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    relations: list[str] = field(default_factory=list)
     weights: int = 0
     weight_bytes: int = 0
     weight_bytes_before: int = 0
@@ -116,6 +118,7 @@ class Report:
             "target": self.target,
             "precision": self.precision,
             "dims": {name: list(bounds) for name, bounds in self.dims.items()},
+            "relations": self.relations,
             "nodes": {"before": self.nodes_before, "after": self.nodes_after},
             "weights": {
                 "tensors": self.weights,

@@ -13,6 +13,7 @@ from attngraph.export.lowering import find_lowering, registered
 from attngraph.export.lowering.context import MICROSOFT, OPSET, Context
 from attngraph.export.lowering.decompose import decompose
 from attngraph.export.lowering.formulas import FORMULAS
+from attngraph.export.lowering.size_guard import guard_inputs, guard_output, is_guarded, limits_of
 from attngraph.export.lowering.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
@@ -37,6 +38,8 @@ def lower(
     An ONNX value has the name of its IR value, except that a graph output has its output name (see
     `value_names`); sizes have the user's names. The same graph gives the same bytes.
 
+    A run of the model fails for sizes outside of `Ranges.of(graph)`.
+
     Raises LoweringError naming the op, its source line and its module where it has no lowering.
     """
     target = parse_target(target) if isinstance(target, str) else target
@@ -49,12 +52,17 @@ def lower(
         context.define(buffers.dim, lengths[0])
     for value in graph.inputs:
         context.bind(value, _input(value), own=True)
+    inputs = [*(context.value(value) for value in graph.inputs), *lengths]
+    guard_inputs(context)
     for node in graph:
         _lower_node(context, node)
     context.node = None
+    if limits_of(context) and not is_guarded(
+        context.nodes, list(map(context.value, graph.outputs))
+    ):
+        guard_output(context)
     outputs = _outputs(graph, context, output_names(graph))
     nodes, used = _reachable(context.nodes, outputs)
-    inputs = [*(context.value(value) for value in graph.inputs), *lengths]
     if buffers is not None:
         axes = buffers.by_name
         for buffer in (*inputs, *outputs):

@@ -21,10 +21,12 @@ from attngraph.export.replay import Fixed, Replay, graph_device
 from attngraph.export.session_options import GraphOptimization, session_options
 from attngraph.export.target import Target
 from attngraph.export.tensors import to_ort, to_torch
+from attngraph.ir.ranges import GUARD_PREFIX
 
 OrtValue: TypeAlias = onnxruntime.OrtValue
 """A tensor in onnxruntime's hands, on whichever device."""
 
+_GUARDED = re.compile(rf"Name:'{GUARD_PREFIX}(.+?)' Status Message")
 _ERROR_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
 
@@ -146,9 +148,7 @@ class Session:
             else:
                 results = self._run_bound(session, tensors)
         except Exception as error:
-            raise ProviderError(
-                f"onnxruntime failed while running the model on {self.provider}: {_reason(error)}."
-            ) from error
+            raise self._failed(error) from error
         outputs = []
         for name, value, dtype in zip(self.output_names, results, self._output_dtypes, strict=True):
             output = to_torch(value, dtype)
@@ -187,9 +187,7 @@ class Session:
                 binding.synchronize_outputs()
                 results = list(binding.get_outputs())
         except Exception as error:
-            raise ProviderError(
-                f"onnxruntime failed while running the model on {self.provider}: {_reason(error)}."
-            ) from error
+            raise self._failed(error) from error
         dtypes = dict(zip(self.output_names, self._output_dtypes, strict=True))
         tensors = tuple(
             to_torch(value, dtypes[name]) for name, value in zip(fetched, results, strict=False)
@@ -207,10 +205,18 @@ class Session:
             session.run_with_iobinding(binding)
             binding.synchronize_outputs()
         except Exception as error:
-            raise ProviderError(
-                f"onnxruntime failed while running the model on {self.provider}: {_reason(error)}."
-            ) from error
+            raise self._failed(error) from error
         return list(binding.get_outputs())
+
+    def _failed(self, error: Exception) -> AttngraphError:
+        if guarded := _GUARDED.search(str(error)):
+            return UsageError(
+                f"The inputs have sizes that the model was not compiled for: they must have "
+                f"{guarded[1]}."
+            )
+        return ProviderError(
+            f"onnxruntime failed while running the model on {self.provider}: {_reason(error)}."
+        )
 
     def _open_session(self) -> onnxruntime.InferenceSession:
         if self._session is None:

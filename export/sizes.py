@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,8 +13,15 @@ from attngraph.errors import UsageError
 _BATCH = ("b", "bs", "n")
 
 
+Allowed = Callable[[Mapping[str, int]], bool]
+"""Whether the sizes of all dims may occur together."""
+_TRIED = 6
+
+
 def choose_sizes(
-    sample: Mapping[str, int], ranges: Mapping[str, tuple[int, int | None]]
+    sample: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int | None]],
+    allowed: Allowed = lambda sizes: True,
 ) -> tuple[dict[str, int], ...]:
     """A smaller and a larger assignment of every dim in `sample`, each within its (min, max).
 
@@ -33,9 +41,32 @@ def choose_sizes(
                 chosen[name] = 1
                 continue
             chosen[name] = _pick(name, size, low, high, larger, sample, chosen)
+        if not allowed(chosen):
+            chosen = _allowed(sample, ranges, larger, allowed)
         if chosen != dict(sample) and chosen not in found:
             found.append(chosen)
     return tuple(found)
+
+
+def _allowed(
+    sample: Mapping[str, int],
+    ranges: Mapping[str, tuple[int, int | None]],
+    larger: bool,
+    allowed: Allowed,
+) -> dict[str, int]:
+    """Sizes that are allowed together, as few as possible of them the sample's."""
+    lists = []
+    for name, size in sample.items():
+        low, high = ranges.get(name, (1, None))
+        others = itertools.islice(_candidates(size, max(low, 1), high, larger), _TRIED)
+        lists.append([*others, size])
+    combined = itertools.islice(itertools.product(*lists), _TRIED**5)
+    found = (dict(zip(sample, sizes, strict=True)) for sizes in combined)
+    return min(
+        (sizes for sizes in found if allowed(sizes)),
+        key=lambda sizes: sum(size == sample[name] for name, size in sizes.items()),
+        default=dict(sample),
+    )
 
 
 def equal_sizes(

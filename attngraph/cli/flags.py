@@ -74,11 +74,12 @@ DimOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--dim",
-        metavar="NAME=LOW..HIGH|INPUT:AXIS",
+        metavar="NAME=LOW..HIGH|auto|INPUT:AXIS",
         show_default=False,
         rich_help_panel=_INPUTS,
-        help="The sizes a named dim may take, e.g. seq=2..2048; or, of an exported program, the "
-        "name of a dim, e.g. seq=input_ids:1. Once for each dim.",
+        help="The sizes a named dim must take, e.g. seq=2..2048, or seq=auto for those that the "
+        "model takes, as without --dim; or, of an exported program, the name of a dim, e.g. "
+        "seq=input_ids:1. Once for each dim.",
     ),
 ]
 AssumeOption: TypeAlias = Annotated[

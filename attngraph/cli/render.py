@@ -37,6 +37,7 @@ def print_summary(report: Report, output: Path, size: int) -> None:
             Text(f"{name} {low}..{'' if high is None else high}")
             for name, (low, high) in report.dims.items()
         ]
+        bounds += [Text(relation, "yellow") for relation in report.relations]
         page.items(Text("  dims", "dim"), bounds, _INDENT)
     _field(page, "nodes", Text(f"{report.nodes_before} → {report.nodes_after}"))
     _field(page, "attention", _attention(report))

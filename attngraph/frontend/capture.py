@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
+from attngraph.frontend.conditions import conditions_of, shape_env
 from attngraph.frontend.functional import functionalize
-from attngraph.frontend.guards import sizes_apart
+from attngraph.frontend.limits import Suspect, settled_limits, unequal
 from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.outputs import output_names
 from attngraph.frontend.program_dims import asserted_sizes, named_symbols
@@ -26,7 +27,7 @@ from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.signature import Signature
 from attngraph.frontend.symbols import Symbols
-from attngraph.frontend.tracing import trace, user_placeholders
+from attngraph.frontend.tracing import Traced, trace, user_placeholders
 from attngraph.ir.dims import DimInfo
 from attngraph.ir.graph import Graph, Value
 
@@ -44,8 +45,8 @@ class Captured:
     model's inputs are constants of the trace. `dynamic` maps (input, axis) to the dim's name.
     `signature` is how the model is called and what it returns. `sample` is the (args, kwargs) that
     was traced. `notes` are sentences for the user.
-    `apart` are the pairs of dims that the trace took for unequal: what it says of equal ones is to
-    be checked.
+    `apart` are the pairs of dims that the trace took for unequal, and `suspects` conditions that
+    may be required: what the trace says of other sizes is to be checked.
     """
 
     graph: Graph
@@ -57,6 +58,7 @@ class Captured:
     sample: tuple[tuple[Any, ...], dict[str, Any]]
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[str, str], ...] = ()
+    suspects: tuple[Suspect, ...] = ()
 
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The eager model's (args, kwargs) with these tensors in place of the sample's."""
@@ -105,7 +107,7 @@ def capture(
     with _ONE_AT_A_TIME:
         traced = trace(module, args, named, combined, dynamic_shapes)
     parameters = inspect.signature(module.forward)
-    return _captured(traced.program, (args, named), traced.requests, traced.notes, parameters)
+    return _captured(traced, (args, named), parameters)
 
 
 def from_program(
@@ -131,25 +133,33 @@ def from_program(
     if args is not None and dynamic_shapes:
         requests = requested_dims(combine(program.module(), tuple(args), named), dynamic_shapes)
     symbols = named_symbols(program, dim_names or {})
-    return _captured(program, ordered, requests, (), None, symbols)
+    return _captured(Traced(program, requests, requests), ordered, None, symbols)
 
 
 def _captured(
-    program: ExportedProgram,
+    traced: Traced,
     sample: tuple[tuple[Any, ...], dict[str, Any]],
-    requests: Sequence[Request],
-    notes: tuple[str, ...],
     parameters: inspect.Signature | None,
     names: Mapping[sympy.Symbol, str] = MappingProxyType({}),
 ) -> Captured:
     leaves = pytree.tree_leaves(sample)
-    symbols = Symbols()
-    _name_dims(program, leaves, requests, symbols, names)
+    program, symbols = traced.program, Symbols()
+    _name_dims(program, leaves, traced.requests, symbols, names)
+    demanded, unread = conditions_of(program, symbols)
+    env = shape_env(program)
+    questions = [
+        question if env is None else replace(question, condition=env.simplify(question.condition))
+        for question in traced.questions
+    ]
+    limits = settled_limits(symbols, demanded, traced.asked, questions)
+    apart = tuple(filter(None, map(unequal, limits.conditions)))
+    symbols.infos.update(limits.dims)
     functional = functionalize(program)
     translator = LoopTranslator(functional, symbols)
     results = translator.run()
     graph = translator.graph
     graph.dims.update(symbols.infos)
+    graph.conditions = tuple(c for c in limits.conditions if unequal(c) is None)
     out_spec = program.call_spec.out_spec
     if out_spec is None:
         raise CaptureError("The exported program doesn't say what structure it returns.")
@@ -184,21 +194,14 @@ def _captured(
         tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)),
         Signature.of(parameters, sample, out_spec, fixed, frozenset(numbers)),
         sample,
-        (*notes, *_mutation_notes(functional.program)),
-        _apart(program, requests),
+        (*limits.notes, *map(_unread, unread), *_mutation_notes(functional.program)),
+        apart,
+        limits.suspects,
     )
 
 
-def _apart(program: ExportedProgram, requests: Sequence[Request]) -> tuple[tuple[str, str], ...]:
-    """Which of the dims that were asked for may not be equal, by torch's own guards."""
-    names = {
-        f"L['{request.input}'].size()[{request.axis}]": request.name
-        for request in requests
-        if request.name and request.name == request.root
-    }
-    pairs = sizes_apart(getattr(program, "_guards_code", ()))
-    named = [(names.get(first), names.get(second)) for first, second in pairs]
-    return tuple(dict.fromkeys((a, b) for a, b in named if a and b))
+def _unread(text: str) -> str:
+    return f"The program relies on {text}, which isn't checked when the file runs."
 
 
 def _name_dims(

@@ -14,7 +14,6 @@ from attngraph.errors import UsageError
 
 _PROBED = 3  # tokens; no model has as many key heads and features in every layer
 Layers = list[dict[str, Tensor]]
-_MOST = 1 << 20
 
 
 def is_causal_lm(module: nn.Module | None) -> bool:
@@ -68,11 +67,7 @@ class _Cached(nn.Module):
             }
             for layer in self.shapes
         ]
-        rows, length, before = (
-            Dim("batch", max=_MOST),
-            Dim("seq", max=_MOST),
-            Dim("past", max=_MOST),
-        )
+        rows, length, before = Dim("batch"), Dim("seq"), Dim("past")
         shapes = {
             "input_ids": {0: rows, 1: length},
             "attention_mask": {0: rows, 1: Dim.AUTO},

@@ -19,8 +19,8 @@ from attngraph.frontend.names import require_samples
 
 _INPUT_FORM = "name=dtype[dims], e.g. input_ids=int64[batch=2,seq=8] or x=float32[2,3,32,32]"
 _DIM_FORM = (
-    "name=low..high or name=low.., e.g. seq=2..2048; for an exported program name=input:axis, "
-    "e.g. seq=input_ids:1"
+    "name=low..high, name=low.. or name=auto, e.g. seq=2..2048; for an exported program "
+    "name=input:axis, e.g. seq=input_ids:1"
 )
 
 _INPUT = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<dtype>\w+)\s*\[(?P<dims>[^\[\]]*)\]\s*\Z")
@@ -31,6 +31,7 @@ _AXIS = re.compile(
 _RANGE = re.compile(
     r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*(?P<low>\d{1,18})\s*\.\.\s*(?P<high>\d{0,18})\s*\Z"
 )
+_AUTO = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*=\s*auto\s*\Z")
 
 DTYPES = {
     "float64": torch.float64,
@@ -71,10 +72,13 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class DimRange:
-    """One `--dim`: the sizes a named dim may take, both ends included; no `high` means no limit."""
+    """One `--dim`: the sizes a named dim may take, both ends included; no `high` means no limit.
+
+    No `low` either: whatever the model takes, as of a dim that no `--dim` is about.
+    """
 
     name: str
-    low: int
+    low: int | None
     high: int | None
 
 
@@ -102,12 +106,14 @@ def parse_input(text: str) -> InputSpec:
 
 
 def parse_dim(text: str) -> DimRange | DimName:
-    """Read `name=low..high`, `name=low..` or `name=input:axis`.
+    """Read `name=low..high`, `name=low..`, `name=auto` or `name=input:axis`.
 
     Raises UsageError with the expected form.
     """
     if axis := _AXIS.match(text):
         return DimName(axis["name"], axis["input"], int(axis["axis"]))
+    if auto := _AUTO.match(text):
+        return DimRange(auto["name"], None, None)
     match = _RANGE.match(text)
     if match is None:
         raise UsageError(f"--dim {text!r} doesn't parse; write {_DIM_FORM}.")
@@ -177,7 +183,8 @@ def dynamic_shapes(
     seen: set[str] = set()
     for bounds in ranges:
         _check_range(bounds, sizes, seen)
-        dims[bounds.name] = torch.export.Dim(bounds.name, min=bounds.low, max=bounds.high)
+        if bounds.low is not None:
+            dims[bounds.name] = torch.export.Dim(bounds.name, min=bounds.low, max=bounds.high)
         seen.add(bounds.name)
     return {
         spec.name: {
@@ -239,6 +246,8 @@ def _check_range(bounds: DimRange, sizes: dict[str, int], seen: set[str]) -> Non
         )
     if bounds.name in seen:
         raise UsageError(f"--dim {bounds.name} is given twice; give one range.")
+    if bounds.low is None:
+        return
     if size < bounds.low or (bounds.high is not None and size > bounds.high):
         high = "" if bounds.high is None else bounds.high
         raise UsageError(

@@ -44,6 +44,10 @@ class Symbols:
     def is_new(self, original: sympy.Symbol) -> bool:
         return original not in self._renamed
 
+    def renamed(self, expr: sympy.Basic) -> sympy.Basic:
+        """An expression of torch's symbols, all of which have a name, in the dims' names."""
+        return expr.xreplace(self._renamed)
+
     def unnamed(self, exprs: Iterable[sympy.Basic]) -> list[sympy.Symbol]:
         """The symbols of some expressions that have no name yet, in a fixed order."""
         found = {s for expr in exprs for s in expr.free_symbols if s not in self._renamed}

@@ -32,6 +32,7 @@ from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
 from attngraph.frontend.guards import always_hold, excluded_largest
 from attngraph.frontend.locations import quote, user_frame
 from attngraph.frontend.memoised import forgetting, looks_up_a_size
+from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.shapes import Request, requested_dims
@@ -61,11 +62,16 @@ _DERIVED = re.compile(r"(\w+) = (.*\b_\1\b.*)")
 
 @dataclass(frozen=True)
 class Traced:
-    """A program, the dims that were asked for, and sentences about what was changed on the way."""
+    """A program and the dims that were asked for.
+
+    `requests` have the ranges of the trace, `asked` those that the caller gave. `questions` are
+    what the model's code asked of its sizes.
+    """
 
     program: ExportedProgram
     requests: tuple[Request, ...]
-    notes: tuple[str, ...]
+    asked: tuple[Request, ...]
+    questions: tuple[Question, ...] = ()
 
 
 def trace(
@@ -75,11 +81,11 @@ def trace(
     combined: Mapping[str, Any],
     dynamic_shapes: Any,
 ) -> Traced:
-    """Exports the module; narrows a dim's range where the model demands it, and notes that.
+    """Exports the module; narrows a dim's range where the model demands it.
 
     Raises CaptureError with torch's reason and the user's line.
     """
-    notes: list[str] = []
+    asked = requested_dims(combined, dynamic_shapes)
     deferred = False
     bytecode: Exception | None = None  # what had it read from bytecode; that names a line
     constant: list[Request] = []
@@ -88,6 +94,7 @@ def trace(
     for _ in range(_ATTEMPTS):
         requests = requested_dims(combined, dynamic_shapes)
         fixed: dict[str, tuple[str, int] | None] = {}
+        questions: list[Question] = []
         try:
             with ExitStack() as stack:
                 for context in (*taken, recurrent_layers, Rewordings, forgetting, _quiet):
@@ -95,6 +102,7 @@ def trace(
                 stack.enter_context(inference(module))
                 _forget(module, args, kwargs, constant)
                 stack.enter_context(_watch_specialisations(fixed))
+                stack.enter_context(recorded_questions(questions))
                 program = torch.export.export(
                     module,
                     args,
@@ -116,14 +124,14 @@ def trace(
                 continue
             if not constant and (constant := _constants(error, requests)):
                 continue
-            narrowed = _narrow(str(error), dynamic_shapes, notes)
+            narrowed = _narrow(str(error), dynamic_shapes)
             if narrowed is None:
                 told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
                 raise _explain(told, module, requests, fixed) from told
             dynamic_shapes = narrowed
         else:
             _check_dynamic(program, requests, fixed)
-            return Traced(program, requests, tuple(notes))
+            return Traced(program, requests, asked, tuple(questions))
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
     )
@@ -242,18 +250,12 @@ def _suggestions(message: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _narrow(message: str, dynamic_shapes: Any, notes: list[str]) -> Any:
+def _narrow(message: str, dynamic_shapes: Any) -> Any:
     """The shapes with torch's suggestions applied, if all of them only narrow ranges."""
     suggestions = _suggestions(message) or excluded_largest(message)
     matches = [_RANGE.fullmatch(line) for line in suggestions]
     if not matches or not dynamic_shapes or not all(matches):
         return None
-    for match in matches:
-        assert match is not None
-        low, high = match[2], match[3]
-        bounds = [f"at least {low}"] if low else []
-        bounds += [f"at most {high}"] if high else []
-        notes.append(f"Dim {match[1]!r} is {' and '.join(bounds)}: the model demands it.")
     fixes = "\n".join(match[0] for match in matches if match)
     # torch refines named dims alone, and stops at a Dim.AUTO.
     named = pytree.tree_map(lambda dim: None if isinstance(dim, _DimHint) else dim, dynamic_shapes)

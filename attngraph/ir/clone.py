@@ -8,7 +8,7 @@ from attngraph.ir.graph import Graph, Value
 def clone(graph: Graph) -> Graph:
     """Same names, types, locations and order. Changing one leaves the other alone."""
     copy = Graph(graph.name)
-    copy.dims = dict(graph.dims)
+    copy.dims, copy.conditions = dict(graph.dims), graph.conditions
     known: dict[Value, Value] = {}
     for value in graph.inputs:
         known[value] = copy.add_input(value.name, value.type)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from attngraph.errors import IRError
+from attngraph.ir.conditions import Condition, condition_rewritten
 from attngraph.ir.dims import Dim, DimInfo, rewritten, settled
 from attngraph.ir.types import TensorType, Type
 
@@ -118,6 +119,7 @@ class Node:
 class Graph:
     """Inputs, constants, nodes in execution order, outputs, and the named dims of their shapes.
 
+    `conditions` say for which sizes of the dims, beside their ranges, the graph is the model.
     `created` is the number of the latest node; `epoch` counts mutations. `keep`, where there is
     one, says where the data of each new constant lies: it returns the same numbers.
     """
@@ -129,6 +131,7 @@ class Graph:
         self.output_names: tuple[str, ...] = ()
         self.constants: dict[str, Value] = {}
         self.dims: dict[str, DimInfo] = {}
+        self.conditions: tuple[Condition, ...] = ()
         self.epoch = 0
         self.created = 0
         self.keep: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -257,6 +260,7 @@ class Graph:
                 value.type = TensorType(value.type.dtype, written(value.type.shape))
         for node in self:
             node.attrs = {name: written(item) for name, item in node.attrs.items()}
+        self.conditions = tuple(condition_rewritten(c, known) for c in self.conditions)
         for name in known:
             self.dims.pop(name, None)
         self.epoch += 1

@@ -11,6 +11,7 @@ import torch
 
 from attngraph.errors import IRError
 from attngraph.ir.builder import Builder
+from attngraph.ir.conditions import parse_condition
 from attngraph.ir.dims import DimInfo, parse_dim
 from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
 from attngraph.ir.types import DTYPES, ScalarType, TensorType, Type
@@ -117,6 +118,9 @@ class _Parser:
         elif match := _DIM.match(text):
             high = int(match[4]) if match[4] else None
             self.graph.dims[match[1]] = DimInfo(int(match[3]), high, int(match[2]))
+        elif text.startswith("require "):
+            condition = parse_condition(text.removeprefix("require "))
+            self.graph.conditions = (*self.graph.conditions, condition)
         elif match := _VALUE.match(text):
             self._value(match[1], match[2][1:], parse_type(match[3]))
         elif match := _CONSTANT.match(text):
@@ -126,7 +130,7 @@ class _Parser:
         elif match := _NODE.match(text):
             self._node(match, text)
         else:
-            raise IRError("expected dim, input, parameter, constant, a node or return")
+            raise IRError("expected dim, input, require, parameter, constant, a node or return")
 
     def _value(self, kind: str, name: str, type: Type) -> None:
         if kind == "input":

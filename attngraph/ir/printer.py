@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from attngraph.ir.conditions import format_condition
 from attngraph.ir.dims import DimInfo, format_dim, symbols_of
 from attngraph.ir.graph import UNKNOWN, Graph, Loc, Node, Value
 from attngraph.ir.types import TensorType, dtype_name
@@ -86,6 +87,9 @@ def format_graph(graph: Graph, *, loc: bool = True) -> str:
     for name, info in graph.dims.items():
         if name in used:
             lines.append(_dim(name, info))
+    for condition in graph.conditions:
+        if symbols_of(condition) <= used:
+            lines.append(f"require {format_condition(condition)}")
     for value in graph.inputs:
         lines.append(f"input %{value.name} : {value.type}")
     for value in graph.constants.values():

@@ -295,7 +295,9 @@ def test_a_comparison_that_the_range_does_not_settle_narrows_it() -> None:
 
     result = check(forward, states(3, 5, 4), dims=(BOTH,))
     assert result.graph.dims["seq"].high == 6
-    assert "Dim 'seq' is at most 6: the model demands it." in result.notes
+    (note,) = result.notes
+    assert note.startswith("Dim 'seq' is at most 6: the model demands it at ")
+    assert "is_causal=x.shape[1] > 6" in note
 
 
 def test_a_dim_may_be_as_long_as_the_tables_it_cuts() -> None:
@@ -311,13 +313,14 @@ def test_a_dim_may_be_as_long_as_the_tables_it_cuts() -> None:
     assert result.graph.dims["seq"].high == 32
 
 
-def test_a_largest_size_that_the_model_itself_excludes_is_none() -> None:
+def test_a_largest_size_that_the_model_itself_excludes_is_refused() -> None:
     def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
         return x + torch.ones(32, 4)[: x.shape[1]] if x.shape[1] != 32 else x * 2
 
-    result = check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))
+    with pytest.raises(CaptureError, match=r"can't be 1\.\.32: .* seq is at most 31"):
+        check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))
+    result = check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=31)},))
     assert result.graph.dims["seq"].high == 31
-    assert "Dim 'seq' is at most 31: the model demands it." in result.notes
 
 
 def test_another_size_that_the_model_excludes_is_refused() -> None:

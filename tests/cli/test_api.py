@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import attngraph
-from attngraph.errors import ParityError, UsageError
+from attngraph.errors import CaptureError, ParityError, UsageError
 
 
 class Attention(torch.nn.Module):
@@ -149,9 +149,16 @@ def test_a_report_prints_in_a_line_for_each_thing() -> None:
 
 
 def test_a_size_out_of_the_range_that_was_compiled_is_an_error() -> None:
-    shapes = ({1: torch.export.Dim("seq", min=2, max=64)},)
-    optimized = attngraph.optimize(Positions(), (torch.zeros(2, 5),), dynamic_shapes=shapes)
-    assert optimized.report.notes == ["Dim 'seq' is at most 8: the model demands it."]
+    x = torch.zeros(2, 5)
+    asked = ({1: torch.export.Dim("seq", min=2, max=64)},)
+    with pytest.raises(CaptureError, match=r"can't be 2\.\.64: .* seq is at most 8 at"):
+        attngraph.optimize(Positions(), (x,), dynamic_shapes=asked)
+    optimized = attngraph.optimize(
+        Positions(), (x,), dynamic_shapes=({1: torch.export.Dim("seq")},)
+    )
+    (note,) = optimized.report.notes
+    assert note.startswith("Dim 'seq' is at most 8: the model demands it at ")
+    assert "if length <= 8" in note
     assert optimized.report.dims == {"seq": (1, 8)}
     assert (optimized.run([torch.zeros(2, 8)])[0] == torch.arange(8.0)).all()
     with pytest.raises(UsageError, match="x's axis 1 is 9; dim 'seq' was compiled for at most 8"):

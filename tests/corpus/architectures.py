@@ -12,7 +12,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,17 @@ class Architecture:
     args: tuple[Tensor, ...]
     input_names: tuple[str, ...]
     dynamic_shapes: tuple[tuple[dict[int, Dim] | None, ...]] | None = None
+
+    def of_any_size(self) -> Architecture:
+        """With dims that take what the model takes of them, where it doesn't take all of 2..64."""
+        assert self.dynamic_shapes is not None
+        (shapes,) = self.dynamic_shapes
+        names = {dim.__name__ for shape in shapes for dim in (shape or {}).values()}
+        dims = {name: Dim(name) for name in names}
+        opened = tuple(
+            shape and {axis: dims[dim.__name__] for axis, dim in shape.items()} for shape in shapes
+        )
+        return replace(self, dynamic_shapes=(opened,))
 
 
 def build(text: str, attention: str = "eager") -> Architecture:

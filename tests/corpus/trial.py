@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attngraph.compiler import Model, analyse, optimize
-from attngraph.errors import ParityError
+from attngraph.errors import CaptureError, ParityError
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph
 from attngraph.report import Site
@@ -43,13 +43,17 @@ def attempt(model: str, attention: str) -> Record:
         record["stage"] = stage
 
     try:
-        optimized = optimize(
-            built.module,
-            built.args,
-            dynamic_shapes=built.dynamic_shapes,
-            verify="final",
-            progress=at,
-        )
+        try:
+            optimized = optimize(
+                built.module, built.args, dynamic_shapes=built.dynamic_shapes, progress=at
+            )
+        except CaptureError as error:
+            if "the model demands" not in str(error):
+                raise
+            built = built.of_any_size()
+            optimized = optimize(
+                built.module, built.args, dynamic_shapes=built.dynamic_shapes, progress=at
+            )
     except Exception as error:
         wrong = isinstance(error, ParityError)
         record |= {"outcome": "wrong" if wrong else "failed", "error": _sentence(error)}

@@ -17,9 +17,9 @@ from attngraph.ir.dims import substitute
 assert dialect  # importing it registers the attn ops
 
 DIMS = """
-  dim batch = 2 in 1..64
-  dim seq = 5 in 1..64
-  dim keys = 7 in 1..64
+  dim batch = 2 in 1..
+  dim seq = 5 in 1..
+  dim keys = 7 in 1..
 """
 SIZES = (
     {"batch": 2, "seq": 5, "keys": 7},

@@ -1,0 +1,220 @@
+"""Which sizes of its dims a trace holds for: what was asked for, as far as the model takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.conditions import split
+from attngraph.frontend.locations import quote
+from attngraph.frontend.questions import Question
+from attngraph.frontend.shapes import Request
+from attngraph.frontend.symbols import Symbols
+from attngraph.ir.conditions import Condition, always, shown
+from attngraph.ir.dims import DimInfo, symbol, symbols_of
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The dims with their ranges, the conditions beside these, and what is to be told of them."""
+
+    dims: Mapping[str, DimInfo]
+    conditions: tuple[Condition, ...]
+    suspects: tuple[Suspect, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A condition that the model's own code asked, and that is not known to be required.
+
+    It holds for sizes from 2 on, which is what torch.export takes any size to be, or says that two
+    dims are unequal: what the trace says of other sizes is to be checked. `place` is where it was
+    asked, ` at model.py:12 (…)`; `asked` are the dims for which a size of 1 was asked for.
+    """
+
+    condition: Condition
+    place: str
+    asked: frozenset[str]
+
+
+def settled_limits(
+    symbols: Symbols,
+    conditions: Sequence[Condition],
+    asked: Iterable[Request],
+    questions: Iterable[Question],
+) -> Limits:
+    """The ranges of a trace's dims, with each condition told once: as a range or as a relation.
+
+    torch.export draws from past + seq ≤ 12 that each is at most 10; these ends go, for the relation
+    says it exactly. Raises CaptureError where a range that was asked for can't be had.
+    """
+    wanted = {
+        request.name: request
+        for request in asked
+        if request.name is not None and request.name == request.root
+    }
+    dims = dict(symbols.infos)
+    own = [
+        (condition, question)
+        for question in questions
+        if not symbols.unnamed([question.condition])
+        for condition in split(symbols.renamed(question.condition))
+    ]
+    known = [*conditions, *(condition for condition, _ in own)]
+    relations = [condition for condition in known if len(symbols_of(condition)) > 1]
+    for name, info in symbols.infos.items():
+        request = wanted.get(name)
+        low, high = _asked(request)
+        is_lower = info.high is not None and (high is None or high > info.high)
+        if is_lower and _explained(name, (info.high or 0) + 1, relations, symbols.infos):
+            dims[name] = replace(dims[name], high=high)
+        if info.low > max(low, 2) and _explained(name, info.low - 1, relations, symbols.infos):
+            dims[name] = replace(dims[name], low=max(low, 1))
+    from_two = {name: replace(info, low=max(info.low, 2)) for name, info in dims.items()}
+    from_one = {n: replace(i, low=1) if i.low == 2 else i for n, i in dims.items()}
+    kept: dict[str, Condition] = {}
+    suspects: dict[str, Condition] = {}
+    for condition in known:
+        if always(condition, from_two) is not True:
+            kept.setdefault(shown(condition), condition)
+        if always(condition, from_two) is True and always(condition, from_one) is not True:
+            suspects.setdefault(shown(condition), condition)
+    for condition, _ in own:
+        if unequal(condition) is not None and shown(condition) in kept:
+            suspects.setdefault(shown(condition), condition)
+    places = _Places(own)
+    asked_one = frozenset(name for name, request in wanted.items() if request.low == 1)
+    _require_asked(wanted, dims, tuple(kept.values()), places)
+    return Limits(
+        dims,
+        tuple(kept.values()),
+        tuple(
+            Suspect(condition, places.of(condition), asked_one & symbols_of(condition))
+            for condition in suspects.values()
+        ),
+        (*_notes(wanted, dims, kept.values(), places),),
+    )
+
+
+def unequal(condition: Condition) -> tuple[str, str] | None:
+    """The dims that a condition says are unequal, if it says no more.
+
+    torch.export relies on that wherever it asks whether two sizes broadcast, and the trace may well
+    be right for equal ones.
+    """
+    if isinstance(condition, sympy.Ne) and all(side.is_Symbol for side in condition.args):
+        first, second = sorted(map(str, condition.args))
+        return first, second
+    return None
+
+
+def _asked(request: Request | None) -> tuple[int, int | None]:
+    return (1, None) if request is None else (request.low or 1, request.high)
+
+
+def _explained(
+    name: str, size: int, relations: Iterable[Condition], dims: Mapping[str, DimInfo]
+) -> bool:
+    """Whether a relation excludes this size of the dim for all sizes of the others."""
+    place = {symbol(name): sympy.Integer(size)}
+    infos = {other: replace(info, low=max(info.low, 2)) for other, info in dims.items()}
+    return any(
+        always(relation.xreplace(place), infos) is False
+        for relation in relations
+        if name in symbols_of(relation)
+    )
+
+
+class _Places:
+    """The line of the model where a condition was asked."""
+
+    def __init__(self, own: Sequence[tuple[Condition, Question]]) -> None:
+        self._own = own
+
+    def of(self, condition: Condition) -> str:
+        return self._first(lambda own: shown(own) == shown(condition))
+
+    def of_end(self, name: str, beyond: int, within: int) -> str:
+        """Of the question that tells these two sizes of one dim apart."""
+        at = [{symbol(name): sympy.Integer(size)} for size in (beyond, within)]
+        return self._first(
+            lambda own: (
+                symbols_of(own) == {name}
+                and [own.xreplace(place) for place in at] == [sympy.false, sympy.true]
+            )
+        )
+
+    def _first(self, fits: object) -> str:
+        assert callable(fits)
+        for condition, question in self._own:
+            if fits(condition):
+                return f" at {quote(question.file, question.line)}"
+        return ""
+
+
+def _ends(
+    wanted: Mapping[str, Request], dims: Mapping[str, DimInfo], places: _Places
+) -> Iterator[tuple[str, str, bool, str]]:
+    """(dim, bound, whether another was asked for by number, place) of each end that is narrower."""
+    for name, info in dims.items():
+        request = wanted.get(name)
+        low, high = _asked(request)
+        if info.high is not None and (high is None or high > info.high):
+            where = places.of_end(name, info.high + 1, info.high)
+            yield name, f"at most {info.high}", high is not None, where
+        if info.low > max(low, 2):
+            where = places.of_end(name, info.low - 1, info.low)
+            yield name, f"at least {info.low}", bool(request and request.low), where
+
+
+def _require_asked(
+    wanted: Mapping[str, Request],
+    dims: Mapping[str, DimInfo],
+    conditions: Sequence[Condition],
+    places: _Places,
+) -> None:
+    """Raises CaptureError where an end that was asked for by number can't be reached."""
+    for name, bound, by_number, where in _ends(wanted, dims, places):
+        if by_number:
+            raise _narrowed(wanted[name], f"{name} is {bound}", where)
+    # Others may be 0: the past of a decoder is empty at first.
+    infos = {name: replace(info, low=0) for name, info in dims.items()}
+    empty = {symbol(n): sympy.Symbol(n, integer=True, nonnegative=True) for n in dims}
+    for name, request in wanted.items():
+        for end in (request.low, request.high):
+            if not end or end < 2:
+                continue
+            place = {symbol(name): sympy.Integer(end)}
+            for condition in conditions:
+                if unequal(condition) is not None:
+                    continue
+                if always(condition.xreplace({**empty, **place}), infos) is False:
+                    raise _narrowed(request, shown(condition), places.of(condition))
+
+
+def _narrowed(request: Request, demand: str, where: str) -> CaptureError:
+    low, high = _asked(request)
+    sizes = f"{low}..{'' if high is None else high}"
+    return CaptureError(
+        f"I{str(request)[1:]} can't be {sizes}: the model demands {demand}{where}. Ask for a range "
+        f"that it takes, or for whatever it takes: --dim {request.name}=auto, or "
+        f"Dim({request.name!r}) without ends."
+    )
+
+
+def _notes(
+    wanted: Mapping[str, Request],
+    dims: Mapping[str, DimInfo],
+    conditions: Iterable[Condition],
+    places: _Places,
+) -> Iterator[str]:
+    for name, bound, _, where in _ends(wanted, dims, places):
+        if name in wanted:
+            yield f"Dim {name!r} is {bound}: the model demands it{where}."
+    for condition in conditions:
+        if unequal(condition) is None:
+            yield f"Sizes have {shown(condition)}: the model demands it{places.of(condition)}."

@@ -1,0 +1,130 @@
+"""Conditions on dims, such as `past + seq <= 12`: sympy relations under and, or, not.
+
+The text form is Python's, and parses back.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import sympy
+from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from attngraph.errors import IRError
+from attngraph.ir.dims import Dim, DimInfo, as_dim, divide, format_dim, parse_dim, settled, symbol
+
+Condition: TypeAlias = sympy.Basic
+
+_RELATIONS: Mapping[type[ast.cmpop], type[sympy.Rel]] = {
+    ast.LtE: sympy.Le,
+    ast.Lt: sympy.Lt,
+    ast.GtE: sympy.Ge,
+    ast.Gt: sympy.Gt,
+    ast.Eq: sympy.Eq,
+    ast.NotEq: sympy.Ne,
+}
+_SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
+
+
+def format_condition(condition: Condition) -> str:
+    """Python's form; `parse_condition` reads it back."""
+    if isinstance(condition, sympy.Rel):
+        left, right = (format_dim(side) for side in condition.args)
+        sign = "==" if isinstance(condition, sympy.Eq) else condition.rel_op
+        return f"{left} {sign} {right}"
+    if isinstance(condition, (sympy.And, sympy.Or)):
+        word = " and " if isinstance(condition, sympy.And) else " or "
+        parts = sorted(map(format_condition, condition.args))
+        return word.join(f"({part})" for part in parts)
+    if isinstance(condition, sympy.Not):
+        return f"not ({format_condition(condition.args[0])})"
+    if condition in (sympy.true, sympy.false):
+        return str(bool(condition))
+    raise IRError(f"{condition!r} is not a condition on dims.")
+
+
+def shown(condition: Condition) -> str:
+    """For people: `past + seq ≤ 12`."""
+    text = format_condition(condition)
+    for sign, symbol_ in _SIGNS.items():
+        text = text.replace(f" {sign} ", f" {symbol_} ")
+    return text
+
+
+def parse_condition(text: str) -> Condition:
+    """Reads `past + seq <= 12 and seq % 2 == 0` and the like. Raises IRError naming the text."""
+
+    def read(node: ast.expr) -> Condition:
+        match node:
+            case ast.Constant(value=bool(value)):
+                return sympy.true if value else sympy.false
+            case ast.BoolOp(op=op, values=values):
+                joined = sympy.And if isinstance(op, ast.And) else sympy.Or
+                return joined(*map(read, values))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return sympy.Not(read(operand))
+            case ast.Compare(left=left, ops=ops, comparators=rights):
+                sides = [sympy.sympify(parse_dim(ast.unparse(side))) for side in (left, *rights)]
+                found = [
+                    _RELATIONS[type(op)](a, b)
+                    for op, a, b in zip(ops, sides, sides[1:], strict=False)
+                ]
+                return found[0] if len(found) == 1 else sympy.And(*found)
+        raise ValueError
+
+    try:
+        return read(ast.parse(text.strip(), mode="eval").body)
+    except (ValueError, SyntaxError, KeyError, IRError) as error:
+        raise IRError(f"{text!r} is not a condition on dims.") from error
+
+
+def condition_rewritten(condition: Condition, known: Mapping[str, Dim]) -> Condition:
+    """The condition with expressions in the place of these dims."""
+    return condition.xreplace({symbol(name): sympy.sympify(dim) for name, dim in known.items()})
+
+
+def _is_mod(expr: sympy.Basic) -> bool:
+    return isinstance(expr, (torch_sympy.Mod, torch_sympy.PythonMod))
+
+
+def _remainder(expr: sympy.Expr) -> sympy.Expr:
+    """0 where one size is a multiple of the other for every size of the dims."""
+    whole = divide(as_dim(expr.args[0]), as_dim(expr.args[1]))
+    return expr if whole is None else sympy.Integer(0)
+
+
+def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
+    """Whether it holds for all sizes in the dims' ranges (True), for none (False), or for some."""
+    if isinstance(condition, (sympy.And, sympy.Or)):
+        parts = [always(part, infos) for part in condition.args]
+        decides = isinstance(condition, sympy.Or)  # one true part is enough, or one false
+        if decides in parts:
+            return decides
+        return None if None in parts else not decides
+    if isinstance(condition, sympy.Rel):
+        sides = (
+            sympy.sympify(settled(side, infos)).replace(_is_mod, _remainder)
+            for side in condition.args
+        )
+        condition = condition.func(*sides)
+    if condition in (sympy.true, sympy.false):
+        return bool(condition)
+    ranges = {}
+    for free in condition.free_symbols:
+        info = infos.get(str(free), DimInfo(low=0))
+        high = sympy.oo if info.high is None else info.high
+        ranges[free] = ValueRanges(info.low, high)
+    if isinstance(condition, sympy.Rel) and not isinstance(condition, (sympy.Eq, sympy.Ne)):
+        # Of the sides' difference, terms that both have are counted once.
+        difference = sympy.expand(condition.lhs - condition.rhs)
+        condition = condition.func(difference, 0)
+    if condition in (sympy.true, sympy.false):
+        return bool(condition)
+    try:
+        found = bound_sympy(condition, ranges)
+    except Exception:  # torch bounds what it knows; of anything else nothing is known
+        return None
+    return bool(found.lower) if found.lower == found.upper else None
