@@ -179,8 +179,7 @@ class Check:
             broken = [
                 sizes
                 for sizes in ({**sample, **ones} for ones in tried)
-                if Ranges({}, (suspect.condition,)).broken(sizes)
-                and not self.limits.broken(sizes)
+                if Ranges({}, (suspect.condition,)).broken(sizes) and not self.limits.broken(sizes)
             ]
             for sizes in broken:
                 label = str(sizes)

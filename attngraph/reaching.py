@@ -17,7 +17,7 @@ import onnx_ir
 from attngraph.export.conditions import conditions_of
 from attngraph.ir import Graph, TensorType
 from attngraph.ir.dims import DimInfo, substitute, symbols_of
-from attngraph.ir.ranges import Ranges
+from attngraph.ir.ranges import UNLIMITED, Ranges
 
 _LONGEST = 1 << 14
 """The largest size that is looked at."""
@@ -106,7 +106,7 @@ def reach(
     goals: Sequence[Goal],
     known: Sequence[Sizes],
     dims: Mapping[str, DimInfo],
-    limits: Ranges = Ranges({}),
+    limits: Ranges = UNLIMITED,
 ) -> Reached:
     """The smallest further sizes within the limits that see what those that are `known` don't."""
     found: list[dict[str, int]] = []

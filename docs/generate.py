@@ -116,7 +116,9 @@ def tutorial() -> str:
         )
         before = after
     parts.append(f"## Optimised\n\n{_fenced(format_graph(graph))}")
-    checks = "The first four nodes fail for sizes outside of the dims' ranges; they read no elements."
+    checks = (
+        "The first four nodes fail for sizes outside of the dims' ranges; they read no elements."
+    )
     parts.append(f"## ONNX\n\n{checks}\n\n{_fenced(_onnx(graph))}")
     return "\n".join(parts)
 

@@ -120,6 +120,10 @@ class Ranges:
             raise IRError("The ranges of its dims can't be read.") from error
 
 
+UNLIMITED = Ranges({})
+"""Those that nothing is known of."""
+
+
 def _names(dim: object) -> list[str]:
     return sorted(symbols_of(dim))
 
