@@ -6,16 +6,26 @@ layers of a model) are evaluated once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from attngraph.ir import Graph, Value
+from attngraph.passes.conditions import Conditions, aims_of
 from attngraph.passes.outcomes import Different, Equal, NotEvaluated, Outcome
 from attngraph.passes.regions import Misread, Region
-from attngraph.passes.trials import ATTENTION, backward_slice, general_sizes, shown, trial_sizes
+from attngraph.passes.trials import (
+    AIMED,
+    ATTENTION,
+    Aims,
+    backward_slice,
+    general_sizes,
+    shown,
+    trial_sizes,
+)
 from attngraph.passes.weights import Derivation
 
 TOLERANCE = 1e-6  # of float64 against itself: reassociation gives 1e-13, fills in float32 1e-8
@@ -122,26 +132,69 @@ class _AtOtherSizes(Different):
     """Different at sizes that the region doesn't have."""
 
 
+_Trial: TypeAlias = tuple[Mapping[str, int], Mapping[Value, Any]]
+
+
+@dataclass
+class _Comparison:
+    """Pairs of values of a region, compared in one trial after another."""
+
+    pairs: Sequence[tuple[Value, Value]]
+    region: Region
+    tolerance: float
+    tells: bool = False
+
+    def __post_init__(self) -> None:
+        self.conditions = Conditions(self.region)
+
+    def run(
+        self, trials: Sequence[_Trial], kinds: Iterable[str], aims: Aims | None = None
+    ) -> Different | None:
+        """The first difference that some kinds of trial at some sizes show."""
+        for (sizes, fixed), kind in itertools.product(trials, kinds):
+            memory = self.region.run(sizes, kind, fixed, aims)
+            if not all(old in memory for old, _ in self.pairs):
+                continue  # the model itself rejects this input
+            for old, new in self.pairs:
+                if new not in memory:
+                    return Different(f"at {shown(sizes)} the rewritten region can't be evaluated")
+                if not _close(memory[new], memory[old], self.tolerance):
+                    return Different(f"at {shown(sizes)} it gives other values ({kind})")
+            self.tells |= all(_tells(memory[old]) for old, _ in self.pairs)
+            self.conditions.note(memory)
+        return None
+
+
 def _tried(
     pairs: Sequence[tuple[Value, Value]],
     region: Region,
-    trials: Iterable[tuple[Mapping[str, int], Mapping[Value, Any]]],
+    trials: Sequence[_Trial],
     kinds: Sequence[str],
     tolerance: float,
 ) -> Outcome:
-    tells = False
-    for sizes, fixed in trials:
-        for kind in kinds:
-            memory = region.run(sizes, kind, fixed)
-            if not all(old in memory for old, _ in pairs):
-                continue  # the model itself rejects this input
-            for old, new in pairs:
-                if new not in memory:
-                    return Different(f"at {shown(sizes)} the rewritten region can't be evaluated")
-                if not _close(memory[new], memory[old], tolerance):
-                    return Different(f"at {shown(sizes)} it gives other values ({kind})")
-            tells |= all(_tells(memory[old]) for old, _ in pairs)
-    return Equal() if tells else NotEvaluated("the original form gave no number in any trial")
+    """The outcome of trials that see both sides of every condition.
+
+    Where the usual ones leave a condition constant, inputs are aimed at the numbers that decide
+    it. One that stays constant is drawn itself: what is equal then is so whatever decides it.
+    """
+    comparison = _Comparison(pairs, region, tolerance)
+    if (difference := comparison.run(trials, kinds)) is not None:
+        return difference
+    if constant := comparison.conditions.constant:
+        aims = aims_of(region, constant)
+        aimed = [f"{form} {place}" for place in range(len(aims.numbers)) for form in AIMED]
+        if (difference := comparison.run(trials, aimed, aims)) is not None:
+            return difference
+    if not comparison.tells:
+        return NotEvaluated("the original form gave no number in any trial")
+    if not (constant := comparison.conditions.constant):
+        return Equal()
+    free = _Comparison(pairs, region.freed(pairs, constant), tolerance)
+    kinds = list(dict.fromkeys([*kinds, "holes", "open", "masked"]))
+    if free.run(trials, kinds) is None and free.tells:
+        return Equal()
+    named = " and ".join(f"%{value.name}" for value in constant[:2])
+    return NotEvaluated(f"no trial has seen both sides of {named}")
 
 
 def _tells(found: Any) -> bool:

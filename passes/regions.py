@@ -20,7 +20,7 @@ from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES
 from attngraph.passes.cse import hashable
 from attngraph.passes.generalize import Generalized, generalized
 from attngraph.passes.sparse_products import PRODUCTS, only_needed
-from attngraph.passes.trials import sample
+from attngraph.passes.trials import Aims, backward_slice, sample
 from attngraph.passes.weights import Derivation
 
 _HEAVY = 1 << 16  # elements of a constant that stays as it is stored
@@ -53,6 +53,14 @@ class Region:
         kept = {value for value in self.leaves if value.is_constant and value not in self.known}
         found = generalized(self.leaves, self.nodes, pairs, kept, dims)
         return None if found is None else replace(self, general=found)
+
+    def freed(self, pairs: Iterable[tuple[Value, Value]], leaves: Iterable[Value]) -> Region:
+        """The region as a function of some of its values too, which are drawn."""
+        leaves = list(leaves)
+        cut = {*self.leaves, *leaves}
+        sampled, nodes = backward_slice([v for pair in pairs for v in pair], cut.__contains__)
+        known = self.known.union(leaves)
+        return replace(self, leaves=sampled, nodes=nodes, known=known)
 
     def shape(self, value: Value) -> tuple[Dim, ...]:
         """The value's own shape, or what it was generalised to."""
@@ -145,9 +153,13 @@ class Region:
         return ()
 
     def run(
-        self, sizes: Mapping[str, int], kind: str, fixed: Mapping[Value, Any]
+        self,
+        sizes: Mapping[str, int],
+        kind: str,
+        fixed: Mapping[Value, Any],
+        aims: Aims | None = None,
     ) -> dict[Value, Any]:
-        """Every value that can be computed in one trial.
+        """Every value that can be computed in one trial, as `sample` has its kind and `aims`.
 
         Raises Misread where a value has another shape than the region was generalised to.
         """
@@ -165,6 +177,7 @@ class Region:
                         may_mask=value in self.special,
                         sparse=sparse,
                         shape=shape,
+                        aims=aims,
                     )
                 except (IRError, KeyError, RuntimeError, TypeError, ValueError):
                     return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -33,11 +32,9 @@ def elements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     trial = Region.run
 
-    def counted(
-        region: Region, sizes: Mapping[str, int], kind: str, fixed: Mapping[Any, Any]
-    ) -> Any:
+    def counted(region: Region, sizes: Any, kind: str, fixed: Any, aims: Any = None) -> Any:
         counts.append(region.elements(sizes, fixed)[0])
-        return trial(region, sizes, kind, fixed)
+        return trial(region, sizes, kind, fixed, aims)
 
     monkeypatch.setattr(Region, "run", counted)
     return counts
