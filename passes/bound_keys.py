@@ -20,7 +20,7 @@ from attngraph.passes.fold_masks import apply_masking, is_bounded, masking_of, s
 from attngraph.passes.index_maps import aligned
 from attngraph.passes.manager import register
 from attngraph.passes.mask_building import EarlyBuilder
-from attngraph.passes.mask_evidence import Masking, compare_maskings
+from attngraph.passes.mask_evidence import Masking, Unreached, compare_maskings
 from attngraph.passes.mask_reading import Reader, leaf_test
 from attngraph.passes.outcomes import Equal, tally_of
 from attngraph.passes.predicates import (
@@ -90,8 +90,8 @@ def _bounded(graph: Graph, make: EarlyBuilder, site: Node, before: Masking) -> M
     made = {value for node in make.made for value in node.outputs}
     is_leaf = leaf_test(reader, made)
     outcome = compare_maskings(before, after, shape, graph.dims, is_leaf)
-    tally_of(graph).count(outcome)
-    return after if isinstance(outcome, Equal) else None
+    tally_of(graph).count(outcome, proved=isinstance(outcome, Unreached))
+    return after if isinstance(outcome, Equal | Unreached) else None
 
 
 def _window(part: Predicate, masking: Masking, domain: Domain) -> int:

@@ -14,6 +14,7 @@ import torch
 
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.passes.evidence import TOLERANCE, Evidence
+from attngraph.passes.labels import reassociated
 from attngraph.passes.outcomes import Different, Equal, NotEvaluated, Outcome, tally_of
 from attngraph.passes.trials import ARITHMETIC
 from attngraph.passes.weights import Derivation, discard
@@ -28,8 +29,8 @@ class Checked:
 
     `kinds` are the trials (trials.py). With `exact` not a bit may differ. With `rounds` the pass
     takes a constant for another that is equal in the value's dtype, so the results may differ by
-    that much. `depth` bounds how many nodes above a rewrite are evaluated; None: as many as lead to
-    what it reads.
+    that much. With `exact_only` no rewrite is made that reassociates. `depth` bounds how many nodes
+    above a rewrite are evaluated; None: as many as lead to what it reads.
     """
 
     graph: Graph
@@ -38,6 +39,7 @@ class Checked:
     exact: bool = False
     rounds: bool = False
     depth: int | None = _DEPTH
+    exact_only: bool = False
     remarks: list[Remark] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,6 +73,8 @@ class Checked:
         unrounded: Mapping[Value, torch.Tensor] | None = None,
         masked: Sequence[Value] | None = None,
         proved: bool = False,
+        reassociates: str = "",
+        at: Node | None = None,
     ) -> bool:
         """Puts the second value of each pair in the place of the first, if they are equal.
 
@@ -87,6 +91,9 @@ class Checked:
         `proved` says that the pass has a proof for all sizes: it stands where nothing can be
         evaluated, and not where they differ.
 
+        `reassociates` says what is done to the model's roundings, where something is: that is left
+        out under `exact_only`, and otherwise listed, `at` a node or the first old value's.
+
         Where they differ, or can't be evaluated, the new nodes and the constants that only they
         read are erased, the old ones stay, a remark says why, and the result is False.
         """
@@ -94,10 +101,11 @@ class Checked:
         if leaves is None:
             leaves = self._frontier([new for _, new in pairs])
         leaves = list(leaves)
+        if reassociates and self.exact_only:
+            self._take_back(pairs, compared, unrounded)
+            return False
+        node = at or pairs[0][0].producer
         outcome = self._outcome(compared or pairs, leaves, list(biases), unrounded)
-        for value in (value for pair in compared or () for value in pair):
-            if value.producer is not None:
-                self.graph.erase(value.producer)
         is_made = isinstance(outcome, Equal) or (proved and isinstance(outcome, NotEvaluated))
         if is_made and masked is not None:
             outcome = self._where_masked(pairs, leaves, masked)
@@ -105,15 +113,36 @@ class Checked:
         elif not is_made:
             self.remarks.append(self._remark(pairs[0][0], outcome))
         tally_of(self.graph).count(outcome, proved=proved)
-        if is_made:
-            for old, new in pairs:
-                self.graph.replace_uses(old, new)
-        else:
-            self._erase([new for _, new in pairs])
-            discard(self.graph, unrounded or ())
+        if not is_made:
+            self._take_back(pairs, compared, unrounded)
+            return False
+        self._erase_compared(compared)
+        for old, new in pairs:
+            self.graph.replace_uses(old, new)
+        if reassociates and node is not None:
+            self.remarks.append(reassociated(node, reassociates))
+        self._settle()
+        return True
+
+    def _erase_compared(self, compared: Sequence[tuple[Value, Value]] | None) -> None:
+        for value in (value for pair in compared or () for value in pair):
+            if value.producer is not None:
+                self.graph.erase(value.producer)
+
+    def _take_back(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        compared: Sequence[tuple[Value, Value]] | None,
+        unrounded: Mapping[Value, torch.Tensor] | None,
+    ) -> None:
+        self._erase_compared(compared)
+        self._erase([new for _, new in pairs])
+        discard(self.graph, unrounded or ())
+        self._settle()
+
+    def _settle(self) -> None:
         self._derived.clear()
         self._mark = self.graph.created
-        return is_made
 
     def _outcome(
         self,

@@ -16,7 +16,6 @@ from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.checked import Checked
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.matching import only_read_by, same_type, without_trailing
 from attngraph.passes.scalars import number
@@ -42,16 +41,12 @@ class ComposeLinears:
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, LINEAR, depth=None)
         owners = Owners(graph)
-        remarks = []
         for node in reversed(graph):
             merged: Node | None = node
             while merged is not None:
                 best = _best(_maps(graph, merged), owners)
                 merged = None if best is None else _apply(checked, merged, best)
-                if best is not None and merged is not None:
-                    what = f"{len(best.linears)} linears are multiplied or added into one."
-                    remarks.append(reassociated(merged, what))
-        return [*checked.remarks, *remarks[::-1]]
+        return checked.remarks[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +154,9 @@ def _apply(checked: Checked, node: Node, item: _Map) -> Node | None:
         loc=fuse_locs(item.nodes, node),
         before=node,
     )
-    if not checked.replace([(node.output, merged.output)], unrounded=unrounded):
+    what = f"{len(item.linears)} linears are multiplied or added into one."
+    pair = node.output, merged.output
+    if not checked.replace([pair], unrounded=unrounded, reassociates=what):
         return None
     constants = [value for linear in item.linears for value in linear.inputs[1:]]
     for dead in item.nodes:

@@ -43,9 +43,10 @@ _MOST_AIMS = 8
 class Conditions:
     """Those of one region, and what was seen of them."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, *, of_sizes: bool = True) -> None:
+        """Without `of_sizes`, only those that depend on what is drawn."""
         self._seen: dict[Value, set[bool]] = {}
-        changing = _changing(region)
+        changing = _changing(region, of_sizes)
         computed: set[Value] = set()
         for node in region.nodes:
             given = [value for value in node.inputs if value is not None]
@@ -90,13 +91,13 @@ def _compares_itself(node: Node) -> bool:
     return isinstance(other, float) and not abs(other) < float("inf")
 
 
-def _changing(region: Region) -> set[Value]:
+def _changing(region: Region, of_sizes: bool) -> set[Value]:
     """What differs between trials, or would at other sizes."""
     changing = {v for v in region.leaves if not v.is_constant or v.data is None}
     for node in region.nodes:
         attrs = node.attrs if region.general is None else region.general.attrs.get(node, node.attrs)
         counts = node.op.startswith("aten.arange") and bool(symbols_of(list(attrs.values())))
-        if counts or any(value in changing for value in node.inputs):
+        if (counts and of_sizes) or any(value in changing for value in node.inputs):
             changing.update(node.outputs)
     return changing
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES
 from attngraph.passes.checked import Checked
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.scalars import is_cast
 
@@ -32,14 +31,11 @@ class Distribute:
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name)
-        remarks = []
         for node in list(graph):
             if node.graph is None or node.op not in _PRODUCTS:
                 continue
-            if _distribute(build, checked, node):
-                what = "The values are multiplied with each of two weights, then subtracted."
-                remarks.append(reassociated(node, what))
-        return [*remarks, *checked.remarks]
+            _distribute(build, checked, node)
+        return checked.remarks
 
 
 def _distribute(build: Builder, checked: Checked, product: Node) -> bool:
@@ -59,7 +55,9 @@ def _distribute(build: Builder, checked: Checked, product: Node) -> bool:
             for layout in reversed(path[:-1]):
                 value = _with(build, layout, layout.inputs[0], value)
             terms.append(_with(build, product, side, value))
-        return checked.replace([(product.output, build(total.op, *terms, **total.attrs))])
+        what = "The values are multiplied with each of two weights, then subtracted."
+        pair = product.output, build(total.op, *terms, **total.attrs)
+        return checked.replace([pair], reassociates=what)
     return False
 
 

@@ -15,7 +15,6 @@ from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import Operand, climb, fresh_axes
 from attngraph.passes.checked import Checked
 from attngraph.passes.folding import Folded, fold
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.matching import only_read_by
 from attngraph.passes.trials import ATTENTION
@@ -43,10 +42,8 @@ class DropKeyBias:
             query, value, added, mask = (input_of(node, name) for name in parts)
             leaves = [item for item in (path[0].inputs[0], query, value, added, mask) if item]
             biases = [] if added is None else [added]
-            made = fold(checked, [bare], path, leaves=leaves, biases=biases)
-            if made:
-                what = "The bias of the keys is dropped: it is one number for all keys of a query."
-                checked.remarks.append(reassociated(made[0], what))
+            what = "The bias of the keys is dropped: it is one number for all keys of a query."
+            fold(checked, [bare], path, leaves=leaves, biases=biases, reassociates=what)
         return checked.remarks
 
 

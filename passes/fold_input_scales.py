@@ -12,7 +12,6 @@ from attngraph.ir import Graph, Node, Remark
 from attngraph.passes.affine import Affine, read_affine
 from attngraph.passes.checked import Checked
 from attngraph.passes.folding import Folded, behind_input, fold, grows
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.trials import LINEAR
 from attngraph.passes.weights import Owners
@@ -33,29 +32,25 @@ class FoldInputScales:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LINEAR, depth=None)
+        checked = Checked(graph, self.name, LINEAR, depth=None, exact_only=self.exact_only)
         owners = Owners(graph)
-        remarks = []
         for node in reversed(graph):
             affine = read_affine(node)
             folded = None if affine is None else _folded(graph, node, affine, owners)
             if affine is None or folded is None:
                 continue
             is_exact = all(item.is_exact for item in folded)
-            if self.exact_only and not is_exact:
-                continue
-            made = fold(
+            what = "A constant factor or offset is folded into the weights behind it."
+            fold(
                 checked,
                 folded,
                 [item.product for item in folded],
                 renamed={node.output: affine.source},
                 absorbed=node,
                 constants=affine.constants,
+                reassociates="" if is_exact else what,
             )
-            if made and not is_exact:
-                what = "A constant factor or offset is folded into the weights behind it."
-                remarks.append(reassociated(made[0], what))
-        return [*checked.remarks, *remarks[::-1]]
+        return checked.remarks[::-1]
 
 
 def _folded(graph: Graph, node: Node, affine: Affine, owners: Owners) -> list[Folded] | None:

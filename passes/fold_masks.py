@@ -22,7 +22,7 @@ from attngraph.passes.effects import dim_definers
 from attngraph.passes.index_maps import Index, aligned
 from attngraph.passes.manager import register
 from attngraph.passes.mask_building import EarlyBuilder, Unbuildable, build
-from attngraph.passes.mask_evidence import Masking, compare_maskings
+from attngraph.passes.mask_evidence import Masking, Unreached, compare_maskings
 from attngraph.passes.mask_reading import Reader, leaf_test
 from attngraph.passes.mask_remarks import describe
 from attngraph.passes.mask_terms import Fill, Splitter, Tree, magnitude, rebuild
@@ -183,8 +183,8 @@ def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking, *, assu
         made = {value for node in make.made for value in node.outputs}
         is_leaf = leaf_test(reader, made | splitter.inner)
         outcome = compare_maskings(before, after, shape, graph.dims, is_leaf, every_row=not assumed)
-        tally_of(graph).count(outcome)
-        if not isinstance(outcome, Equal):
+        tally_of(graph).count(outcome, proved=isinstance(outcome, Unreached))
+        if not isinstance(outcome, Equal | Unreached):
             problem = f"kept as it is: {outcome.reason}"
     reason = describe(plan.allowed, causal, before, after, plan.rest, reader)
     if problem:

@@ -22,7 +22,6 @@ from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.axes import Operand, climb, fresh_axes
 from attngraph.passes.checked import Checked
 from attngraph.passes.folding import Folded, behind_input, fold, grows
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.matching import without_trailing
 from attngraph.passes.trials import LINEAR
@@ -52,7 +51,7 @@ class FoldNorms:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LINEAR, depth=None)
+        checked = Checked(graph, self.name, LINEAR, depth=None, exact_only=self.exact_only)
         owners = Owners(graph)
         for node in graph:
             norm = _read(node) if node.op in _NORMS else None
@@ -60,17 +59,8 @@ class FoldNorms:
             if norm is None or readers is None:
                 continue
             folded = _folded(norm, readers, owners)
-            if folded is None:
-                continue
-            is_exact = all(item.is_exact for item in folded)
-            if self.exact_only and not is_exact:
-                continue
-            made = _apply(checked, norm, readers, folded)
-            if made and not is_exact:
-                parts = " and ".join(norm.parts)
-                where = f"{len(made)} linears" if len(made) > 1 else "the linear"
-                what = f"A norm's {parts} went into {where} behind it."
-                checked.remarks.append(reassociated(made[0], what))
+            if folded is not None:
+                _apply(checked, norm, readers, folded)
         return checked.remarks
 
 
@@ -164,8 +154,12 @@ def _elements(weight: Value) -> int:
 
 def _apply(
     checked: Checked, norm: _Norm, readers: Sequence[Node], folded: Sequence[Folded]
-) -> list[Node] | None:
-    """A norm without weights, and linears with new ones; None where they were taken back."""
+) -> None:
+    """A norm without weights, and linears with new ones."""
+    parts = " and ".join(norm.parts)
+    where = f"{len(folded)} linears" if len(folded) > 1 else "the linear"
+    what = f"A norm's {parts} went into {where} behind it."
+    is_exact = all(item.is_exact for item in folded)
     node, places = norm.node, _NORMS[norm.node.op]
     kept = [None if place in places else value for place, value in enumerate(node.inputs)]
     bare = checked.graph.create(
@@ -184,7 +178,7 @@ def _apply(
         renamed={node.outputs[0]: bare.outputs[0]},
         absorbed=node,
         constants=[norm.weight, norm.bias],
+        reassociates="" if is_exact else what,
     )
     if made:
         checked.graph.take_place(bare, node)
-    return made

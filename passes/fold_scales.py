@@ -17,7 +17,6 @@ from attngraph.passes.affine import Affine, read_affine
 from attngraph.passes.axes import Axes, Operand, climb, fresh_axes, resolve
 from attngraph.passes.checked import Checked
 from attngraph.passes.folding import Folded, fold, scaled_exactly
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.matching import only_read_by
 from attngraph.passes.trials import LINEAR
@@ -41,7 +40,7 @@ class FoldScales:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LINEAR, depth=None)
+        checked = Checked(graph, self.name, LINEAR, depth=None, exact_only=self.exact_only)
         owners = Owners(graph)
         for node in graph:
             affine = read_affine(node)
@@ -50,19 +49,18 @@ class FoldScales:
                 continue
             operand, axes, path = found
             plan = _plan(affine, operand, axes, owners)
-            if plan is None or (self.exact_only and not plan.is_exact):
+            if plan is None:
                 continue
-            made = fold(
+            what = "A constant factor or offset is folded into the weights before it."
+            fold(
                 checked,
                 [plan],
                 path,
                 [(node.output, affine.source)],
                 absorbed=node,
                 constants=affine.constants,
+                reassociates="" if plan.is_exact else what,
             )
-            if made and not plan.is_exact:
-                what = "A constant factor or offset is folded into the weights before it."
-                checked.remarks.append(reassociated(made[0], what))
         return checked.remarks
 
 

@@ -100,13 +100,14 @@ def fold(
     constants: Iterable[Value | None] = (),
     leaves: Sequence[Value] | None = None,
     biases: Sequence[Value] = (),
+    reassociates: str = "",
 ) -> list[Node] | None:
     """Makes `nodes` anew, inputs first, the products among them with their new weights.
 
     They read what `renamed` maps a value to in the place of that value. For each pair the second
     value, or its copy, takes the place of the first; so do the copies of all that others read,
-    `absorbed` not counted. `constants` go where nobody else reads them. `leaves` and `biases` are
-    those of `Checked.replace`.
+    `absorbed` not counted. `constants` go where nobody else reads them. `leaves`, `biases` and
+    `reassociates` are those of `Checked.replace`.
 
     Returns the new products; None where they were taken back.
     """
@@ -134,7 +135,14 @@ def fold(
         if value in returned or not inside.issuperset(value.users)
     ]
     replaced = [(a, copies.get(b, b)) for a, b in (*pairs, *zip(read, read, strict=True))]
-    if not checked.replace(replaced, leaves=leaves, biases=biases, unrounded=unrounded):
+    if not checked.replace(
+        replaced,
+        leaves=leaves,
+        biases=biases,
+        unrounded=unrounded,
+        reassociates=reassociates,
+        at=next(iter(plans)),
+    ):
         return None
     for first, _ in replaced:
         if first.producer is not None:

@@ -13,7 +13,6 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, regroup, resolve
 from attngraph.passes.checked import Checked
 from attngraph.passes.fuse_attention import erase_dead
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.materialize import materialize
 from attngraph.passes.narrow import Narrow
@@ -38,18 +37,14 @@ class FuseRotary:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        build, checked = Builder(graph), Checked(graph, self.name)
-        remarks = []
+        build, checked = Builder(graph), Checked(graph, self.name, exact_only=self.exact_only)
         for node in reversed(list(graph)):
             if node.graph is None or len(node.outputs) != 1:
                 continue
             found = read_rotation(node.output)
-            if found is None or (self.exact_only and _reassociates(found)):
-                continue
-            if _fuse(graph, build, checked, node, found) and _reassociates(found):
-                what = "The tables that scale a feature are multiplied before the feature is."
-                remarks.append(reassociated(node, what))
-        return remarks + checked.remarks
+            if found is not None:
+                _fuse(graph, build, checked, node, found)
+        return checked.remarks
 
 
 def _reassociates(rotation: Rotation) -> bool:
@@ -91,7 +86,9 @@ def _fuse(graph: Graph, build: Builder, checked: Checked, node: Node, rotation: 
     x = _as(build, materialize(build, stage.operand, target), node.output.dtype)
     turned = build("attn.rotary", x, cos, sin, heads=count, interleaved=interleaved)
     result = materialize(build, Operand(turned, target), rotation.output.axes)
-    if not checked.replace([(node.output, result)]):
+    what = "The tables that scale a feature are multiplied before the feature is."
+    reason = what if _reassociates(rotation) else ""
+    if not checked.replace([(node.output, result)], reassociates=reason):
         return False
     erase_dead(graph, node)
     return True

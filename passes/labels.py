@@ -6,5 +6,8 @@ from attngraph.ir import Node, Remark
 
 
 def reassociated(node: Node, reason: str) -> Remark:
-    """A remark on one rewrite that `--exact` leaves out; `reason` says what was done."""
+    """A remark on one rewrite that `--exact` leaves out; `reason` says what was done.
+
+    Checked.replace makes it, which also leaves the rewrite out: what is listed is what that is.
+    """
     return Remark("note", "reassociated", reason, node.loc, op=node.op, node=node.outputs[0].name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,20 @@ from attngraph.errors import IRError
 from attngraph.ir import Dim, DimInfo, ScalarType, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import evaluate
+from attngraph.passes.conditions import Conditions, aims_of
 from attngraph.passes.outcomes import Different, Equal, NotEvaluated, Outcome
+from attngraph.passes.regions import Region
 from attngraph.passes.row_policy import ABSORBING_FILL
-from attngraph.passes.trials import backward_slice, discrete, seed_of, shown, trial_sizes
+from attngraph.passes.trials import (
+    AIMED,
+    Aims,
+    aimed,
+    backward_slice,
+    discrete,
+    seed_of,
+    shown,
+    trial_sizes,
+)
 
 _ROWS = 48
 _KINDS = ("mixed", "sparse", "none", "all")
@@ -53,14 +65,19 @@ def compare_maskings(
     Without `every_row`, rows whose every key is masked by `before` are not compared.
 
     Values that `is_leaf` accepts are sampled: padding with holes, rows without keys, integers from
-    0 to 2. `shape` is (B, H, S, T).
+    0 to 2, and those that decide a condition which these leave constant. `Unreached` is what
+    agrees wherever it was tried, though a condition stayed constant. `shape` is (B, H, S, T).
     """
     roots = (*before.values, *after.values)
     sampled, nodes = backward_slice(roots, is_leaf)
-    for sizes in trial_sizes(dims):
-        for kind in _KINDS:
+    region = Region(sampled, nodes)
+    conditions = Conditions(region, of_sizes=False)
+    trials = trial_sizes(dims)
+
+    def tried(kinds: Sequence[str], aims: Aims) -> Outcome | None:
+        for sizes, kind in itertools.product(trials, kinds):
             try:
-                memory = {value: _sample(value, sizes, kind) for value in sampled}
+                memory = {value: _sample(value, sizes, kind, aims) for value in sampled}
                 for node in nodes:
                     inputs = [None if v is None else memory[v] for v in node.inputs]
                     results = evaluate(node, inputs, sizes)
@@ -76,25 +93,46 @@ def compare_maskings(
                     expected, found = expected.masked_fill(dead, 0), found.masked_fill(dead, 0)
             except (IRError, RuntimeError, IndexError, TypeError, ValueError) as error:
                 return NotEvaluated(f"at {shown(sizes)} it can't be evaluated: {error}")
+            conditions.note(memory)
             wide = (found + expected).shape  # torch 2.11 compares equal shapes only
             found, expected = found.expand(wide), expected.expand(wide)
             if not torch.allclose(found, expected, rtol=0, atol=_TOLERANCE, equal_nan=True):
                 return Different(f"at {shown(sizes)} it gives other probabilities")
+        return None
+
+    if (outcome := tried(_KINDS, Aims())) is not None:
+        return outcome
+    if constant := conditions.constant:
+        aims = aims_of(region, constant)
+        forms = [f"{form} {place}" for place in range(len(aims.numbers)) for form in AIMED]
+        outcome = tried(forms, aims)
+        if isinstance(outcome, Different):
+            return outcome
+    if constant := conditions.constant:
+        return Unreached(f"no trial has seen both sides of %{constant[0].name}")
     return Equal()
 
 
-def _sample(value: Value, sizes: Mapping[str, int], kind: str) -> Any:
+class Unreached(NotEvaluated):
+    """Equal in every trial, none of which has seen both sides of some condition."""
+
+
+def _sample(value: Value, sizes: Mapping[str, int], kind: str, aims: Aims) -> Any:
     if value.data is not None:
         return value.data
     if isinstance(value.type, ScalarType):
         return sizes[value.type.name or ""]
     seed = seed_of(value, kind)
     shape = [int(substitute(dim, sizes)) for dim in value.shape]
-    if value.dtype.is_floating_point:
-        return torch.randn(shape, generator=seed).to(value.dtype)
     if value.dtype.is_complex:
         raise ValueError(f"%{value.name} is complex.")
-    chance = {"mixed": 0.7, "sparse": 0.2, "none": 0.0, "all": 1.0}[kind]
+    form, _, place = kind.rpartition(" ")
+    if form in AIMED and value in aims.leaves:
+        drawn = aimed(value, shape, seed, form, aims.numbers[int(place)], aims.numbers)
+        return drawn.to(value.dtype)
+    if value.dtype.is_floating_point:
+        return torch.randn(shape, generator=seed).to(value.dtype)
+    chance = {"mixed": 0.7, "sparse": 0.2, "none": 0.0, "all": 1.0}.get(kind, 0.7)
     return discrete(value, shape, seed, chance)
 
 

@@ -13,7 +13,6 @@ from attngraph.passes.branches import ATTENTION, Family, Reader
 from attngraph.passes.checked import Checked
 from attngraph.passes.fuse_attention import erase_dead
 from attngraph.passes.joins import Join, read_join
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.stacking import Stacking
 from attngraph.passes.trials import ATTENTION as ATTENTION_TRIALS
@@ -58,7 +57,9 @@ class _Merger:
         self.exact_only = exact_only
         self.build = Builder(graph)
         self.reader = Reader(set(graph.outputs))
-        self.checked = Checked(graph, MergeHeads.name, ATTENTION_TRIALS, depth=None)
+        self.checked = Checked(
+            graph, MergeHeads.name, ATTENTION_TRIALS, depth=None, exact_only=exact_only
+        )
         self.remarks = self.checked.remarks
         self.changed = False
 
@@ -67,7 +68,7 @@ class _Merger:
         following: Node | None = node
         while following is not None and following.graph is self.graph:
             join = read_join(following, self.reader.returned)
-            if join is None or (join.kind == "sum" and self.exact_only):
+            if join is None:
                 return
             families = self.reader.families(join.operands)
             following = next(filter(None, (self._merge(join, f) for f in families)), None)
@@ -90,7 +91,8 @@ class _Merger:
         leaves = {source for branch in family.branches for source in branch.leaves.values()}
         biases = [bias for node in heads if (bias := input_of(node, "bias")) is not None]
         beside = join.operands_beside(family.members)
-        if not self._replace([(join.node.output, new)], [*leaves, *beside], biases):
+        reason = _reassociates(join, stacking)
+        if not self._replace([(join.node.output, new)], [*leaves, *beside], biases, reason):
             return None
         self.changed = True
         self.build.at(None)
@@ -98,10 +100,6 @@ class _Merger:
             self._read_parts(nodes, merged, [*leaves], biases)
             if merged.op == ATTENTION:
                 self.remarks.append(_remark(nodes, merged))
-                if join.kind == "sum":
-                    self.remarks.append(reassociated(merged, "a sum over heads inside one product"))
-                elif len({attribute(node, "scale") for node in nodes}) > 1:
-                    self.remarks.append(reassociated(merged, "scales of single heads in the query"))
         return new.producer
 
     def _read_parts(
@@ -125,9 +123,10 @@ class _Merger:
         pairs: Sequence[tuple[Value, Value]],
         leaves: Sequence[Value],
         biases: Sequence[Value],
+        reassociates: str = "",
     ) -> bool:
         """Puts what was built in the place of the old values, unless it is something else."""
-        if not self.checked.replace(pairs, leaves=leaves, biases=biases):
+        if not self.checked.replace(pairs, leaves=leaves, biases=biases, reassociates=reassociates):
             return False
         for old, new in pairs:
             if old in self.reader.returned:
@@ -137,6 +136,16 @@ class _Merger:
             if old.producer is not None:
                 erase_dead(self.graph, old.producer)
         return True
+
+
+def _reassociates(join: Join, stacking: Stacking) -> str:
+    """What becomes of the roundings of the heads, if anything does."""
+    if join.kind == "sum":
+        return "a sum over heads inside one product"
+    heads = [nodes for nodes, merged in stacking.merged if merged.op == ATTENTION]
+    if any(len({attribute(node, "scale") for node in nodes}) > 1 for nodes in heads):
+        return "scales of single heads in the query"
+    return ""
 
 
 def _remark(nodes: Sequence[Node], merged: Node) -> Remark:

@@ -22,6 +22,8 @@ from attngraph.passes.steps import known_data, read_step
 from attngraph.passes.trials import LOGITS
 from attngraph.passes.unrolled import Chain, steps_in_a_row, unify, unrolled_loops
 
+_REASSOCIATES = "The steps of a loop are one operator, which sums the products of a gate by itself."
+
 
 @register
 @dataclass(frozen=True)
@@ -40,14 +42,15 @@ class RaiseRecurrence:
     exact_only: bool = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LOGITS, rounds=True, depth=None)
-        if not self.exact_only:
-            for node in graph:
-                if node.op == "attn.scan":
-                    _raise_scan(graph, checked, node)
-            refused: set[tuple[Value, ...]] = set()
-            while _raise_unrolled(graph, checked, refused):
-                DeadCodeElimination().run(graph)
+        checked = Checked(
+            graph, self.name, LOGITS, rounds=True, depth=None, exact_only=self.exact_only
+        )
+        for node in graph:
+            if node.op == "attn.scan":
+                _raise_scan(graph, checked, node)
+        refused: set[tuple[Value, ...]] = set()
+        while _raise_unrolled(graph, checked, refused):
+            DeadCodeElimination().run(graph)
         return [*checked.remarks, *(_unrolled(*found) for found in steps_in_a_row(graph))]
 
 
@@ -112,7 +115,8 @@ def _raise_scan(graph: Graph, checked: Checked, node: Node) -> None:
 
     pairs = [(node.outputs[at], final) for at, final in zip(cell.states, layer.finals, strict=True)]
     pairs += [(old, made.make(build, known, outside)) for old, made in plans]
-    checked.replace([(old, new) for old, new in pairs if old.uses or old in graph.outputs])
+    read = [(old, new) for old, new in pairs if old.uses or old in graph.outputs]
+    checked.replace(read, reassociates=_REASSOCIATES, at=node)
     DeadCodeElimination().run(graph)
 
 
@@ -207,7 +211,7 @@ def _replace_chain(graph: Graph, checked: Checked, chain: Chain, cell: Cell) -> 
             pairs.append((hidden[-1], layer.finals[0]))
     if memory and memory[-1] in read:
         pairs.append((memory[-1], layer.finals[1]))
-    done = bool(pairs) and checked.replace(pairs)
+    done = bool(pairs) and checked.replace(pairs, reassociates=_REASSOCIATES, at=anchor)
     if not done:
         DeadCodeElimination().run(graph)
     graph.sort()

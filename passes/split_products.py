@@ -18,7 +18,6 @@ from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.checked import Checked
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 
 _OPS = frozenset(
@@ -48,20 +47,19 @@ class SplitProducts:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        build, checked = Builder(graph), Checked(graph, self.name)
+        build, checked = Builder(graph), Checked(graph, self.name, exact_only=self.exact_only)
         hints = {name: info.hint for name, info in graph.dims.items()}
-        remarks: list[Remark] = []
         for node in list(graph):
             reorders = node.op in _OPS and len(node.inputs) > 2
-            if node.op not in _OPS or (reorders and self.exact_only):
+            if node.op not in _OPS:
                 continue
             build.at(node, node.loc)
             result = _rewritten(build, node, hints)
-            if result is not None and checked.replace([(node.output, result)]):
+            what = "The operands of a product are multiplied in pairs, the cheapest first."
+            pairs = [] if result is None else [(node.output, result)]
+            if pairs and checked.replace(pairs, reassociates=what if reorders else ""):
                 graph.erase(node)
-                what = "The operands of a product are multiplied in pairs, the cheapest first."
-                remarks += [reassociated(node, what)] if reorders else []
-        return [*remarks, *checked.remarks]
+        return checked.remarks
 
 
 def _rewritten(build: Builder, node: Node, hints: Mapping[str, int]) -> Value | None:
