@@ -63,6 +63,10 @@ class Checked:
         self._derived[value] = made_of
         return value
 
+    def allows(self, reassociates: str) -> bool:
+        """Whether `replace` would make a rewrite of which this is to be said."""
+        return not (reassociates and self.exact_only)
+
     def replace(
         self,
         pairs: Iterable[tuple[Value, Value]],
@@ -101,7 +105,7 @@ class Checked:
         if leaves is None:
             leaves = self._frontier([new for _, new in pairs])
         leaves = list(leaves)
-        if reassociates and self.exact_only:
+        if not self.allows(reassociates):
             self._take_back(pairs, compared, unrounded)
             return False
         node = at or pairs[0][0].producer

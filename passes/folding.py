@@ -111,6 +111,8 @@ def fold(
 
     Returns the new products; None where they were taken back.
     """
+    if not checked.allows(reassociates):
+        return None
     graph, copies = checked.graph, dict(renamed or {})
     plans = {item.product: item for item in folded}
     unrounded: dict[Value, torch.Tensor] = {}

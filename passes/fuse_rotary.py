@@ -42,15 +42,16 @@ class FuseRotary:
             if node.graph is None or len(node.outputs) != 1:
                 continue
             found = read_rotation(node.output)
-            if found is not None:
+            if found is not None and checked.allows(_reassociates(found)):
                 _fuse(graph, build, checked, node, found)
         return checked.remarks
 
 
-def _reassociates(rotation: Rotation) -> bool:
-    """Whether products are taken in another order than the model's."""
+def _reassociates(rotation: Rotation) -> str:
+    """What is said where products are taken in another order than the model's."""
     sides = (rotation.cos, rotation.sin)
-    return any(len(side.operands) > 1 or abs(side.factor) != 1.0 for side in sides)
+    reorders = any(len(side.operands) > 1 or abs(side.factor) != 1.0 for side in sides)
+    return "The tables that scale a feature are multiplied before the feature is." * reorders
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,7 @@ def _fuse(graph: Graph, build: Builder, checked: Checked, node: Node, rotation: 
     x = _as(build, materialize(build, stage.operand, target), node.output.dtype)
     turned = build("attn.rotary", x, cos, sin, heads=count, interleaved=interleaved)
     result = materialize(build, Operand(turned, target), rotation.output.axes)
-    what = "The tables that scale a feature are multiplied before the feature is."
-    reason = what if _reassociates(rotation) else ""
-    if not checked.replace([(node.output, result)], reassociates=reason):
+    if not checked.replace([(node.output, result)], reassociates=_reassociates(rotation)):
         return False
     erase_dead(graph, node)
     return True

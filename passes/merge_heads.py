@@ -17,6 +17,8 @@ from attngraph.passes.manager import register
 from attngraph.passes.stacking import Stacking
 from attngraph.passes.trials import ATTENTION as ATTENTION_TRIALS
 
+_SUMMED = "a sum over heads inside one product"
+
 
 @register
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class _Merger:
         following: Node | None = node
         while following is not None and following.graph is self.graph:
             join = read_join(following, self.reader.returned)
-            if join is None:
+            if join is None or not self.checked.allows(_SUMMED * (join.kind == "sum")):
                 return
             families = self.reader.families(join.operands)
             following = next(filter(None, (self._merge(join, f) for f in families)), None)
@@ -141,7 +143,7 @@ class _Merger:
 def _reassociates(join: Join, stacking: Stacking) -> str:
     """What becomes of the roundings of the heads, if anything does."""
     if join.kind == "sum":
-        return "a sum over heads inside one product"
+        return _SUMMED
     heads = [nodes for nodes, merged in stacking.merged if merged.op == ATTENTION]
     if any(len({attribute(node, "scale") for node in nodes}) > 1 for nodes in heads):
         return "scales of single heads in the query"

@@ -45,12 +45,13 @@ class RaiseRecurrence:
         checked = Checked(
             graph, self.name, LOGITS, rounds=True, depth=None, exact_only=self.exact_only
         )
-        for node in graph:
-            if node.op == "attn.scan":
-                _raise_scan(graph, checked, node)
-        refused: set[tuple[Value, ...]] = set()
-        while _raise_unrolled(graph, checked, refused):
-            DeadCodeElimination().run(graph)
+        if checked.allows(_REASSOCIATES):
+            for node in graph:
+                if node.op == "attn.scan":
+                    _raise_scan(graph, checked, node)
+            refused: set[tuple[Value, ...]] = set()
+            while _raise_unrolled(graph, checked, refused):
+                DeadCodeElimination().run(graph)
         return [*checked.remarks, *(_unrolled(*found) for found in steps_in_a_row(graph))]
 
 

@@ -47,7 +47,6 @@ from attngraph.passes.exponentials import (
     unshifted,
 )
 from attngraph.passes.hidden_rows import Settler
-from attngraph.passes.labels import reassociated
 from attngraph.passes.manager import register
 from attngraph.passes.row_policy import SOFTMAX, Formula
 from attngraph.passes.scalars import number
@@ -56,6 +55,7 @@ from attngraph.passes.sinks import raise_plus_one, raise_sink_column
 from attngraph.passes.trials import LOGITS
 
 _SHIFTED = "The row's maximum is subtracted first, so that no exponential overflows."
+_EARLY = "The weights are normalised before the values are summed, not after."
 _SUMS = frozenset([SUM, NORM, "aten.matmul", "aten.bmm", "aten.einsum"])
 
 
@@ -75,31 +75,28 @@ class RaiseSoftmax:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        build, checked = Builder(graph), Checked(graph, self.name, kinds=LOGITS)
+        build = Builder(graph)
+        checked = Checked(graph, self.name, kinds=LOGITS, exact_only=self.exact_only)
         settler = Settler(graph, build, assume=self.no_masked_rows)
-        remarks: list[Remark] = []
         for node in list(graph):
             if node.graph is None:
                 continue
             if node.op in ("aten.exp2", "aten.pow.Scalar"):
                 node = _natural(build, checked, node)
-            what = ""
             if node.op == EXP:
-                what = _raise_log(build, checked, settler, node, exact_only=self.exact_only)
+                _raise_log(build, checked, settler, node)
             elif node.op in SOFTMAXES:
                 raise_sink_column(build, checked, node)
-            elif (
-                shift := raise_plus_one(build, checked, settler, node, exact_only=self.exact_only)
-            ) is not None:
-                what = _SHIFTED * (not shift)
-            elif raise_sink_gate(build, checked, node):
+            elif _raise_sink(build, checked, settler, node):
                 continue
             elif (pair := _quotient(node)) is not None:
-                what = _raise_quotient(
-                    build, checked, settler, node, *pair, exact_only=self.exact_only
-                )
-            remarks += [reassociated(node, what)] if what else []
-        return [*remarks, *settler.remarks, *checked.remarks]
+                _raise_quotient(build, checked, settler, node, *pair)
+        return [*settler.remarks, *checked.remarks]
+
+
+def _raise_sink(build: Builder, checked: Checked, settler: Settler, node: Node) -> bool:
+    is_raised = raise_plus_one(build, checked, settler, node, _SHIFTED)
+    return is_raised or raise_sink_gate(build, checked, node)
 
 
 def _natural(build: Builder, checked: Checked, node: Node) -> Node:
@@ -168,14 +165,12 @@ def _softmax(
     return build("aten.reshape", build("aten.softmax.int", flat, dim=dims[0]), shape=shape)
 
 
-def _raise_log(
-    build: Builder, checked: Checked, settler: Settler, node: Node, *, exact_only: bool
-) -> str:
-    """exp(x − logsumexp(x)) and exp(log_softmax(x)); what was reassociated."""
+def _raise_log(build: Builder, checked: Checked, settler: Settler, node: Node) -> None:
+    """exp(x − logsumexp(x)) and exp(log_softmax(x))."""
     source = node.inputs[0]
     inner = source.producer if source is not None else None
     if inner is None:
-        return ""
+        return
     formula = SOFTMAX
     if inner.op in ("aten.log_softmax.int", "aten._log_softmax"):
         x, dim = inner.inputs[0], attribute(inner, "dim")
@@ -183,19 +178,19 @@ def _raise_log(
         x, total = inner.inputs
         found = None if x is None or total is None else _log_normaliser(x, total, inner)
         if found is None:
-            return ""
+            return
         dim, formula = found
     else:
-        return ""
-    if x is None or x.dtype != node.output.dtype or (exact_only and formula.may_overflow):
-        return ""
+        return
+    what = _SHIFTED * formula.may_overflow
+    if x is None or x.dtype != node.output.dtype or not checked.allows(what):
+        return
     build.at(node, fuse_locs([node, inner], node))
     settled = settler.settle(node, x, (dim % len(x.shape),), formula)
     if settled is None:
-        return ""
+        return
     softmax = build("aten.softmax.int", settled, dim=dim)
-    is_raised = checked.replace([(node.output, softmax)], proved=True)
-    return _SHIFTED * (is_raised and formula.may_overflow)
+    checked.replace([(node.output, softmax)], proved=True, reassociates=what)
 
 
 def _log_normaliser(x: Value, total: Value, difference: Node) -> tuple[int, Formula] | None:
@@ -231,32 +226,27 @@ def _raise_quotient(
     node: Node,
     numerator: Operand,
     denominator: Operand,
-    *,
-    exact_only: bool,
-) -> str:
-    """What was reassociated: a normalisation that was late, a second one, or none of a maximum."""
+) -> None:
+    """Reassociates a normalisation that is late, a second one, and exponentials without a shift."""
     total = read_total(denominator)
     exponent = None if total is None else read_exponent(total.terms, total.dims)
     if total is None or exponent is None:
-        return ""
+        return
     may_overflow = not exponent.is_normalised and not unshifted(exponent.x, total.dims)[1]
-    if exact_only and (exponent.is_normalised or may_overflow):
-        return ""
+    second = "The weights are normalised once, under the mask, and not again."
+    what = second if exponent.is_normalised else _SHIFTED * may_overflow
+    if not checked.allows(what):
+        return
     if numerator.value is total.terms:
         if not same_rows(numerator.axes, total.axes, total.dims):
-            return ""
+            return
         build.at(node, fuse_locs([node], node))
         softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
         if softmax is None or softmax.dtype != node.output.dtype:
-            return ""
-        is_raised = checked.replace([(node.output, softmax)], proved=True)
-        second = "The weights are normalised once, under the mask, and not again."
-        what = second if exponent.is_normalised else _SHIFTED * may_overflow
-        return what if is_raised else ""
-    if exact_only or len(total.dims) != 1:
-        return ""
-    is_raised = _raise_late(build, checked, settler, node, numerator, total)
-    return "The weights are normalised before the values are summed, not after." * is_raised
+            return
+        checked.replace([(node.output, softmax)], proved=True, reassociates=what)
+    elif len(total.dims) == 1 and checked.allows(_EARLY):
+        _raise_late(build, checked, settler, node, numerator, total)
 
 
 def _path(operand: Operand, goal: Value) -> tuple[Operand, list[Node]] | None:
@@ -315,7 +305,7 @@ def _raise_late(
         for layout in reversed(outer):
             build.at(node)
             result = _again(build, layout, layout.inputs[0], result)
-        return checked.replace([(node.output, result)], proved=True)
+        return checked.replace([(node.output, result)], proved=True, reassociates=_EARLY)
     return False
 
 

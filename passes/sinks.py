@@ -119,45 +119,48 @@ def _kept(node: Node, dim: int, size: object, drops_first: bool) -> Value | None
 
 
 def raise_plus_one(
-    build: Builder, checked: Checked, settler: Settler, node: Node, *, exact_only: bool
-) -> str | None:
-    """exp(x) / (1 + Σ exp(x)), and exp(y − m) / (exp(−m) + Σ exp(y − m)): the shift; else None.
+    build: Builder, checked: Checked, settler: Settler, node: Node, shifted_by: str
+) -> bool:
+    """Whether `node` was exp(x) / (1 + Σ exp(x)), or exp(y − m) / (exp(−m) + Σ exp(y − m)).
 
-    With `exact_only` not the first, whose exponentials may overflow.
+    The first's exponentials may overflow: `shifted_by` says what becomes of its roundings.
     """
     if node.op != "aten.div.Tensor":
-        return None
+        return False
     numerator, denominator = node.inputs
     total = denominator.producer if denominator is not None else None
     power = numerator.producer if numerator is not None else None
     if total is None or power is None or power.op != "aten.exp" or numerator is None:
-        return None
+        return False
     x, shift = power.inputs[0], ""
     if x is None or not total.inputs:
-        return None
-    if total.op == "aten.add.Scalar" and attribute(total, "other") == 1 and not exact_only:
+        return False
+    if total.op == "aten.add.Scalar" and attribute(total, "other") == 1:
         sum_of = total.inputs[0]
     elif total.op == "aten.add.Tensor" and attribute(total, "alpha") == 1:
         shifted = _shift(x, total)
         if shifted is None:
-            return None
+            return False
         x, sum_of, shift = shifted
     else:
-        return None
+        return False
+    what = "" if shift else shifted_by
+    if not checked.allows(what):
+        return False
     reduced = sum_of.producer if sum_of is not None else None
     if reduced is None or reduced.op != _SUM or reduced.inputs[0] is not numerator:
-        return None
+        return False
     dims = attribute(reduced, "dim")
     if not dims or len(dims) != 1 or not attribute(reduced, "keepdim"):
-        return None
+        return False
     build.at(node, fuse_locs([power, node], node))
     formula = Formula(shift, addend=True)
     settled = settler.settle(node, x, (dims[0] % len(x.shape),), formula)
     if settled is None:
-        return None
+        return False
     zero = build.constant(torch.zeros([1] * len(x.shape), dtype=x.dtype), "sink")
     softmax = build("attn.sink_softmax", settled, zero, dim=dims[0])
-    return shift if checked.replace([(node.output, softmax)], proved=True) else None
+    return checked.replace([(node.output, softmax)], proved=True, reassociates=what)
 
 
 def _shift(x: Value, total: Node) -> tuple[Value, Value | None, str] | None:

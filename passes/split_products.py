@@ -33,6 +33,9 @@ class _Term:
     letters: str
 
 
+_REORDERS = "The operands of a product are multiplied in pairs, the cheapest first."
+
+
 @register
 @dataclass(frozen=True)
 class SplitProducts:
@@ -51,13 +54,13 @@ class SplitProducts:
         hints = {name: info.hint for name, info in graph.dims.items()}
         for node in list(graph):
             reorders = node.op in _OPS and len(node.inputs) > 2
-            if node.op not in _OPS:
+            what = _REORDERS * reorders
+            if node.op not in _OPS or not checked.allows(what):
                 continue
             build.at(node, node.loc)
             result = _rewritten(build, node, hints)
-            what = "The operands of a product are multiplied in pairs, the cheapest first."
             pairs = [] if result is None else [(node.output, result)]
-            if pairs and checked.replace(pairs, reassociates=what if reorders else ""):
+            if pairs and checked.replace(pairs, reassociates=what):
                 graph.erase(node)
         return checked.remarks
 

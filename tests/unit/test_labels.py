@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from attngraph.ir import Graph, Remark, format_graph
 from attngraph.passes import label_of, make, only_exact, registered
 from attngraph.pipeline import pipeline
+from tests.passes.fixtures import load, read
+
+FIXTURES = Path(__file__).parents[1] / "passes"
+BOTH = sorted(
+    path
+    for name in registered()
+    if label_of(make(name)[0]) != "exact"
+    for path in (FIXTURES / name).glob("*.ir")
+)
 
 
 @pytest.mark.parametrize("name", registered())
@@ -30,3 +44,22 @@ def test_a_pass_of_both_kinds_is_told_to_be_exact() -> None:
     assert label_of(item) == "exact and reassociating"
     assert item == type(item)(exact_only=True)
     assert item != make("raise-softmax")[0]
+
+
+def _after(path: Path, *, exact: bool) -> tuple[str, list[Remark]]:
+    """A fixture's graph after its pass, or after what `--exact` leaves of that."""
+    fixture = read(path)
+    graph: Graph = load(fixture.before)
+    item: Any = fixture.item
+    if exact and label_of(item) == "reassociating":
+        return format_graph(graph), []
+    remarks = (replace(item, exact_only=True) if exact else item).run(graph)
+    return format_graph(graph), remarks
+
+
+@pytest.mark.parametrize("path", BOTH, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_what_exact_leaves_out_is_what_is_listed(path: Path) -> None:
+    (whole, remarks), (exact, others) = (_after(path, exact=only) for only in (False, True))
+    listed = [remark for remark in remarks if remark.code == "reassociated"]
+    assert bool(listed) == (whole != exact)
+    assert not [remark for remark in others if remark.code == "reassociated"]
