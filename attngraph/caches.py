@@ -64,6 +64,12 @@ class Slots:
         """The cache without a token."""
         return self._marked(Seen.nothing(self.batch))
 
+    def restart(self, cache: StaticCache) -> StaticCache:
+        """The cache without a token, to compute anew what one holds. Raises as `rewind` does."""
+        self.rewind(cache)
+        self.marks.clear()
+        return self.start()
+
     def rewind(self, cache: StaticCache) -> None:
         """Drops what was written behind a cache. Raises UsageError where it was written over."""
         if cache.mark not in self.marks:

@@ -100,8 +100,10 @@ class Decoder:
         the model was compiled so.
 
         Raises UsageError, before anything is computed, for tensors that are not that, for ids that
-        the model doesn't know, for a cache of another decoder, and where a static cache has no
-        room for the tokens or was written over.
+        the model doesn't know, for a cache of another decoder, where a static cache has no room
+        for the tokens or was written over, and for more tokens than the model has positions for.
+        Where the model would compute what is in the cache otherwise for so many tokens, as LongRoPE
+        does behind a length, all of them are computed again.
         """
         ids = token_ids(ids, self.layout.vocabulary)
         batch, length = ids.shape
@@ -111,14 +113,59 @@ class Decoder:
         self._require_sizes(batch, length, cache.length)
         shown = shown_tokens(attention_mask, batch, cache.length, length)
         cache.seen.require_same(shown)
-        feeds = self._feeds(ids, shown, cache.length)
         seen = cache.seen.then(ids, shown)
+        self._require_rows(seen.counts)
+        if self._is_outdated(cache.seen, seen):
+            self._require_sizes(batch, total, 0)
+            logits, grown = self._compute(seen.ids, self._emptied(cache), seen)
+            return logits[:, -length:], grown
+        return self._compute(ids, cache, seen)
+
+    def _compute(self, ids: torch.Tensor, cache: Cache, seen: Seen) -> tuple[torch.Tensor, Cache]:
+        """The logits of ids (B, S) behind a cache, and the cache of what is `seen` then."""
+        feeds = self._feeds(ids, seen.shown, cache.length)
         if isinstance(cache, StaticCache):
             return self._write(feeds, cache, seen)
         pasts = dict(zip(self.layout.pasts, cache.values, strict=True))
         fetched = (self.layout.logits,)
         results = self.session.step(feeds, pasts, fetched, self.layout.presents)
-        return results[0][0], GrowingCache(results[1], batch, total, self._owner, seen)
+        total = seen.ids.shape[1]
+        return results[0][0], GrowingCache(results[1], cache.batch, total, self._owner, seen)
+
+    def _is_outdated(self, before: Seen, after: Seen) -> bool:
+        """Whether what a cache holds is to be computed anew, as the model does without a cache.
+
+        Raises UsageError where that would be so at each step from here on.
+        """
+        if before.ids.shape[1] == 0:
+            return False
+        self._require_steps(after.counts)
+        spans = list(zip(before.counts, after.counts, strict=True))
+        return any(low <= place < high for place in self.layout.switches for low, high in spans)
+
+    def _require_steps(self, counts: tuple[int, int]) -> None:
+        last, total = self.layout.last, max(counts)
+        if last is not None and total > last:
+            raise UsageError(
+                f"The model computes the keys of all tokens anew at each length behind {last}, so "
+                f"no cache can go on to {total} tokens: give all of them as one prompt."
+            )
+
+    def _emptied(self, cache: Cache) -> Cache:
+        """A cache without a token, in the same buffers if there are any."""
+        if isinstance(cache, StaticCache):
+            return cache.slots.restart(cache)
+        return self._empty(cache.batch)
+
+    def _require_rows(self, counts: tuple[int, int]) -> None:
+        """Raises UsageError where the model's tables have no row for a token."""
+        limits = (self.layout.most, self.layout.most_positions)
+        for most, count, what in zip(limits, counts, ("tokens", "positions"), strict=True):
+            if most is not None and count > most:
+                raise UsageError(
+                    f"The model's tables have rows for {most} {what}, and there would be {count}: "
+                    "shorten the prompt, or ask for fewer tokens."
+                )
 
     def _own(self, cache: Any, batch: int) -> Cache:
         """A cache that is this decoder's, of as many rows. Raises UsageError."""
@@ -257,10 +304,15 @@ class Decoder:
                 f"Row {row} of attention_mask ends in padding; pad on the left, so that the last "
                 "position of each row is a token."
             )
-        self._require_room(length + max(count - 1, 0))
-        if length and count:
+        more = max(count - 1, 0)  # the last token is not fed
+        self._require_room(length + more)
+        total, places = Seen.nothing(batch).then(prompt, shown).counts
+        self._require_rows((total + more, places + more))
+        if more:
+            self._require_steps((total + more, places + more))
+        if count:
             self._require_sizes(batch, length, 0)
-        for past in range(length, length + count - 1):
+        for past in range(length, length + more):
             self._require_sizes(batch, 1, past)
         ends = end_tokens(eos_token_id, known)
         filler = ends[0] if ends else 0

@@ -27,6 +27,7 @@ from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_l
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.ranges import Ranges
+from attngraph.lengths import Lengths, lengths_of
 from attngraph.mapped import release_large
 from attngraph.model import Model
 from attngraph.options import (
@@ -120,7 +121,7 @@ def compile_decoder(
     progress: Progress | None = None,
 ) -> Decoder:
     """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache."""
-    seen: list[tuple[Captured, Layout]] = []
+    seen: list[tuple[Captured, Layout, Lengths]] = []
 
     def prepare(captured: Captured) -> Prepared:
         graph = captured.graph
@@ -131,10 +132,13 @@ def compile_decoder(
             length = next(name for name in names if name not in taken)
             axes = token_axes(graph, layout)
             layout = replace(layout, length=length, max_length=decoding.max_length, axes=axes)
-        seen.append((captured, layout))
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
-        buffers = buffers_of(layout)
-        return Prepared(decoding_cases(captured, layout), buffers, inputs_at(captured, layout))
+        lengths = lengths_of(graph, layout)
+        layout = lengths.told(layout)
+        _require_a_cache(layout, model.source)
+        seen.append((captured, layout, lengths))
+        cases = decoding_cases(captured, layout, lengths)
+        return Prepared(cases, buffers_of(layout), inputs_at(captured, layout))
 
     optimized = compile_model(
         model,
@@ -143,13 +147,13 @@ def compile_decoder(
         staged=staged,
         progress=progress,
     )
-    ((captured, layout),) = seen
+    ((captured, layout, lengths),) = seen
     decoder, report = Decoder.of(optimized, layout), optimized.report
     if not options.verifies:
         return decoder
     with stage("decode", report, progress):
         stored = None if options.weights is None else optimized.graph
-        parity = generated_parity(model, captured, decoder, report.precision, stored)
+        parity = generated_parity(model, captured, decoder, report.precision, lengths, stored)
     if not parity.passed:
         raise ParityError(
             f"Decoding with {model.source} step by step is out of its error budget: {parity}. "
@@ -159,6 +163,15 @@ def compile_decoder(
     if report.parity is not None:
         report.parity = merge({"": report.parity, "decoding": parity})
     return decoder
+
+
+def _require_a_cache(layout: Layout, source: str) -> None:
+    """Raises UsageError where each token changes what a cache holds of those before it."""
+    if layout.last is not None and layout.last < _PROMPT:
+        raise UsageError(
+            f"{source} can't be decoded with a cache: from {layout.last + 1} tokens on, each new "
+            "one changes the keys and values of those before it. Compile it without a cache."
+        )
 
 
 def buffers_of(layout: Layout) -> Buffers | None:
@@ -232,15 +245,20 @@ class _Inputs:
         return tuple(given[value.name] for value in self.graph.inputs)
 
 
-def decoding_cases(captured: Captured, layout: Layout) -> Cases:
-    """A prompt, a part of one and steps, padded on the left, of sizes that the model takes."""
+def decoding_cases(captured: Captured, layout: Layout, lengths: Lengths) -> Cases:
+    """A prompt, a part of one and steps, padded on the left, of sizes that the model takes.
+
+    And the same on both sides of, and across, each length at which something changes.
+    """
     inputs = _Inputs(captured, layout)
     seq = str(inputs.shapes[layout.ids][1])
     limits = Ranges.of(captured.graph)
     cases = {}
-    for sizes in _SIZES:
-        fitting = _fitting(limits, (layout.batch, seq, layout.past), sizes)
-        if fitting is None:
+    names = (layout.batch, seq, layout.past)
+    across = lengths.across(captured.graph, layout)
+    for sizes in (*_SIZES, *across):
+        fitting = _fitting(limits, names, sizes)
+        if fitting is None or (sizes in across and fitting != sizes):
             continue
         batch, length, past = fitting
         padding = inputs.mask(batch, past + length)
@@ -287,12 +305,14 @@ def generated_parity(
     captured: Captured,
     decoder: Decoder,
     precision: Precision,
+    changes: Lengths,
     stored: Graph | None = None,
 ) -> Parity:
     """The last logits of a prompt and of a few steps, against the eager model on all tokens so far.
 
-    The eager model computes each without a cache, so that a cache handed on wrongly shows. With
-    weights in few bits the graph that has them, `stored`, takes its place.
+    The steps go on across each length at which something changes, if that is not too far. The eager
+    model computes each without a cache, so that a cache handed on wrongly shows. With weights in
+    few bits the graph that has them, `stored`, takes its place.
     """
     layout, inputs = decoder.layout, _Inputs(captured, decoder.layout)
     module = model.module
@@ -304,11 +324,15 @@ def generated_parity(
         reference = Reference(module, precision=precision, converted=converted)
     else:
         reference = reference_of(stored, precision)
-    end = min(_PROMPT + _STEPS, layout.max_length or _PROMPT + _STEPS)
+    most = changes.end(captured.graph, layout)
+    end = min(_PROMPT + _STEPS, most)
     fitting = (n for n in range(2, end + 1) if decoder.takes(_ROWS, min(_PROMPT, n - 1), n))
     end = max(fitting, default=end)
-    whole, mask = inputs.ids(_ROWS, end), inputs.mask_of_steps(_ROWS, end)
-    lengths = range(min(_PROMPT, end - 1), end + 1)
+    first = min(_PROMPT, end - 1)
+    further = changes.steps(captured.graph, layout, _ROWS, first)
+    taken = {n for n in further if decoder.takes(_ROWS, first, n) and decoder.takes(_ROWS, n, n)}
+    lengths = sorted({*range(first, end + 1)} | taken)
+    whole, mask = inputs.ids(_ROWS, lengths[-1]), inputs.mask_of_steps(_ROWS, lengths[-1])
     expected: list[ReferenceOutputs] = []
     for length in lengths:
         given_all = inputs.all(whole[:, :length], mask[:, :length], 0)

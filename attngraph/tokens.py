@@ -25,6 +25,14 @@ class Seen:
     ids: torch.Tensor
     shown: torch.Tensor | None = None
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many tokens there are with padding, and how many positions without it."""
+        total = self.ids.shape[1]
+        if self.shown is None or total == 0:
+            return total, total
+        return total, int(self.shown.sum(1).max())
+
     @classmethod
     def nothing(cls, batch: int) -> Seen:
         """Rows without a token."""

@@ -27,6 +27,7 @@ from attngraph.frontend.cache import METADATA_KEY, Layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.ir import Graph, clone
+from attngraph.lengths import Lengths, lengths_of
 from attngraph.mapped import release_large
 from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
@@ -114,7 +115,10 @@ def verify_file(
     check = Check(model, captured, own, hides_rows="no-fully-masked-rows" not in assumed)
     if precision != own:
         check.convert(precision)
-    cases = check.all_cases() if layout is None else decoding_cases(captured, layout)
+    lengths = Lengths() if layout is None else lengths_of(captured.graph, layout)
+    if layout is not None:
+        lengths.require_told(layout, str(path), model.source)
+    cases = check.all_cases() if layout is None else decoding_cases(captured, layout, lengths)
     check.cases, notes = file.fitting(cases)
     if (made.passes or {}).get("ignore_padded_rows") and file.paired["inputs"] == "name":
         results = run(clone(captured.graph), made.pipeline())
@@ -129,7 +133,8 @@ def verify_file(
         notes += quantised.kept
     weights = _compared_weights(check, file, made, options.device, stored)
     if layout is not None:
-        steps = generated_parity(model, captured, Decoder(session, layout), precision, stored)
+        decoder = Decoder(session, layout)
+        steps = generated_parity(model, captured, decoder, precision, lengths, stored)
         parity = merge({"": parity, "decoding": steps})
     if weights is not None:
         notes += weights.notes

@@ -25,7 +25,10 @@ class Layout:
     (batch, seq) or (seq,); `logits` ends in (seq or 1, vocabulary). Output `presents[i]` is what
     input `pasts[i]` is at the next step. In a static cache the pasts are buffers of `max_length`
     tokens along `axes[i]`, of which the input `length` says how many they hold. `vocabulary` is how
-    many ids there are, where the graph looks them up in a table.
+    many ids there are, where the graph looks them up in a table. What a cache of at most `switches`
+    tokens holds is to be computed anew for a longer sequence, and behind `last` tokens for each
+    (attngraph/lengths.py). `most` and `most_positions` are how many tokens the tables have rows
+    for, with padding and without it.
     """
 
     ids: str
@@ -40,6 +43,10 @@ class Layout:
     max_length: int | None = None
     axes: tuple[int, ...] = ()
     vocabulary: int | None = None
+    switches: tuple[int, ...] = ()
+    last: int | None = None
+    most: int | None = None
+    most_positions: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -49,7 +56,7 @@ class Layout:
         """Raises LoadError where a file doesn't say, as one that wasn't compiled as a decoder."""
         try:
             fields: dict[str, Any] = json.loads(text or "")
-            for name in ("pasts", "presents", "axes"):
+            for name in ("pasts", "presents", "axes", "switches"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
