@@ -41,7 +41,11 @@ def require_packed(results: Sequence[PassResult], source: str) -> None:
     if packed_tokens(results):
         return
     reasons = notes_of(results)
-    why = " ".join(reasons) if reasons else "No attention hides keys by a mask that is an input."
+    why = (
+        " ".join(reasons)
+        if reasons
+        else ("No attention hides keys by a mask that is an input and is the same for each query.")
+    )
     raise UsageError(
         f"{source} has no padded rows that could be ignored. {why} Leave out --ignore-padded-rows."
     )

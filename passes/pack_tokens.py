@@ -86,8 +86,9 @@ def _pack(graph: Graph, tokens: Tokens, pass_name: str, attention: bool) -> list
     make = EarlyBuilder(graph, dim_definers(graph))
     try:
         held = build(make, site.node.loc, tokens.shown, _joint(tokens))
-    except Unbuildable:
-        return kept
+    except Unbuildable as error:
+        why = f"where tokens are hidden can't be computed from the masks: {error}".rstrip(".")
+        return [*kept, _kept(graph, tokens, why)]
     outputs = _reached(graph, tokens)
     mixing = {site.node for site in tokens.sites if attention and _is_over_tokens(site, tokens)}
     packer = RowPacker(graph, tokens, make, held, pass_name, only_valid=bool(mixing))
@@ -165,32 +166,36 @@ def _joint(tokens: Tokens) -> Reader:
 
 def _shown(graph: Graph, tokens: Tokens) -> list[Remark]:
     """Why no token is padding, for the linears that might have been packed."""
-    linears = sum(node.op == _WORTH and node.output in tokens.linked for node in graph)
-    if not linears:
+    if not _linears(graph, tokens):
         return []
-    site = tokens.first
     if tokens.readers:
         by = min(tokens.readers, key=list(graph).index)
-        why = f"{by.op} at {by.loc} reads their rows there"
-        blamed = f"{by.op} at {by.loc}"
-    else:
-        masks = [
-            f"the mask of {one.node.op} at {one.node.loc} (from {_named(graph, mask)})"
-            for one in tokens.sites
-            if (mask := input_of(one.node, "mask")) is not None
-        ]
-        why = f"no token is hidden by all masks, which are {' and '.join(masks)}"
-        blamed = f"{site.node.op} at {site.node.loc}"
-    return [
-        Remark(
-            "note",
-            "kept-padded",
-            f"{linears} linears run at padding too: {why}",
-            site.node.loc,
-            site.node.op,
-            blamed=blamed,
-        )
+        return [_kept(graph, tokens, f"{by.op} at {by.loc} reads their rows there", by)]
+    masks = [
+        f"the mask of {site.node.op} at {site.node.loc} (from {_named(graph, mask)})"
+        for site in tokens.sites
+        if (mask := input_of(site.node, "mask")) is not None
     ]
+    why = f"no token is hidden by all masks, which are {' and '.join(masks)}"
+    return [_kept(graph, tokens, why)]
+
+
+def _linears(graph: Graph, tokens: Tokens) -> int:
+    return sum(node.op == _WORTH and node.output in tokens.linked for node in graph)
+
+
+def _kept(graph: Graph, tokens: Tokens, why: str, by: Node | None = None) -> Remark:
+    """That none of the linears over the tokens is packed."""
+    site = tokens.first.node
+    blamed = site if by is None else by
+    return Remark(
+        "note",
+        "kept-padded",
+        f"{_linears(graph, tokens)} linears run at padding too: {why}",
+        site.loc,
+        site.op,
+        blamed=f"{blamed.op} at {blamed.loc}",
+    )
 
 
 def _kept_padded(graph: Graph, tokens: Tokens) -> list[Remark]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +11,15 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
+from attngraph.compiler import Model, trace
 from attngraph.errors import UsageError
+from attngraph.export.lower import lower
+from attngraph.export.save import to_session
 from attngraph.padded import Padding, packed_tokens
+from attngraph.passes import PassResult, run
+from attngraph.pipeline import pipeline
 from tests.parity.test_packing import (
+    CPU,
     Causal,
     Encoder,
     FilledMaximum,
@@ -120,6 +126,42 @@ class CausalNan(Stack):
         return pooled
 
 
+class Shifted(Stack):
+    """A mask, and the same mask one token further."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        later = nn.functional.pad(mask, (1, 0), value=True)[:, :-1]
+        y: Tensor = self.layers[1](self.layers[0](x, later[:, None]), mask[:, None])
+        return y
+
+
+class Queries(Stack):
+    """Tokens that attend to a memory without a mask."""
+
+    def forward(self, x: Tensor, mask: Tensor, y: Tensor, other: Tensor) -> Tensor:
+        x = self.layers[0](x, mask[:, None])
+        z: Tensor = self.layers[1](x, None, y) + other[..., None]
+        return z
+
+
+class Several(Stack):
+    """Rows before and after, rows of zeros, and two places at once."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        first = self.layers[0](x, mask[:, None])
+        last = self.layers[1](first, mask[:, None])
+        return first, last, last * mask[..., None], first[:, 2] + last[:, -1]
+
+
+class Flipped(Stack):
+    """What both masks hide lies in two orders, of which no slice is made."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.layers[0](x, mask.flip(1)[:, None])
+        y: Tensor = self.layers[1](x, mask[:, None])
+        return y
+
+
 class Complement(Stack):
     """Each token is hidden once, and none twice."""
 
@@ -166,7 +208,7 @@ def _args(module: nn.Module, seed: int, keep: float = 0.7) -> tuple[Tensor, ...]
     match module:
         case PadId():
             return (torch.where(mask(), ids, PAD),)
-        case Two() | Joined():
+        case Two() | Joined() | Queries():
             return numbers(), mask(), numbers(), mask()
         case Types() | Three():
             return numbers(), mask(), ids
@@ -212,6 +254,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lengths": Lengths,
     "two": Two,
     "joined": Joined,
+    "shifted": Shifted,
+    "queries": Queries,
+    "several": Several,
 }
 
 
@@ -232,19 +277,44 @@ def test_what_is_specified_is_eager(name: str) -> None:
         ignore_padded_rows=True,
         verify="off",
     )
-    padding = Padding(packed_tokens(optimized.report.passes))
-    hidden = 0
+    hidden = _hold(module, optimized, optimized.report.passes)
+    assert hidden or name == "memory"  # the option leaves something out
+
+
+@pytest.mark.parametrize("name", ["pad id", "three", "joined", "several"])
+def test_what_is_specified_is_eager_over_packed_attention(name: str) -> None:
+    """As for a target with kernels for attention over packed rows."""
+    torch.manual_seed(0)
+    module = MODELS[name]().eval()
+    sample = _args(module, 0)
+    graph = trace(Model(module, None, sample, {}, _shapes(sample))).graph
+    results = run(graph, pipeline(ignore_padded_rows=True, packed_attention=True))
+    packs = any(node.op == "attn.packed_attention" for node in graph)
+    assert packs == (name != "joined")  # whose attentions hide more than padding
+    session = to_session(lower(graph, target=CPU), CPU)
+    several = isinstance(module(*sample), tuple)
+
+    def candidate(*args: Tensor) -> Any:
+        found = session.run(list(args))
+        return tuple(found) if several else found[0]
+
+    assert _hold(module, candidate, results)
+
+
+def _hold(module: nn.Module, candidate: Callable[..., Any], results: Iterable[PassResult]) -> int:
+    """Compares what is specified, under masks of each kind; the number of rows that are not."""
+    padding, hidden = Padding(packed_tokens(results)), 0
     for seed in range(12):
         args = _args(module, seed)
         expected = module(*args)  # with gradients: torch's fused layers lose an element's rows
         rows = padding.rows(args)
-        for at, (found, eager) in enumerate(_pairs(optimized(*args), expected)):
+        for at, (found, eager) in enumerate(_pairs(candidate(*args), expected)):
             valid = rows.get(at, torch.ones(eager.shape[:1], dtype=torch.bool))
             hidden += int((~valid).sum())
             torch.testing.assert_close(
                 found[valid], eager[valid], rtol=2e-4, atol=2e-5, equal_nan=True
             )
-    assert hidden or name == "memory"  # the option leaves something out
+    return hidden
 
 
 def _refused(module: nn.Module, *, seed: int = 5) -> str:
@@ -293,3 +363,7 @@ def test_pooled_outputs_are_said_to_be_unspecified() -> None:
     assert "the rows of the others in output_0" in note
     assert "elements of the batch of which token 0 is masked in output_1" in note
     assert "elements of the batch of which token -1 is masked in output_2" in note
+
+
+def test_masks_that_no_tensor_joins_are_told() -> None:
+    assert "where tokens are hidden can't be computed from the masks" in _refused(Flipped())
