@@ -12,7 +12,7 @@ from torch.export import Dim
 
 import attngraph
 from attngraph.compiler import Model, trace
-from attngraph.errors import UsageError
+from attngraph.errors import ParityError, UsageError
 from attngraph.export.lower import lower
 from attngraph.export.save import to_session
 from attngraph.padded import Padding, packed_tokens
@@ -349,9 +349,21 @@ def test_rows_that_may_be_nan_are_read() -> None:
 
 
 def test_a_sample_of_padding_alone_compares_nothing() -> None:
-    said = _refused(Encoder(), seed=4)
-    assert "all of" in said
-    assert "is padding, so nothing is compared" in said
+    torch.manual_seed(0)
+    module, args = Encoder().eval(), _args(Encoder(), 4)
+    with pytest.raises((UsageError, ParityError), match=r"nothing (is|was) compared"):
+        attngraph.optimize(module, args, dynamic_shapes=_shapes(args), ignore_padded_rows=True)
+
+
+def test_an_output_without_valid_rows_in_any_case_is_named() -> None:
+    module = PadId().eval()
+    shown, hidden = _args(module, 5), _args(module, 4)
+    optimized = attngraph.optimize(module, shown, ignore_padded_rows=True, verify="off")
+    padding = Padding(packed_tokens(optimized.report.passes))
+    names = ["rows", "first", "last"]
+    padding.require_rows([hidden, shown], names)
+    with pytest.raises(UsageError, match="all of rows is padding, so nothing is compared"):
+        padding.require_rows([hidden, hidden], names)
 
 
 def test_pooled_outputs_are_said_to_be_unspecified() -> None:
