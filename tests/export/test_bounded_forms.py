@@ -138,7 +138,6 @@ BOUNDED = {
     "window and softcap": site(f"{NEAR}, softcap = 2.0"),
     "window of one": site(f"{CAUSAL}, window = 1"),
     "lengths": site(given=["lengths"]),
-    "lengths, nan rows": site(', masked_rows = "nan"', given=["lengths"]),
     "causal lengths": site(CAUSAL, given=["lengths"]),
     "window and lengths": site(NEAR, given=["lengths"]),
     "sinks": site(given=["sinks"]),
@@ -158,9 +157,30 @@ BOUNDED = {
 }
 
 
+HIDDEN = {
+    "lengths": ("", ["lengths"]),
+    "causal lengths": (CAUSAL, ["lengths"]),
+    "window and lengths": (NEAR, ["lengths"]),
+    "window and padding": (NEAR, ["mask"]),
+    "window, padding and a bias": (NEAR, ["mask", "bias"]),
+    "window of one and lengths": (f"{CAUSAL}, window = 1", ["lengths"]),
+}
+"""Where rows may have no key: past a length, or where a window ends behind the last one."""
+
+
+@pytest.mark.parametrize("policy", ["mean", "nan"])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_rows_without_keys_are_what_the_policy_says(name: str, policy: str) -> None:
+    attrs, given = HIDDEN[name]
+    _check_every_form(site(f'{attrs}, masked_rows = "{policy}"', given=given))
+
+
 @pytest.mark.parametrize("name", BOUNDED)
 def test_whatever_the_table_allows_runs(name: str) -> None:
-    graph = BOUNDED[name]
+    _check_every_form(BOUNDED[name])
+
+
+def _check_every_form(graph: Graph) -> None:
     (node,) = (node for node in graph if node.op == "attn.attention")
     found = candidates(facts_of(node, graph.dims), CPU, (1, 31))
     legal = [candidate.form for candidate in found if not candidate.refused]
