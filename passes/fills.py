@@ -20,7 +20,7 @@ from attngraph.passes.choices import Choice
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.index_maps import LAYOUTS, Index, aligned, source_index
 from attngraph.passes.mask_reading import Reader
-from attngraph.passes.mask_terms import is_scorelike, magnitude
+from attngraph.passes.mask_terms import magnitude
 from attngraph.passes.predicates import (
     TRUE,
     VARIABLES,
@@ -304,7 +304,7 @@ class Fills:
 
 def may_hide(value: Value) -> bool:
     """Whether a term that is added to logits may be so low in places that it hides keys there."""
-    return not (is_scorelike(value) or _Moderates().holds(value, is_logits=False))
+    return not _Moderates().holds(value, is_logits=False)
 
 
 class _Moderates:

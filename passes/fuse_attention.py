@@ -18,9 +18,9 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve, top
 from attngraph.passes.edge_softmax import edge_softmaxes
 from attngraph.passes.evidence import Evidence
-from attngraph.passes.fills import may_hide
 from attngraph.passes.logits import Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
+from attngraph.passes.mask_terms import is_scorelike
 from attngraph.passes.masking import Masking, broadcastable
 from attngraph.passes.materialize import materialize
 from attngraph.passes.outcomes import Different, NotEvaluated, tally_of
@@ -239,7 +239,7 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     infinite = [
         value
         for value, step in zip(terms, site.steps, strict=True)
-        if (isinstance(step, Mask) or step.factor > 0) and may_hide(value)
+        if (isinstance(step, Mask) or step.factor > 0) and not is_scorelike(value)
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]

@@ -20,14 +20,13 @@ from attngraph.passes.axes import fresh_axes
 from attngraph.passes.choices import Choice
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.index_maps import LAYOUTS, Index, aligned, source_index
+from attngraph.passes.intervals import Intervals
 from attngraph.passes.mask_building import EarlyBuilder
 from attngraph.passes.mask_reading import Reader
 from attngraph.passes.predicates import Predicate, negation
 from attngraph.passes.row_policy import ABSORBING_FILL
-from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, uniform, widens
+from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, widens
 
-_LONGEST = 2.0**40
-_LARGEST_TABLE = 1 << 26
 _PASSING = ("aten.embedding", "aten.index.Tensor", "aten.index_select", "aten.gather", "aten.neg")
 _JOINING = frozenset(
     f"aten.{name}" for name in ("add.Tensor", "sub.Tensor", "cat", "pad", "constant_pad_nd")
@@ -202,8 +201,9 @@ def magnitude(tree: Tree) -> float:
     if tree is None:
         return 0.0
     if isinstance(tree, Rest):
-        return _finite(tree.value, sum(magnitude(item) for item in tree.inputs))
-    return _Bounds().of(tree, _DEPTH)
+        bound = sum(magnitude(item) for item in tree.inputs)
+        return bound if bound <= torch.finfo(tree.value.dtype).max else math.inf
+    return Intervals().largest(tree)
 
 
 def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
@@ -212,7 +212,7 @@ def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
     Such a term is as finite as the scores are: what it adds hides no key.
     """
     node = value.producer
-    if math.isfinite(_Bounds().of(value, _DEPTH)):
+    if math.isfinite(Intervals().largest(value)):
         return True
     if node is None or depth == 0:
         return False
@@ -224,7 +224,7 @@ def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
         return abs(scaling[1]) <= 1 and is_scorelike(scaling[0], depth - 1)
     inputs = [source for source in node.inputs if source is not None]
     if node.op == "aten.mul.Tensor":
-        bounds = [_Bounds().of(source, _DEPTH) for source in inputs]
+        bounds = [Intervals().largest(source) for source in inputs]
         return min(bounds) <= 1 and is_scorelike(inputs[bounds.index(max(bounds))], depth - 1)
     if node.op in ("aten.pad", "aten.constant_pad_nd") and not _pads_finitely(node):
         return False
@@ -241,73 +241,3 @@ def _pads_finitely(node: Node) -> bool:
 
 def _is_single(node: Node) -> bool:
     return len(node.outputs) == 1 and isinstance(node.outputs[0].type, TensorType)
-
-
-def _finite(value: Value, bound: float) -> float:
-    """The bound, or inf where the value's dtype doesn't reach so far."""
-    overflows = value.dtype.is_floating_point and bound > torch.finfo(value.dtype).max
-    return math.inf if overflows or math.isnan(bound) else bound
-
-
-def _range(dtype: torch.dtype) -> float:
-    """What no number of a dtype exceeds; floats may be infinite."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return math.inf
-    if dtype == torch.bool:
-        return 1.0
-    info = torch.iinfo(dtype)
-    return float(max(-info.min, info.max))
-
-
-class _Bounds:
-    """Bounds of values by the ops that compute them, each found once."""
-
-    def __init__(self) -> None:
-        self._memory: dict[Value, float] = {}
-
-    def of(self, value: Value | None, depth: int) -> float:
-        if value is None or not isinstance(value.type, TensorType):
-            return math.inf
-        if value not in self._memory:
-            bound = min(self._find(value, depth), _range(value.dtype))
-            self._memory[value] = _finite(value, bound)
-        return self._memory[value]
-
-    def _find(self, value: Value, depth: int) -> float:
-        if value.data is not None:
-            return _largest(value.data)
-        if (same := uniform(value)) is not None:
-            return abs(same)
-        if value.producer is None or depth == 0:
-            return math.inf
-        return self._from_op(value.producer, depth - 1)
-
-    def _from_op(self, node: Node, depth: int) -> float:
-        if (scaling := scale_of(node)) is not None:
-            return abs(scaling[1]) * self.of(scaling[0], depth)
-        if (filling := fill_of(node)) is not None:
-            return max(self.of(filling[0], depth), abs(filling[3]))
-        if node.op in _PASSING or node.op in LAYOUTS or is_cast(node):
-            return self.of(node.inputs[0], depth)
-        match node.op.removeprefix("aten."):
-            case "sigmoid" | "tanh" | "sin" | "cos":
-                return 1.0
-            case "arange" | "arange.start" | "arange.start_step":
-                start, step = (number(node.attrs.get(name, 1)) for name in ("start", "step"))
-                known = start is not None and step is not None
-                return abs(start or 0) + abs(step or 0) * _LONGEST if known else math.inf
-            case "add.Tensor" | "sub.Tensor" if "alpha" not in node.attrs:
-                return sum(self.of(value, depth) for value in node.inputs)
-            case "mul.Tensor":
-                return math.prod(self.of(value, depth) for value in node.inputs)
-            case "where.self":
-                return max(self.of(value, depth) for value in node.inputs[1:])
-        return math.inf
-
-
-def _largest(data: torch.Tensor) -> float:
-    if data.is_meta or data.is_complex() or not 0 < data.numel() <= _LARGEST_TABLE:
-        return math.inf
-    low, high = map(float, data.detach().aminmax())
-    bound = max(abs(low), abs(high))
-    return math.inf if math.isnan(bound) else bound
