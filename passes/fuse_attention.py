@@ -18,19 +18,21 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.passes.axes import Atom, Axes, Operand, is_symbolic, resolve, top
 from attngraph.passes.edge_softmax import edge_softmaxes
 from attngraph.passes.evidence import Evidence
+from attngraph.passes.labels import reassociated
 from attngraph.passes.logits import Bias, Declined, Factor, Mask
 from attngraph.passes.manager import register
 from attngraph.passes.mask_terms import is_scorelike
-from attngraph.passes.masking import Masking, broadcastable
+from attngraph.passes.masking import Masking, averaged, broadcastable, dtype_for
 from attngraph.passes.materialize import materialize
 from attngraph.passes.outcomes import Different, NotEvaluated, tally_of
 from attngraph.passes.roles import Stage, cheapest
-from attngraph.passes.row_policy import ABSORBING_FILL
 from attngraph.passes.scalars import is_cast
+from attngraph.passes.score_bounds import is_unreached, may_cancel, weak_fills
 from attngraph.passes.shared_order import joined_alike
 from attngraph.passes.site import SDPA, SOFTMAXES, Site, understand
 from attngraph.passes.strays import strays
 
+_LOWER = "Fill with -inf or torch.finfo(dtype).min, or mask last."
 _NOT_ATTENTION = frozenset(["pooling", "linear-attention", "graph-attention"])
 """Named, but without a softmax over an axis of keys: nothing that could have been fused."""
 
@@ -38,10 +40,16 @@ _NOT_ATTENTION = frozenset(["pooling", "linear-attention", "graph-attention"])
 @register
 @dataclass(frozen=True)
 class FuseAttention:
-    """Fuses each attention it can read exactly; every other one gets a reason."""
+    """Fuses each attention it can read exactly; every other one gets a reason.
+
+    With `exact_only`, not those whose masked scores hold a number that a score might reach, or
+    whose biases may cancel.
+    """
+
+    exact_only: bool = False
 
     name: ClassVar[str] = "fuse-attention"
-    exact: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
         build, evidence = Builder(graph), Evidence(graph)
@@ -49,27 +57,51 @@ class FuseAttention:
         for anchor in list(graph):
             if anchor.graph is None or (anchor.op not in SOFTMAXES and anchor.op != SDPA):
                 continue
-            result = _fuse(graph, build, evidence, anchor)
+            result, assumed = _fuse(graph, build, evidence, anchor, exact_only=self.exact_only)
             if isinstance(result, Declined):
                 remarks.append(_declined(anchor, result))
             elif result is not None:
                 remarks.append(result)
+            remarks += assumed
         others = [*strays(graph), *edge_softmaxes(graph)]
         return [*remarks, *(_declined(root, why) for root, why in others)]
 
 
 def _fuse(
-    graph: Graph, build: Builder, evidence: Evidence, anchor: Node
-) -> Remark | Declined | None:
-    """Fuses every product that a softmax, or a part of it, has with values; one result for all."""
+    graph: Graph, build: Builder, evidence: Evidence, anchor: Node, *, exact_only: bool
+) -> tuple[Remark | Declined | None, list[Remark]]:
+    """Fuses every product that a softmax, or a part of it, has with values; one result for all,
+    and what is assumed of the scores."""
     first: Remark | Declined | None = None
+    assumed: list[Remark] = []
     while True:
         found = understand(anchor)
-        result = _emitted(graph, build, evidence, found) if isinstance(found, Site) else found
+        result: Remark | Declined | None
+        if isinstance(found, Site):
+            taken = _taken_for_granted(found)
+            result = taken[0] if taken and exact_only else _emitted(graph, build, evidence, found)
+            if isinstance(result, Remark):
+                assumed = [reassociated(anchor, declined.reason) for declined in taken]
+        else:
+            result = found
         first = first or result
         if not isinstance(found, Site) or not found.is_part or not isinstance(result, Remark):
-            return first
+            return first, assumed
         erase_dead(graph, found.root)
+
+
+def _taken_for_granted(site: Site) -> list[Declined]:
+    """What fusing a site relies on without proof, as reasons not to."""
+    found = []
+    weak = weak_fills(site.steps)
+    if weak and not is_unreached(site):
+        said = f"A fill of {weak[0].fill:g} counts as -inf, as if no score or bias came near it."
+        found.append(Declined("weak-fill", said, site.anchor, _LOWER))
+    if may_cancel(site.steps):
+        said = "Biases are added up before they meet the scores, though they may cancel."
+        hint = "Give one of them as a bool mask, or add them up before the scores."
+        found.append(Declined("biases-cancel", said, site.anchor, hint))
+    return found
 
 
 def erase_dead(graph: Graph, node: Node) -> None:
@@ -170,14 +202,13 @@ def _planned(site: Site) -> _Plan | Declined:
             "to key.",
             hint="Multiply the queries and the keys by a factor of their own instead.",
         )
-    finite = [step for step in site.steps if isinstance(step, Mask) and math.isfinite(step.fill)]
-    weak = [step for step in finite if step.fill > ABSORBING_FILL]
+    weak = weak_fills(site.steps)
     if weak and _bias_after(site.steps, weak[0]):
         return Declined(
             "weak-fill",
             f"Scores are filled with {weak[0].fill:g} and then changed again, so a row in which "
             "everything is masked depends on both.",
-            hint="Fill with -inf or torch.finfo(dtype).min, or mask last.",
+            hint=_LOWER,
         )
     outer, inner = _gains(site)
     if outer is None or inner is None:
@@ -275,6 +306,8 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
     """The attention, with its operands laid out and multiplied."""
     roles, (query, key, value) = site.roles, plan.operands
     dtype = max((s.operand.value.dtype for s in plan.operands), key=lambda d: torch.finfo(d).bits)
+    dtype = dtype_for(site.steps, dtype)
+    steps, rows = averaged(site.steps, site.masked_rows, dtype)
     q = _as(build, materialize(build, query.operand, roles.query), dtype)
     for factor in site.factors:
         if factor not in plan.on_keys:
@@ -288,7 +321,7 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
     for gain in plan.inner:
         v = _times(build, v, gain, roles.value)
     masking = Masking(build, roles.scores, q.dtype)
-    masking.apply(site.steps)
+    masking.apply(steps)
     sinks = None
     if site.sinks is not None and plan.sinks is not None:
         heads = set(resolve((*roles.kv_heads, *roles.groups)))
@@ -308,7 +341,7 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
         scale=abs(plan.scale),
         causal=site.causal,
         softcap=site.softcap,
-        masked_rows=site.masked_rows,
+        masked_rows=rows,
         weights=site.weights is not None,
     )
 

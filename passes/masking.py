@@ -15,9 +15,7 @@ from attngraph.passes.logits import Bias, Mask
 from attngraph.passes.mask_terms import magnitude
 from attngraph.passes.materialize import cost, materialize
 from attngraph.passes.roles import stages
-from attngraph.passes.row_policy import ABSORBING_FILL
-
-_DEEPER = 1e16  # weak fills go this much further down, in their order
+from attngraph.passes.row_policy import ABSORBING_FILL, WEAKEST_FILL
 
 
 def broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes] | None:
@@ -54,6 +52,8 @@ class Masking:
 
     def apply(self, steps: Sequence[Bias | Mask]) -> None:
         """Adds the steps, inner first."""
+        fills = [step.fill for step in steps if isinstance(step, Mask)]
+        is_weak = any(-math.inf < ABSORBING_FILL < fill for fill in fills)
         for group in _groups(steps):
             if isinstance(group, Bias):
                 self._add(group)
@@ -62,7 +62,7 @@ class Masking:
             for step in group[1:]:
                 kept = self.build("aten.logical_and", kept, self._kept(step))
             if math.isfinite(group[0].fill):
-                self._fill(kept, group[0].fill)
+                self._fill(kept, _deeper(group[0].fill) if is_weak else group[0].fill)
             else:
                 self.mask = kept if self.mask is None else self._and(self.mask, kept)
 
@@ -96,8 +96,7 @@ class Masking:
         return kept if step.keep else self.build("aten.logical_not", kept)
 
     def _fill(self, kept: Value, fill: float) -> None:
-        low = fill if fill <= ABSORBING_FILL else max(fill * _DEEPER, -1e30)
-        constant = self.build.constant(torch.tensor(low, dtype=self.dtype), "fill")
+        constant = self.build.constant(torch.tensor(fill, dtype=self.dtype), "fill")
         if self.bias is None or magnitude(self.bias) < -ABSORBING_FILL:
             zero = self.build.constant(torch.zeros((), dtype=self.dtype), "zero")
             self._sum(self.build("aten.where.self", kept, zero, constant))
@@ -106,6 +105,11 @@ class Masking:
         if self.mask is not None:
             opened = self.build("aten.logical_not", kept)
             self.mask = self.build("aten.logical_or", self.mask, opened)
+
+
+def _deeper(fill: float) -> float:
+    """A fill that absorbs any logit, in the order of the fills: -1.1e20 to -5e28."""
+    return 1.1 * ABSORBING_FILL * math.sqrt(math.sqrt(fill / WEAKEST_FILL))
 
 
 def _groups(steps: Sequence[Bias | Mask]) -> Iterator[Bias | list[Mask]]:
@@ -121,6 +125,35 @@ def _groups(steps: Sequence[Bias | Mask]) -> Iterator[Bias | list[Mask]]:
             run.append(step)
     if run:
         yield run
+
+
+def averaged(
+    steps: Sequence[Bias | Mask], rows: str, dtype: torch.dtype
+) -> tuple[Sequence[Bias | Mask], str]:
+    """The steps, and what a row without keys gives, without fills that the dtype can't hold.
+
+    float16 has no number that absorbs any logit. A fill that replaces them all makes such a row the
+    mean of the values: then it may as well be -inf, and the row policy a mean.
+    """
+    masks = [step for step in steps if isinstance(step, Mask)]
+    fills = {step.fill for step in masks}
+    if torch.finfo(dtype).min <= ABSORBING_FILL or len(fills) != 1 or math.isinf(*fills):
+        return steps, rows
+    before = steps[: steps.index(masks[0])]
+    biases = [step for step in steps if isinstance(step, Bias)]
+    if len(biases) > len(before) or any(may_hide(step.operand.value) for step in biases):
+        return steps, rows
+    hidden = [replace(s, fill=-math.inf) if isinstance(s, Mask) else s for s in steps]
+    return hidden, "mean"
+
+
+def dtype_for(steps: Sequence[Bias | Mask], dtype: torch.dtype) -> torch.dtype:
+    """The dtype, of those of operands and biases, that holds each bias that may hide keys."""
+    for step in steps:
+        value = step.operand.value
+        if isinstance(step, Bias) and value.dtype.is_floating_point and may_hide(value):
+            dtype = torch.promote_types(dtype, value.dtype)
+    return dtype
 
 
 def refilled(

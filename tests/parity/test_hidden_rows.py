@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from attngraph.compiler import optimize
 from tests.parity.hidden_rows import Case, cases, dynamic_shapes, few, hidden, sample
@@ -33,6 +34,67 @@ def _check(case: Case, *, exact: bool = False) -> None:
 @pytest.mark.parametrize("case", few(), ids=str)
 def test_a_hidden_row_is_what_eager_makes_of_it(case: Case) -> None:
     _check(case)
+
+
+class _Upcast(nn.Module):
+    """Scores in half precision, masked in it or in float32, and a softmax in float32."""
+
+    def __init__(self, how: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.how, self.dtype = how, dtype
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        scores, keep = q @ k.mT / 4, keep[:, None, None]
+        if self.how == "filled":
+            scores = scores.masked_fill(~keep, -1e4)
+        elif self.how == "filled with the lowest":
+            scores = scores.masked_fill(~keep, torch.finfo(self.dtype).min)
+        else:
+            scores = scores.float() + torch.where(keep, 0.0, torch.finfo(torch.float32).min)
+        return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+
+
+@pytest.mark.parametrize("how", ["filled", "filled with the lowest", "added in float32"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_hidden_row_in_half_precision_is_a_mean(how: str, dtype: torch.dtype) -> None:
+    """float16 has no number that absorbs every logit, and the lowest float32 is -inf in both."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = [torch.randn(2, 2, 7, 16, generator=generator).to(dtype) for _ in range(3)]
+    module, keep = _Upcast(how, dtype), torch.ones(2, 7, dtype=torch.bool)
+    optimized = optimize(module, (*qkv, keep), verify="off")
+    assert optimized.report.fused == 1
+    keep[0], keep[1, 3:] = False, False
+    eager = module(*qkv, keep)
+    (found,) = optimized.run((*qkv, keep))
+    error = (torch.as_tensor(found).float() - eager.float()).abs().max()
+    assert error <= 4 * torch.finfo(dtype).eps * eager.abs().max()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_scores_that_overflow_in_a_narrower_dtype_are_nan(exact: bool) -> None:
+    class Narrow(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return (q @ k.mT).half().softmax(-1, dtype=torch.float32) @ v
+
+    qkv = [torch.randn(2, 5, 8) for _ in range(3)]
+    optimized = optimize(Narrow(), tuple(qkv), verify="off", exact=exact)
+    large = (qkv[0] * 1e6, *qkv[1:])
+    (found,) = optimized.run(large)
+    eager = Narrow()(*large)
+    assert eager.isnan().any()
+    assert torch.equal(torch.as_tensor(found).isnan(), eager.isnan())
+
+
+@pytest.mark.parametrize("spelling", ["exp over its sum", "late", "plus one"])
+def test_exact_keeps_exponentials_that_overflow(spelling: str) -> None:
+    case = Case(spelling, "lowest", ("bools", "causal"))
+    module = case.module()
+    optimized = optimize(module, sample(), verify="off", exact=True)
+    x, *masks = sample()
+    large = (x * 1e3, *masks)
+    for found, eager in zip(optimized.run(large), module(*large), strict=True):
+        assert eager.isnan().any()
+        assert torch.equal(torch.as_tensor(found).isnan(), eager.isnan())
 
 
 @pytest.mark.slow
