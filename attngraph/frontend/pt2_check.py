@@ -86,6 +86,10 @@ _LONGEST_GUARDS = 1 << 18
 _SHORT_SIZE = 100
 _MOST_SIZE_NODES = 100_000
 """Nodes of all sizes that have more than `_SHORT_SIZE` each."""
+_LONGEST_LIST = 50_000
+"""Items of an argument of an operator, such as a shape or a list of tensors."""
+_MOST_TENSORS = 50_000
+"""Names of stored tensors, of which each may be a view of the same bytes."""
 _REPEATED = 1 << 20
 """Elements that a tensor may have beyond those that are stored."""
 
@@ -135,6 +139,8 @@ def _volume_problems(program: dict[str, Any]) -> Iterator[str]:
         for key, value in found.items() if isinstance(found, dict) else enumerate(found):
             if isinstance(value, dict | list):
                 queue.append(value)
+                if str(key).startswith("as_") and len(value) > _LONGEST_LIST:
+                    yield f"an argument of {len(value)} items"
             elif key == "expr_str":
                 count = size_cost(str(value)) or 0
                 nodes += count if count > _SHORT_SIZE else 0
@@ -149,7 +155,11 @@ def payload_problems(
 
     `stored` are the payloads' bytes: a tensor may repeat what is stored, but not without end.
     """
-    for name, payload in config.get("config", {}).items():
+    tensors = config.get("config", {})
+    if len(tensors) > _MOST_TENSORS:
+        yield f"a table of {len(tensors)} tensors, {member}"
+        return
+    for name, payload in tensors.items():
         path = str(payload.get("path_name"))
         if QUALIFIED_NAME.match(name) is None:
             yield f"the tensor name {name!r} in {member}"

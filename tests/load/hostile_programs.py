@@ -97,6 +97,12 @@ def lookup(program: Program) -> Program:
     return program
 
 
+def long_argument(program: Program) -> Program:
+    """A shape of a million dims."""
+    program["graph_module"]["graph"]["nodes"][1]["inputs"][1]["arg"] = {"as_ints": [4] * 1_000_000}
+    return program
+
+
 def many_sizes(program: Program) -> Program:
     """A thousand sizes, each of which is just small enough."""
     text = f"Add({', '.join(SYMBOLS)})"
@@ -143,6 +149,7 @@ PROGRAMS: dict[str, tuple[Change, str]] = {
     "size: text in a symbol": (size("Symbol('a' * 10**12)"), SIZE),
     "size: list": (size("[0] * 10**12"), SIZE),
     "sizes: many": (many_sizes, r"size expressions of \d{6} nodes"),
+    "argument: long": (long_argument, "an argument of 1000000 items"),
     "guard: text": (guard("'a' * 10**12"), GUARD),
     "guard: compared text": (guard(f"{LENGTH} == 'a' * 10**12"), GUARD),
     "guard: tower": (guard(f"{LENGTH} < 9**9**9**9"), GUARD),
@@ -220,6 +227,13 @@ def _ints(*values: int) -> list[dict[str, int]]:
     return [{"as_int": value} for value in values]
 
 
+def _aliases(config: Program) -> Program:
+    """A hundred thousand tensors, all of them one weight."""
+    weight = config["config"]["norm.weight"]
+    config["config"].update({f"more{at}": weight for at in range(100_000)})
+    return config
+
+
 WEIGHTS: dict[str, tuple[Change, str]] = {
     "weight: one element a trillion times": (
         _meta(sizes=_ints(TRILLION), strides=_ints(0)),
@@ -229,6 +243,7 @@ WEIGHTS: dict[str, tuple[Change, str]] = {
     "weight: offset": (_meta(storage_offset={"as_int": 1 << 40}), DAMAGED),
     "weight: negative": (_meta(sizes=_ints(-4)), DAMAGED),
     "weight: strides": (_meta(strides=_ints(1, 1)), DAMAGED),
+    "weight: 100,000 names": (_aliases, r"a table of 10000\d tensors"),
     "weight: path": (_weight(path_name="../../../etc/passwd"), "the payload"),
     "weight: absolute": (_weight(path_name="/etc/passwd"), "the payload"),
     "weight: missing": (_weight(path_name="weight_999"), DAMAGED),
