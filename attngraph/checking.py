@@ -9,6 +9,7 @@ import onnx_ir
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from attngraph.coverage import Coverage, of_attentions, of_masks, of_outputs, of_parameters
 from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity import Parity, compare, merge
@@ -19,10 +20,11 @@ from attngraph.few_bits import errors_of, reference_of
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.limits import Suspect
 from attngraph.frontend.tracing import reason
+from attngraph.influence import Influence, influence
 from attngraph.ir import Graph, clone, interpret
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ranges import Ranges
-from attngraph.mapped import release_large
+from attngraph.mapped import are_large, release_large
 from attngraph.model import Model
 from attngraph.padded import Padding, annotated, packed_tokens
 from attngraph.passes import PassResult
@@ -45,7 +47,8 @@ class Check:
     cases, then the pages of its mapped weights are released, and then the candidate runs.
 
     `pristine` is the graph as it was captured; `at` makes inputs of other sizes. Unless
-    `hides_rows`, no case leaves a query without a key. `rejected` are the drawn inputs that the
+    `hides_rows`, no case leaves a query without a key. `drawn` are the labels of the cases that the
+    check made, `rejected` are the drawn inputs that the
     model itself fails on, and `notes` say which branches weren't run.
     """
 
@@ -63,6 +66,7 @@ class Check:
         self.at = at or self._inputs
         self.hides_rows = hides_rows
         self.pristine = clone(captured.graph)
+        self.drawn: list[str] = []
         self.rejected: list[str] = []
         self.notes: list[str] = []
         self.padding = Padding([])
@@ -121,6 +125,33 @@ class Check:
         if missing:
             release_large(self.module)
         return self._known
+
+    def covered(self, graph: Graph | None = None) -> Coverage:
+        """What the cases exercised of the model, and of the optimised graph's attentions."""
+        cases, references = self.all_cases(), self._known
+        found = Coverage(rejected=len(self.rejected))
+        found.drawn = len(self.rejected) + sum(label in self.drawn for label in cases)
+        if self.rejected:
+            found.notes.append(
+                f"The model itself fails on {len(self.rejected)} of {found.drawn} sets of inputs "
+                f"that the check made, such as {self.rejected[0]}."
+            )
+        parameters = dict(self.module.named_parameters())
+        read = {_storage(v.data) for v in self.pristine.constants.values() if v.data is not None}
+        names = [name for name, each in parameters.items() if _storage(each) in read]
+        if are_large(parameters.values()):
+            unmeasured = Influence(unknown=names, reason="they are too large for a second copy")
+            of_parameters(found, names, unmeasured)
+        elif names:
+            calls = [self.captured.call(tensors) for tensors in list(cases.values())[:1]]
+            calls += [self.captured.call(cases[label]) for label in self.drawn if label in cases]
+            of_parameters(found, names, influence(self.module, names, calls))
+        of_masks(found, self.pristine, roles_of(self.pristine, self.captured.args), cases)
+        if graph is not None:
+            of_attentions(found, graph, cases.values())
+        eager = [references[label].eager for label in cases if label in references]
+        of_outputs(found, self.captured.output_names, eager)
+        return found
 
     def worst_inputs(self, parity: Parity) -> tuple[torch.Tensor, ...]:
         """The inputs on which a result is furthest off, as far as they are a case's."""
@@ -350,6 +381,7 @@ class Check:
                 self.rejected.append(label)
                 continue
             found[label] = tensors
+            self.drawn.append(label)
             done.add(draw.hides_rows)
         return found
 
@@ -394,6 +426,10 @@ class Check:
                     dynamic[index, axis] = str(dim)
                     known[str(dim)] = substitute(dim, sizes)
         return resized_inputs(self.captured.args, dynamic, known)
+
+
+def _storage(weight: torch.Tensor) -> int:
+    return weight.untyped_storage().data_ptr() if weight.layout is torch.strided else 0
 
 
 def _is_broken(weight: torch.Tensor) -> bool:

@@ -185,6 +185,10 @@ class Compilation:
         report.notes += [*self.placed, *self.check.notes]
         if report.parity is not None and not report.parity.passed:
             raise self._out_of_budget(optimized, report.parity)
+        if report.parity is not None:
+            with stage("parity", report, self.progress):
+                report.coverage = self.check.covered(optimized.graph)
+            report.notes += report.coverage.notes
         return optimized
 
     def in_few_bits(self, optimized: Optimized) -> Optimized:

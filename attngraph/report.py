@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from attngraph.coverage import Coverage
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import Choice
 from attngraph.export.parity import Parity
@@ -67,12 +68,12 @@ class Reassociation:
 
 @dataclass
 class Report:
-    """Figures of one run. `parity` is None where verification was off; `kept` are the groups of
-    nodes that stay in float32 for the sake of the error budget. `weight_bytes` counts what the file
-    holds, `weight_bytes_before` what the graph held in the model's own precision. `dims` are the
-    least and the largest size that each dim was compiled for, None for no limit, and `relations`
-    what the sizes have beside that, such as "past + seq ≤ 12". With `quantised`
-    weights `parity` is that of the kernels, against the stored weights in float64.
+    """Figures of one run. `parity` and `coverage` are None where verification was off; `kept` are
+    the groups of nodes that stay in float32 for the sake of the error budget. `weight_bytes` counts
+    what the file holds, `weight_bytes_before` what the graph held in the model's own precision.
+    `dims` are the least and the largest size that each dim was compiled for, None for no limit, and
+    `relations` what the sizes have beside that, such as "past + seq ≤ 12". With `quantised` weights
+    `parity` is that of the kernels, against the stored weights in float64.
     """
 
     source: str
@@ -81,6 +82,7 @@ class Report:
     sites: list[Site] = field(default_factory=list)
     reassociated: list[Reassociation] = field(default_factory=list)
     parity: Parity | None = None
+    coverage: Coverage | None = None
     timings: dict[str, float] = field(default_factory=dict)
     passes: list[PassResult] = field(default_factory=list)
     nodes_before: int = 0
@@ -109,6 +111,8 @@ class Report:
         what = f"{self.source} for {self.target} in {self.precision}"
         nodes = f"{self.nodes_before} → {self.nodes_after} nodes"
         parity = "not checked" if self.parity is None else str(self.parity)
+        if self.coverage is not None:
+            parity += f"; {self.coverage}"
         return "\n".join((f"{what}: {nodes}", *map(str, self.sites), parity, *self.notes))
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,6 +135,7 @@ class Report:
             "sites": [site.to_dict() for site in self.sites],
             "reassociated": [asdict(rewrite) for rewrite in self.reassociated],
             "parity": None if self.parity is None else self.parity.to_dict(),
+            "coverage": None if self.coverage is None else self.coverage.to_dict(),
             "timings": self.timings,
             "passes": [
                 {

@@ -13,6 +13,7 @@ import torch
 from attngraph.bisect import blame
 from attngraph.checking import Cases, Check
 from attngraph.compilation import Progress, out_of_memory
+from attngraph.coverage import Coverage
 from attngraph.decoder import Decoder
 from attngraph.decoding import buffers_of, decoding_cases, generated_parity, of_causal_lm
 from attngraph.errors import AttngraphError, UsageError
@@ -50,7 +51,7 @@ class Verification:
     sentence on the first value that diverges, empty where parity passed; `notes` say what could
     not be compared. Of a file with weights in few bits `quantised` says what they cost: `parity` is
     then that of the kernels, with those weights. Of a file that attngraph made, `weights` says
-    whether they are those that the model compiles to.
+    whether they are those that the model compiles to. `coverage` is what the cases exercised.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Verification:
     culprit: str = ""
     quantised: Quantised | None = None
     weights: Weights | None = None
+    coverage: Coverage | None = None
 
     @property
     def passed(self) -> bool:
@@ -81,6 +83,7 @@ class Verification:
             "notes": self.notes,
             "quantised": None if self.quantised is None else asdict(self.quantised),
             "weights": None if self.weights is None else self.weights.to_dict(),
+            "coverage": None if self.coverage is None else self.coverage.to_dict(),
         }
 
 
@@ -138,6 +141,8 @@ def verify_file(
         parity = merge({"": parity, "decoding": steps})
     if weights is not None:
         notes += weights.notes
+    coverage = check.covered()
+    notes += coverage.notes
     found = Verification(
         model.source,
         str(path),
@@ -147,6 +152,7 @@ def verify_file(
         notes,
         quantised=quantised,
         weights=weights,
+        coverage=coverage,
     )
     if not found.passed:
         tell("bisect")

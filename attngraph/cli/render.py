@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from attngraph.cli.text import Page, counted, human_bytes
+from attngraph.coverage import Coverage
 from attngraph.export.parity import OutputParity, Parity
 from attngraph.export.quantize import Quantised
 from attngraph.report import Report
@@ -58,7 +59,7 @@ def print_summary(report: Report, output: Path, size: int) -> None:
         page.items(
             Text(f"  {report.quantised.weights}", "dim"), _quantised(report.quantised), _INDENT
         )
-    _print_parity(page, report.parity)
+    _print_parity(page, report.parity, report.coverage)
     if report.reassociated:
         made = Counter(rewrite.made_by for rewrite in report.reassociated)
         parts = [Text(f"{count} × {name}") for name, count in made.items()]
@@ -100,6 +101,9 @@ def print_verification(found: Verification) -> None:
     ):
         for label, output in zip(chain([name], repeat("")), outputs, strict=False):
             page.field(Text(f"  {label}", "dim"), _figures(output), _INDENT)
+    if found.coverage is not None:
+        style = "green" if found.coverage.whole else "yellow"
+        _field(page, "covered", Text(str(found.coverage), style))
     if found.quantised is not None:
         page.items(
             Text(f"  {found.quantised.weights}", "dim"), _quantised(found.quantised), _INDENT
@@ -175,7 +179,7 @@ def _quantised(found: Quantised) -> list[Text]:
     return parts
 
 
-def _print_parity(page: Page, parity: Parity | None) -> None:
+def _print_parity(page: Page, parity: Parity | None, coverage: Coverage | None) -> None:
     if parity is None:
         _field(page, "parity", Text("not checked (--verify off)", "yellow"))
         return
@@ -185,7 +189,10 @@ def _print_parity(page: Page, parity: Parity | None) -> None:
         "budget": parity.budget,
     }
     parts = [Text(f"{what} {figure:.1e}") for what, figure in figures.items()]
-    page.items(Text("  parity", "dim"), [Text("passed", "green"), *parts], _INDENT)
+    verdict = [Text("passed", "green")]
+    if coverage is not None:
+        verdict.append(Text(str(coverage), "green" if coverage.whole else "yellow"))
+    page.items(Text("  parity", "dim"), [*verdict, *parts], _INDENT)
     cases = dict.fromkeys(output.case for output in parity.outputs)
     where = [Text(case.replace(", ", " "), "dim") for case in cases if "=" in case]
     if where:
