@@ -28,7 +28,7 @@ from attngraph.mapped import are_large, release_large
 from attngraph.model import Model
 from attngraph.padded import Padding, annotated, packed_tokens
 from attngraph.passes import PassResult
-from attngraph.probing import drawn, draws_of, roles_of, sizes_for
+from attngraph.probing import drawn, draws_of, roles_of, sizes_for, without_masks
 from attngraph.reaching import goals_of, reach
 
 Cases = Mapping[str, tuple[torch.Tensor, ...]]
@@ -138,7 +138,8 @@ class Check:
             )
         parameters = dict(self.module.named_parameters())
         read = {_storage(v.data) for v in self.pristine.constants.values() if v.data is not None}
-        names = [name for name, each in parameters.items() if _storage(each) in read]
+        distinct = {(each.data_ptr(), each.shape): name for name, each in parameters.items()}
+        names = [name for name in distinct.values() if _storage(parameters[name]) in read]
         if are_large(parameters.values()):
             unmeasured = Influence(unknown=names, reason="they are too large for a second copy")
             of_parameters(found, names, unmeasured)
@@ -359,6 +360,8 @@ class Check:
         rows = [name for (_, axis), name in captured.dynamic.items() if axis == 0]
         batch = max(rows, key=rows.count, default=None)
         roles = roles_of(self.pristine, captured.args)
+        if not self.hides_rows:  # a mask may leave a row without keys where the code masks as well
+            roles = without_masks(roles)
         work = sum(each.numel() for each in self.module.parameters()) * max(
             (tensor.shape[:2].numel() for tensor in captured.args), default=1
         )

@@ -72,8 +72,8 @@ def of_parameters(coverage: Coverage, names: Sequence[str], found: Influence) ->
     coverage.without, coverage.unknown = found.absent, found.unknown
     if found.absent:
         coverage.notes.append(
-            f"{_listed(found.absent, 'parameter')} no influence on any output, so the check says "
-            "nothing of what they feed."
+            f"{_listed(found.absent, 'parameter')} no influence on any output: the check says "
+            "nothing of what the file makes there."
         )
     if found.unknown:
         why = f": {found.reason}" if found.reason else ""

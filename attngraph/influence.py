@@ -7,7 +7,7 @@ changes, it has none on these inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -132,8 +132,26 @@ def _run(module: torch.nn.Module, replaced: Mapping[str, torch.Tensor], call: Ca
         for name, buffer in module.named_buffers()
         if buffer.layout is torch.strided
     }
+    state |= {
+        name: replaced[of] for name, of in _same_storage(module, replaced).items() if of in replaced
+    }
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), call)
-    return functional_call(module, {**state, **replaced}, args, kwargs)
+    return functional_call(module, state, args, kwargs)
+
+
+def _same_storage(module: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Every name of a parameter, tied ones too, to that among `names` which has its numbers.
+
+    An exported program keeps a name for each, and reads one of them.
+    """
+    every = dict(module.named_parameters(remove_duplicate=False))
+    first = {_place(every[name]): name for name in names}
+    return {name: first[at] for name, each in every.items() if (at := _place(each)) in first}
+
+
+def _place(weight: torch.Tensor) -> tuple[Any, ...]:
+    address = weight.data_ptr()
+    return (address or id(weight), tuple(weight.shape), tuple(weight.stride()))
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

@@ -105,6 +105,11 @@ def _role(value: Value, tensor: torch.Tensor) -> Role:
     return role
 
 
+def without_masks(roles: Sequence[Role]) -> list[Role]:
+    """The roles of inputs of which the sample's own masks are to be kept: every query has a key."""
+    return [Role(rows=None if role.marks else role.rows) for role in roles]
+
+
 def stem_of(node: Node) -> str:
     """An op's name without its namespace and overload: `aten.le.Tensor` is `le`."""
     return node.op.split(".")[1]
@@ -183,8 +188,8 @@ def _additive(value: Value, tensor: torch.Tensor, role: Role) -> None:
 
 
 def _polarity(tensor: torch.Tensor, role: Role) -> None:
-    """What most of the sample holds leaves a key visible."""
-    is_on = 2 * int(tensor.bool().sum()) >= tensor.numel()
+    """Each row of a sample sees a key: where each holds a 1, that leaves a key visible."""
+    is_on = bool(tensor.bool().any(-1).all())
     role.visible, role.hidden = (1.0, 0.0) if is_on else (0.0, 1.0)
 
 

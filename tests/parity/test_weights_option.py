@@ -118,7 +118,7 @@ def test_kernels_are_within_the_budget_of_rounding(build: Any, weights: str) -> 
     assert report.parity.passed
     assert report.parity.precision == "fp32"
     assert report.parity.reference == "float64"
-    assert len({output.case for output in report.parity.outputs}) == 3, "sizes"
+    assert len({output.case for output in report.parity.outputs}) >= 3, "sizes"
     ops = Counter(node.op_type for node in build(weights).model.graph)
     assert report.quantised.linears == 4 * LAYERS
     assert ops["MatMulNBits"] == PRODUCTS[weights] * report.quantised.linears
