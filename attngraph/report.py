@@ -14,6 +14,7 @@ from attngraph.export.parity import Parity
 from attngraph.export.quantize import Quantised
 from attngraph.ir import Node, Remark
 from attngraph.passes.manager import PassResult
+from attngraph.passes.outcomes import Tally
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,16 @@ class Report:
         return sum(site.status == "fused" for site in self.sites)
 
     @property
+    def rewrites(self) -> Tally:
+        """How many rewrites all passes made, by proof and by evaluation, and how many they left
+        out because the two forms were different or could not be evaluated.
+        """
+        total = Tally()
+        for result in self.passes:
+            total.add(result.tally)
+        return total
+
+    @property
     def declined(self) -> int:
         """The number of sites left as they were, each with a reason."""
         return sum(site.status == "declined" for site in self.sites)
@@ -133,6 +144,7 @@ class Report:
             "quantised": None if self.quantised is None else asdict(self.quantised),
             "attention": {"fused": self.fused, "declined": self.declined},
             "sites": [site.to_dict() for site in self.sites],
+            "rewrites": self.rewrites.to_dict(),
             "reassociated": [asdict(rewrite) for rewrite in self.reassociated],
             "parity": None if self.parity is None else self.parity.to_dict(),
             "coverage": None if self.coverage is None else self.coverage.to_dict(),
@@ -144,6 +156,7 @@ class Report:
                     "nodes_before": result.nodes_before,
                     "nodes_after": result.nodes_after,
                     "changed": result.changed,
+                    "rewrites": result.tally.to_dict(),
                 }
                 for result in self.passes
             ],

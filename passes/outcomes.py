@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -48,6 +48,10 @@ class Tally:
     def left_out(self) -> int:
         """The rewrites that were not made."""
         return self.different + self.not_evaluated
+
+    def to_dict(self) -> dict[str, int]:
+        """The four counts by name."""
+        return asdict(self)
 
     def count(self, outcome: Outcome, *, proved: bool = False) -> None:
         """Counts one rewrite. One that was `proved` stands unless evaluation contradicts it."""

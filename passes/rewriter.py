@@ -17,6 +17,7 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import op_def
 from attngraph.passes.checked import Checked
 from attngraph.passes.effects import dim_definers
+from attngraph.passes.outcomes import tally_of
 
 _REWRITES_PER_NODE = 32
 
@@ -43,7 +44,8 @@ def rule(*ops: str) -> Callable[[Callable[[Rewriter, Node], Replacement]], Rule]
 class Rewriter:
     """Applies rules to a graph. Rules insert nodes with `emit`.
 
-    With `checked`, a replacement is made only if it is equal (checked.py).
+    With `checked`, a replacement is made only if it is equal (checked.py). Without, a rule must be
+    an identity for all sizes and inputs, and counts as proved.
     """
 
     def __init__(self, graph: Graph, rules: Iterable[Rule], checked: Checked | None = None) -> None:
@@ -82,6 +84,8 @@ class Rewriter:
                         self._wrong.add((item, node))
                         continue
                     count += 1
+                    if self._checked is None:
+                        tally_of(self.graph).by_proof += 1
                     if count > limit:
                         raise IRError(f"The rule {item.name} never settles on {node!r}.")
                     break

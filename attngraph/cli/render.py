@@ -60,11 +60,7 @@ def print_summary(report: Report, output: Path, size: int) -> None:
             Text(f"  {report.quantised.weights}", "dim"), _quantised(report.quantised), _INDENT
         )
     _print_parity(page, report.parity, report.coverage)
-    if report.reassociated:
-        made = Counter(rewrite.made_by for rewrite in report.reassociated)
-        parts = [Text(f"{count} × {name}") for name, count in made.items()]
-        parts[-1].append(" reassociate; --exact leaves them out", "dim")
-        page.items(Text("  rewrites", "dim"), parts, _INDENT)
+    page.items(Text("  rewrites", "dim"), _rewrites(report), _INDENT)
     total = Text(f"{sum(report.timings.values()):.1f} s")
     stages = [Text(f"{name} {seconds:.2f}", "dim") for name, seconds in report.timings.items()]
     page.items(Text("  time", "dim"), [total, *stages], _INDENT)
@@ -74,6 +70,19 @@ def print_summary(report: Report, output: Path, size: int) -> None:
         if group.site.status == "declined":
             page.line()
             _print_declined(page, group)
+
+
+def _rewrites(report: Report) -> list[Text]:
+    """How many rewrites were made, on which grounds, and which of them reassociate."""
+    counts = report.rewrites
+    parts = [Text(f"{counts.by_proof} by proof"), Text(f"{counts.by_evaluation} by evaluation")]
+    if counts.left_out:
+        parts.append(Text(f"{counts.left_out} left out", "yellow"))
+    if report.reassociated:
+        made = Counter(rewrite.made_by for rewrite in report.reassociated)
+        parts += [Text(f"{count} × {name}") for name, count in made.items()]
+        parts[-1].append(" reassociate; --exact leaves them out", "dim")
+    return parts
 
 
 def print_verification(found: Verification) -> None:

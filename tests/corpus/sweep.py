@@ -161,6 +161,19 @@ def main() -> None:
             print(_line(record), flush=True)
         print(f"{len(trials)} in {time.perf_counter() - begin:.0f} s")
     write_page(read_results(), PAGE)
+    if wrong := defects(read_results()["records"], chosen):
+        raise SystemExit("\n".join(wrong))
+
+
+def defects(records: Iterable[Record], chosen: Iterable[str]) -> list[str]:
+    """A line for each rewrite of these rows that was wrong, and so taken back."""
+    models = set(chosen)
+    return [
+        f"{record['model']} {record['attention']}: {said}"
+        for record in records
+        if record["model"] in models
+        for said in record.get("unequal", ())
+    ]
 
 
 if __name__ == "__main__":

@@ -29,4 +29,5 @@ RECORDED: dict[tuple[str, str], tuple[int, dict[str, int]]] = {
 def test_an_architecture_is_right_and_its_sites_are_as_recorded(model: str, attention: str) -> None:
     record = attempt(model, attention)
     assert record["outcome"] == "right", record["error"]
+    assert record["unequal"] == []
     assert (record["fused"], record["declined"]) == RECORDED[model, attention]

@@ -43,6 +43,14 @@ def test_the_page_counts_what_was_exported_ran_and_is_right(tmp_path: Path) -> N
     assert "Without sdpa in transformers: git." in text
 
 
+def test_a_rewrite_that_was_taken_back_fails_the_sweep() -> None:
+    told = {**RIGHT, "unequal": ["fuse-attention: it is not equal"]}
+    assert sweep.defects([told, WRONG], ["bert", "opt"]) == [
+        "bert eager: fuse-attention: it is not equal"
+    ]
+    assert sweep.defects([told], ["opt"]) == []
+
+
 def test_a_record_takes_the_place_of_its_models_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,17 +13,17 @@ from attngraph.compiler import Model, analyse, optimize
 from attngraph.errors import CaptureError, ParityError
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph
-from attngraph.report import Site
+from attngraph.report import Report, Site
 from tests.corpus.architectures import build
 
 Record = dict[str, Any]
-"""Keys: model, attention, outcome, stage, error, fused, declined, sites, silent, parity, nodes,
-timings.
+"""Keys: model, attention, outcome, stage, error, fused, declined, sites, silent, unequal, parity,
+nodes, timings.
 
 `outcome` is "right", "wrong" (ran, out of its error budget), "failed" (at `stage`, with `error`) or
 "absent" (transformers has no such attention for the model). `declined` counts codes, and `sites`
 says where and why those are. `silent` are the softmaxes that are left in the graph and that no
-remark is about.
+remark is about. `unequal` are the rewrites that were taken back because they were wrong.
 """
 
 
@@ -61,12 +61,13 @@ def attempt(model: str, attention: str) -> Record:
             _, report = analyse(
                 Model(built.module, None, built.args, {}, built.dynamic_shapes, model)
             )
-            record |= _sites(report.sites)
+            record |= _sites(report.sites) | {"unequal": _unequal(report)}
     else:
         report = optimized.report
         assert report.parity is not None
         worst = report.parity.worst
         record |= _sites(report.sites)
+        record["unequal"] = _unequal(report)
         record["silent"] = _silent(optimized.graph, report.sites)
         record["parity"] = {"error": worst.error, "budget": worst.budget}
         record["nodes"] = {"before": report.nodes_before, "after": report.nodes_after}
@@ -91,6 +92,11 @@ def _silent(graph: Graph, sites: list[Site]) -> list[str]:
     left = [node.loc for node in graph if "softmax" in node.op]
     places = [(f"{loc.file}:{loc.line}", loc.module) for loc in left]
     return [f"{_short(place)} {module}" for place, module in places if (place, module) not in named]
+
+
+def _unequal(report: Report) -> list[str]:
+    remarks = [(result.name, remark) for result in report.passes for remark in result.remarks]
+    return [f"{name}: {said.reason}" for name, said in remarks if said.code == "unequal"]
 
 
 def _short(location: str) -> str:
