@@ -121,7 +121,7 @@ def compile_decoder(
     progress: Progress | None = None,
 ) -> Decoder:
     """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache."""
-    seen: list[tuple[Captured, Layout, Lengths]] = []
+    seen: list[tuple[Captured, Layout, Lengths, list[str]]] = []
 
     def prepare(captured: Captured) -> Prepared:
         graph = captured.graph
@@ -136,7 +136,7 @@ def compile_decoder(
         lengths = lengths_of(graph, layout)
         layout = lengths.told(layout)
         _require_a_cache(layout, model.source)
-        seen.append((captured, layout, lengths))
+        seen.append((captured, layout, lengths, lengths.notes(graph, layout)))
         cases = decoding_cases(captured, layout, lengths)
         return Prepared(cases, buffers_of(layout), inputs_at(captured, layout))
 
@@ -147,10 +147,11 @@ def compile_decoder(
         staged=staged,
         progress=progress,
     )
-    ((captured, layout, lengths),) = seen
+    ((captured, layout, lengths, notes),) = seen
     decoder, report = Decoder.of(optimized, layout), optimized.report
     if not options.verifies:
         return decoder
+    report.notes += notes
     with stage("decode", report, progress):
         stored = None if options.weights is None else optimized.graph
         parity = generated_parity(model, captured, decoder, report.precision, lengths, stored)

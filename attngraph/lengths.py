@@ -82,6 +82,18 @@ class Lengths:
                     found.append((rows, seq, past))
         return found
 
+    def notes(self, graph: Graph, layout: Layout) -> list[str]:
+        """A sentence on the lengths behind which no step is checked."""
+        room = room_for_past(graph)
+        far = [n for n in self.singled_out if bytes_of_past(graph, layout, n) > room]
+        if not far:
+            return []
+        listed = ", ".join(map(str, far))
+        return [
+            f"Steps behind {listed} tokens, where something changes, are not checked: a cache "
+            "of so many is large beside the weights."
+        ]
+
     def steps(self, graph: Graph, layout: Layout, rows: int, first: int) -> set[int]:
         """The lengths on both sides of each change that `rows` can be run at without a cache."""
         weights = sum(math.prod(map(int, value.shape)) for value in graph.constants.values())
@@ -132,9 +144,9 @@ def bytes_of_past(graph: Graph, layout: Layout, length: int) -> int:
 
 
 def room_for_past(graph: Graph) -> int:
-    """How many bytes of a cache are tried: as many as the weights take, or 64 MiB."""
+    """How many bytes of a cache are tried: a quarter of what the weights take, or 64 MiB."""
     weights = (value.data for value in graph.constants.values() if value.data is not None)
-    return max(1 << 26, sum(data.numel() * data.element_size() for data in weights))
+    return max(1 << 26, sum(data.numel() * data.element_size() for data in weights) // 4)
 
 
 def _sorted_out(

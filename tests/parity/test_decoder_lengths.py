@@ -291,6 +291,16 @@ def test_a_cache_that_each_token_changes_is_refused() -> None:
         attngraph.optimize_decoder(module, model.args, dynamic_shapes=model.dynamic_shapes)
 
 
+def test_a_length_that_no_step_reaches_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, model = scaled(RULES["of the count"][0])
+    compiling = functools.partial(
+        attngraph.optimize_decoder, module, model.args, dynamic_shapes=model.dynamic_shapes
+    )
+    assert not any("not checked" in note for note in compiling().report.notes)
+    monkeypatch.setattr("attngraph.lengths.room_for_past", lambda graph: 80 * 128)
+    assert any("Steps behind 90 tokens" in note for note in compiling().report.notes)
+
+
 def test_tables_end_in_a_sentence() -> None:
     decoder = compiled("gpt2")[1]
     assert decoder.layout.most_positions == 64
