@@ -384,3 +384,13 @@ def test_what_a_library_does_is_told_by_the_models_own_line() -> None:
         CaptureError, match=r'can\'t be dynamic.*test_capture_dims.*library\["fix"\]'
     ):
         capture(Calls(), (X,), dynamic_shapes=(BOTH,))
+
+
+def test_an_assert_on_data_is_no_branch() -> None:
+    """torch tells one from an `if` by the bytecode of the model's frame."""
+
+    def forward(self: Formula, x: Tensor, y: Tensor) -> Tensor:
+        assert y.max().item() <= x.shape[1]
+        return x + 1
+
+    check(forward, X, torch.tensor([1, 2]), dims=(BOTH, None), further=(X, torch.tensor([2, 1])))
