@@ -22,6 +22,7 @@ from attngraph.passes import label_of, purpose_of, run
 from attngraph.pipeline import pipeline
 from bench import versions
 from examples import eager_attention, make_model
+from tests.kernels import table
 
 ROOT = Path(__file__).parents[1]
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -155,10 +156,16 @@ def _onnx(graph: Graph) -> str:
     return "\n".join(lines)
 
 
+def kernels() -> str:
+    """What onnxruntime computes otherwise, and what PyTorch leaves open."""
+    return f"{table.page()}\n"
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "codes": codes,
     "explain": explain,
     "ir": ir,
+    "kernels": kernels,
     "passes": passes,
     "session": session,
     "tutorial": tutorial,

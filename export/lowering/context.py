@@ -189,7 +189,7 @@ class Context:
         kept = list(inputs)
         while kept and kept[-1] is None:
             kept.pop()
-        if (safe := rewritten(self, op_type, domain, kept)) is not None:
+        if (safe := rewritten(self, op_type, domain, kept, attrs)) is not None:
             return (safe,)
         wanted = (True,) * outputs if isinstance(outputs, int) else tuple(outputs)
         stem = f"{self._stem()}/{op_type}"

@@ -33,8 +33,15 @@ def decompose(node: Node, graph: Graph) -> Graph | None:
         parts = _Decomposer(graph).run(node)
     except (IRError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None
-    same = any(part.op == node.op and part.attrs == node.attrs for part in parts)
-    return None if same else parts
+    return None if any(_is_again(part, node) for part in parts) else parts
+
+
+def _is_again(part: Node, node: Node) -> bool:
+    """Whether a part is the node itself, on operands of the same dtypes."""
+    if part.op != node.op or part.attrs != node.attrs:
+        return False
+    dtypes = [[value and value.dtype for value in one.inputs] for one in (part, node)]
+    return dtypes[0] == dtypes[1]
 
 
 class _Decomposer(TypeInference):
@@ -91,7 +98,8 @@ class _Decomposer(TypeInference):
         if not any(isinstance(output, torch.Tensor) for output in outputs):
             return result
         inputs, attrs = flatten_call(op_def(op_name(function)), args, kwargs)
-        operands = [None if fake is None else self._operand(fake) for fake in inputs]
+        wide = any(isinstance(t, torch.Tensor) and t.dtype == torch.float64 for t in inputs)
+        operands = [None if fake is None else self._operand(fake, wide) for fake in inputs]
         types = [self._type(output) for output in outputs]
         made = self.parts.create(
             op_name(function), operands, pytree.tree_map(self._plain, attrs), types=types
@@ -127,7 +135,8 @@ class _Decomposer(TypeInference):
             return FORMULAS.get(name)
         return get_decompositions([function]).get(function)
 
-    def _operand(self, item: Any) -> Value:
+    def _operand(self, item: Any, wide: bool) -> Value:
+        """The value of an argument; a number next to float64 is as exact as that."""
         if isinstance(item, torch.Tensor):
             return self.values[id(item)]
         if isinstance(item, (torch.SymInt, torch.SymFloat)):
@@ -136,7 +145,8 @@ class _Decomposer(TypeInference):
             return self.parts.create("aten.full", [], attrs, types=[TensorType(dtype, ())]).output
         if isinstance(item, (bool, int, float)):
             with unset_fake_temporarily():
-                return self.parts.add_constant("number", torch.tensor(item))
+                exact = torch.float64 if wide and isinstance(item, float) else None
+                return self.parts.add_constant("number", torch.tensor(item, dtype=exact))
         raise IRError(f"{item!r} is no operand.")
 
     def _plain(self, item: Any) -> Any:

@@ -105,10 +105,16 @@ def lower_div_mode(ctx: Context, node: Node) -> ir.Value:
     remainder = ctx.op("Mod", a, b, fmod=1)
     whole = ctx.op("Round", ctx.op("Div", ctx.op("Sub", a, remainder), b))
     zero = ctx.constant(0.0, dtype)
-    crossed = ctx.op("Less", ctx.op("Mul", remainder, b), zero)
+    crossed = _opposite(ctx, remainder, b, dtype)
     stepped = ctx.op("Where", crossed, ctx.op("Sub", whole, ctx.constant(1.0, dtype)), whole)
     by_zero = ctx.op("Equal", b, zero)
     return ctx.op("Where", by_zero, quotient, stepped)
+
+
+def _opposite(ctx: Context, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
+    """Where the signs differ, by a product of signs: that of the numbers may underflow."""
+    signs = ctx.op("Mul", ctx.op("Sign", a), ctx.op("Sign", b))
+    return ctx.op("Less", signs, ctx.constant(0.0, dtype))
 
 
 @register_lowering("aten.remainder.Tensor", "aten.remainder.Scalar")
@@ -118,7 +124,7 @@ def lower_remainder(ctx: Context, node: Node) -> ir.Value:
     if not dtype.is_floating_point:
         return ctx.op("Mod", a, b)
     remainder = ctx.op("Mod", a, b, fmod=1)
-    crossed = ctx.op("Less", ctx.op("Mul", remainder, b), ctx.constant(0.0, dtype))
+    crossed = _opposite(ctx, remainder, b, dtype)
     return ctx.op("Where", crossed, ctx.op("Add", remainder, b), remainder)
 
 
@@ -135,7 +141,22 @@ def lower_pow(ctx: Context, node: Node) -> ir.Value:
         return ctx.op("Reciprocal", ctx.op("Sqrt", base))
     if exponent == 1:
         return base
+    if not dtype.is_floating_point and isinstance(exponent, int) and exponent > 1:
+        return _integer_power(ctx, base, exponent)
     return ctx.op("Pow", base, operand(ctx, node, "exponent", dtype))
+
+
+def _integer_power(ctx: Context, base: ir.Value, exponent: int) -> ir.Value:
+    """By products, which wrap as torch's do: `Pow` computes in double."""
+    result = None
+    while exponent:
+        if exponent % 2:
+            result = base if result is None else ctx.op("Mul", result, base)
+        exponent //= 2
+        if exponent:
+            base = ctx.op("Mul", base, base)
+    assert result is not None
+    return result
 
 
 @register_lowering("aten.maximum", "aten.max.other", "aten.minimum", "aten.min.other")
@@ -146,8 +167,9 @@ def lower_extremum(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering(
-    "aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_max", "aten.clip"
-)
+    "aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_min.Tensor", "aten.clamp_max",
+    "aten.clamp_max.Tensor", "aten.clip", "aten.clip.Tensor",
+)  # fmt: skip
 def lower_clamp(ctx: Context, node: Node) -> ir.Value:
     dtype = node.output.dtype
     result = operand(ctx, node, "self", dtype)
@@ -188,6 +210,7 @@ def lower_compare(ctx: Context, node: Node) -> ir.Value:
 
 
 _LOGIC = {"and": "And", "or": "Or", "xor": "Xor"}
+_BITWISE = {"and": "BitwiseAnd", "or": "BitwiseOr", "xor": "BitwiseXor"}
 
 
 @register_lowering(*(f"aten.logical_{op}" for op in _LOGIC))
@@ -209,8 +232,7 @@ def lower_bitwise(ctx: Context, node: Node) -> ir.Value:
     name = node.op.split(".")[1].removeprefix("bitwise_").strip("_")
     dtype = node.output.dtype
     left, right = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
-    prefix = "" if dtype == torch.bool else "Bitwise"
-    return ctx.op(prefix + _LOGIC[name], left, right)
+    return ctx.op((_LOGIC if dtype == torch.bool else _BITWISE)[name], left, right)
 
 
 @register_lowering("aten.logical_not", "aten.bitwise_not")
@@ -245,10 +267,9 @@ def _choose(ctx: Context, condition: ir.Value, chosen: ir.Value, other: ir.Value
 
 
 _UNARY = {
-    "abs": "Abs", "neg": "Neg", "floor": "Floor", "ceil": "Ceil", "round": "Round", "sign": "Sign",
-    "sgn": "Sign", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos",
-    "tan": "Tan", "tanh": "Tanh", "sigmoid": "Sigmoid", "relu": "Relu", "erf": "Erf",
-    "reciprocal": "Reciprocal",
+    "abs": "Abs", "neg": "Neg", "floor": "Floor", "ceil": "Ceil", "round": "Round", "exp": "Exp",
+    "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh",
+    "sigmoid": "Sigmoid", "relu": "Relu", "erf": "Erf", "reciprocal": "Reciprocal",
 }  # fmt: skip
 
 
@@ -261,6 +282,19 @@ def lower_unary(ctx: Context, node: Node) -> ir.Value:
     if whole and node.op == "aten.relu":
         return ctx.op("Max", value, ctx.constant(0, node.output.dtype))
     return ctx.op(_UNARY[node.op.removeprefix("aten.")], value)
+
+
+@register_lowering("aten.sign", "aten.sgn")
+def lower_sign(ctx: Context, node: Node) -> ir.Value:
+    """By comparisons: of NaN it is 0, and of a bool the bool, which `Sign` has otherwise."""
+    dtype = node.output.dtype
+    value = operand(ctx, node, "self", dtype)
+    if dtype == torch.bool:
+        return value
+    wide = ctx.cast(value, _WIDER.get(dtype, dtype))
+    zero = ctx.constant(0, _WIDER.get(dtype, dtype))
+    above, below = (ctx.cast(ctx.op(op, wide, zero), dtype) for op in ("Greater", "Less"))
+    return ctx.op("Sub", above, below)
 
 
 @register_lowering("aten.isnan", "aten.isinf")
@@ -302,9 +336,11 @@ def lower_square(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.gelu")
-def lower_gelu(ctx: Context, node: Node) -> ir.Value:
+def lower_gelu(ctx: Context, node: Node) -> ir.Value | None:
     args = ctx.args(node)
     tanh = "tanh" if args["approximate"] == "tanh" else None
+    if tanh and node.output.dtype == torch.float64:
+        return None  # onnxruntime has no kernel, and its parts have constants of float32
     return ctx.op("Gelu", args["self"], approximate=tanh)
 
 

@@ -9,70 +9,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-Formula: TypeAlias = Callable[..., Any]
+from attngraph.export.lowering.pointwise import FORMULAS, formula
 
-FORMULAS: dict[str, Formula] = {}
-
-
-def _formula(*ops: str) -> Callable[[Formula], Formula]:
-    def register(function: Formula) -> Formula:
-        FORMULAS.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+__all__ = ["FORMULAS"]
 
 
-@_formula("aten.fmax")
-def _fmax(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(torch.isnan(b) | (a >= b), a, b)
-
-
-@_formula("aten.fmin")
-def _fmin(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(torch.isnan(b) | (a <= b), a, b)
-
-
-@_formula("aten.hypot")
-def _hypot(a: Tensor, b: Tensor) -> Tensor:
-    """By the larger of the two, whose square may be infinite."""
-    a, b = a.abs(), b.abs()
-    large, small = torch.maximum(a, b), torch.minimum(a, b)
-    ratio = small / torch.where((large == 0) | torch.isinf(large), torch.ones_like(large), large)
-    return torch.where(torch.isinf(large), large, large * torch.sqrt(1 + ratio * ratio))
-
-
-@_formula("aten.copysign.Tensor", "aten.copysign.Scalar")
-def _copysign(a: Tensor, b: Any) -> Tensor:
-    b = torch.full_like(a, b) if not isinstance(b, Tensor) else b
-    negative = (b < 0) | ((b == 0) & (torch.reciprocal(b) < 0))
-    return torch.where(negative, -a.abs(), a.abs())
-
-
-@_formula("aten.log_sigmoid")
-def _log_sigmoid(x: Tensor) -> Tensor:
-    return -F.softplus(-x)
-
-
-@_formula("aten.trunc")
-def _truncated(x: Tensor) -> Any:
-    return NotImplemented if x.dtype.is_floating_point else x.clone()
-
-
-@_formula("aten.isfinite")
-def _is_finite(x: Tensor) -> Any:
-    is_exact = not (x.dtype.is_floating_point or x.dtype.is_complex)
-    return torch.ones_like(x, dtype=torch.bool) if is_exact else NotImplemented
-
-
-@_formula("aten.rrelu")
+@formula("aten.rrelu")
 def _rrelu(
     x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, g: Any = None
 ) -> Tensor:
@@ -100,13 +50,38 @@ def _steps(x: Tensor, dim: int) -> list[int]:
     return [1 << step for step in range(max(size - 1, 0).bit_length())]
 
 
-@_formula("aten.cumprod")
+@formula("aten.linalg_vector_norm")
+def _vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """The largest or the smallest absolute value."""
+    if not math.isinf(ord):
+        return NotImplemented
+    size = (x if dtype is None else x.to(dtype)).abs()
+    axes = list(range(x.ndim)) if dim is None else [*dim]
+    return torch.amax(size, axes, keepdim) if ord > 0 else torch.amin(size, axes, keepdim)
+
+
+@formula("aten.cumprod")
 def _cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """In ⌈log₂ n⌉ steps, each of which doubles how many elements a product holds."""
     whole = not (x.dtype.is_floating_point or x.dtype.is_complex)
     x = x.to(dtype or (torch.int64 if whole else x.dtype))
     for step in _steps(x, dim):
         x = x * _shifted(x, dim, step, 1)
+    return x
+
+
+@formula("aten.logcumsumexp")
+def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """By doubling as above: what one maximum is taken off underflows before it."""
+    for step in _steps(x, dim):
+        x = torch.logaddexp(x, _shifted(x, dim, step, -math.inf))
     return x
 
 
@@ -127,12 +102,12 @@ def _running(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     return x, place
 
 
-@_formula("aten.cummax")
+@formula("aten.cummax")
 def _cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return _running(x, dim, True)
 
 
-@_formula("aten.cummin")
+@formula("aten.cummin")
 def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return _running(x, dim, False)
 
@@ -145,13 +120,13 @@ def _first(results: tuple[Tensor, Tensor]) -> Tensor:
     return results[0]
 
 
-@_formula("aten.kthvalue")
+@formula("aten.kthvalue")
 def _kth(x: Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     values, places = torch.topk(x, k, dim, largest=False)
     return _kept(values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1), dim, keepdim)
 
 
-@_formula("aten.median.dim")
+@formula("aten.median.dim")
 def _median_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The lower of the two in the middle; NaN where one is among them."""
     value, place = _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
@@ -160,14 +135,17 @@ def _median_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, T
     return value, place
 
 
-@_formula("aten.median")
+@formula("aten.median")
 def _median(x: Tensor) -> Tensor:
     return _first(_median_along(x.flatten(), 0))
 
 
-@_formula("aten.nanmedian.dim")
+@formula("aten.nanmedian.dim")
 def _nanmedian_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Behind the numbers are the NaNs, as infinities; a row of nothing else stays NaN."""
+    if not x.dtype.is_floating_point:
+        value, place = _median_along(x, dim, keepdim)
+        return value, place
     missing = torch.isnan(x)
     values, places = torch.sort(torch.where(missing, math.inf, x), dim)
     count = (~missing).sum(dim, keepdim=True)
@@ -176,12 +154,12 @@ def _nanmedian_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor
     return _kept(torch.where(count == 0, math.nan, value), place, dim, keepdim)
 
 
-@_formula("aten.nanmedian")
+@formula("aten.nanmedian")
 def _nanmedian(x: Tensor) -> Tensor:
     return _first(_nanmedian_along(x.flatten(), 0))
 
 
-@_formula("aten.quantile")
+@formula("aten.quantile")
 def _quantile(
     x: Tensor,
     q: Tensor,
@@ -211,18 +189,18 @@ def _quantile(
     return result if q.ndim else result.squeeze(0)
 
 
-@_formula("aten.diag")
+@formula("aten.diag")
 def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
     return torch.diag_embed(x, diagonal) if x.ndim == 1 else x.diagonal(diagonal).clone()
 
 
-@_formula("aten.vander")
+@formula("aten.vander")
 def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     powers = torch.arange(_known(x.shape[-1]) if N is None else N)
     return torch.pow(x.unsqueeze(-1), powers if increasing else powers.flip(0))
 
 
-@_formula("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
+@formula("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
 def _searchsorted(
     ordered: Tensor,
     x: Any,
@@ -244,13 +222,13 @@ def _searchsorted(
     return before.sum(-1).to(torch.int32 if out_int32 else torch.int64).reshape(shape)
 
 
-@_formula("aten._cdist_forward")
+@formula("aten._cdist_forward")
 def _cdist(a: Tensor, b: Tensor, p: float, compute_mode: int | None) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
     return norm
 
 
-@_formula("aten._pdist_forward")
+@formula("aten._pdist_forward")
 def _pdist(x: Tensor, p: float = 2) -> Tensor:
     i, j = torch.triu_indices(_known(x.shape[0]), _known(x.shape[0]), 1)
     norm: Tensor = torch.linalg.vector_norm(x[i] - x[j], p, -1)
@@ -263,7 +241,7 @@ def _along(index: Tensor, source: Tensor, dim: int) -> Tensor:
     return index.reshape(shape).expand(source.shape)
 
 
-@_formula("aten.scatter_reduce.two")
+@formula("aten.scatter_reduce.two")
 def _scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -287,7 +265,7 @@ def _scatter_reduce(
     return torch.div(total, count + own, rounding_mode=mode)
 
 
-@_formula("aten.index_reduce")
+@formula("aten.index_reduce")
 def _index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -296,14 +274,14 @@ def _index_reduce(
     )
 
 
-@_formula("aten.scatter.reduce", "aten.scatter.value_reduce")
+@formula("aten.scatter.reduce", "aten.scatter.value_reduce")
 def _scatter_by(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
     if not isinstance(source, Tensor):
         source = torch.full(index.shape, source, dtype=x.dtype)
     return x.scatter_reduce(dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-@_formula("aten.put")
+@formula("aten.put")
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     flat, index = x.flatten(), index.flatten()
     index = torch.where(index < 0, index + x.numel(), index)
@@ -311,7 +289,7 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
     return put(0, index, source.flatten()).reshape(x.shape)
 
 
-@_formula("aten.diagonal_scatter")
+@formula("aten.diagonal_scatter")
 def _diagonal_scatter(
     x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
@@ -319,7 +297,7 @@ def _diagonal_scatter(
     return x.flatten().scatter(0, places.flatten(), source.flatten()).reshape(x.shape)
 
 
-@_formula("aten.max_unpool2d", "aten.max_unpool3d")
+@formula("aten.max_unpool2d", "aten.max_unpool3d")
 def _max_unpool(x: Tensor, places: Tensor, output_size: Sequence[Any], *_: Any) -> Tensor:
     axes = len(output_size)
     rest = x.shape[: x.ndim - axes]
@@ -328,7 +306,7 @@ def _max_unpool(x: Tensor, places: Tensor, output_size: Sequence[Any], *_: Any) 
     return filled.reshape([*rest, *output_size])
 
 
-@_formula("aten.embedding_bag", "aten.embedding_bag.padding_idx")
+@formula("aten.embedding_bag", "aten.embedding_bag.padding_idx")
 def _embedding_bag(
     weight: Tensor,
     indices: Tensor,
@@ -363,7 +341,7 @@ def _embedding_bag(
     return result
 
 
-@_formula("aten.conv_tbc")
+@formula("aten.conv_tbc")
 def _conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
     result = F.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad)
     return result.permute(2, 0, 1)
@@ -374,7 +352,7 @@ def _bins(size: int, count: int) -> list[tuple[int, int]]:
     return [(at * size // count, -(-(at + 1) * size // count)) for at in range(count)]
 
 
-@_formula("aten.avg_pool2d", "aten.avg_pool3d")
+@formula("aten.avg_pool2d", "aten.avg_pool3d")
 def _average(
     x: Tensor,
     kernel: Sequence[int],
@@ -394,7 +372,7 @@ def _average(
     return pool(padded, kernel, list(stride) or kernel) * (math.prod(kernel) / divisor)
 
 
-@_formula("aten.cross_entropy_loss")
+@formula("aten.cross_entropy_loss")
 def _cross_entropy(
     x: Tensor,
     target: Tensor,
@@ -410,7 +388,7 @@ def _cross_entropy(
     return whole.decompose(x, target, weight, reduction, ignore_index, label_smoothing)
 
 
-@_formula("aten._adaptive_avg_pool3d")
+@formula("aten._adaptive_avg_pool3d")
 def _adaptive_average(x: Tensor, output_size: Sequence[int]) -> Tensor:
     """Along one axis after another, as the means over the bins of each."""
     for axis, count in enumerate(output_size, x.ndim - len(output_size)):
@@ -426,7 +404,7 @@ def _window(x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
     return x
 
 
-@_formula("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
+@formula("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
 def _adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The maximum of each window, and its place in the flattened image."""
     axes = len(output_size)

@@ -130,7 +130,9 @@ def _weighted(ctx: Context, node: Node, product: ir.Value) -> ir.Value:
 
 
 @register_lowering("aten.einsum")
-def lower_einsum(ctx: Context, node: Node) -> ir.Value:
+def lower_einsum(ctx: Context, node: Node) -> ir.Value | None:
+    if not node.output.dtype.is_floating_point:
+        return None  # its parts: onnxruntime's kernel adds integers in double
     operands = [ctx.value(value) for value in node.inputs if value is not None]
     return ctx.op("Einsum", *operands, equation=node.attrs["equation"].replace(" ", ""))
 

@@ -12,6 +12,8 @@ from attngraph.ir import Node
 
 @register_lowering(
     "aten.bernoulli", "aten.bernoulli.p", "aten.multinomial", "aten.normal_functional",
+    "aten.normal.float_float", "aten.normal.float_Tensor", "aten.normal.Tensor_float",
+    "aten.normal.Tensor_Tensor",
     "aten.rand", "aten.rand_like", "aten.randint", "aten.randint.low", "aten.randint_like",
     "aten.randint_like.low_dtype", "aten.randn", "aten.randn_like", "aten.randperm",
 )  # fmt: skip

@@ -10,8 +10,9 @@ import torch
 
 from attngraph.export.lowering.context import Context
 from attngraph.export.lowering.registry import register_lowering
+from attngraph.export.lowering.values import FLOATS
 from attngraph.ir import Node, Value
-from attngraph.ir.dims import product
+from attngraph.ir.dims import Dim, product
 from attngraph.ir.ops import input_of
 
 _REDUCE = {
@@ -37,7 +38,63 @@ def lower_reduce(ctx: Context, node: Node) -> ir.Value:
     args = ctx.args(node)
     x = ctx.cast(args["self"], node.output.dtype)
     dims, keep = args.get("dim"), args.get("keepdim", False)
-    return _reduce(ctx, _REDUCE[node.op.split(".")[1]], x, dims, keep)
+    op_type = _REDUCE[node.op.split(".")[1]]
+    if op_type in ("ReduceMax", "ReduceMin"):
+        return _extremum(ctx, op_type, x, dims, keep)
+    if op_type == "ReduceSum" and input_of(node, "self").dtype == torch.int64:
+        return _exact_sum(ctx, node, x)
+    return _reduce(ctx, op_type, x, dims, keep)
+
+
+def _extremum(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:
+    """NaN where there is one: onnxruntime's reduction may lose it."""
+    found = _reduce(ctx, op_type, x, dims, keep)
+    if x.dtype not in FLOATS:
+        return found
+    assert x.dtype is not None
+    dtype = ir.tensor_adapters.to_torch_dtype(x.dtype)
+    missing = ctx.cast(ctx.op("IsNaN", x), torch.int32)
+    lost = ctx.cast(_reduce(ctx, "ReduceMax", missing, dims, keep), torch.bool)
+    return ctx.op("Where", lost, ctx.constant(math.nan, dtype), found)
+
+
+def _exact_sum(ctx: Context, node: Node, x: ir.Value) -> ir.Value:
+    """Running sums, of which the last is it: `ReduceSum` of int64 adds in double.
+
+    A zero goes first along an axis that may be empty.
+    """
+    source, args = input_of(node, "self"), ctx.args(node)
+    rank, dims = len(source.shape), args.get("dim")
+    if isinstance(dims, int):
+        dims = [dims]
+    axes = sorted({dim % rank for dim in dims}) if dims else list(range(rank))
+    if not axes or _is_small(source):
+        return _reduce(ctx, "ReduceSum", x, dims, args.get("keepdim", False))
+    for axis in axes:
+        if not _has_elements(ctx, source.shape[axis]):
+            before = [int(place == axis) for place in range(rank)]
+            x = ctx.op("Pad", x, ctx.constant([*before, *[0] * rank]))
+        running = ctx.op("CumSum", x, ctx.constant(axis, torch.int64))
+        x = ctx.op("Gather", running, ctx.constant([-1]), axis=axis)
+    return x if args.get("keepdim", False) else ctx.op("Squeeze", x, ctx.constant(axes))
+
+
+_SMALL = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32})
+
+
+def _is_small(value: Value) -> bool:
+    """Whether it was made of narrower integers, of which fewer than 2²² add up exactly."""
+    node = value.producer
+    if node is None or not node.op.startswith(("aten._to_copy", "aten.to.")):
+        return False
+    return node.inputs[0] is not None and node.inputs[0].dtype in _SMALL
+
+
+def _has_elements(ctx: Context, size: Dim) -> bool:
+    if isinstance(size, int):
+        return size > 0
+    info = ctx.graph.dims.get(str(size))
+    return info is not None and info.low > 0
 
 
 @register_lowering(
@@ -49,16 +106,17 @@ def lower_any(ctx: Context, node: Node) -> ir.Value:
     x = ctx.cast(ctx.cast(args["self"], torch.bool), torch.int32)
     dims, keep = args.get("dim"), args.get("keepdim", False)
     found = _reduce(ctx, _REDUCE[node.op.split(".")[1]], x, dims, keep)
-    return ctx.cast(found, node.output.dtype)
+    # of no elements, the lowest or the largest int32
+    return ctx.cast(ctx.op("Greater", found, ctx.constant(0, torch.int32)), node.output.dtype)
 
 
 @register_lowering("aten.max.dim", "aten.min.dim")
 def lower_extremum_along(ctx: Context, node: Node) -> Sequence[ir.Value]:
     args = ctx.args(node)
-    op_type = node.op.split(".")[1].capitalize()
     keep = int(args["keepdim"])
-    values = _reduce(ctx, f"Reduce{op_type}", args["self"], args["dim"], args["keepdim"])
-    return values, ctx.op(f"Arg{op_type}", args["self"], axis=args["dim"], keepdims=keep)
+    reduction, place = ("ReduceMax", "ArgMax") if "max" in node.op else ("ReduceMin", "ArgMin")
+    values = _extremum(ctx, reduction, args["self"], args["dim"], args["keepdim"])
+    return values, ctx.op(place, args["self"], axis=args["dim"], keepdims=keep)
 
 
 @register_lowering("aten.argmax", "aten.argmin")

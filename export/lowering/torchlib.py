@@ -22,7 +22,7 @@ from attngraph.errors import LoweringError
 from attngraph.export.lowering.context import OPSET, Context
 from attngraph.export.lowering.registry import Lowering
 from attngraph.export.lowering.values import onnx_dtype
-from attngraph.ir import Node
+from attngraph.ir import Node, TensorType
 from attngraph.ir.ops import op_def
 
 assert _ops  # importing it fills the registry
@@ -92,6 +92,8 @@ class _Recorder(evaluator.Evaluator):
             raise LoweringError(f"torchlib writes it with {op.name}-18, which changed since")
         if op.name == "GridSample" and "mode" in attrs:
             attrs["mode"] = _GRID_MODES.get(attrs["mode"], attrs["mode"])
+        if op.name == "Where" and isinstance(args[0], bool):
+            raise LoweringError("torchlib compares tensors by ==, which says whether they are one")
         signature = op.op_signature
         if signature is None:
             raise LoweringError(f"torchlib uses {op.name}, which no opset defines")
@@ -162,8 +164,17 @@ class _Recorder(evaluator.Evaluator):
             return self._ctx.constant(torch.from_numpy(value.numpy().copy()))
         if isinstance(value, onnx.TensorProto):
             return self._ctx.constant(torch.from_numpy(onnx.numpy_helper.to_array(value).copy()))
-        wanted = None if dtype is None else ir.tensor_adapters.to_torch_dtype(dtype)
+        wanted = self._float(value) if dtype is None else ir.tensor_adapters.to_torch_dtype(dtype)
         return self._ctx.constant(value, wanted)
+
+    def _float(self, value: Any) -> torch.dtype | None:
+        """A number that torchlib casts where it is used is as exact as the op's own results."""
+        node = self._ctx.node
+        wide = node is not None and any(
+            isinstance(output.type, TensorType) and output.dtype == torch.float64
+            for output in node.outputs
+        )
+        return torch.float64 if wide and isinstance(value, float) else None
 
     def _constant(self, attrs: Mapping[str, Any]) -> ir.Value:
         ((name, value),) = attrs.items()

@@ -1,20 +1,22 @@
 """Operators whose kernels are wrong for integers, written with others that are right.
 
 onnxruntime's CPU kernels compare 64-bit integers by their lower halves: for x in [2³¹, 2³²),
-`Max(x, 0)` is 0, `Min(x, 8)` is x, and the sign of x is −1. What every lowering emits goes through
-here, be it our own, a formula's parts or torchlib's, whatever the target: onnxruntime computes
-sizes on the CPU in a CUDA session too. Less and Where are right. Narrower integers and floats keep
-the operator, which is one kernel and not two.
+`Max(x, 0)` is 0, `Min(x, 8)` is x, the sign of x is −1, and `ReduceMax` takes a smaller one. What
+every lowering emits goes through here, be it our own, a formula's parts or torchlib's, whatever the
+target: onnxruntime computes sizes on the CPU in a CUDA session too. Less, Where and TopK are right.
+Narrower integers and floats keep the operator, which is one kernel and not two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
+
+from attngraph.errors import LoweringError
 
 if TYPE_CHECKING:
     from attngraph.export.lowering.context import Context
@@ -22,13 +24,33 @@ if TYPE_CHECKING:
 Operands = Sequence[ir.Value | None]
 
 
-def rewritten(ctx: Context, op_type: str, domain: str, operands: Operands) -> ir.Value | None:
+def rewritten(
+    ctx: Context, op_type: str, domain: str, operands: Operands, attrs: Mapping[str, Any]
+) -> ir.Value | None:
     """The operator by others, or None where its kernel is right for these operands."""
     first = next((value for value in operands if value is not None), None)
     if domain or first is None or first.dtype != ir.DataType.INT64:
         return None
+    if op_type in ("ReduceMax", "ReduceMin"):
+        return _along(ctx, operands, op_type == "ReduceMax", bool(attrs.get("keepdims", 1)))
     rule = _RULES.get(op_type)
     return None if rule is None else rule(ctx, operands)
+
+
+def _along(ctx: Context, operands: Operands, largest: bool, keep: bool) -> ir.Value:
+    """The first of each axis in order."""
+    x, axes = (*operands, None)[:2]
+    assert x is not None
+    if axes is None and keep:
+        raise LoweringError("an extremum of integers over all axes, which are kept, has no form")
+    if axes is None:
+        x, axes = ctx.op("Reshape", x, ctx.constant([-1])), ctx.constant([0])
+    if axes.const_value is None:
+        raise LoweringError("an extremum of integers over computed axes has no form")
+    one = ctx.constant([1])
+    for axis in axes.const_value.numpy().reshape(-1).tolist():
+        x = ctx.ops("TopK", x, one, outputs=2, axis=axis, largest=int(largest))[0]
+    return x if keep else ctx.op("Squeeze", x, axes)
 
 
 def _extremum(ctx: Context, a: ir.Value, b: ir.Value, largest: bool) -> ir.Value:

@@ -1,0 +1,229 @@
+"""Formulas of ops that work element by element, as in formulas.py.
+
+Some of these have a function in torchlib, which is wrong for integers, at infinities or in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Formula: TypeAlias = Callable[..., Any]
+
+FORMULAS: dict[str, Formula] = {}
+
+
+def formula(*ops: str) -> Callable[[Formula], Formula]:
+    """Decorator: the function computes these ops."""
+
+    def register(function: Formula) -> Formula:
+        FORMULAS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+@formula("aten.fmax")
+def _fmax(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(torch.isnan(b) | (a >= b), a, b)
+
+
+@formula("aten.fmin")
+def _fmin(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(torch.isnan(b) | (a <= b), a, b)
+
+
+@formula("aten.hypot")
+def _hypot(a: Tensor, b: Tensor) -> Tensor:
+    """By the larger of the two, whose square may be infinite."""
+    a, b = a.abs(), b.abs()
+    large, small = torch.maximum(a, b), torch.minimum(a, b)
+    ratio = small / torch.where((large == 0) | torch.isinf(large), torch.ones_like(large), large)
+    length = torch.where(torch.isinf(large), large, large * torch.sqrt(1 + ratio * ratio))
+    return torch.where(torch.isinf(a) | torch.isinf(b), math.inf, length)
+
+
+@formula("aten.copysign.Tensor", "aten.copysign.Scalar")
+def _copysign(a: Tensor, b: Any) -> Tensor:
+    b = torch.full_like(a, b) if not isinstance(b, Tensor) else b
+    a = _real(a)
+    return torch.where(_is_negative(b), -a.abs(), a.abs())
+
+
+@formula("aten.log_sigmoid")
+def _log_sigmoid(x: Tensor) -> Tensor:
+    return -F.softplus(-x)
+
+
+@formula("aten.trunc")
+def _truncated(x: Tensor) -> Any:
+    return NotImplemented if x.dtype.is_floating_point else x.clone()
+
+
+@formula("aten.isfinite")
+def _is_finite(x: Tensor) -> Any:
+    is_exact = not (x.dtype.is_floating_point or x.dtype.is_complex)
+    return torch.ones_like(x, dtype=torch.bool) if is_exact else NotImplemented
+
+
+def _real(x: Tensor) -> Tensor:
+    """Integers as the floats that torch computes on."""
+    return x if x.dtype.is_floating_point else x.to(torch.get_default_dtype())
+
+
+@formula("aten.log2")
+def _log2(x: Tensor) -> Tensor:
+    return torch.log(_real(x)) / math.log(2)
+
+
+@formula("aten.log10")
+def _log10(x: Tensor) -> Tensor:
+    return torch.log(_real(x)) / math.log(10)
+
+
+@formula("aten.exp2", "aten.special_exp2")
+def _exp2(x: Tensor) -> Tensor:
+    return torch.pow(2.0, _real(x))
+
+
+@formula("aten.deg2rad")
+def _deg2rad(x: Tensor) -> Tensor:
+    return _real(x) * (math.pi / 180)
+
+
+@formula("aten.rad2deg")
+def _rad2deg(x: Tensor) -> Tensor:
+    return _real(x) * (180 / math.pi)
+
+
+@formula("aten.sinc", "aten.special_sinc")
+def _sinc(x: Tensor) -> Tensor:
+    x = _real(x) * math.pi
+    return torch.where(x == 0, 1.0, torch.sin(x) / x)
+
+
+@formula("aten.celu")
+def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    return torch.where(x > 0, x, alpha * torch.expm1(x / alpha))
+
+
+@formula("aten.gelu")
+def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """By tanh, where onnxruntime's own parts have constants of float32."""
+    if approximate != "tanh":
+        raise NotImplementedError
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+@formula("aten.hamming_window")
+def _hamming_window(window_length: int, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """ONNX's `HammingWindow` has 25/46 for 0.54."""
+    places = torch.arange(window_length, dtype=dtype or torch.get_default_dtype())
+    return 0.54 - 0.46 * torch.cos(places * (2 * math.pi / window_length))
+
+
+@formula("aten.isposinf")
+def _is_positive_infinity(x: Tensor) -> Tensor:
+    return x == math.inf if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
+
+
+@formula("aten.isneginf")
+def _is_negative_infinity(x: Tensor) -> Tensor:
+    return x == -math.inf if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
+
+
+def _is_negative(x: Tensor) -> Tensor:
+    """−0 too, whose reciprocal is −∞; the sign of a NaN is not seen."""
+    if not x.dtype.is_floating_point:
+        return x < 0
+    return (x < 0) | ((x == 0) & (torch.reciprocal(x) < 0))
+
+
+@formula("aten.signbit")
+def _signbit(x: Tensor) -> Tensor:
+    return torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x)
+
+
+@formula("aten.heaviside")
+def _heaviside(x: Tensor, at_zero: Tensor) -> Tensor:
+    return torch.where(x == 0, at_zero, (x > 0).to(x.dtype))
+
+
+@formula("aten.atan2")
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    """By quadrant; at the origin and between infinities, as if both were 1, or x were far less."""
+    y, x = _real(y), _real(x)
+    both = torch.isinf(y) & torch.isinf(x)
+    away, along = y.abs(), x.abs()
+    ratio = torch.where(both | (away == along), 1.0, away / along)
+    acute = torch.where((away == 0) & (along == 0), 0.0, torch.atan(ratio))
+    angle = torch.where(_is_negative(x), math.pi - acute, acute)
+    signed = torch.where(_is_negative(y), -angle, angle)
+    return torch.where(torch.isnan(x) | torch.isnan(y), math.nan, signed)
+
+
+def _log_of_sum(a: Tensor, b: Tensor, base: float) -> Tensor:
+    """From the larger; equal infinities have no difference."""
+    a, b = _real(a), _real(b)
+    large = torch.maximum(a, b)
+    less = torch.where(a == b, 0.0, -(a - b).abs())
+    return large + torch.log1p(torch.exp(less * math.log(base))) / math.log(base)
+
+
+@formula("aten.logaddexp")
+def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    return _log_of_sum(a, b, math.e)
+
+
+@formula("aten.logaddexp2")
+def _logaddexp2(a: Tensor, b: Tensor) -> Tensor:
+    return _log_of_sum(a, b, 2.0)
+
+
+@formula("aten.xlogy.Tensor")
+def _xlogy(a: Tensor, b: Tensor) -> Tensor:
+    a, b = _real(a), _real(b)
+    return torch.where(torch.isnan(b), math.nan, torch.where(a == 0, 0.0, a * torch.log(b)))
+
+
+@formula("aten.ldexp.Tensor")
+def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
+    return _real(x) * torch.pow(2.0, _real(exponent))
+
+
+@formula("aten.isclose")
+def _isclose(
+    a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Tensor:
+    close = a == b
+    if equal_nan and a.dtype.is_floating_point:
+        close = close | (torch.isnan(a) & torch.isnan(b))
+    a, b = _real(a), _real(b)
+    apart = (a - b).abs()
+    return close | (torch.isfinite(apart) & (apart <= atol + (rtol * b).abs()))
+
+
+@formula("aten.fmod.Tensor", "aten.fmod.Scalar")
+def _fmod(a: Tensor, b: Any) -> Any:
+    """Of integers by a quotient: onnxruntime's `Mod` with the dividend's sign is in double."""
+    if a.dtype.is_floating_point or (isinstance(b, Tensor) and b.dtype.is_floating_point):
+        return NotImplemented
+    if isinstance(b, float):
+        return NotImplemented
+    return a - torch.div(a, b, rounding_mode="trunc") * b
+
+
+def _of_integers(name: str) -> Formula:
+    op = getattr(torch.ops.aten, name)
+    return lambda x: NotImplemented if x.dtype.is_floating_point else op(_real(x))
+
+
+for _name in (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erfc", "expm1", "log1p", "sinh",
+):  # fmt: skip
+    formula(f"aten.{_name}")(_of_integers(_name))

@@ -1,0 +1,46 @@
+"""Prints what the installed onnxruntime computes otherwise than PyTorch.
+
+`python -m tests.kernels [CASE ...]` runs all cases, or those named. It says which known difference
+is none any more, which case differs that did not, and what is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+
+import onnxruntime
+import torch
+
+from tests.kernels.runner import Found, observe
+from tests.kernels.table import CASES
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kernels", description=__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="names of cases")
+    names = parser.parse_args().cases or list(CASES)
+    if unknown := [name for name in names if name not in CASES]:
+        parser.error(f"no case is named {', '.join(unknown)}; tests/kernels/table.py has them")
+    warnings.simplefilter("ignore")
+    versions = f"onnxruntime {onnxruntime.__version__}, torch {torch.__version__}"
+    print(f"{versions}, {torch.backends.cpu.get_cpu_capability()}")
+    kinds: dict[str, list[Found]] = {}
+    for name in names:
+        for dtype in CASES[name].dtypes:
+            found = observe(CASES[name], dtype)
+            kind = found.kind
+            if kind == "differs":
+                kind = "differs, as known" if found.is_as_known else "DIFFERS"
+            elif not found.is_as_known:
+                kind = "DIFFERS NO MORE"
+            kinds.setdefault(kind, []).append(found)
+            if kind not in ("same", "none"):
+                print(f"{kind}: {found}")
+    print(", ".join(f"{len(found)} {kind}" for kind, found in sorted(kinds.items())))
+    return int("DIFFERS" in kinds or "DIFFERS NO MORE" in kinds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
