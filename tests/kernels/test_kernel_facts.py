@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 
+import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
+from attngraph.export.lower import lower
 from attngraph.export.lowering.torchlib import _CHANGED
-from tests.export.lowered import session_of
+from attngraph.ir import interpret
+from tests.export.lowered import run, session_of
 from tests.kernels.emitted import composed, of_torchlib, own
-from tests.kernels.runner import emitted, observe
+from tests.kernels.runner import Call, emitted, graph_of, observe
 from tests.kernels.table import CASES
 
 ELSEWHERE = {
@@ -58,12 +62,28 @@ def test_no_kernel_that_is_wrong_for_integers_is_emitted() -> None:
     assert not {operator for operator, dtype in _emitted() if dtype == "INT64"} & wrong
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        'div.Tensor_mode(%0, %1) {rounding_mode = "trunc"}',
+        "floor_divide(%0, %1)",
+        "remainder.Tensor(%0, %1)",
+        "fmod.Tensor(%0, %1)",
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_division_by_zero_is_an_error_in_both(call: str, dtype: torch.dtype) -> None:
+    operands = torch.tensor([7, 8], dtype=dtype), torch.tensor([2, 0], dtype=dtype)
+    graph, feeds = graph_of([(Call(f"aten.{call}", operands), "computed")])
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        interpret(graph, feeds)
+    with pytest.raises(Exception, match="by zero"):
+        run(session_of(lower(graph)), feeds)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("start", [0, 3])
 def test_tensor_scatter_writes_where_it_is_told(dtype: torch.dtype, start: int) -> None:
-    import onnx
-    import onnx_ir as ir
-
     kind = int(ir.tensor_adapters.from_torch_dtype(dtype))
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
