@@ -24,6 +24,7 @@ from attngraph.influence import Influence, influence
 from attngraph.ir import Graph, clone, interpret
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ranges import Ranges
+from attngraph.ir.storage import wraps
 from attngraph.mapped import are_large, release_large
 from attngraph.model import Model
 from attngraph.padded import Padding, annotated, packed_tokens
@@ -290,7 +291,7 @@ class Check:
         broken = [
             name
             for name, weight in (*self.module.named_parameters(), *self.module.named_buffers())
-            if weight.layout is torch.strided and _is_broken(weight)
+            if weight.layout is torch.strided and not wraps(weight) and _is_broken(weight)
         ]
         if broken:
             why = f"Its weight {broken[0]} holds NaN or infinity: load sound weights."

@@ -23,6 +23,7 @@ from attngraph.errors import UsageError
 from attngraph.export.formats import Weights
 from attngraph.ir import Builder, Graph, Node, Value
 from attngraph.ir.ops import input_of
+from attngraph.ir.storage import address_of
 from attngraph.mapped import Reader
 
 BITS: dict[Weights, int] = {"int8": 8, "int4": 4}
@@ -173,7 +174,7 @@ def _linears(graph: Graph) -> tuple[int, dict[Value, list[Node]]]:
             if weight.is_constant and weight.data is not None:
                 of.setdefault(weight, []).append(node)
     plain = {
-        value.data.data_ptr()
+        address_of(value.data)
         for value in graph.constants.values()
         if value.data is not None
         and not all(node.op == "aten.linear" and at == 1 for node, at in value.uses)
@@ -184,7 +185,7 @@ def _linears(graph: Graph) -> tuple[int, dict[Value, list[Node]]]:
         for weight, nodes in of.items()
         if weight.data is not None
         and _fits(weight.data)
-        and weight.data.data_ptr() not in plain
+        and address_of(weight.data) not in plain
         and weight not in outputs
         and all(len(input_of(node, "input").shape) > 1 for node in nodes)
     }

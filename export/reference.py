@@ -24,6 +24,7 @@ from attngraph.export.eager_loops import plain_loops
 from attngraph.export.formats import Precision
 from attngraph.export.halved import is_as_finite, narrow, rounded, rounding
 from attngraph.inference import inference
+from attngraph.ir.storage import wraps
 
 Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -214,7 +215,7 @@ class Reference:
         each = buffers or convert
         state = {name: each(buffer) for name, buffer in self.module.named_buffers()}
         for name, parameter in self.module.named_parameters():
-            state[name] = convert(parameter) if weights and not plain else parameter
+            state[name] = _converted(parameter, convert) if weights and not plain else parameter
         return functional_call(self.module, state, inputs, keywords)
 
 
@@ -295,6 +296,16 @@ def _promote(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype in _TO_DOUBLE:
         return value.to(_TO_DOUBLE[value.dtype])
     return _promote_dtype(value)
+
+
+def _converted(parameter: torch.Tensor, convert: Convert) -> torch.Tensor:
+    """A weight as `convert` makes it; one that wraps others may lack the operators, and stays."""
+    try:
+        return convert(parameter)
+    except Exception:
+        if not wraps(parameter):
+            raise
+        return parameter
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from attngraph.ir import Graph, TensorType, Value
+from attngraph.ir.storage import address_of
 
 
 class Owners:
@@ -56,7 +57,7 @@ class Derivation:
 
 
 def _address(data: torch.Tensor) -> int:
-    return id(data) if data.is_meta else data.data_ptr()
+    return address_of(data) or id(data)
 
 
 def weight_bytes(dtype: torch.dtype, shape: Sequence[Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -194,7 +194,12 @@ def _captured(
         tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)),
         Signature.of(parameters, sample, out_spec, fixed, frozenset(numbers)),
         sample,
-        (*limits.notes, *map(_unread, unread), *_mutation_notes(functional.program)),
+        (
+            *limits.notes,
+            *map(_unread, unread),
+            *_mutation_notes(functional.program),
+            *_wrapped_notes(translator.wrapped),
+        ),
         apart,
         limits.suspects,
     )
@@ -306,6 +311,16 @@ def _distinct_names(names: Sequence[str]) -> list[str]:
             candidate = f"{name}_{count}"
         found[candidate] = None
     return list(found)
+
+
+def _wrapped_notes(wrapped: Sequence[tuple[str, type]]) -> Iterator[str]:
+    for kind in dict.fromkeys(kind for _, kind in wrapped):
+        names = [name for name, other in wrapped if other is kind]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield (
+            f"{names[0]}{more} of type {kind.__module__}.{kind.__qualname__}: the file holds the "
+            "numbers that they stand for, in full."
+        )
 
 
 def _mutation_notes(program: ExportedProgram) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -23,8 +23,10 @@ from attngraph.frontend.locations import Locator
 from attngraph.frontend.shapes import dynamic_number
 from attngraph.frontend.strided import gather_strided
 from attngraph.frontend.symbols import Symbols
+from attngraph.frontend.wrapped import plain_weight
 from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
 from attngraph.ir.ops import OpDef, flatten_call, op_def, op_name
+from attngraph.ir.storage import place_of, wraps
 from attngraph.ir.types import ScalarType, TensorType, Type
 
 _NO_VALUE = frozenset(
@@ -51,7 +53,10 @@ _UNSAFE_NAME = re.compile(r"[^\w.$/-]")
 
 
 class Translator:
-    """Builds `graph`. Inputs first, then `run`."""
+    """Builds `graph`. Inputs first, then `run`.
+
+    `wrapped` has the names and types of the weights that are no plain tensors.
+    """
 
     def __init__(self, functional: Functional, symbols: Symbols, name: str = "main") -> None:
         self.graph = Graph(name)
@@ -64,7 +69,8 @@ class Translator:
         self._parts: dict[fx.Node, list[Value]] = {}
         self._scalars: dict[fx.Node, Any] = {}
         self._weights: dict[fx.Node, tuple[str, torch.Tensor]] = {}
-        self._known: dict[tuple[object, ...], Value] = {}
+        self._known: dict[Hashable, Value] = {}
+        self.wrapped: list[tuple[str, type]] = []
 
     def run(self) -> list[Any]:
         """Translates every node; returns what the graph returns, Values and constants."""
@@ -120,12 +126,12 @@ class Translator:
                 f"The model's {name} is a sparse tensor, which a graph can't hold; keep it as a "
                 "dense one (.to_dense())."
             )
-        key: tuple[object, ...] = (id(data),)
-        if data.device.type != "meta" and data.numel():
-            key = (data.data_ptr(), data.dtype, tuple(data.shape), data.stride())
+        key = place_of(data)
         if key not in self._known:
-            name = _UNSAFE_NAME.sub("_", name)
-            self._known[key] = self.graph.add_constant(name, data.detach())
+            plain = plain_weight(name, data)
+            if wraps(data):
+                self.wrapped.append((name, type(data)))
+            self._known[key] = self.graph.add_constant(_UNSAFE_NAME.sub("_", name), plain.detach())
         return self._known[key]
 
     def _call(self, node: fx.Node) -> None:

@@ -21,6 +21,7 @@ from attngraph.export.target import Target
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import Dim
 from attngraph.ir.ops import REQUIRED, op_def, split_inputs
+from attngraph.ir.storage import place_of
 
 OPSET = 24
 MICROSOFT = "com.microsoft"
@@ -65,7 +66,7 @@ class Context:
         self._taken.update(names.values())
         self._counts: dict[str, int] = {}
         self._values: dict[Value, ir.Value] = {}
-        self._plain: set[tuple[Hashable, ...]] | None = None
+        self._plain: set[Hashable] | None = None
         self._sizes = Sizes(self)
 
     def args(self, node: Node) -> dict[str, Any]:
@@ -95,8 +96,8 @@ class Context:
         if found is None:
             if value.data is None:
                 raise LoweringError(f"%{value.name} has no data, so it can't be written to ONNX.")
-            key = ("stored", _memory(value.data))
-            if key not in self.cache or not value.data.numel():
+            key = ("stored", place_of(value.data))
+            if key not in self.cache:
                 name = self._names.get(value) or self.unique(value.name)
                 self.cache[key] = self._initializer(name, value.data)
             found = self._values[value] = self.cache[key]
@@ -110,7 +111,7 @@ class Context:
         """
         if self._outer is not None and value in self._captured:
             return self._outer.transposed(self._captured[value])
-        key = ("transposed", value if value.data is None else _memory(value.data))
+        key = ("transposed", value if value.data is None else place_of(value.data))
         if key not in self.cache:
             if value.data is not None and self._only_transposed(value.data):
                 name = self.unique(f"{self._names[value]}.T")
@@ -132,7 +133,7 @@ class Context:
         So no copy is held beside the constant. `name` tells what is made of it.
         """
         assert value.data is not None
-        key = ("derived", name, _memory(value.data))
+        key = ("derived", name, place_of(value.data))
         if key not in self.cache:
             unique = self.unique(f"{self._names.get(value, value.name)}.{name}")
             data = ir.LazyTensor(
@@ -333,12 +334,12 @@ class Context:
         """Whether every reader of that memory is a linear that wants it transposed."""
         if self._plain is None:
             self._plain = {
-                _memory(value.data)
+                place_of(value.data)
                 for value in self.graph.constants.values()
                 if value.data is not None
                 and not all(node.op == "aten.linear" and at == 1 for node, at in value.uses)
             }
-        return _memory(data) not in self._plain
+        return place_of(data) not in self._plain
 
     def _stem(self) -> str:
         if self.node is None or not self.node.outputs:
@@ -353,10 +354,6 @@ class Context:
             name = f"{stem}_{self._counts[stem]}"
         self._taken.add(name)
         return name
-
-
-def _memory(data: torch.Tensor) -> tuple[Hashable, ...]:
-    return (data.data_ptr(), data.dtype, tuple(data.shape), data.stride())
 
 
 def _tensor(value: Any, dtype: torch.dtype | None) -> torch.Tensor:

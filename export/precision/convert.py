@@ -23,6 +23,7 @@ from attngraph.export.precision.policy import (
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.graph import UNKNOWN, Loc
 from attngraph.ir.ops import input_of
+from attngraph.ir.storage import address_of, place_of
 
 _PASTS = ("past_key", "past_value")
 _NAMES: dict[torch.dtype, Precision] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -58,7 +59,7 @@ def stored_bytes(graph: Graph) -> int:
     sizes = {}
     for value in graph.constants.values():
         if value.data is not None:
-            sizes[value.data.data_ptr() or id(value.data)] = value.data.nbytes
+            sizes[address_of(value.data) or id(value.data)] = value.data.nbytes
     return sum(sizes.values())
 
 
@@ -224,8 +225,8 @@ class _Conversion:
     def _half_constant(self, value: Value) -> Value:
         data = value.data
         if data is not None:
-            key = (data.data_ptr(), tuple(data.shape), data.stride(), self.plan.dtype)
-            known = self.weights.get(key) if data.data_ptr() else None
+            key = (place_of(data), self.plan.dtype)
+            known = self.weights.get(key) if address_of(data) else None
             if known is None:
                 known = data.detach().to(self.plan.dtype)
                 self.weights[key] = known

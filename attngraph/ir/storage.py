@@ -1,0 +1,35 @@
+"""When two tensors are the same numbers in the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+
+
+def place_of(data: torch.Tensor) -> Hashable:
+    """Equal for tensors that are the same view of the same memory, and for no others.
+
+    An address says that only where there is memory: tensors on the meta device, empty ones and
+    those that wrap others all have the address 0, so each of them is itself.
+    """
+    address = address_of(data)
+    if address == 0:
+        return id(data)
+    return address, data.dtype, tuple(data.shape), data.stride()
+
+
+def address_of(data: torch.Tensor) -> int:
+    """Where the first element lies; 0 where none does."""
+    if data.is_meta or data.numel() == 0 or wraps(data):
+        return 0
+    try:
+        return data.data_ptr()
+    except RuntimeError:  # a tensor that only stands for one
+        return 0
+
+
+def wraps(data: torch.Tensor) -> bool:
+    """Whether a tensor has operators of its own in the place of elements, as torchao's have."""
+    own = getattr(type(data), "__torch_dispatch__", None)
+    return own is not None and own is not torch._C._disabled_torch_dispatch_impl
