@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+_DEEPEST = 4
+_MOST_THINGS = 1 << 16
+MOST_ELEMENTS = 1 << 20
+"""Of a tensor in an attribute whose content is kept."""
+_CONTAINERS = (dict, list, set, deque)
+_STANDARD = frozenset([*vars(torch.nn.Module()), "_is_full_backward_hook"])
 
 
 @contextmanager
@@ -19,30 +28,122 @@ def inference(module: torch.nn.Module) -> Iterator[None]:
     """
     # By attribute: a program's module has no eval().
     modes = [(part, part.training) for part in module.modules()]
-    spaces = [(space, dict(space)) for part, _ in modes for space in _namespaces(part)]
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
-        for part, _ in modes:
-            part.training = False
-        torch.backends.mha.set_fastpath_enabled(False)
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for part, mode in modes:
-            part.training = mode
-        for space, before in spaces:
-            for name in space.keys() - before.keys():
-                del space[name]
-            space.update(before)
+    with restored(module):
+        try:
+            for part, _ in modes:
+                part.training = False
+            torch.backends.mha.set_fastpath_enabled(False)
+            with torch.no_grad():
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+            for part, mode in modes:
+                part.training = mode
 
 
-def _namespaces(part: torch.nn.Module) -> list[dict[str, Any]]:
-    """What holds the attributes of one module, and what its dicts hold, such as tables by size.
-
-    A scripted one holds them in C++.
+@contextmanager
+def restored(module: torch.nn.Module) -> Iterator[None]:
+    """Afterwards the attributes of all parts, and the lists, dicts and tensors in them, are as they
+    were. Tensors above `MOST_ELEMENTS` keep what was written into them.
     """
-    if isinstance(part, torch.jit.ScriptModule):
-        return []
-    own = vars(part)
-    return [own, *(value for value in own.values() if isinstance(value, dict))]
+    holders = [
+        (holder, holder.held.copy()) for holder in (*holders_of(module), *_registries(module))
+    ]
+    tensors = [
+        (value, value._version, value.detach().clone())
+        for holder in holders_of(module)
+        for _, value in holder.items()
+        if isinstance(value, torch.Tensor)
+        and value.numel() <= MOST_ELEMENTS
+        and not value.is_inference()
+    ]
+    try:
+        yield
+    finally:
+        for holder, before in holders:
+            holder.restore(before)
+        with torch.no_grad():
+            for tensor, version, content in tensors:
+                if tensor._version != version:
+                    tensor.copy_(content)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What holds attributes of a module or of a thing that it has, or a container among them."""
+
+    name: str
+    held: Any
+    of_attributes: bool
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """What it holds, by key or position, but what every torch.nn.Module has."""
+        if isinstance(self.held, dict):
+            return [pair for pair in self.held.items() if pair[0] not in _STANDARD]
+        return list(enumerate(self.held))
+
+    def path(self, key: Any) -> str:
+        """The name of an item, such as `layers.0.cache['key']`."""
+        if not self.of_attributes:
+            return f"{self.name}[{key!r}]"
+        return f"{self.name}.{key}" if self.name else str(key)
+
+    def restore(self, before: Any) -> None:
+        """Makes it hold what it held."""
+        if isinstance(self.held, dict):
+            for name in self.held.keys() - before.keys():
+                del self.held[name]
+            self.held.update(before)
+        elif isinstance(self.held, list):
+            self.held[:] = before
+        else:
+            self.held.clear()
+            (self.held.extend if isinstance(self.held, deque) else self.held.update)(before)
+
+
+def holders_of(module: torch.nn.Module) -> Iterator[Holder]:
+    """The attributes of all parts, and the containers and objects among them, a few levels deep.
+
+    A scripted module holds its own in C++.
+    """
+    seen: set[int] = set()
+
+    def visit(name: str, value: Any, depth: int) -> Iterator[Holder]:
+        if id(value) in seen or len(seen) > _MOST_THINGS or depth > _DEEPEST:
+            return
+        if isinstance(value, _CONTAINERS):
+            found = Holder(name, value, False)
+        elif _is_object(value):
+            found = Holder(name, vars(value), True)
+        else:
+            return
+        seen.add(id(value))
+        yield found
+        for key, item in found.items():
+            yield from visit(found.path(key), item, depth + 1)
+
+    for path, part in module.named_modules():
+        if not isinstance(part, torch.jit.ScriptModule):
+            own = Holder(path, vars(part), True)
+            yield own
+            for key, value in own.items():
+                yield from visit(own.path(key), value, 0)
+
+
+def _registries(module: torch.nn.Module) -> Iterator[Holder]:
+    """Where the parts have their parameters, buffers and parts."""
+    for path, part in module.named_modules():
+        if not isinstance(part, torch.jit.ScriptModule):
+            for name in ("_parameters", "_buffers", "_modules"):
+                yield Holder(path, vars(part)[name], False)
+
+
+def _is_object(value: Any) -> bool:
+    """Whether it is a thing of a library's or the model's own, whose attributes may be state."""
+    return (
+        isinstance(getattr(value, "__dict__", None), dict)
+        and not isinstance(value, (torch.nn.Module, torch.Tensor))
+        and not callable(value)
+        and not type(value).__module__.startswith(("torch", "builtins"))
+    )

@@ -26,6 +26,7 @@ from attngraph.frontend.program_dims import asserted_sizes, named_symbols
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.signature import Signature
+from attngraph.frontend.state import state_notes
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import Traced, trace, user_placeholders
 from attngraph.ir.dims import DimInfo
@@ -107,7 +108,8 @@ def capture(
     with _ONE_AT_A_TIME:
         traced = trace(module, args, named, combined, dynamic_shapes)
     parameters = inspect.signature(module.forward)
-    return _captured(traced, (args, named), parameters)
+    captured = _captured(traced, (args, named), parameters)
+    return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))
 
 
 def from_program(

@@ -82,6 +82,13 @@ def _retraced(program: ExportedProgram) -> ExportedProgram:
         # What led to the sizes that the first trace knew is still there, and nothing reads it.
         program.graph_module.graph.eliminate_dead_code()
         retraced = program.run_decompositions({})
+    except RuntimeError as error:
+        if "is mutated in the forward method" not in str(error):
+            raise
+        raise CaptureError(
+            "The model writes into a tensor that is neither a buffer nor made in the call: "
+            "register it as a buffer, or give it as an input and return it."
+        ) from error
     return retraced
 
 

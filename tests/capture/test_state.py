@@ -1,0 +1,203 @@
+"""What a model keeps between calls, and what it does in train mode only, is told."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attngraph
+from attngraph.errors import CaptureError
+from attngraph.frontend.capture import capture
+
+X = torch.randn(2, 3, 4)
+_CALLS = [0]
+
+
+class Thing:
+    """No module, and state all the same."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Keeps(nn.Module):
+    """Has a list, a dict, a tensor, a number and a thing to keep; subclasses use one of them."""
+
+    number = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.listed: list[Tensor] = []
+        self.named: dict[str, Any] = {"inner": {}}
+        self.tensor = torch.zeros(2, 3, 4)
+        self.thing = Thing()
+
+
+class Counts(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.number += 1
+        return self.linear(x) * self.number
+
+
+class CountsInAThing(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.thing.count += 1
+        return self.linear(x) * self.thing.count
+
+
+class CountsAside(Keeps):
+    """Outside of the module: it shows in what a second call returns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _CALLS[0] += 1
+        return self.linear(x) * _CALLS[0]
+
+
+class Lists(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.listed.append(self.linear(x))
+        return torch.cat(self.listed, 1)
+
+
+class Names(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        inner, keys = self.named["inner"], self.linear(x)
+        inner["keys"] = torch.cat([inner["keys"], keys], 1) if inner else keys
+        return inner["keys"].sum(1)
+
+
+class Sums(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.tensor = self.tensor + self.linear(x)
+        return self.tensor
+
+
+class Rarely(Keeps):
+    """Returns the same for a hundred calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.number += 1
+        return self.linear(x) if self.number % 100 else x
+
+
+class Within(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Counts()])
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers[0](x)
+
+
+STATES: dict[type[nn.Module], str] = {
+    Counts: "changes number as it runs, and a second call on the same inputs returns something",
+    CountsInAThing: "changes thing.count as it runs, and",
+    Lists: "changes listed, listed[1] as it runs, and",
+    Names: "changes named['inner']['keys'] as it runs, and",
+    Sums: "changes tensor as it runs, and",
+    Rarely: "changes number as it runs: the graph computes what the first call does",
+    Within: "changes layers.0.number as it runs, and",
+}
+
+
+@pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__)
+def test_state_without_a_buffer_is_told(kind: type[nn.Module]) -> None:
+    module = kind().eval()
+    optimized = attngraph.optimize(module, (X,))
+    (note,) = optimized.report.notes
+    assert note.startswith(f"The model {STATES[kind]}")
+    assert optimized.report.to_dict()["notes"] == [note]
+
+
+def test_state_outside_of_the_module_shows_in_a_second_call() -> None:
+    (note,) = capture(CountsAside().eval(), (X,)).notes
+    assert note.startswith("The model keeps something of a call, and a second call on the same")
+
+
+@pytest.mark.parametrize("kind", [Counts, CountsInAThing, Lists, Names, Sums])
+def test_a_compile_leaves_the_state_as_it_was(kind: type[Keeps]) -> None:
+    module = kind().eval()
+    attngraph.optimize(module, (X,))
+    assert (module.number, module.thing.count) == (0, 0)
+    assert (module.listed, module.named) == ([], {"inner": {}})
+    assert not module.tensor.any()
+
+
+def test_a_tensor_that_is_written_in_place_and_no_buffer_is_refused() -> None:
+    class Writes(Keeps):
+        def forward(self, x: Tensor) -> Tensor:
+            self.tensor.add_(self.linear(x))
+            return self.tensor * 1
+
+    module = Writes().eval()
+    with pytest.raises(CaptureError, match="neither a buffer nor made in the call: register it"):
+        capture(module, (X,))
+    assert not module.tensor.any()
+
+
+def test_a_table_that_is_built_once_is_no_state() -> None:
+    class Builds(Keeps):
+        table: Tensor | None = None
+        seen: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.table is None:
+                self.table = torch.arange(x.shape[1])
+            self.seen = self.linear(x)  # as attentions keep their weights to be looked at
+            return self.seen + self.table[:, None]
+
+    assert capture(Builds().eval(), (X,)).notes == ()
+
+
+class Drops(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.part = nn.Linear(4, 4), part
+
+    def forward(self, x: Tensor) -> Any:
+        return self.part(self.linear(x))
+
+
+class Own(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.3, self.training)
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (nn.Dropout(0.1), "Dropout (part)"),
+        (nn.BatchNorm1d(3), "BatchNorm1d (part)"),
+        (Own(), "its own code"),
+        (nn.LayerNorm(4), None),
+        (nn.Dropout(0.0), None),
+    ],
+    ids=["dropout", "batch-norm", "own", "norm", "inactive"],
+)
+def test_train_mode_is_told_where_it_matters(part: nn.Module, told: str | None) -> None:
+    module = Drops(part).train()
+    notes = capture(module, (X,)).notes
+    assert module.training
+    if told is None:
+        assert notes == ()
+    else:
+        assert notes == (
+            f"The model is in train mode, where {told} computes something else: it is compiled as "
+            "in eval mode. Call .eval() on it to compare.",
+        )
+    assert capture(module.eval(), (X,)).notes == ()
+
+
+def test_to_look_for_state_draws_no_number_of_the_callers() -> None:
+    module = Drops(nn.Dropout(0.1))
+    torch.manual_seed(3)
+    random.seed(3)
+    before = torch.random.get_rng_state(), random.getstate()
+    capture(module, (X,))
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
