@@ -24,7 +24,7 @@ from attngraph.influence import Influence, influence
 from attngraph.ir import Graph, clone, interpret
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ranges import Ranges
-from attngraph.ir.storage import wraps
+from attngraph.ir.storage import address_of, wraps
 from attngraph.mapped import are_large, release_large
 from attngraph.model import Model
 from attngraph.padded import Padding, annotated, packed_tokens
@@ -137,9 +137,17 @@ class Check:
                 f"The model itself fails on {len(self.rejected)} of {found.drawn} sets of inputs "
                 f"that the check made, such as {self.rejected[0]}."
             )
-        parameters = dict(self.module.named_parameters())
+        everything = dict(self.module.named_parameters())
+        parameters = {name: each for name, each in everything.items() if not wraps(each)}
+        if wrapped := [name for name in everything if name not in parameters]:
+            found.notes.append(
+                f"Not measured whether {len(wrapped)} parameters that wrap other tensors are "
+                f"exercised, such as {wrapped[0]}."
+            )
         read = {_storage(v.data) for v in self.pristine.constants.values() if v.data is not None}
-        distinct = {(each.data_ptr(), each.shape): name for name, each in parameters.items()}
+        distinct = {
+            (address_of(each) or id(each), each.shape): name for name, each in parameters.items()
+        }
         names = [name for name in distinct.values() if _storage(parameters[name]) in read]
         if are_large(parameters.values()):
             unmeasured = Influence(unknown=names, reason="they are too large for a second copy")

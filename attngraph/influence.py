@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.export.eager_loops import plain_loops
 from attngraph.inference import inference
+from attngraph.ir.storage import address_of
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _MOST_TRIALS = 24
@@ -150,8 +151,7 @@ def _same_storage(module: torch.nn.Module, names: Iterable[str]) -> dict[str, st
 
 
 def _place(weight: torch.Tensor) -> tuple[Any, ...]:
-    address = weight.data_ptr()
-    return (address or id(weight), tuple(weight.shape), tuple(weight.stride()))
+    return (address_of(weight) or id(weight), tuple(weight.shape), tuple(weight.stride()))
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
