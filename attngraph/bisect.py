@@ -40,6 +40,23 @@ def diverges(actual: Any, expected: Any) -> bool:
     return float(error) > math.sqrt(torch.finfo(expected.dtype).eps) * scale
 
 
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, on the scale of the whole tensor; for integers and bools the share of
+    elements that differ, and 1 where shapes or what is finite differ.
+    """
+    if actual.shape != expected.shape:
+        return 1.0
+    if not expected.is_floating_point() or not actual.is_floating_point():
+        return float((actual != expected).double().mean()) if expected.numel() else 0.0
+    finite = torch.isfinite(expected)
+    if not torch.equal(finite, torch.isfinite(actual)):
+        return 1.0
+    if not bool(finite.any()):
+        return 0.0
+    off = (actual[finite].double() - expected[finite].double()).abs().max()
+    return float(off) / (float(expected[finite].abs().max()) or 1.0)
+
+
 def _evaluate(graph: Graph, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     values: dict[str, Any] = {}
 

@@ -37,6 +37,7 @@ from attngraph.options import (
     DecoderOptions,
     Options,
 )
+from attngraph.probing import roles_of
 from attngraph.tokens import positions
 
 # (batch, seq, past) of prompts, of a later part of one, and of a step. A dozen tokens or more each:
@@ -199,7 +200,9 @@ class _Inputs:
         self.shapes = {value.name: value.shape for value in captured.graph.inputs}
         self.dtypes = {value.name: value.dtype for value in captured.graph.inputs}
         samples = dict(zip(captured.input_names, captured.args, strict=True))
-        self.tokens = max(int(samples[layout.ids].max()) + 1, 2)
+        ids = captured.input_names.index(layout.ids)
+        rows = roles_of(captured.graph, captured.args)[ids].rows
+        self.tokens = rows or max(int(samples[layout.ids].max()) + 1, 2)
         self.random = torch.Generator().manual_seed(0)
 
     def ids(self, batch: int, length: int) -> torch.Tensor:
@@ -207,9 +210,14 @@ class _Inputs:
         return drawn.to(self.dtypes[self.layout.ids])
 
     def mask(self, batch: int, length: int) -> torch.Tensor:
-        """Row b is padded on the left by b, as far as it has room."""
+        """Row b is padded on the left by b, as far as it has room; the last of three or more rows
+        has a hole behind its first token as well.
+        """
         padding = torch.arange(batch)[:, None].clamp_max(length - 1)
-        return torch.arange(length)[None] >= padding
+        mask = torch.arange(length)[None] >= padding
+        if batch > 2 and length > batch + 2:
+            mask[-1, batch + 1] = False
+        return mask
 
     def mask_of_steps(self, batch: int, length: int) -> torch.Tensor:
         """One that `Decoder` takes: without a mask no row is padded, and with one row of positions

@@ -16,13 +16,16 @@ from torch.export import Dim
 
 import attngraph
 from attngraph import cli
+from attngraph.checking import Check
 from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.formats import Weights
 from attngraph.export.lowering import registry
 from attngraph.export.lowering.context import Context
+from attngraph.export.parity import compare
 from attngraph.export.save import save, to_session
 from attngraph.export.target import Target
-from attngraph.ir import Builder, Graph, Node, Remark
+from attngraph.ir import Builder, Graph, Node, Remark, interpret
+from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
 from attngraph.passes import Pass, registered
 
@@ -465,3 +468,32 @@ def test_rows_that_are_all_padding_are_no_pass() -> None:
     args = (torch.randn(2, 8, 16), torch.ones(2, 8, dtype=torch.int64))
     with pytest.raises((ParityError, UsageError), match=r"padding|padded"):
         attngraph.optimize(_HidesAll().eval(), args, ignore_padded_rows=True)
+
+
+class Summed(nn.Module):
+    """The sum over the last axis, at once, or one element after the other."""
+
+    def __init__(self, *, at_once: bool, factor: float = 1.0) -> None:
+        super().__init__()
+        self.at_once = at_once
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.at_once:
+            return x.sum(-1)
+        total = x[..., 0] * self.factor
+        for place in range(1, x.shape[-1]):
+            total = total + x[..., place]
+        return total
+
+
+def test_rounding_in_half_is_not_called_another_trace() -> None:
+    args = (torch.rand(4, 64, 128, generator=torch.Generator().manual_seed(0)).half(),)
+    model = Model(Summed(at_once=True), None, args, {}, None, "Summed")
+    check = Check(model, trace(model), "fp16")
+    slow = attngraph.capture(Summed(at_once=False), args)
+    exact, halves = check.references(args), interpret(slow, args)
+    assert not compare(exact, halves, "fp16").passed
+    assert check.of_trace(slow) == ""
+    other = attngraph.capture(Summed(at_once=False, factor=1.25), args)
+    assert "already differs from it at sample" in check.of_trace(other)
