@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import sympy
-import torch
 
 from attngraph.ir import Dim, Graph, Node, Remark, Value
 from attngraph.ir.dims import as_dim
 from attngraph.ir.ops import attribute, input_of, op_def
+from attngraph.passes import row_policy
 from attngraph.passes.effects import dim_definers
 from attngraph.passes.index_maps import Index, aligned
 from attngraph.passes.manager import register
@@ -229,20 +229,19 @@ def _decide(
     every = plan([*vain, *hard, *soft], rows)
     if not soft:
         return every
-    absorbed = _absorbed(every.rest, soft, bias)
-    has_keys = every.masked_rows == "zero" and domain.always_a_key(every.allowed)
-    if absorbed and (assume or has_keys):
-        return every
-    if absorbed and len(soft) == 1 and not hard and given_mask == TRUE:
-        return replace(every, masked_rows="mean")
-    return plan([*vain, *hard], rows)
-
-
-def _absorbed(rest: Tree, fills: Sequence[Fill], bias: Value | None) -> bool:
-    """Whether adding what is left of the bias to a fill changes nothing, in the bias's dtype."""
     assert bias is not None
-    step = min(abs(fill.number) for fill in fills) * torch.finfo(bias.dtype).eps / 4
-    return magnitude(rest) < step
+    weakest = max(fill.number for fill in soft)
+    policy = row_policy.of_mask(
+        every.masked_rows,
+        masked=given_mask != TRUE,
+        infinite=len(hard),
+        finite=len(soft),
+        absorbs=row_policy.absorbs(weakest, magnitude(every.rest), bias.dtype),
+        has_key=assume or (every.masked_rows == "zero" and domain.always_a_key(every.allowed)),
+    )
+    if policy is None:
+        return plan([*vain, *hard], rows)
+    return replace(every, masked_rows=policy)
 
 
 def _build(

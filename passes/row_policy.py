@@ -120,3 +120,33 @@ def agree(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Whether weights are equal, NaN for NaN, up to what the formula itself rounds away."""
     least = max(_TOLERANCE, 8 * torch.finfo(old.dtype).eps)
     return torch.allclose(new.double(), old.double(), rtol=least, atol=least / 1e3, equal_nan=True)
+
+
+def of_softmax(*, guarded: bool) -> str:
+    """The `masked_rows` of a softmax: −inf in a whole row is NaN, which a guard replaces by zero.
+
+    A finite fill is part of the logits still, and makes the mean by itself.
+    """
+    return "zero" if guarded else "nan"
+
+
+def of_mask(
+    policy: str, *, masked: bool, infinite: int, finite: int, absorbs: bool, has_key: bool
+) -> str | None:
+    """The `masked_rows` once fills of the bias join the bool mask; None where none is equal.
+
+    `policy` is that of −inf. There are `infinite` and `finite` fills, and a mask besides if
+    `masked`; `absorbs` says that what else is added vanishes beside a finite one. Where each row
+    `has_key`, all policies are alike. Without, a row under one finite fill alone is one number
+    throughout: the mean. Under two it holds two numbers, and beside −inf the fill's keys alone.
+    """
+    if finite and not absorbs:
+        return None
+    if not finite or has_key:
+        return policy
+    return "mean" if finite == 1 and not infinite and not masked else None
+
+
+def absorbs(fill: float, bound: float, dtype: torch.dtype) -> bool:
+    """Whether adding numbers up to `bound` to a fill changes nothing, in a dtype."""
+    return bound < abs(fill) * torch.finfo(dtype).eps / 4

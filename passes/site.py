@@ -29,6 +29,7 @@ from attngraph.passes.logits import Bias, Declined, Factor, Logits, Mask, narrow
 from attngraph.passes.masking import refilled
 from attngraph.passes.reuse import escapes, reused
 from attngraph.passes.roles import Roles, Stage, assign, stages
+from attngraph.passes.row_policy import of_softmax
 from attngraph.passes.scalars import is_cast, keeps_values, widens
 from attngraph.passes.shared_order import shared_order
 
@@ -134,7 +135,7 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         Operand(anchor.output, axes),
         keys,
         below.output,
-        masked_rows="zero" if guarded or sink is not None else "nan",
+        masked_rows=of_softmax(guarded=guarded or sink is not None),
         weights=weights,
         nodes=(*logits.nodes, anchor, *below.nodes, below.root),
         gain=below.gain,
@@ -375,7 +376,7 @@ def _from_sdpa(anchor: Node) -> Site | Declined | None:
         Operand(anchor.output, scores),
         keys,
         output,
-        masked_rows="zero",
+        masked_rows=of_softmax(guarded=True),
         weights=None,
         nodes=(anchor,),
         causal=bool(attribute(anchor, "is_causal")),
