@@ -400,10 +400,10 @@ class Check:
                 sizes = sample
             said = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
             label = f"{said}, {draw.label}"
-            tensors = drawn(draw, roles, captured.args, self._inputs(sizes))
             try:
+                tensors = drawn(draw, roles, captured.args, self._inputs(sizes))
                 self._known[label] = self.references(tensors)
-            except UsageError:
+            except (UsageError, RuntimeError, TypeError, ValueError):  # dtypes without such values
                 self.rejected.append(label)
                 continue
             found[label] = tensors

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from attngraph.errors import AttngraphError
 from attngraph.influence import Influence
 from attngraph.ir import Graph, TensorType, Value, clone, interpret
 from attngraph.ir.dims import substitute, symbols_of
@@ -99,9 +98,8 @@ def of_masks(
     for tensors in cases.values():
         for at, values in inputs.items():
             values.update(torch.eq(tensors[at], float(roles[at].visible or 0)).flatten().tolist())
-        try:
-            found = interpret(predicates, tensors)
-        except (AttngraphError, RuntimeError, IndexError):
+        found = _results(predicates, tensors)
+        if found is None:
             continue
         for values, result in zip(seen, found, strict=True):
             values.update(result.flatten().tolist())
@@ -142,9 +140,8 @@ def of_attentions(
     for tensors in cases:
         if not pending:
             return
-        try:
-            results = interpret(light, tensors)
-        except (AttngraphError, RuntimeError, IndexError):
+        results = _results(light, tensors)
+        if results is None:
             continue
         held = dict(zip(light.output_names, results, strict=True))
         sizes = _sizes(graph, tensors)
@@ -179,6 +176,14 @@ def of_outputs(
             coverage.notes.append(
                 f"The output {name} is {next(iter(seen)):g} in every element of every case."
             )
+
+
+def _results(graph: Graph, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+    """None where a part of the graph doesn't run by itself: then nothing was seen."""
+    try:
+        return interpret(graph, tensors)
+    except Exception:  # what a case shows is no reason to give the user nothing
+        return None
 
 
 def _predicates(graph: Graph) -> tuple[Graph, list[set[str]]]:

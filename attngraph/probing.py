@@ -112,7 +112,8 @@ def without_masks(roles: Sequence[Role]) -> list[Role]:
 
 def stem_of(node: Node) -> str:
     """An op's name without its namespace and overload: `aten.le.Tensor` is `le`."""
-    return node.op.split(".")[1]
+    parts = node.op.split(".")
+    return parts[1] if len(parts) > 1 else node.op
 
 
 def _readers(value: Value, through: frozenset[str]) -> Iterator[tuple[Node, Value]]:
