@@ -75,7 +75,7 @@ class Checked:
         biases: Iterable[Value] = (),
         compared: Sequence[tuple[Value, Value]] | None = None,
         unrounded: Mapping[Value, torch.Tensor] | None = None,
-        masked: Sequence[Value] | None = None,
+        hidden_rows: bool = False,
         proved: bool = False,
         reassociates: str = "",
         at: Node | None = None,
@@ -89,8 +89,8 @@ class Checked:
         part of each is meant to be equal: they are erased. `unrounded` are new constants before
         they were rounded to their dtype: what is told from an error is the rounding of weights.
 
-        With `masked`, a rewrite that differs where masks above hide whole rows is no defect: it is
-        left out without a remark. These values are biases that a caller may mask by.
+        With `hidden_rows`, what masks above make of whole rows is compared too: equal as a function
+        of its logits, a rewrite may still have mistaken what the formula gives where all are fills.
 
         `proved` says that the pass has a proof for all sizes: it stands where nothing can be
         evaluated, and not where they differ.
@@ -111,10 +111,11 @@ class Checked:
         node = at or pairs[0][0].producer
         outcome = self._outcome(compared or pairs, leaves, list(biases), unrounded)
         is_made = isinstance(outcome, Equal) or (proved and isinstance(outcome, NotEvaluated))
-        if is_made and masked is not None:
-            outcome = self._where_masked(pairs, leaves, masked)
-            is_made = isinstance(outcome, Equal)
-        elif not is_made:
+        if is_made and hidden_rows:
+            hidden = self._where_masked(pairs, leaves)
+            if isinstance(hidden, Different):
+                outcome, is_made = hidden, False
+        if not is_made:
             self.remarks.append(self._remark(pairs[0][0], outcome))
         tally_of(self.graph).count(outcome, proved=proved)
         if not is_made:
@@ -178,27 +179,17 @@ class Checked:
         assert outcome is not None
         return outcome
 
-    def _where_masked(
-        self, pairs: Sequence[tuple[Value, Value]], leaves: list[Value], biases: Sequence[Value]
-    ) -> Outcome:
+    def _where_masked(self, pairs: Sequence[tuple[Value, Value]], leaves: list[Value]) -> Outcome:
         for _ in range(_CONTEXT[-1]):
             leaves = _above(leaves)
-        outcomes: list[Outcome] = []
-        # Of large static sizes the first kind alone is tried; a mask may hide where it is true.
-        for kinds in (("hidden", "holes", "masked"), ("open",)):
-            outcome = self._evidence.compare(
-                pairs,
-                leaves,
-                biases,
-                kinds=kinds,
-                tolerance=self._tolerance(pairs),
-                depth=self.depth,
-                derived=self._derived,
-            )
-            if isinstance(outcome, Different):
-                return outcome
-            outcomes.append(outcome)
-        return next((found for found in outcomes if isinstance(found, Equal)), outcomes[0])
+        return self._evidence.compare(
+            pairs,
+            leaves,
+            kinds=(*self.kinds, "holes", "masked", "open"),
+            tolerance=self._tolerance(pairs),
+            depth=self.depth,
+            derived=self._derived,
+        )
 
     def _tolerance(self, pairs: Sequence[tuple[Value, Value]]) -> float:
         if self.exact:

@@ -3,6 +3,12 @@
 Every mask and every term of a bias is read as a predicate over (b, h, q, k). What is provably true
 vanishes, j ≤ i becomes the attribute, the rest is built once as a bool tensor of the smallest
 shape. A rewrite must also give the same probabilities at several sizes, or it is not made.
+
+The proof for all sizes is the algebra's (predicates.py): reading replaces a tensor by what each of
+its elements is as a function of its index, simplifying only drops what holds at every index for all
+sizes in the dims' ranges, and building writes the predicate down element by element. So before and
+after are one function of the masks' sources, whatever these are. It stands where trials leave a
+condition constant; tests/unit/test_predicates.py holds the algebra against brute force.
 """
 
 from __future__ import annotations

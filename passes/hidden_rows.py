@@ -22,6 +22,11 @@ class Settler:
     assume: bool = False
     remarks: list[Remark] = field(default_factory=list)
 
+    @property
+    def checks(self) -> bool:
+        """Whether rows without a key are compared too: the user may have said there are none."""
+        return not self.assume
+
     def settle(
         self,
         node: Node,

@@ -190,7 +190,9 @@ def _raise_log(build: Builder, checked: Checked, settler: Settler, node: Node) -
     if settled is None:
         return
     softmax = build("aten.softmax.int", settled, dim=dim)
-    checked.replace([(node.output, softmax)], proved=True, reassociates=what)
+    checked.replace(
+        [(node.output, softmax)], proved=True, hidden_rows=settler.checks, reassociates=what
+    )
 
 
 def _log_normaliser(x: Value, total: Value, difference: Node) -> tuple[int, Formula] | None:
@@ -244,7 +246,9 @@ def _raise_quotient(
         softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
         if softmax is None or softmax.dtype != node.output.dtype:
             return
-        checked.replace([(node.output, softmax)], proved=True, reassociates=what)
+        checked.replace(
+            [(node.output, softmax)], proved=True, hidden_rows=settler.checks, reassociates=what
+        )
     elif len(total.dims) == 1 and checked.allows(_EARLY):
         _raise_late(build, checked, settler, node, numerator, total)
 
@@ -305,7 +309,9 @@ def _raise_late(
         for layout in reversed(outer):
             build.at(node)
             result = _again(build, layout, layout.inputs[0], result)
-        return checked.replace([(node.output, result)], proved=True, reassociates=_EARLY)
+        return checked.replace(
+            [(node.output, result)], proved=True, hidden_rows=settler.checks, reassociates=_EARLY
+        )
     return False
 
 

@@ -160,7 +160,9 @@ def raise_plus_one(
         return False
     zero = build.constant(torch.zeros([1] * len(x.shape), dtype=x.dtype), "sink")
     softmax = build("attn.sink_softmax", settled, zero, dim=dims[0])
-    return checked.replace([(node.output, softmax)], proved=True, reassociates=what)
+    return checked.replace(
+        [(node.output, softmax)], proved=True, hidden_rows=settler.checks, reassociates=what
+    )
 
 
 def _shift(x: Value, total: Node) -> tuple[Value, Value | None, str] | None:
