@@ -27,7 +27,7 @@ def _nodes(name: str, target: str = "cpu") -> list[onnx_ir.Node]:
 def _layer(name: str, target: str = "cpu") -> list[str]:
     """The ONNX operators of the model's second layer."""
     nodes = _nodes(name, target)
-    layer = [node for node in nodes if _LAYER.search(node.metadata_props["attngraph.loc"])]
+    layer = [node for node in nodes if _LAYER.search(node.metadata_props.get("attngraph.loc", ""))]
     return [node.op_type for node in layer]
 
 
