@@ -62,7 +62,9 @@ class Masking:
             for step in group[1:]:
                 kept = self.build("aten.logical_and", kept, self._kept(step))
             if math.isfinite(group[0].fill):
-                self._fill(kept, _deeper(group[0].fill) if is_weak else group[0].fill)
+                fill = _deeper(group[0].fill) if is_weak else group[0].fill
+                # A fill of float64 beyond the dtype stays a number: -inf would be another row.
+                self._fill(kept, max(fill, torch.finfo(self.dtype).min))
             else:
                 self.mask = kept if self.mask is None else self._and(self.mask, kept)
 

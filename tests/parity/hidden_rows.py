@@ -94,6 +94,70 @@ SPELLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def _less_logsumexp(s: Tensor) -> Tensor:
+    return (s - s.logsumexp(-1, keepdim=True)).exp()
+
+
+def _quotient(e: Tensor) -> Tensor:
+    return e / e.sum(-1, keepdim=True)
+
+
+def _plus_one(s: Tensor) -> Tensor:
+    highest = s.amax(-1, keepdim=True)
+    e = (s - highest).exp()
+    return e / ((-highest).exp() + e.sum(-1, keepdim=True))
+
+
+WEIGHTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "a caller's numbers": lambda s, pad, keep, m: _less_logsumexp(s + (1 - m) * LOWEST),
+    "a caller's numbers, by sums": lambda s, pad, keep, m: _quotient((s + (1 - m) * LOWEST).exp()),
+    "two fills, by sums": lambda s, pad, keep, m: _quotient(
+        s.masked_fill(pad, LOWEST).masked_fill(~keep, -1e9).exp()
+    ),
+    "guarded by any": lambda s, pad, keep, m: torch.where(
+        keep.any(-1, keepdim=True), s.masked_fill(~keep, -math.inf).softmax(-1), 0.0
+    ),
+    "refilled": lambda s, pad, keep, m: (
+        s.masked_fill(~keep, LOWEST).softmax(-1).masked_fill(~keep, 0)
+    ),
+    "refilled beside a bias": lambda s, pad, keep, m: (
+        (s + torch.where(pad, LOWEST, 0.0)).masked_fill(~keep, LOWEST).softmax(-1)
+    ).masked_fill(~keep, 0),
+    "normalised again": lambda s, pad, keep, m: _quotient(s.softmax(-1) * keep.float()),
+    "zeroed after exp": lambda s, pad, keep, m: _quotient(_shifted(s) * ~pad),
+    "filled, and zeroed elsewhere": lambda s, pad, keep, m: _quotient(
+        _shifted(s.masked_fill(~keep, -1e9)) * ~pad
+    ),
+    "plus one, shifted": lambda s, pad, keep, m: _plus_one(s.masked_fill(pad, -math.inf)),
+    "in float64": lambda s, pad, keep, m: (
+        s.double().masked_fill(pad, torch.finfo(torch.float64).min).softmax(-1).float()
+    ),
+    "with a floor": lambda s, pad, keep, m: (
+        s.masked_fill(pad, -math.inf).clamp_min(LOWEST).softmax(-1)
+    ),
+    "log of a mask": lambda s, pad, keep, m: (s + (~pad).float().log()).softmax(-1),
+    "a weak fill": lambda s, pad, keep, m: s.masked_fill(pad, -50.0).softmax(-1),
+    "transposed": lambda s, pad, keep, m: _quotient(s.mT.masked_fill(pad.mT, LOWEST).mT.exp()),
+}
+"""Weights by scores, a padding mask, a bool mask and a caller's mask of numbers, all (B, 1, T)."""
+
+
+class Weighed(nn.Module):
+    """An attention for each entry of `WEIGHTS`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in WEIGHTS)
+
+    def forward(self, x: Tensor, ids: Tensor, keep: Tensor, given: Tensor) -> tuple[Tensor, ...]:
+        results = []
+        for weigh, projection in zip(WEIGHTS.values(), self.projections, strict=True):
+            query, key, value = projection(x).chunk(3, -1)
+            masks = (ids == PAD)[:, None], keep[:, None], given[:, None]
+            results.append(weigh(query @ key.mT / WIDTH**0.5, *masks) @ value)
+        return tuple(results)
+
+
 @dataclass(frozen=True)
 class Case:
     """One module: a spelling and a fill, with an attention for each mask source."""

@@ -6,12 +6,23 @@ follows from the formulas alone.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from attngraph.compiler import optimize
-from tests.parity.hidden_rows import Case, cases, dynamic_shapes, few, hidden, sample
+from tests.parity.hidden_rows import (
+    WEIGHTS,
+    Case,
+    Weighed,
+    cases,
+    dynamic_shapes,
+    few,
+    hidden,
+    sample,
+)
 
 # Logits of a few units next to a fill of 1e4 keep 10 bits behind the point: 5e-4, relative.
 _ROUNDING = {"rtol": 2e-3, "atol": 2e-4}
@@ -34,6 +45,26 @@ def _check(case: Case, *, exact: bool = False) -> None:
 @pytest.mark.parametrize("case", few(), ids=str)
 def test_a_hidden_row_is_what_eager_makes_of_it(case: Case) -> None:
     _check(case)
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
+def test_weights_of_two_masks_are_what_eager_makes_of_them(exact: bool) -> None:
+    """The masks hide the same keys, complement each other, or one hides what the other leaves."""
+    torch.manual_seed(0)
+    module = Weighed().eval().requires_grad_(False)
+    x, ids, keep = sample()
+    shapes = (*dynamic_shapes(), dynamic_shapes()[0])
+    optimized = optimize(
+        module, (x, ids, keep, keep.float()), dynamic_shapes=shapes, verify="off", exact=exact
+    )
+    inputs = [given for _, given in hidden()]
+    for (x, ids, first), (_, _, second) in itertools.product(inputs, inputs):
+        for keep in (second, ~first):
+            given = (x, ids, keep, first.float())
+            expected, found = module(*given), optimized.run(given)
+            for name, ours, eager in zip(WEIGHTS, found, expected, strict=True):
+                same = torch.allclose(torch.as_tensor(ours), eager, equal_nan=True, **_STRICT)
+                assert same, name
 
 
 class _Upcast(nn.Module):
