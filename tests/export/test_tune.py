@@ -14,7 +14,7 @@ from attngraph.export.kernels import Facts, Form
 from attngraph.export.kernels.table import ATTENTION, BLOCKS, GROUPED, MASKED
 from attngraph.export.lower import lower
 from attngraph.export.target import Target
-from attngraph.ir import Graph
+from attngraph.ir import DimInfo, Graph
 from tests.export.lowered import graph_of
 from tests.export.test_attention_forms import CAUSAL, check, site
 
@@ -147,7 +147,8 @@ def test_what_is_measured_for_real_is_what_is_emitted(
 def test_every_form_is_timed_at_every_length() -> None:
     graph = site(attrs=CAUSAL)
     (node,) = graph
-    facts = tune.facts_of(node, graph.dims)
+    dims = {name: DimInfo(1, 64) for name in graph.dims}
+    facts = tune.facts_of(node, dims)
     assert tune.lengths_of(facts) == [1, 16, 64]
     forms = [ATTENTION, MASKED, GROUPED]
     times = timing.measure(facts, forms, CPU, [1, 16], 1e-4)
