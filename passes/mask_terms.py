@@ -27,7 +27,10 @@ from attngraph.passes.predicates import Predicate, negation
 from attngraph.passes.row_policy import ABSORBING_FILL
 from attngraph.passes.scalars import fill_of, is_cast, number, scale_of, widens
 
-_PASSING = ("aten.embedding", "aten.index.Tensor", "aten.index_select", "aten.gather", "aten.neg")
+_PASSING = frozenset(
+    f"aten.{name}"
+    for name in ("embedding", "index.Tensor", "index_select", "gather", "neg", "flip", "roll")
+)
 _JOINING = frozenset(
     f"aten.{name}" for name in ("add.Tensor", "sub.Tensor", "cat", "pad", "constant_pad_nd")
 )
