@@ -15,7 +15,7 @@ import torch
 
 from attngraph.ir import Builder, DimInfo, Node, TensorType, Value
 from attngraph.ir.ops import attribute
-from attngraph.passes.axes import RESHAPES, fresh_axes
+from attngraph.passes.axes import fresh_axes
 from attngraph.passes.choices import Choice
 from attngraph.passes.contraction import read_contraction
 from attngraph.passes.index_maps import LAYOUTS, Index, aligned, source_index
@@ -337,7 +337,7 @@ class _Moderates:
         if not node.op.startswith("aten.") or _is_activation(node):
             return True
         numbers = (number(node.attrs.get(name)) for name in _NUMBERS)
-        is_layout = node.op in LAYOUTS or node.op in RESHAPES  # whose numbers are places
+        is_layout = node.op in LAYOUTS  # whose numbers are places
         if not is_layout and any(n is not None and not abs(n) < -WEAKEST_FILL for n in numbers):
             return False
         is_logits &= node.op != "aten.add.Tensor"
