@@ -18,7 +18,7 @@ from attngraph.ir.ops import input_of
 _REDUCE = {
     "mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin",
     "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd", "any": "ReduceMax",
-    "all": "ReduceMin", "logsumexp": "ReduceLogSumExp",
+    "all": "ReduceMin",
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def _reduce(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -
 
 @register_lowering(
     "aten.mean", "aten.mean.dim", "aten.sum", "aten.sum.dim_IntList", "aten.amax", "aten.amin",
-    "aten.max", "aten.min", "aten.prod", "aten.prod.dim_int", "aten.logsumexp",
+    "aten.max", "aten.min", "aten.prod", "aten.prod.dim_int",
 )  # fmt: skip
 def lower_reduce(ctx: Context, node: Node) -> ir.Value:
     args = ctx.args(node)
@@ -44,6 +44,28 @@ def lower_reduce(ctx: Context, node: Node) -> ir.Value:
     if op_type == "ReduceSum" and input_of(node, "self").dtype == torch.int64:
         return _exact_sum(ctx, node, x)
     return _reduce(ctx, op_type, x, dims, keep)
+
+
+@register_lowering("aten.logsumexp")
+def lower_logsumexp(ctx: Context, node: Node) -> ir.Value:
+    """m + log Σ exp(x − m), with m the largest element, or 0 where that is infinite.
+
+    `ReduceLogSumExp` makes −∞ of a row of −∞ and finfo.min, which is how masks hide one.
+    """
+    args = ctx.args(node)
+    x, dtype = ctx.cast(args["self"], node.output.dtype), node.output.dtype
+    rank, dims = len(input_of(node, "self").shape), args["dim"] or None
+    if not rank:
+        return ctx.op("Identity", x)
+    top = _reduce(ctx, "ReduceMax", x, dims, True)
+    top = ctx.op("Where", ctx.op("IsInf", top), ctx.constant(0.0, dtype), top)
+    total = _reduce(ctx, "ReduceSum", ctx.op("Exp", ctx.op("Sub", x, top)), dims, True)
+    result = ctx.op("Add", ctx.op("Log", total), top)
+    if args.get("keepdim", False):
+        return result
+    return ctx.op(
+        "Squeeze", result, ctx.constant(sorted(dim % rank for dim in dims or range(rank)))
+    )
 
 
 def _extremum(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:

@@ -73,6 +73,20 @@ def with_nan(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([1.0, torch.nan, torch.inf, -torch.inf, 2.0], dtype=dtype)
 
 
+def _hidden(dtype: torch.dtype) -> list[Call]:
+    """Rows that masks hide in one way or in two, beside rows of infinities and NaN."""
+    low, size = torch.finfo(dtype).min, 5
+    line = torch.tensor([-torch.inf, low, 1.0, torch.inf, torch.nan, low / 2], dtype=dtype)
+    table = torch.cartesian_prod(line, line)
+    table = torch.cat([table, table[:, :1].expand(-1, size - 2)], 1)
+    texts = [
+        f"aten.logsumexp(%0) {{dim = {dim}, keepdim = {keep}}}"
+        for dim in ("[-1]", "[0]", "[0, 1]")
+        for keep in ("true", "false")
+    ]
+    return [Call(text, (table,)) for text in texts]
+
+
 def distinct(text: str) -> Calls:
     """Rows of different numbers."""
 
@@ -116,6 +130,7 @@ CASES = [
         Case(name, along(_dims(name), values=moderate), ALL, **SUMS)
         for name in ("sum.dim_IntList", "mean.dim", "logsumexp")
     ],
+    Case("logsumexp-hidden", _hidden, FLOATS, **SUMS),
     Case("cumsum", along(_dim("cumsum"), values=moderate), ALL, ulps=128, scale=512.0),
     Case("prod", along(_dim("prod.dim_int"), values=lambda dtype: few(dtype)[:4]), ALL, ulps=32),
     Case(
