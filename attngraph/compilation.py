@@ -13,6 +13,7 @@ from attngraph.bisect import blame
 from attngraph.checking import Cases, Check
 from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.buffers import Buffers, part_joined, require_in_place
+from attngraph.export.denormals import KEPT_KEY
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.few_bits import cost_on_cpu
@@ -243,6 +244,12 @@ class Compilation:
             onnx = lower(graph, target=device, kernels=kernels, buffers=self.buffers)
         stored = None if report.quantised is None else report.quantised.weights
         Provenance(options.of_pipeline(), report.precision, stored).write(onnx.metadata_props)
+        if place := onnx.metadata_props.get(KEPT_KEY):
+            note = (
+                f"{place} computes with a number below the least normal float, so sessions don't "
+                "count such numbers as zero, and masked attentions take longer on the CPU."
+            )
+            report.notes += [] if note in report.notes else [note]
         onnx.metadata_props[RANGES_KEY] = Ranges.of(graph).to_json()
         report.sites = sites_of(report.passes, kernels)
         is_original = report.precision == self.own and stored is None

@@ -3,15 +3,26 @@
 A masked score ends in exp(x) for x below -88, where onnxruntime's kernel computes with denormals,
 and the processor takes a hundred cycles or so for each: under a mask half of an attention's time
 goes there (bench/kernels.py). The least normal float32 is 1.2e-38.
+
+A model that computes with such a number on purpose, as log(mask + 1e-45) does, is another model
+without it. Its file says so, and its sessions count none as zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from attngraph.ir import Graph, Node, TensorType
+
+KEPT_KEY = "attngraph.denormals"
+"""The key of a file's metadata that says that its numbers below the least normal one count."""
+
+_FEW = 16  # elements of a constant that is written in code; weights may hold anything
 _LEAST, _ONE = 5e-324, 1.0
 
 
@@ -33,3 +44,24 @@ def denormals(*, flush: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+def written_in(graph: Graph) -> Node | None:
+    """A node that computes with a denormal number of the model's own code."""
+    for node in graph:
+        dtypes = {value.dtype for value in node.outputs if isinstance(value.type, TensorType)}
+        for dtype in dtypes & {torch.float32, torch.bfloat16}:
+            least = torch.finfo(dtype).tiny
+            numbers = [number for number in node.attrs.values() if isinstance(number, float)]
+            for value in node.inputs:
+                data = None if value is None else value.data
+                if data is not None and not data.is_meta and data.numel() <= _FEW:
+                    numbers += data.flatten().tolist() if data.is_floating_point() else []
+            if any(math.isfinite(n) and 0 < abs(n) < least for n in numbers):
+                return node
+    return None
+
+
+def kept_by(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file with this metadata counts on denormal numbers."""
+    return KEPT_KEY in metadata

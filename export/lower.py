@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from attngraph.errors import AttngraphError, LoweringError
 from attngraph.export.buffers import CAPACITY, Buffers
+from attngraph.export.denormals import KEPT_KEY, written_in
 from attngraph.export.kernels import Choice, choose_all
 from attngraph.export.lowering import find_lowering, registered
 from attngraph.export.lowering.context import MICROSOFT, OPSET, Context
@@ -82,12 +83,15 @@ def lower(
         opset_imports=opsets,
         name=name or graph.name,
     )
-    return ir.Model(
+    model = ir.Model(
         onnx_graph,
         ir_version=IR_VERSION,
         producer_name="attngraph",
         producer_version=own_version(),
     )
+    if (node := written_in(graph)) is not None:
+        model.metadata_props[KEPT_KEY] = f"{node.op} at {node.loc}"
+    return model
 
 
 def lower_body(context: Context, body: Graph, captured: Mapping[Value, Value]) -> ir.Graph:

@@ -13,7 +13,7 @@ import torch
 
 from attngraph.errors import AttngraphError, LoadError, ProviderError, UsageError
 from attngraph.export.arguments import Argument, check_inputs, in_order
-from attngraph.export.denormals import denormals, flushed
+from attngraph.export.denormals import denormals, flushed, kept_by
 from attngraph.export.files import require_file
 from attngraph.export.provider_options import provider_options as checked_options
 from attngraph.export.providers import cuda_install_command, onnxruntime_messages, preload_cuda
@@ -78,7 +78,8 @@ class Session:
         which is outside the fp32 error budget. `cuda_graph` records the kernels of a model of
         static shapes once and replays them, one run at a time. `flush_denormals` counts floats
         below the least normal one as zero on the CPU, where each would take a hundred cycles and
-        masked attention makes many. `provider_options` are onnxruntime's own.
+        masked attention makes many; not in a file that says that it counts on them.
+        `provider_options` are onnxruntime's own.
 
         Raises LoadError for a file that is missing or not a model onnxruntime accepts, UsageError
         for options that there aren't, and ProviderError when the provider can't be used, which
@@ -95,6 +96,15 @@ class Session:
         extra = checked_options(target, provider_options, tf32=tf32, cuda_graph=cuda_graph)
         if target.provider == "cpu":
             session = _create(model, options, target, extra)
+            if flush_denormals and kept_by(session.get_modelmeta().custom_metadata_map):
+                flush_denormals = False  # an option of the session, which the file alone tells
+                kept = session_options(
+                    threads,
+                    spinning=spinning,
+                    graph_optimization=graph_optimization,
+                    flush_denormals=False,
+                )
+                session = _create(model, kept, target, extra)
             return cls(session, target.execution_provider, flush_denormals=flush_denormals)
         if target.execution_provider not in onnxruntime.get_available_providers():
             raise ProviderError(

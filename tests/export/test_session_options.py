@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
+import attngraph
 from attngraph.errors import ProviderError, UsageError
 from attngraph.export import replay as replay_module
 from attngraph.export import session as session_module
@@ -211,3 +212,18 @@ def test_a_provider_that_fails_keeps_its_reason() -> None:
         pytest.skip("CUDA may work here")
     with pytest.raises(ProviderError, match="cuda"):
         Session.open(model(), CUDA, provider_options={"device_id": 0, "prefer_nhwc": False})
+
+
+class _LogOfMask(torch.nn.Module):
+    """AllenNLP's masked softmax: log(mask + 1e-45) is -103 where a mask hides."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x + (mask + 1e-45).log()).softmax(-1)
+
+
+def test_a_denormal_number_of_the_model_is_kept() -> None:
+    mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    optimized = attngraph.optimize(_LogOfMask(), (x, torch.ones(2, 3)))
+    torch.testing.assert_close(optimized(x, mask), _LogOfMask()(x, mask))
+    assert any("least normal" in note for note in optimized.report.notes)
