@@ -202,7 +202,7 @@ def draws_of(roles: Sequence[Role], args: Sequence[torch.Tensor]) -> list[Draw]:
     floats = any(_is_scaled(role, tensor) for role, tensor in zip(roles, args, strict=True))
     ids = any(role.rows is not None or role.segment for role in roles)
     found = []
-    for hides_rows, scale in ((False, 4.0), (True, 0.125)):
+    for hides_rows, scale in ((False, 2.0), (True, 0.5)):
         if not (masks or floats or (ids and not hides_rows)):
             continue
         shape = "a row hidden" if hides_rows else "masks of every shape"
