@@ -6,14 +6,16 @@ large weight are zero in most places, and only the weight's rows that matter are
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from attngraph.dialect.loops import body_of
 from attngraph.errors import IRError
-from attngraph.ir import Dim, Node, ScalarType, Value
+from attngraph.ir import Dim, Node, ScalarType, TensorType, Value, clone, format_graph
 from attngraph.ir.dims import product, substitute
 from attngraph.ir.ops import attribute, evaluate
 from attngraph.passes.axes import COPIES, LAYOUTS, RESHAPES
@@ -243,9 +245,23 @@ class _Again:
 
 def wide_node(node: Any) -> Any:
     """The node to evaluate on float64 in its place: its dtype attributes ask for no less."""
+    if node.op == "attn.scan":
+        return _Again(node.op, {**node.attrs, "body": _wide_body(node.attrs["body"])})
     if not any(isinstance(value, torch.dtype) for value in node.attrs.values()):
         return node
     return _Again(node.op, {name: _wide(value) for name, value in node.attrs.items()})
+
+
+@functools.lru_cache(maxsize=64)
+def _wide_body(text: str) -> str:
+    """The text of a loop's body whose nodes compute in float64."""
+    body = clone(body_of(text))
+    for value in body.constants.values():
+        value.data = widened(value.data)
+        value.type = TensorType(_wide(value.dtype), value.shape)
+    for node in body:
+        node.attrs = dict(wide_node(node).attrs)
+    return format_graph(body)
 
 
 def _wide(value: Any) -> Any:
