@@ -116,7 +116,7 @@ def test_the_right_fusion_stays(fill: str) -> None:
     graph = _graph(fill)
     (expected,) = interpret(graph, _inputs())
     (result,) = run(graph, "fuse-attention")
-    assert [remark.status for remark in result.remarks] == ["fused"]
+    assert [r.status for r in result.remarks if r.code != "reassociated"] == ["fused"]
     (found,) = interpret(graph, _inputs())
     assert torch.allclose(found, expected, atol=1e-6, equal_nan=True)
 
