@@ -108,7 +108,7 @@ class Checked:
         if not self.allows(reassociates):
             self._take_back(pairs, compared, unrounded)
             return False
-        node = at or pairs[0][0].producer
+        node = at or (pairs[0][0].producer if pairs else None)
         outcome = self._outcome(compared or pairs, leaves, list(biases), unrounded)
         is_made = isinstance(outcome, Equal) or (proved and isinstance(outcome, NotEvaluated))
         if is_made and hidden_rows:
