@@ -89,8 +89,8 @@ def lower(
         producer_name="attngraph",
         producer_version=own_version(),
     )
-    if (node := written_in(graph)) is not None:
-        model.metadata_props[KEPT_KEY] = f"{node.op} at {node.loc}"
+    if (place := written_in(graph)) is not None:
+        model.metadata_props[KEPT_KEY] = f"{place.op} at {place.loc}"
     return model
 
 
