@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,18 +29,40 @@ def inference(module: torch.nn.Module) -> Iterator[None]:
     """
     # By attribute: a program's module has no eval().
     modes = [(part, part.training) for part in module.modules()]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with restored(module):
+    with restored(module), _FAST_PATH:
         try:
             for part, _ in modes:
                 part.training = False
-            torch.backends.mha.set_fastpath_enabled(False)
             with torch.no_grad():
                 yield
         finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
             for part, mode in modes:
                 part.training = mode
+
+
+class _FastPathOff:
+    """torch.nn's fused fast path is off while any thread is inside: it is one switch for all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+_FAST_PATH = _FastPathOff()
 
 
 @contextmanager

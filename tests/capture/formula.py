@@ -37,9 +37,11 @@ def captured(name: str, dynamic: bool) -> Captured:
 def eager(module: nn.Module, *args: Any, **kwargs: Any) -> list[Tensor]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    with torch.no_grad():
-        leaves = pytree.tree_leaves(module(*args, **kwargs))
-    torch.backends.mha.set_fastpath_enabled(fast_path)
+    try:
+        with torch.no_grad():
+            leaves = pytree.tree_leaves(module(*args, **kwargs))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 

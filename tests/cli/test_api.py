@@ -138,6 +138,7 @@ def test_several_threads_may_compile() -> None:
     with ThreadPoolExecutor(4) as pool:
         graphs = list(pool.map(lambda _: attngraph.capture(Attention(), _args()), range(8)))
     assert {len(graph) for graph in graphs} == {5}
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_a_report_prints_in_a_line_for_each_thing() -> None:

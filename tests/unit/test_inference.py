@@ -48,3 +48,14 @@ def test_an_error_leaves_the_module_as_it_was_too() -> None:
         pass
     assert part.training
     assert part.table is None
+
+
+def test_the_fast_path_is_off_until_the_last_one_leaves() -> None:
+    first, second = inference(Remembers()), inference(Remembers())
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.mha.get_fastpath_enabled()
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled() == enabled
