@@ -38,10 +38,24 @@ from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.shapes import Request, requested_dims
 from attngraph.inference import inference
 
-_ATTEMPTS = 6
+_ATTEMPTS = 7
+
+
+@contextmanager
+def _compiled_anew() -> Iterator[None]:
+    """Dynamo forgets what it compiled before.
+
+    A loop's body goes through it, in eager too. It looks for one that it has by asking the sizes of
+    the trace whether they are those of an earlier call, and each no stays as a condition.
+    """
+    torch._dynamo.reset()
+    yield
+
+
 _REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
     decided_comparisons: wants_bool,
     undecided_contiguity: excludes_a_size,
+    _compiled_anew: excludes_a_size,
     known_constants: depends_on_data,
 }
 """What a trace is tried again with, if its error is one that this may help against."""
