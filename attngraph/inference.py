@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,9 +115,13 @@ class Holder:
     def restore(self, before: Any) -> None:
         """Makes it hold what it held."""
         if isinstance(self.held, dict):
+            # Only what changed, and not by the methods of a mapping that refuses to be written to.
+            plain: Any = OrderedDict if isinstance(self.held, OrderedDict) else dict
             for name in self.held.keys() - before.keys():
-                del self.held[name]
-            self.held.update(before)
+                plain.__delitem__(self.held, name)
+            for name, value in before.items():
+                if name not in self.held or self.held[name] is not value:
+                    plain.__setitem__(self.held, name, value)
         elif isinstance(self.held, list):
             self.held[:] = before
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 
@@ -59,3 +61,25 @@ def test_the_fast_path_is_off_until_the_last_one_leaves() -> None:
     assert not torch.backends.mha.get_fastpath_enabled()
     second.__exit__(None, None, None)
     assert torch.backends.mha.get_fastpath_enabled() == enabled
+
+
+class Frozen(OrderedDict[str, int]):
+    """A configuration that can't be written to, as diffusers has."""
+
+    def update(self, *given: object, **named: object) -> None:
+        raise TypeError("a frozen configuration")
+
+    def __setitem__(self, name: str, value: int) -> None:
+        if hasattr(self, "closed"):
+            raise TypeError("a frozen configuration")
+        super().__setitem__(name, value)
+
+
+def test_a_mapping_that_refuses_to_be_written_to_stays() -> None:
+    module = Remembers()
+    module.config = Frozen(width=3)
+    module.config.closed = True
+    with inference(module):
+        OrderedDict.__setitem__(module.config, "width", 4)
+        OrderedDict.__setitem__(module.config, "more", 5)
+    assert dict(module.config) == {"width": 3}
