@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import onnx_ir
 import torch
 
 from attngraph.compiler import Model, analyse, optimize
@@ -18,12 +20,13 @@ from tests.corpus.architectures import build
 
 Record = dict[str, Any]
 """Keys: model, attention, outcome, stage, error, fused, declined, sites, silent, unequal, parity,
-nodes, timings.
+nodes, timings, sha256.
 
 `outcome` is "right", "wrong" (ran, out of its error budget), "failed" (at `stage`, with `error`) or
 "absent" (transformers has no such attention for the model). `declined` counts codes, and `sites`
 says where and why those are. `silent` are the softmaxes that are left in the graph and that no
-remark is about. `unequal` are the rewrites that were taken back because they were wrong.
+remark is about. `unequal` are the rewrites that were taken back because they were wrong. `sha256`
+is of the ONNX file: a change that is to change no file shows it by leaving all of them as they are.
 """
 
 
@@ -71,8 +74,14 @@ def attempt(model: str, attention: str) -> Record:
         record["silent"] = _silent(optimized.graph, report.sites)
         record["parity"] = {"error": worst.error, "budget": worst.budget}
         record["nodes"] = {"before": report.nodes_before, "after": report.nodes_after}
+        record["sha256"] = _digest(optimized.model)
         record["timings"] = {stage: round(spent, 2) for stage, spent in report.timings.items()}
     return {**record, "seconds": round(time.perf_counter() - begin, 2)}
+
+
+def _digest(model: onnx_ir.Model) -> str:
+    proto = onnx_ir.to_proto(model)
+    return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _sites(sites: list[Site]) -> Record:
