@@ -12,8 +12,8 @@ from attngraph.errors import UsageError
 from attngraph.export.parity import Parity
 from attngraph.export.reference import ReferenceOutputs
 from attngraph.ir import interpret
-from attngraph.passes.manager import PassResult
-from attngraph.passes.pack_tokens import PADDING, Packed
+from attngraph.passes.padding.pack_tokens import PADDING, Packed
+from attngraph.passes.rewriting.manager import PassResult
 
 
 def packed_tokens(results: Iterable[PassResult]) -> list[Packed]:

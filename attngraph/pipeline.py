@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from attngraph.analysis.masks.masking import NO_MASKED_ROWS
 from attngraph.options import check_assumptions
 from attngraph.passes import Pass, make, only_exact
-from attngraph.passes.fold_masks import NO_MASKED_ROWS, FoldMasks
-from attngraph.passes.loop_bodies import LoopBodies
-from attngraph.passes.pack_tokens import PackTokens
-from attngraph.passes.raise_softmax import RaiseSoftmax
+from attngraph.passes.attention.fold_masks import FoldMasks
+from attngraph.passes.attention.raise_softmax import RaiseSoftmax
+from attngraph.passes.loops.loop_bodies import LoopBodies
+from attngraph.passes.padding.pack_tokens import PackTokens
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (

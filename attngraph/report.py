@@ -13,8 +13,8 @@ from attngraph.export.kernels import Choice
 from attngraph.export.parity import Parity
 from attngraph.export.quantize import Quantised
 from attngraph.ir import Node, Remark
-from attngraph.passes.manager import PassResult
-from attngraph.passes.outcomes import Tally
+from attngraph.passes.rewriting.manager import PassResult
+from attngraph.passes.rewriting.outcomes import Tally
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 
 import attngraph.dialect  # noqa: F401  (the passes emit its ops)
-from attngraph.passes.manager import (
+from attngraph.passes.rewriting.manager import (
     Pass,
     PassResult,
     label_of,
@@ -18,7 +18,7 @@ from attngraph.passes.manager import (
     run,
 )
 
-for _file in pkgutil.iter_modules(__path__, f"{__name__}."):
+for _file in pkgutil.walk_packages(__path__, f"{__name__}."):
     importlib.import_module(_file.name)
 
 __all__ = [

@@ -44,8 +44,8 @@ def no_pass_is_wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """
     if request.node.get_closest_marker("defect") is not None:
         return
-    from attngraph.passes import manager
-    from attngraph.passes.checked import Checked
+    from attngraph.passes.rewriting import manager
+    from attngraph.passes.rewriting.checked import Checked
 
     def fail(checked: Checked, old: Any, difference: str) -> None:
         raise AssertionError(f"{checked.pass_name} made something else of {old!r}: {difference}.")

@@ -10,7 +10,7 @@ import torch
 
 from attngraph.frontend.capture import capture
 from attngraph.passes import run
-from attngraph.passes.regions import Region
+from attngraph.passes.rewriting.regions import Region
 from attngraph.pipeline import pipeline
 
 MOST = 1 << 20  # elements that a trial computes, and the passes' trials of a dynamic model too

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from attngraph.passes import site
-from attngraph.passes.evidence import Evidence
-from attngraph.passes.logits import Logits
-from attngraph.passes.outcomes import Equal
+from attngraph.analysis.attention import site
+from attngraph.analysis.attention.logits import Logits
+from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.outcomes import Equal
 from tests.fuzz import trial
 from tests.fuzz.choices import CHOICES, defaults, draw, settle, simpler
 from tests.fuzz.inputs import STYLES, cases, make

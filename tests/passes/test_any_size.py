@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from attngraph.analysis.layout.any_size import Sizes
 from attngraph.ir import Builder, Graph, Node, format_graph, verify
 from attngraph.ir.dims import symbol
 from attngraph.passes import run
-from attngraph.passes.any_size import Sizes
-from attngraph.passes.evidence import Evidence
-from attngraph.passes.outcomes import Different, Equal, NotEvaluated
-from attngraph.passes.regions import Region
+from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated
+from attngraph.passes.rewriting.regions import Region
 from tests.passes.fixtures import load
 from tests.passes.test_checked import BREAKS, _tamper
 

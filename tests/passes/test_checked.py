@@ -9,8 +9,9 @@ import pytest
 
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, format_graph, verify
-from attngraph.passes import merge_projections, run
-from attngraph.passes.checked import Checked
+from attngraph.passes import run
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.weights import merge_projections
 from attngraph.report import defects_of
 from tests.passes.fixtures import load
 

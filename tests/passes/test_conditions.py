@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from attngraph.ir import Builder, Graph, Value
-from attngraph.passes.conditions import Conditions, aims_of
-from attngraph.passes.evidence import Evidence
-from attngraph.passes.outcomes import Different, Equal, NotEvaluated, Outcome
-from attngraph.passes.regions import Region
-from attngraph.passes.trials import LOGITS, backward_slice
+from attngraph.ir.slices import backward_slice
+from attngraph.passes.rewriting.conditions import Conditions, aims_of
+from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated, Outcome
+from attngraph.passes.rewriting.regions import Region
+from attngraph.passes.rewriting.trials import LOGITS
 from tests.passes.test_checked import graph_of
 
 SOURCES = {

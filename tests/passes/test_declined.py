@@ -15,7 +15,8 @@ WITHOUT_FIXTURE = {"unequal", "not-evaluated", "heads-dynamic"}
 def _given() -> set[str]:
     calls = (
         node
-        for path in (ROOT / "passes").glob("*.py")
+        for folder in (ROOT / "attngraph" / "analysis", ROOT / "passes")
+        for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     )

@@ -9,11 +9,12 @@ import torch
 
 from attngraph.ir import Builder, Graph, parse
 from attngraph.ir.ops import evaluate
-from attngraph.passes import regions, run
-from attngraph.passes.checked import Checked
-from attngraph.passes.evidence import Evidence
-from attngraph.passes.outcomes import Different, Equal, Outcome
-from attngraph.passes.sparse_products import only_needed
+from attngraph.passes import run
+from attngraph.passes.rewriting import regions
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.outcomes import Different, Equal, Outcome
+from attngraph.passes.rewriting.sparse_products import only_needed
 from tests.passes.test_checked import GELU, SIBLINGS, graph_of
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from attngraph.analysis.attention.site import Site
 from attngraph.errors import IRError
 from attngraph.ir import Graph, format_graph, interpret, parse, verify
-from attngraph.passes import fuse_attention, run
-from attngraph.passes.site import Site
+from attngraph.passes import run
+from attngraph.passes.attention import fuse_attention
 
 TEXT = """
 graph @main {
@@ -122,7 +123,7 @@ def test_the_right_fusion_stays(fill: str) -> None:
 
 
 def test_equal_regions_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attngraph.passes.evidence import Evidence
+    from attngraph.passes.rewriting.evidence import Evidence
 
     calls = []
     compare = Evidence._compare

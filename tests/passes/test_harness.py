@@ -9,9 +9,9 @@ import torch
 
 from attngraph.errors import IRError
 from attngraph.ir import Graph, parse
-from attngraph.passes.canonicalize_layout import copy
-from attngraph.passes.constant_fold import ConstantFold
-from attngraph.passes.rewriter import Replacement, Rewriter, rule
+from attngraph.passes.canonical.canonicalize_layout import copy
+from attngraph.passes.canonical.constant_fold import ConstantFold
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 from tests.passes import fixtures
 
 HEAD = """# claim: nothing happens

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from attngraph.analysis.masks.masking import Masking
 from attngraph.ir import Graph, format_graph
-from attngraph.passes import bound_keys, fold_masks, run
-from attngraph.passes.hidden_rows import Settler
-from attngraph.passes.mask_evidence import Masking
+from attngraph.passes import run
+from attngraph.passes.attention import bound_keys, fold_masks
+from attngraph.passes.attention.hidden_rows import Settler
 from tests.passes.test_checked import Change, _tamper, graph_of
 
 SOURCES = {

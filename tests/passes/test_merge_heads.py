@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attngraph.analysis import branches
 from attngraph.ir import Builder, Graph, Remark, TensorType, Value, verify
-from attngraph.passes import PassResult, branches, make
+from attngraph.passes import PassResult, make
 from attngraph.report import sites_of
 
 _DEPTH = 32

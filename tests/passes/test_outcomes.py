@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from attngraph.ir import Builder, Graph, format_graph, parse
-from attngraph.passes import merge_projections, run
-from attngraph.passes.checked import Checked
-from attngraph.passes.evidence import Evidence
-from attngraph.passes.outcomes import (
+from attngraph.passes import run
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.outcomes import (
     Different,
     Equal,
     NotEvaluated,
@@ -20,6 +20,7 @@ from attngraph.passes.outcomes import (
     tallied,
     tally_of,
 )
+from attngraph.passes.weights import merge_projections
 from tests.passes.test_checked import SIBLINGS, graph_of
 
 WITHOUT_DATA = f"graph @main {{\n  dim batch = 3 in 1..\n  dim seq = 5 in 1..64{SIBLINGS}\n}}\n"

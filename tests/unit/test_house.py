@@ -1,9 +1,10 @@
-"""Imports flow one way: ir ← dialect ← passes, ir ← dialect ← export; the driver sees them all."""
+"""Imports flow one way: ir ← dialect ← analysis ← passes and export; the driver sees them all."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import pkgutil
 import sys
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 
 import attngraph
+from attngraph.passes import make, registered
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "attngraph.ir": ROOT / "attngraph" / "ir",
     "attngraph.dialect": ROOT / "attngraph" / "dialect",
+    "attngraph.analysis": ROOT / "attngraph" / "analysis",
     "attngraph.frontend": ROOT / "attngraph" / "frontend",
     "attngraph.passes": ROOT / "passes",
     "attngraph.export": ROOT / "export",
@@ -23,7 +26,13 @@ FOLDERS = {
 ALLOWED = {
     "attngraph.ir": {"attngraph.errors"},
     "attngraph.dialect": {"attngraph.errors", "attngraph.ir"},
-    "attngraph.passes": {"attngraph.errors", "attngraph.ir", "attngraph.dialect"},
+    "attngraph.analysis": {"attngraph.errors", "attngraph.ir", "attngraph.dialect"},
+    "attngraph.passes": {
+        "attngraph.errors",
+        "attngraph.ir",
+        "attngraph.dialect",
+        "attngraph.analysis",
+    },
     "attngraph.export": {
         "attngraph.errors",
         "attngraph.inference",
@@ -31,6 +40,7 @@ ALLOWED = {
         "attngraph.mapped",
         "attngraph.versions",
         "attngraph.dialect",
+        "attngraph.analysis",
     },
 }
 
@@ -61,6 +71,18 @@ def test_a_layer_imports_only_what_lies_below_it(package: str) -> None:
         for path in files
         for name in _imports(path)
         if _within(name, {"attngraph"}) and not _within(name, allowed)
+    }
+    assert not wrong
+
+
+def test_no_pass_imports_a_pass() -> None:
+    """What two passes need lies in an analysis, in passes/rewriting or beside them."""
+    homes = {inspect.getmodule(make(name)[0]).__name__ for name in registered()}  # type: ignore
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "passes").rglob("*.py"))
+        for name in _imports(path)
+        if path.name != "__init__.py" and _within(name, homes)
     }
     assert not wrong
 

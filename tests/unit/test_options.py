@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from attngraph.analysis.masks.masking import NO_MASKED_ROWS
 from attngraph.errors import UsageError
 from attngraph.options import ASSUMPTIONS, DecoderOptions, Options
-from attngraph.passes.fold_masks import NO_MASKED_ROWS
 from attngraph.pipeline import pipeline
 from attngraph.provenance import Provenance
 

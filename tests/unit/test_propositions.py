@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-from attngraph.ir import Builder, Graph, TensorType, Value
-from attngraph.passes.predicates import (
+from attngraph.analysis.masks.predicates import (
     BATCH,
     FALSE,
     KEY,
@@ -22,7 +21,8 @@ from attngraph.passes.predicates import (
     equal,
     negation,
 )
-from attngraph.passes.propositions import always, any_of, implies
+from attngraph.analysis.masks.propositions import always, any_of, implies
+from attngraph.ir import Builder, Graph, TensorType, Value
 
 A, B, C = (
     Dense(Value(name, TensorType(torch.bool, (2, 5))), (BATCH, KEY)) for name in ("a", "b", "c")

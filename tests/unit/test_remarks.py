@@ -1,4 +1,4 @@
-"""docs/remarks.md has an entry for each code that a pass can give, and for no other."""
+"""docs/remarks.md has an entry for each code that anything gives, and for no other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "remarks.md"
+FOLDERS = (ROOT / "attngraph" / "analysis", ROOT / "passes")
 _CODE_POSITION = {"Declined": 0, "Remark": 1}
 _ENTRY = re.compile(r"^### `([^`]+)`$", re.MULTILINE)
 
@@ -27,7 +28,7 @@ def _code(name: str, call: ast.Call) -> ast.expr:
 def _codes() -> dict[str, str]:
     """Each code, and a place that gives it."""
     found: dict[str, str] = {}
-    for path in sorted((ROOT / "passes").rglob("*.py")):
+    for path in sorted(path for folder in FOLDERS for path in folder.rglob("*.py")):
         for name, call in _calls(path):
             if name not in _CODE_POSITION:
                 continue
@@ -46,7 +47,7 @@ def test_every_code_has_one_entry_and_every_entry_a_code() -> None:
     assert not codes.keys() - set(entries), "not in docs/remarks.md: " + ", ".join(
         f"{code} ({place})" for code, place in codes.items() if code not in entries
     )
-    assert not set(entries) - codes.keys(), "in docs/remarks.md, but no pass gives it"
+    assert not set(entries) - codes.keys(), "in docs/remarks.md, but nothing gives it"
 
 
 def test_codes_are_words_joined_by_dashes() -> None:

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attngraph.analysis.masks.fills import Fills
+from attngraph.analysis.masks.row_policy import SOFTMAX, Formula, agree, rows
 from attngraph.ir import Builder, interpret, parse
-from attngraph.passes.fills import Fills
-from attngraph.passes.row_policy import SOFTMAX, Formula, agree, rows
 
 LOWEST = torch.finfo(torch.float32).min
 FORMULAS = {

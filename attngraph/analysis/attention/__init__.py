@@ -1,0 +1,1 @@
+"""What surrounds a softmax: scores, roles, context, the site as a whole, or why it is none."""

@@ -1,0 +1,265 @@
+"""Below a softmax: the way from the probabilities to the product with the values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from attngraph.analysis.attention.logits import Declined, Factor, Mask
+from attngraph.analysis.layout.axes import (
+    COPIES,
+    LAYOUTS,
+    RESHAPES,
+    Atom,
+    Axes,
+    Operand,
+    broadcast_axes,
+    climb,
+    fresh_axes,
+    resolve,
+    top,
+)
+from attngraph.analysis.layout.contraction import read_contraction
+from attngraph.analysis.values.scalars import (
+    fill_of,
+    is_cast,
+    narrows_no_more,
+    scale_of,
+    uniform,
+    widens,
+)
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute
+
+_SUM = "aten.sum.dim_IntList"
+_PRODUCTS = frozenset(["aten.mul.Tensor", "aten.div.Tensor", "aten.mul.Scalar", "aten.div.Scalar"])
+_GUARDS = frozenset(
+    [
+        "aten.nan_to_num",
+        "aten.where.self",
+        "aten.where.ScalarSelf",
+        "aten.where.ScalarOther",
+        "aten.masked_fill.Scalar",
+        "aten.masked_fill.Tensor",
+        "aten.isnan",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The product with the values, `root`, and how its axes index probabilities and values.
+
+    `gain` and `gains` multiply the probabilities on the way; `guard` is
+    where NaN, or what was masked, became zero.
+    """
+
+    root: Node
+    output: Axes
+    probabilities: Operand
+    value: Operand
+    summed: tuple[Atom, ...]
+    guard: Operand | None
+    gain: float
+    gains: tuple[Factor, ...]
+    refills: tuple[Mask, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    operand: Operand
+    guard: Operand | None = None
+    gain: float = 1.0
+    gains: tuple[Factor, ...] = ()
+    refills: tuple[Mask, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+
+def guarded(node: Node) -> Value | None:
+    """x where the node is `where(isnan(x), 0, x)`, which turns masked rows from NaN to zero."""
+    match node.op:
+        case "aten.nan_to_num":
+            return node.inputs[0] if not attribute(node, "nan") else None
+        case "aten.where.self":
+            predicate, filler, source = node.inputs
+            if uniform(filler) != 0.0:
+                return None
+        case "aten.where.ScalarSelf":
+            predicate, source = node.inputs
+            if attribute(node, "self") != 0:
+                return None
+        case "aten.masked_fill.Scalar":
+            source, predicate = node.inputs
+            if attribute(node, "value") != 0:
+                return None
+        case _:
+            return None
+    test = predicate.producer if predicate is not None else None
+    if test is None or test.op != "aten.isnan" or test.inputs[0] is not source:
+        return None
+    return source
+
+
+def _all_masked(predicate: Value, probabilities: Value) -> bool:
+    """Whether a predicate is true in the rows whose logits are all -inf."""
+    node = predicate.producer
+    if node is None or node.op not in ("aten.all.dim", "aten.all.dims") or node.inputs[0] is None:
+        return False
+    test, softmax = node.inputs[0].producer, probabilities.producer
+    if test is None or softmax is None or test.op != "aten.eq.Scalar":
+        return False
+    return attribute(test, "other") == -math.inf and test.inputs[0] is softmax.inputs[0]
+
+
+def _reach(operand: Operand, goal: Value, result: torch.dtype) -> _Reached | None:
+    """Climbs from an operand of a product, given in `result`, to the probabilities, `goal`."""
+    start = [_Reached(operand)]
+    while start:
+        state = start.pop()
+        operand = state.operand
+        if operand.value is goal:
+            return state if _keeps_range(state) else None
+        node = operand.value.producer
+        if node is not None and len(state.nodes) < 32:
+            start.extend(_up(node, state, goal, result))
+    return None
+
+
+def _keeps_range(state: _Reached) -> bool:
+    """Whether no cast on the way overflows: probabilities are below 1, but factors may be large."""
+    is_scaled = state.gain != 1.0 or bool(state.gains)
+    return not is_scaled or all(widens(node) for node in state.nodes if is_cast(node))
+
+
+def _up(node: Node, state: _Reached, goal: Value, result: torch.dtype) -> Iterator[_Reached]:
+    """One step: layout, cast, guard, or a factor, which is remembered."""
+    operand = state.operand
+    state = replace(state, nodes=(*state.nodes, node))
+
+    def at(value: Value, axes: Axes) -> _Reached:
+        return replace(state, operand=Operand(value, axes))
+
+    shape = node.outputs[0].shape
+    if is_cast(node) and node.inputs[0] is not None:
+        if widens(node) or narrows_no_more(node, result):
+            yield at(node.inputs[0], operand.axes)
+    elif (source := guarded(node)) is not None:
+        yield replace(at(source, operand.axes), guard=operand)
+    elif (above := climb(operand)) is not None:
+        yield at(above.value, above.axes)
+    elif (scaling := scale_of(node)) is not None:
+        yield replace(at(scaling[0], operand.axes), gain=state.gain * scaling[1])
+    elif (filling := fill_of(node)) is not None and filling[3] == 0.0:
+        source, predicate, keep, fill = filling
+        if not keep and source.shape == shape and _all_masked(predicate, goal):
+            yield replace(at(source, operand.axes), guard=operand)
+            return
+        where = Operand(predicate, broadcast_axes(operand.axes, predicate.shape, shape))
+        refills = (*state.refills, Mask(where, keep, fill))
+        axes = broadcast_axes(operand.axes, source.shape, shape)
+        yield replace(at(source, axes), refills=refills, guard=operand)
+    elif node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
+        sides = [value for value in node.inputs if value is not None]
+        for index in range(2 if node.op == "aten.mul.Tensor" else 1):
+            mine, other = sides[index], sides[1 - index]
+            factor = Factor(
+                Operand(other, broadcast_axes(operand.axes, other.shape, shape)),
+                divides=node.op == "aten.div.Tensor",
+            )
+            axes = broadcast_axes(operand.axes, mine.shape, shape)
+            yield replace(at(mine, axes), gains=(*state.gains, factor))
+
+
+def hands_on(node: Node) -> bool:
+    """Whether a node may lie between probabilities and their product with the values."""
+    if node.op in RESHAPES or node.op in COPIES or is_cast(node):
+        return True
+    return node.op in _GUARDS or node.op in _PRODUCTS or node.op in LAYOUTS
+
+
+def _consumers(probabilities: Value) -> Iterator[Node]:
+    """Nodes that may multiply the probabilities with values, nearest first."""
+    queue, seen = [probabilities], {probabilities}
+    while queue:
+        value = queue.pop(0)
+        for node in value.users:
+            if hands_on(node):
+                queue.extend(v for v in node.outputs if v not in seen)
+                seen.update(node.outputs)
+            else:
+                yield node
+
+
+def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
+    """The product of the probabilities with values, summed over exactly axis `dim`.
+
+    Declined where they are only multiplied over another axis; None where they never are. Values
+    without features of their own come last: weights are masked and summed to be normalised again.
+    """
+    elsewhere: Declined | None = None
+    total: Below | None = None
+    for node in _consumers(probabilities):
+        if len(node.outputs) != 1:
+            continue
+        output = fresh_axes(node.output.shape)
+        product = read_contraction(node, output)
+        if product is None:
+            continue
+        for mine, other in (
+            (product.left, product.right),
+            (product.right, product.left),
+        ):
+            if not other.value.dtype.is_floating_point:
+                continue
+            reached = _reach(mine, probabilities, node.output.dtype)
+            if reached is None:
+                continue
+            if resolve(reached.operand.axes[dim]) != resolve(product.summed):
+                elsewhere = elsewhere or _other_axis(node, other, reached.operand)
+                continue
+            if product.addends or product.factor != 1.0:
+                continue
+            if node.op == _SUM and any(
+                gain.operand is not None and gain.operand.value is other.value
+                for gain in reached.gains
+            ):
+                continue
+            inner = node.inputs[0].producer if node.op == _SUM and node.inputs[0] else None
+            nodes = reached.nodes if inner is None else (*reached.nodes, inner)
+            below = Below(
+                node,
+                output,
+                reached.operand,
+                other,
+                product.summed,
+                reached.guard,
+                reached.gain,
+                reached.gains,
+                reached.refills,
+                nodes,
+            )
+            if set(top(other).atoms) - set(reached.operand.atoms):
+                return below
+            total = total or below
+    return total or elsewhere
+
+
+def _other_axis(node: Node, other: Operand, probabilities: Operand) -> Declined:
+    # What has no axis of its own is no values, but weights of the weights.
+    if other.value.is_constant or set(top(other).atoms) <= set(probabilities.atoms):
+        return Declined(
+            "talking-heads",
+            "The attention weights are mixed across heads before they meet the values.",
+            node,
+            "No attention op mixes heads; the layer stays as it is.",
+        )
+    return Declined(
+        "softmax-axis",
+        "The weights are normalised over one axis and multiplied with values over another.",
+        node,
+        "If this is meant to be attention, take the softmax over the keys.",
+    )

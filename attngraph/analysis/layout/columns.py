@@ -1,0 +1,197 @@
+"""Reads many elements at once: lead axes stay variables, the features are known index by index.
+
+Where axes.py follows whole axes, here each of n *places* has an index of its own along the
+features, so that cuts, concatenations and reorderings of features can be followed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve
+from attngraph.ir import Dim, Node, Value
+from attngraph.ir.dims import divide
+from attngraph.ir.ops import attribute, input_of
+
+
+class Column(Atom):
+    """An index that is known at each place."""
+
+    __slots__ = ("places",)
+
+    def __init__(self, size: Dim, places: Iterable[int]) -> None:
+        super().__init__(size, 0)
+        self.places = tuple(places)
+
+    def split(self, minor: Dim) -> bool:
+        major = divide(self.size, minor)
+        if major is None or not isinstance(minor, int):
+            return False
+        high = Column(major, (place // minor for place in self.places))
+        self.parts = (high, Column(minor, (place % minor for place in self.places)))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the places, by number, and the operand whose columns they are."""
+
+    places: tuple[int, ...]
+    operand: Operand
+
+
+def known(atoms: Iterable[Atom], count: int) -> list[int] | None:
+    """The index along a dim at each of `count` places; None where it has a variable part."""
+    index = [0] * count
+    for atom in resolve(atoms):
+        if atom.const is None or not isinstance(atom.size, int):
+            return None
+        places = atom.places if isinstance(atom, Column) else (atom.const,) * count
+        index = [outer * atom.size + inner for outer, inner in zip(index, places, strict=True)]
+    return index
+
+
+def has_columns(axes: Axes) -> bool:
+    """Whether the elements differ from place to place."""
+    return any(isinstance(atom, Column) for dim in axes for atom in resolve(dim))
+
+
+def chosen(axes: Axes, places: Sequence[int]) -> Axes:
+    """The axes at some of the places only."""
+    return tuple(
+        tuple(
+            Column(atom.size, (atom.places[place] for place in places))
+            if isinstance(atom, Column)
+            else atom
+            for atom in resolve(dim)
+        )
+        for dim in axes
+    )
+
+
+def steps(operand: Operand, count: int) -> list[Part] | None:
+    """Past one op that moves elements, into one or several inputs. None at anything else."""
+    node = operand.value.producer
+    if node is None:
+        return None
+    match node.op:
+        case "aten.cat" | "aten.stack":
+            return _joined(node, operand.axes, count)
+        case "aten.slice.Tensor" | "aten.split_with_sizes" | "aten.split.Tensor" | "aten.chunk":
+            moved = _cut(node, operand, count)
+        case "aten.flip" | "aten.roll":
+            moved = _turned(node, operand.axes, count)
+        case "aten.index_select" | "aten.index.Tensor":
+            moved = _looked_up(node, operand.axes, count)
+        case _:
+            moved = None
+    above = moved or climb(operand)
+    return None if above is None else [Part(tuple(range(count)), above)]
+
+
+def _joined(node: Node, axes: Axes, count: int) -> list[Part] | None:
+    sources = input_of(node, "tensors")
+    dim = attribute(node, "dim") % len(axes)
+    index = known(axes[dim], count)
+    stacked = node.op == "aten.stack"
+    sizes = [1 if stacked else source.shape[dim] for source in sources]
+    if index is None or not all(isinstance(size, int) for size in sizes):
+        return None
+    parts, first = [], 0
+    for source, size in zip(sources, sizes, strict=True):
+        places = tuple(at for at, place in enumerate(index) if first <= place < first + size)
+        if places:
+            inner = () if size == 1 else (Column(size, (index[at] - first for at in places)),)
+            rest = chosen((*axes[:dim], (), *axes[dim + 1 :]), places)
+            middle = () if stacked else (inner,)
+            parts.append(Part(places, Operand(source, (*rest[:dim], *middle, *rest[dim + 1 :]))))
+        first += size
+    return parts
+
+
+def _cut(node: Node, operand: Operand, count: int) -> Operand | None:
+    source, axes = node.inputs[0], operand.axes
+    if source is None:
+        return None
+    dim = attribute(node, "dim") % len(axes)
+    index, size = known(axes[dim], count), source.shape[dim]
+    if index is None or not isinstance(size, int):
+        return None
+    step = 1
+    if node.op == "aten.slice.Tensor":
+        first, step = attribute(node, "start") or 0, attribute(node, "step")
+        if not isinstance(first, int) or not isinstance(step, int):
+            return None
+        first = max(first + size, 0) if first < 0 else first
+    else:
+        first = sum(output.shape[dim] for output in node.outputs[: operand.value.index])
+    return _moved(source, axes, dim, [first + step * place for place in index])
+
+
+def _moved(source: Value, axes: Axes, dim: int, index: Iterable[int]) -> Operand:
+    size = source.shape[dim]
+    inner = () if size == 1 else (Column(size, index),)
+    return Operand(source, (*axes[:dim], inner, *axes[dim + 1 :]))
+
+
+def _turned(node: Node, axes: Axes, count: int) -> Operand | None:
+    source = node.inputs[0]
+    dims, shifts = list(attribute(node, "dims")), [0]
+    if node.op == "aten.roll":
+        shifts = list(attribute(node, "shifts"))
+    if source is None or len(dims) != 1 or len(shifts) != 1:
+        return None
+    dim = dims[0] % len(axes)
+    index, size = known(axes[dim], count), source.shape[dim]
+    if index is None or not isinstance(size, int) or not isinstance(shifts[0], int):
+        return None
+    if node.op == "aten.roll":
+        return _moved(source, axes, dim, [(place - shifts[0]) % size for place in index])
+    return _moved(source, axes, dim, [size - 1 - place for place in index])
+
+
+def _looked_up(node: Node, axes: Axes, count: int) -> Operand | None:
+    """x[..., index] with a constant list of features."""
+    source = node.inputs[0]
+    if source is None:
+        return None
+    if node.op == "aten.index_select":
+        table, dim = node.inputs[1], attribute(node, "dim") % len(axes)
+    else:
+        indices = input_of(node, "indices")
+        given = [at for at, value in enumerate(indices) if value is not None]
+        if len(given) != 1:
+            return None
+        dim = given[0]
+        table = indices[dim]
+    index, size = known(axes[dim], count), source.shape[dim]
+    if index is None or not isinstance(size, int) or table is None or table.data is None:
+        return None
+    if len(table.shape) != 1 or table.data.is_meta or table.dtype == torch.bool:
+        return None
+    entries = table.data.tolist()
+    return _moved(source, axes, dim, [entries[place] % size for place in index])
+
+
+def rows(node: Node, axes: Axes) -> tuple[Value, Operand, int] | None:
+    """(table, how its rows are chosen, how many of its dims that covers) of a gather of rows."""
+    if node.op == "aten.embedding":
+        table, index, covered = node.inputs[0], node.inputs[1], 1
+    elif node.op == "aten.index.Tensor":
+        indices = input_of(node, "indices")
+        given = [value for value in indices if value is not None]
+        table, covered = node.inputs[0], 1
+        if len(given) != 1 or indices[0] is None:
+            return None
+        index = indices[0]
+    elif node.op == "aten.index_select" and attribute(node, "dim") == 0:
+        table, index, covered = node.inputs[0], node.inputs[1], 1
+    else:
+        return None
+    if table is None or index is None or index.dtype == torch.bool:
+        return None
+    lead = axes[: len(index.shape)]
+    return table, Operand(index, broadcast_axes(lead, index.shape, index.shape)), covered

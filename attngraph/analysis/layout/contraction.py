@@ -1,0 +1,169 @@
+"""Every spelling of a sum of products, read as one contraction over named axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes
+from attngraph.ir import Dim, Node, Value
+from attngraph.ir.ops import attribute, input_of
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """`factor` · Σ over `summed` of left · right, plus scaled `addends`."""
+
+    left: Operand
+    right: Operand
+    summed: tuple[Atom, ...]
+    factor: float = 1.0
+    addends: tuple[tuple[Operand, float], ...] = ()
+
+
+def read_contraction(node: Node, axes: Axes) -> Contraction | None:
+    """Reads the node whose output is indexed by `axes`; None if it is no contraction of two."""
+    match node.op:
+        case "aten.matmul" | "aten.bmm" | "aten.mm" | "aten.mv" | "aten.dot":
+            left, right = node.inputs
+            return None if left is None or right is None else _matmul(left, right, axes)
+        case "aten.baddbmm" | "aten.addmm":
+            return _with_addend(node, axes)
+        case "aten.einsum":
+            return _einsum(node, axes)
+        case "aten.linear":
+            return _linear(node, axes)
+        case "aten.sum.dim_IntList":
+            return _multiply_and_sum(node, axes)
+    return None
+
+
+def _matmul(left: Value, right: Value, axes: Axes) -> Contraction:
+    """torch.matmul: batch dims broadcast; a vector on either side lacks its outer axis."""
+    inner = left.shape[-1]
+    summed = () if inner == 1 else (Atom(inner),)
+    row = axes[len(axes) - (1 if len(right.shape) == 1 else 2)] if len(left.shape) > 1 else None
+    column = axes[-1] if len(right.shape) > 1 else None
+    outer = (row is not None) + (column is not None)
+    batch = axes[: len(axes) - outer]
+    batch_shape = _sizes(batch)
+
+    def operand(value: Value, matrix: Sequence[tuple[Atom, ...]]) -> Operand:
+        lead = value.shape[: len(value.shape) - len(matrix)]
+        return Operand(value, (*broadcast_axes(batch, lead, batch_shape), *matrix))
+
+    return Contraction(
+        operand(left, [summed] if row is None else [row, summed]),
+        operand(right, [summed] if column is None else [summed, column]),
+        summed,
+    )
+
+
+def _sizes(axes: Axes) -> list[int]:
+    """1 where an index is constant, else 0: enough to tell which dims broadcast."""
+    return [0 if dim else 1 for dim in axes]
+
+
+def _with_addend(node: Node, axes: Axes) -> Contraction | None:
+    addend, left, right = node.inputs
+    beta, alpha = attribute(node, "beta"), attribute(node, "alpha")
+    if addend is None or left is None or right is None:
+        return None
+    if not isinstance(beta, (int, float)) or not isinstance(alpha, (int, float)):
+        return None
+    product = _matmul(left, right, axes)
+    shape = node.output.shape
+    addends = () if beta == 0 else ((_broadcast(addend, axes, shape), float(beta)),)
+    return Contraction(product.left, product.right, product.summed, float(alpha), addends)
+
+
+def _broadcast(value: Value, axes: Axes, shape: Sequence[Dim]) -> Operand:
+    return Operand(value, broadcast_axes(axes, value.shape, shape))
+
+
+def _linear(node: Node, axes: Axes) -> Contraction | None:
+    source, weight = node.inputs[:2]
+    if source is None or weight is None or len(weight.shape) != 2:
+        return None
+    inner = source.shape[-1]
+    summed = () if inner == 1 else (Atom(inner),)
+    bias = input_of(node, "bias")
+    addends = () if bias is None else ((Operand(bias, (axes[-1],)), 1.0),)
+    return Contraction(
+        Operand(source, (*axes[:-1], summed)),
+        Operand(weight, (axes[-1], summed)),
+        summed,
+        addends=addends,
+    )
+
+
+def _einsum(node: Node, axes: Axes) -> Contraction | None:
+    operands = input_of(node, "tensors")
+    equation = attribute(node, "equation").replace(" ", "")
+    inputs, arrow, output = equation.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != 2 or len(operands) != 2:
+        return None
+    ranks = [len(value.shape) for value in operands]
+    covered = [rank - len(term.replace("...", "")) for rank, term in zip(ranks, terms, strict=True)]
+    dots = "".join(chr(0x2460 + i) for i in range(max(covered)))
+    terms = [
+        term.replace("...", dots[len(dots) - n :]) for term, n in zip(terms, covered, strict=True)
+    ]
+    letters = "".join(terms)
+    if not arrow:
+        output = dots + "".join(
+            sorted(c for c in set(letters) - set(dots) if letters.count(c) == 1)
+        )
+    output = output.replace("...", dots)
+    index: dict[str, tuple[Atom, ...]] = dict(zip(output, axes, strict=True))
+    summed: list[Atom] = []
+    for letter in dict.fromkeys(letters):
+        if letter in index:
+            continue
+        if any(letter not in term for term in terms):
+            return None  # a sum over one operand alone
+        sizes = [v.shape[t.index(letter)] for v, t in zip(operands, terms, strict=True)]
+        size = sizes[0] if sizes[0] != 1 else sizes[1]
+        index[letter] = () if size == 1 else (Atom(size),)
+        summed.extend(index[letter])
+    if any(len(set(term)) != len(term) for term in terms):
+        return None  # a diagonal
+    left, right = (
+        Operand(
+            value,
+            tuple(
+                () if size == 1 else index[letter]
+                for letter, size in zip(term, value.shape, strict=True)
+            ),
+        )
+        for value, term in zip(operands, terms, strict=True)
+    )
+    return Contraction(left, right, tuple(summed))
+
+
+def _multiply_and_sum(node: Node, axes: Axes) -> Contraction | None:
+    source = node.inputs[0]
+    product = source.producer if source is not None else None
+    if source is None or product is None or product.op != "aten.mul.Tensor":
+        return None
+    rank = len(source.shape)
+    dims = {dim % rank for dim in attribute(node, "dim") or range(rank)}
+    fresh = fresh_axes(source.shape)
+    rest = iter(axes)
+    inner: list[tuple[Atom, ...]] = []
+    for position in range(rank):
+        if position not in dims:
+            inner.append(next(rest))
+            continue
+        inner.append(fresh[position])
+        if attribute(node, "keepdim"):
+            next(rest)
+    left, right = product.inputs
+    if left is None or right is None:
+        return None
+    summed = tuple(atom for position in sorted(dims) for atom in inner[position])
+    shape = source.shape
+    return Contraction(
+        _broadcast(left, tuple(inner), shape), _broadcast(right, tuple(inner), shape), summed
+    )

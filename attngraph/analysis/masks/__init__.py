@@ -1,0 +1,1 @@
+"""What a mask says: predicates over (b, h, q, k), their reading and their description."""

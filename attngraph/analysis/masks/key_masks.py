@@ -1,0 +1,128 @@
+"""How attentions hide keys: what their masks say of a key alone, whatever the query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attngraph.analysis.layout.index_maps import aligned
+from attngraph.analysis.masks.predicates import (
+    BATCH,
+    KEY,
+    QUERY,
+    TRUE,
+    VARIABLES,
+    And,
+    Dense,
+    Domain,
+    Linear,
+    Not,
+    Or,
+    Predicate,
+    conjunction,
+    conjuncts,
+    elements,
+    substitute,
+    variables,
+)
+from attngraph.analysis.masks.propositions import implies
+from attngraph.analysis.masks.reading import Reader
+from attngraph.analysis.rows.row_wise import Rows
+from attngraph.ir import Graph, Node, Value
+from attngraph.ir.dims import same_shape
+from attngraph.ir.ops import attribute, input_of
+
+
+@dataclass(frozen=True)
+class Masked:
+    """An attention, and which keys (b, k) it may attend to.
+
+    `rows` are its keys' (B, T) and `parts` all that its mask requires of a score. `shown` is what
+    they require of the key alone, by what is given: true where the attention hides no key. `own` is
+    what a query needs to attend to the key of its own row; None where rows of queries are no rows
+    of keys.
+    """
+
+    node: Node
+    rows: Rows
+    parts: frozenset[Predicate]
+    shown: Predicate
+    own: Predicate | None
+    reader: Reader
+
+    @property
+    def hides(self) -> bool:
+        return self.shown != TRUE
+
+    def has_own_key(self, token: Predicate) -> bool:
+        """Whether each query for which `token` holds is proved to attend to its own key."""
+        return self.own is not None and implies(substitute(token, KEY, QUERY), self.own)
+
+    @property
+    def sees_alike(self) -> bool:
+        """Whether all queries of an element have the same keys."""
+        moving = attribute(self.node, "causal") or attribute(self.node, "window")
+        return not moving and not any(QUERY in variables(part) for part in self.parts)
+
+
+def attentions(graph: Graph) -> list[Masked]:
+    """All attentions. One with a past, whose keys are no rows of one tensor, hides none."""
+    return [_read(graph, node) for node in graph if node.op == "attn.attention"]
+
+
+def _read(graph: Graph, node: Node) -> Masked:
+    mask, query, key = (input_of(node, name) for name in ("mask", "query", "key"))
+    assert query is not None
+    assert key is not None
+    rows: Rows = (key.shape[0], key.shape[1])
+    sizes = query.shape[0], attribute(node, "heads"), query.shape[1], key.shape[1]
+    domain = Domain(sizes, graph.dims)
+    reader = Reader(domain)
+    if input_of(node, "past_key") is not None:
+        return Masked(node, rows, frozenset(), TRUE, None, reader)
+    index = tuple(map(domain.index, VARIABLES))
+    read: Predicate = TRUE
+    if mask is not None:
+        read = domain.simplify(reader.predicate(mask, aligned(mask, index)))
+    shown = conjunction(*(part for part in conjuncts(read) if _is_padding(part, reader)))
+    own = None
+    if same_shape(query.shape[:2], rows) and input_of(node, "lengths") is None:
+        own = conjunction(read, Linear(KEY - QUERY)) if attribute(node, "causal") else read
+        own = domain.simplify(substitute(own, KEY, QUERY))
+    return Masked(node, rows, frozenset(conjuncts(read)), shown, own, reader)
+
+
+def _is_padding(part: Predicate, reader: Reader) -> bool:
+    """Whether it depends on the key and its element of the batch alone, and on what is given."""
+    used = variables(part)
+    if KEY not in used or not used <= {BATCH, KEY}:
+        return False
+    read = list(_tensors(part, reader))
+    return bool(read) and all(map(_is_given, read))
+
+
+def _tensors(part: Predicate, reader: Reader) -> Iterator[Value]:
+    """What it reads besides positions and constants."""
+    match part:
+        case Dense(value) if value.data is None:
+            yield value
+        case Linear(expr):
+            yield from (reader.integers[e.func.__name__] for e in elements(expr))
+        case Not(operand):
+            yield from _tensors(operand, reader)
+        case And(operands) | Or(operands):
+            for one in operands:
+                yield from _tensors(one, reader)
+
+
+def _is_given(value: Value) -> bool:
+    """Whether no weights are in it: what a model finds out by itself is no padding."""
+    queue, seen = [value], {value}
+    for above in queue:
+        if above.is_constant and above.shape and above.dtype.is_floating_point:
+            return False
+        for source in above.producer.inputs if above.producer is not None else ():
+            if source is not None and source not in seen:
+                seen.add(source)
+                queue.append(source)
+    return any(above.producer is None and not above.is_constant for above in queue)

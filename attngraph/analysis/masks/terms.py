@@ -1,0 +1,224 @@
+"""Takes a bias apart into masks (0 or a fill) and the terms that stay added.
+
+The terms that stay keep their order and their rounding: what is left is the same ops, without the
+masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import torch
+
+from attngraph.analysis.layout.axes import fresh_axes
+from attngraph.analysis.layout.contraction import read_contraction
+from attngraph.analysis.layout.index_maps import LAYOUTS, Index, aligned, source_index
+from attngraph.analysis.masks.choices import Choice
+from attngraph.analysis.masks.predicates import Predicate, negation
+from attngraph.analysis.masks.reading import Reader
+from attngraph.analysis.masks.row_policy import ABSORBING_FILL
+from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.values.scalars import fill_of, is_cast, number, scale_of, widens
+from attngraph.ir import Node, TensorType, Value
+from attngraph.ir.ops import attribute
+
+_PASSING = frozenset(
+    f"aten.{name}"
+    for name in ("embedding", "index.Tensor", "index_select", "gather", "neg", "flip", "roll")
+)
+_JOINING = frozenset(
+    f"aten.{name}" for name in ("add.Tensor", "sub.Tensor", "cat", "pad", "constant_pad_nd")
+)
+_SHIFTS = frozenset(["aten.add.Scalar", "aten.sub.Scalar"])
+_DEPTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A term that is 0 where the predicate holds, and `number` elsewhere; `source` computes it."""
+
+    predicate: Predicate
+    number: float
+    source: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is left of `value`: its op over what is left of its inputs; one input: that itself."""
+
+    value: Value
+    inputs: tuple[Tree, ...]
+    same_op: bool = True
+
+
+Tree: TypeAlias = Value | Rest | None
+
+
+@dataclass
+class Split:
+    """The masks found in a bias and what is left: the value itself where nothing was taken."""
+
+    fills: list[Fill] = field(default_factory=list)
+    rest: Tree = None
+
+
+class Splitter:
+    """Splits biases; `inner` are the values it looked into."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.inner: set[Value] = set()
+        self._memory: dict[tuple[Value, Index, frozenset[Value] | None], Split] = {}
+        self._depth = 0
+
+    def split(self, value: Value, index: Index, taken: frozenset[Value] | None = None) -> Split:
+        """The fills of `value` whose source is in `taken` (None: all), and what is left."""
+        key = (value, index, taken)
+        if key not in self._memory:
+            self._depth += 1
+            self._memory[key] = self._split(value, index, taken)
+            self._depth -= 1
+        return self._memory[key]
+
+    def _split(self, value: Value, index: Index, taken: frozenset[Value] | None) -> Split:
+        self.inner.add(value)
+        reading = self.reader.read(value, index)
+        if isinstance(reading, Choice):
+            return self._leaf(value, reading, taken)
+        node = value.producer
+        if node is None or self._depth > _DEPTH:
+            return self._kept(value)
+        if node.op == "aten.add.Tensor" and attribute(node, "alpha") == 1:
+            return self._sum(node, value, index, taken)
+        if (filled := self._filled(node, value, index, taken)) is not None:
+            return filled
+        if is_cast(node) and len(node.inputs) == 1 and value.dtype.is_floating_point:
+            above: tuple[Value, Index] | None = (node.inputs[0], index) if node.inputs[0] else None
+        else:
+            above = source_index(node, value, index, self.reader.domain)
+        if above is None or len(node.outputs) != 1 or not above[0].dtype.is_floating_point:
+            return self._kept(value)
+        inner = self.split(*above, taken)
+        fills = [replace(f, number=_rounded(f.number, value.dtype)) for f in inner.fills]
+        if inner.rest is above[0]:
+            return Split(fills, value)
+        return Split(fills, None if inner.rest is None else Rest(value, (inner.rest,)))
+
+    def _kept(self, value: Value) -> Split:
+        self.inner.discard(value)
+        return Split([], value)
+
+    def _leaf(self, value: Value, reading: Choice, taken: frozenset[Value] | None) -> Split:
+        if reading.constant == 0:
+            return Split([], None)
+        fill: Fill | None = None
+        if reading.no == 0 and reading.yes <= ABSORBING_FILL:
+            fill = Fill(negation(reading.predicate), reading.yes, value)
+        elif reading.yes == 0 and reading.no <= ABSORBING_FILL:
+            fill = Fill(reading.predicate, reading.no, value)
+        if fill is None or (taken is not None and value not in taken):
+            return Split([], value)
+        return Split([fill], None)
+
+    def _sum(self, node: Node, value: Value, index: Index, taken: frozenset[Value] | None) -> Split:
+        left, right = node.inputs[:2]
+        assert left is not None
+        assert right is not None
+        if not (left.dtype.is_floating_point and right.dtype.is_floating_point):
+            return self._kept(value)
+        sides = [self.split(side, aligned(side, index), taken) for side in (left, right)]
+        fills = [
+            replace(fill, number=_rounded(fill.number, value.dtype))
+            for side in sides
+            for fill in side.fills
+        ]
+        rests = [side.rest for side in sides if side.rest is not None]
+        if rests == [left, right]:
+            return Split(fills, value)
+        if not rests:
+            return Split(fills, None)
+        return Split(fills, Rest(value, tuple(rests), same_op=len(rests) == 2))
+
+    def _filled(
+        self, node: Node, value: Value, index: Index, taken: frozenset[Value] | None
+    ) -> Split | None:
+        """where(mask, x, fill): x stays, plus a mask."""
+        found = fill_of(node)
+        if found is None:
+            return None
+        source, predicate, keep, fill = found
+        fill = _rounded(fill, value.dtype)
+        if not fill <= ABSORBING_FILL or not source.dtype.is_floating_point:
+            return None
+        if taken is not None and value not in taken:
+            return self._kept(value)
+        inner = self.split(source, aligned(source, index), taken)
+        if inner.fills:  # the outer fill replaces the inner one: not a sum
+            return self._kept(value)
+        held = self.reader.predicate(predicate, aligned(predicate, index))
+        kept = held if keep else negation(held)
+        rest = None if inner.rest is None else Rest(value, (inner.rest,), same_op=False)
+        return Split([Fill(kept, fill, value)], rest)
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(value, dtype=torch.float64).to(dtype))
+
+
+def leaves(tree: Tree) -> Iterator[Value]:
+    """The values that stay as they were."""
+    if isinstance(tree, Rest):
+        for item in tree.inputs:
+            yield from leaves(item)
+    elif tree is not None:
+        yield tree
+
+
+def magnitude(tree: Tree) -> float:
+    """A bound of |x| over all elements; inf where none is proved (it may hold -inf)."""
+    if tree is None:
+        return 0.0
+    if isinstance(tree, Rest):
+        bound = sum(magnitude(item) for item in tree.inputs)
+        return bound if bound <= torch.finfo(tree.value.dtype).max else math.inf
+    return Intervals().largest(tree)
+
+
+def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
+    """Whether all of it is products over features, laid out, added or scaled down, or bounded.
+
+    Such a term is as finite as the scores are: what it adds hides no key.
+    """
+    node = value.producer
+    if math.isfinite(Intervals().largest(value)):
+        return True
+    if node is None or depth == 0:
+        return False
+    product = read_contraction(node, fresh_axes(node.output.shape)) if _is_single(node) else None
+    if product is not None and not product.addends:
+        return any(isinstance(atom.size, int) for atom in product.summed)
+    scaling = scale_of(node)
+    if scaling is not None:
+        return abs(scaling[1]) <= 1 and is_scorelike(scaling[0], depth - 1)
+    inputs = [source for source in node.inputs if source is not None]
+    if node.op == "aten.mul.Tensor":
+        bounds = [Intervals().largest(source) for source in inputs]
+        return min(bounds) <= 1 and is_scorelike(inputs[bounds.index(max(bounds))], depth - 1)
+    if node.op in ("aten.pad", "aten.constant_pad_nd") and not _pads_finitely(node):
+        return False
+    if node.op in _SHIFTS:
+        shift = number(node.attrs.get("other"))
+        return shift is not None and math.isfinite(shift) and is_scorelike(inputs[0], depth - 1)
+    passes_on = node.op in _JOINING or node.op in _PASSING or node.op in LAYOUTS or widens(node)
+    return passes_on and all(is_scorelike(source, depth - 1) for source in inputs)
+
+
+def _pads_finitely(node: Node) -> bool:
+    return math.isfinite(number(node.attrs.get("value")) or 0.0)
+
+
+def _is_single(node: Node) -> bool:
+    return len(node.outputs) == 1 and isinstance(node.outputs[0].type, TensorType)

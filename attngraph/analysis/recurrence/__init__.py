@@ -1,0 +1,1 @@
+"""Loops over time: their steps, and the cells of RNNs, LSTMs and GRUs."""

@@ -1,0 +1,299 @@
+"""Loops over time that torch.export unrolled: equal steps, each fed by the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from attngraph.analysis.layout.axes import LAYOUTS, RESHAPES
+from attngraph.ir import Graph, Loc, Node, TensorType, Value
+from attngraph.ir.hashing import hashable
+from attngraph.ir.ops import attribute
+from attngraph.ir.slices import backward_slice
+
+_LEAST = 3  # steps: the first two say what a step is, and the third confirms it
+
+_LEAST_TOLD = 5  # queries, keys, values and a gate are four places of one axis
+
+_NAMES = (
+    "linear matmul mm addmm split_with_sizes slice.Tensor select.int neg mul.Tensor mul.Scalar "
+    "div.Scalar add.Tensor add.Scalar sub.Tensor sub.Scalar"
+)
+_LINEAR = RESHAPES | LAYOUTS | {f"aten.{name}" for name in _NAMES.split()}
+
+
+@dataclass(frozen=True)
+class Slices:
+    """`items[t]` is `source` at place t of an axis; `masks` says which items a value depends on."""
+
+    source: Value
+    dim: int
+    items: tuple[Value, ...]
+    masks: dict[Value, int]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Steps of a loop in their order: step t makes `states[t]` of `states[t - 1]` and `items[t]`.
+
+    `items` are those of `slices`, from the last on if `reverse`. The first step may be of another
+    kind: `initial` is what it starts from, if it is not. `nodes` are those of all other steps.
+    """
+
+    slices: Slices
+    reverse: bool
+    items: tuple[Value, ...]
+    states: tuple[tuple[Value, ...], ...]
+    initial: tuple[Value, ...] | None
+    nodes: frozenset[Node]
+
+
+class Twins:
+    """Finds the nodes that do to other values what some nodes do to theirs."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._known: dict[Hashable, Node] = {}
+        for node in graph:
+            self._known.setdefault((node.op, node.inputs, hashable(node.attrs)), node)
+
+    def follow(self, nodes: Sequence[Node], replaced: dict[Value, Value]) -> list[Node] | None:
+        """The twins of nodes in execution order, and in `replaced` their values; None if one lacks.
+
+        Nodes that read nothing that is replaced are their own twins.
+        """
+        twins = []
+        for node in nodes:
+            inputs = tuple(replaced.get(v, v) if v is not None else None for v in node.inputs)
+            twin = node
+            if inputs != node.inputs:
+                found = self._known.get((node.op, inputs, hashable(node.attrs)))
+                if found is None:
+                    return None
+                twin = found
+                replaced.update(zip(node.outputs, twin.outputs, strict=True))
+            twins.append(twin)
+        return twins
+
+
+def unrolled_loops(graph: Graph) -> Iterator[Chain]:
+    """Each chain with one or two states that depend on nothing else that changes.
+
+    Equal nodes must have been merged.
+    """
+    slices = list(_slices(graph))
+    twins = Twins(graph) if slices else None
+    for each in slices:
+        for reverse in (False, True):
+            if twins is not None:
+                yield from _chains(twins, each, reverse)
+
+
+def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
+    """Each axis of which every place meets what the places before it gave: its size, and a node of
+    the loop. A loop over several such axes comes once.
+
+    Such a loop need not be one of `unrolled_loops`. Between two places something other than a sum
+    or a linear map has to happen: heads that are added up are no steps in time.
+    """
+    told: set[tuple[int, Loc]] = set()
+    for each in _slices(graph):
+        count = len(each.items)
+        if count < _LEAST_TOLD or _is_weight(each.source):
+            continue
+        changed: dict[int, Node] = {}
+        for node in graph:
+            for value in () if node.op in _LINEAR else node.outputs:
+                if value in each.masks:
+                    changed.setdefault(each.masks[value], node)
+        for items in (range(count), range(count)[::-1]):
+            prefixes = [sum(1 << place for place in items[: end + 1]) for end in range(1, count)]
+            if all(prefix in changed for prefix in prefixes):
+                inside = changed[prefixes[-2]]  # what depends on all places may lie after the loop
+                if (count, inside.loc) not in told:
+                    told.add((count, inside.loc))
+                    yield count, inside
+
+
+def _slices(graph: Graph) -> Iterator[Slices]:
+    """Every axis of static size that is taken apart completely."""
+    found: dict[tuple[Value, int], dict[int, Value]] = {}
+    for node in graph:
+        for source, dim, index, item in _taken(node):
+            found.setdefault((source, dim), {}).setdefault(index, item)
+    for (source, dim), items in found.items():
+        steps = source.shape[dim]
+        if isinstance(steps, int) and len(items) == steps >= _LEAST:
+            ordered = tuple(items[index] for index in range(steps))
+            yield Slices(source, dim, ordered, _masks(graph, ordered))
+
+
+def _taken(node: Node) -> Iterator[tuple[Value, int, int, Value]]:
+    """(source, axis, place, item) for each item that a node takes from an axis."""
+    source = node.inputs[0] if node.inputs else None
+    if source is None or not isinstance(source.type, TensorType) or not source.shape:
+        return
+    if node.op in ("aten.select.int", "aten.unbind.int"):
+        dim = attribute(node, "dim") % len(source.shape)
+        size = source.shape[dim]
+        if node.op == "aten.unbind.int":
+            yield from ((source, dim, at, item) for at, item in enumerate(node.outputs))
+        elif isinstance(size, int) and isinstance(attribute(node, "index"), int):
+            yield source, dim, attribute(node, "index") % size, node.output
+    elif node.op in RESHAPES and source.producer is not None:
+        for whole, dim, at, part in _single(source.producer):
+            squeezed = (*part.shape[:dim], *part.shape[dim + 1 :])
+            if part is source and tuple(node.output.shape) == squeezed:
+                yield whole, dim, at, node.output
+
+
+def _single(node: Node) -> Iterator[tuple[Value, int, int, Value]]:
+    """As `_taken`, for items that keep their axis, of size one."""
+    source = node.inputs[0] if node.inputs else None
+    if source is None:
+        return
+    if node.op == "aten.split_with_sizes":
+        sizes, dim = attribute(node, "split_sizes"), attribute(node, "dim") % len(source.shape)
+        if all(isinstance(size, int) for size in sizes):
+            for index, (size, part) in enumerate(zip(sizes, node.outputs, strict=True)):
+                if size == 1:
+                    yield source, dim, sum(sizes[:index]), part
+    elif node.op == "aten.slice.Tensor":
+        dim = attribute(node, "dim") % len(source.shape)
+        start, size = attribute(node, "start") or 0, source.shape[dim]
+        if isinstance(start, int) and isinstance(size, int) and node.output.shape[dim] == 1:
+            yield source, dim, start % size, node.output
+
+
+def _masks(graph: Graph, items: Sequence[Value]) -> dict[Value, int]:
+    """Bit t is set where a value depends on item t; values that depend on none are left out."""
+    masks = {item: 1 << place for place, item in enumerate(items)}
+    for node in graph:
+        mask = 0
+        for value in node.inputs:
+            mask |= masks.get(value, 0) if value is not None else 0
+        if mask:
+            for value in node.outputs:
+                masks.setdefault(value, mask)
+    return masks
+
+
+def _chains(twins: Twins, slices: Slices, reverse: bool) -> Iterator[Chain]:
+    items = slices.items[::-1] if reverse else slices.items
+    bits = [slices.masks[item] for item in items]
+    first, second, third = bits[0], bits[0] | bits[1], bits[0] | bits[1] | bits[2]
+    before = _handed(slices.masks, first, second)
+    after = _handed(slices.masks, second, third) if before else []
+    cut = {*before, items[1]}
+    read: dict[Value, tuple[Value, ...]] = {}
+    for value in after:
+        leaves, _ = backward_slice([value], cut.__contains__)
+        states = tuple(leaf for leaf in before if leaf in leaves)
+        changing = {leaf for leaf in leaves if slices.masks.get(leaf)}
+        if changing <= cut and 1 <= len(states) <= 2:
+            read[value] = states
+    for value, states in read.items():
+        candidates: list[tuple[Value, ...]] = [(value,)] if len(states) == 1 else []
+        candidates += [(value, v) for v in read if v is not value and len(states) == 2]
+        for following in candidates:
+            joint = {state for v in following for state in read[v]}
+            if len(joint) == len(following) and joint == set(states):
+                found = _followed(twins, slices, reverse, items, states, following)
+                if found is not None:
+                    yield found
+
+
+def _handed(masks: dict[Value, int], mask: int, next_mask: int) -> list[Value]:
+    """The values of one step that the next one reads, before what is linear in one of them."""
+
+    def is_next(node: Node) -> bool:
+        return any(masks.get(value) == next_mask for value in node.outputs)
+
+    handed = [v for v, own in masks.items() if own == mask and any(map(is_next, v.users))]
+    return list(dict.fromkeys(_base(masks, value) for value in handed))
+
+
+def _base(masks: dict[Value, int], value: Value) -> Value:
+    """What a value is linear in, as far up as that is one value of its own step."""
+    while (node := value.producer) is not None and node.op in _LINEAR:
+        changing = [source for source in node.inputs if source is not None and masks.get(source)]
+        others = [source for source in node.inputs if source not in (None, *changing)]
+        if len(changing) != 1 or masks[changing[0]] != masks[value]:
+            break
+        if not all(map(_is_weight, others)):  # the first step's state changes in the second
+            break
+        value = changing[0]
+    return value
+
+
+def _is_weight(value: Value | None) -> bool:
+    """Whether a value is made of constants alone."""
+    node = None if value is None else value.producer
+    if node is None:
+        return value is not None and value.is_constant
+    return bool(node.inputs) and all(map(_is_weight, node.inputs))
+
+
+def _followed(
+    twins: Twins,
+    slices: Slices,
+    reverse: bool,
+    items: tuple[Value, ...],
+    states: tuple[Value, ...],
+    following: tuple[Value, ...],
+) -> Chain | None:
+    """The chain in which `following` is the step after `states`, through to the last item."""
+    cut = {*states, items[1]}
+    _, body = backward_slice(following, cut.__contains__)
+    body = [node for node in body if any(slices.masks.get(value) for value in node.outputs)]
+    chain, nodes = [states, following], set(body)
+    for item in items[2:]:
+        replaced = dict(zip((*states, items[1]), (*chain[-1], item), strict=True))
+        found = twins.follow(body, replaced)
+        if found is None:
+            return None
+        nodes.update(found)
+        chain.append(tuple(replaced[value] for value in following))
+    initial = _initial(slices.masks, states, following, cut, items)
+    return Chain(slices, reverse, items, tuple(chain), initial, frozenset(nodes))
+
+
+def _initial(
+    masks: dict[Value, int],
+    states: tuple[Value, ...],
+    following: tuple[Value, ...],
+    cut: set[Value],
+    items: tuple[Value, ...],
+) -> tuple[Value, ...] | None:
+    """What the first step starts from, if it does what the second does."""
+    bound = unify(list(zip(following, states, strict=True)), cut)
+    if bound is None:
+        return None
+    initial = tuple(bound[state] for state in states if state in bound)
+    if len(initial) != len(states) or bound.get(items[1]) is not items[0]:
+        return None
+    return None if any(masks.get(value) for value in initial) else initial
+
+
+def unify(
+    pairs: Sequence[tuple[Value, Value]], cut: Collection[Value]
+) -> dict[Value, Value] | None:
+    """What each value in `cut` is in the second of a pair, where that is made as the first is."""
+    bound: dict[Value, Value] = {}
+    pending = list(pairs)
+    while pending:
+        there, here = pending.pop()
+        if bound.setdefault(there, here) is not here:
+            return None
+        if there in cut or there is here:
+            continue
+        a, b = there.producer, here.producer
+        if a is None or b is None or a.op != b.op or there.index != here.index:
+            return None
+        if len(a.inputs) != len(b.inputs) or hashable(a.attrs) != hashable(b.attrs):
+            return None
+        for one, other in zip(a.inputs, b.inputs, strict=True):
+            if (one is None) != (other is None):
+                return None
+            if one is not None and other is not None:
+                pending.append((one, other))
+    return bound

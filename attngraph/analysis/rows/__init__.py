@@ -1,0 +1,1 @@
+"""How ops act on rows, and which rows are padding."""

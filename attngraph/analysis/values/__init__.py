@@ -1,0 +1,1 @@
+"""What the elements are: scalars, affine maps, polynomials, weights, equal values."""

@@ -1,0 +1,221 @@
+"""Between which numbers the elements of a value lie, by the ops that compute it.
+
+Weights are looked at, and a norm bounds what it gives out: so the scores of most attentions are
+bounded, whatever the inputs are. An interval that nothing is known of is (−inf, inf); it may hold
+infinities. NaN is in none: a bound holds for the elements that are numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from attngraph.analysis.layout.index_maps import LAYOUTS
+from attngraph.analysis.values.scalars import fill_of, is_binary, is_cast, number, scale_of, uniform
+from attngraph.ir import Node, TensorType, Value
+from attngraph.ir.ops import attribute, input_of
+
+Interval: TypeAlias = tuple[float, float]
+
+EVERYTHING: Interval = (-math.inf, math.inf)
+_LONGEST = 2.0**40  # of what an arange counts
+_LARGEST_TABLE = 1 << 26
+_DEPTH = 64
+_CHOOSING = frozenset(
+    f"aten.{name}" for name in ("embedding", "index.Tensor", "index_select", "gather")
+)
+_UNIT = frozenset(f"aten.{name}" for name in ("sin", "cos", "tanh"))
+_SHARES = frozenset(f"aten.{name}" for name in ("sigmoid", "softmax.int", "_softmax"))
+_TRIANGLES = frozenset(["aten.tril", "aten.triu"])
+_JOINS = frozenset(["aten.cat", "aten.stack"])
+
+
+class Intervals:
+    """Intervals of values, each found once; with `weights`, those of linears too."""
+
+    def __init__(self, *, weights: bool = False) -> None:
+        self._weights = weights
+        self._known: dict[Value, Interval] = {}
+        self._lengths: dict[Value, float] = {}
+
+    def of(self, value: Value | None, depth: int = _DEPTH) -> Interval:
+        """The least and the greatest number that an element may be."""
+        if value is None or not isinstance(value.type, TensorType):
+            return EVERYTHING
+        if value not in self._known:
+            found = self._find(value, depth)
+            self._known[value] = _within(value.dtype, found)
+        return self._known[value]
+
+    def largest(self, value: Value | None) -> float:
+        """A bound of |x|; inf where there is none."""
+        low, high = self.of(value)
+        return max(abs(low), abs(high))
+
+    def length(self, value: Value, depth: int = _DEPTH) -> float:
+        """A bound of the Euclidean norm along the last axis; inf where there is none."""
+        if value not in self._lengths:
+            self._lengths[value] = self._length(value, depth)
+        return self._lengths[value]
+
+    def _length(self, value: Value, depth: int) -> float:
+        node, width = value.producer, value.shape[-1] if value.shape else 1
+        known = math.inf
+        if isinstance(width, int):
+            known = math.sqrt(width) * self.largest(value)
+        if node is None or depth == 0:
+            return known
+        if node.op == "aten.layer_norm" and len(attribute(node, "normalized_shape")) == 1:
+            # |x - mean| / sqrt(variance + ε) has a norm of at most sqrt(width).
+            gain, shift = input_of(node, "weight"), input_of(node, "bias")
+            scale = 1.0 if gain is None else self.largest(gain)
+            offset = 0.0 if shift is None else self.length(shift, depth - 1)
+            return min(known, math.sqrt(width) * scale + offset)
+        source = node.inputs[0] if node.inputs else None
+        keeps = is_cast(node) or node.op in ("aten.clone", "aten.contiguous", "aten.dropout")
+        if keeps and source is not None:
+            return min(known, self.length(source, depth - 1))
+        return known
+
+    def _find(self, value: Value, depth: int) -> Interval:
+        if value.data is not None:
+            return _range_of(value.data)
+        if (same := uniform(value)) is not None:
+            return same, same
+        if is_binary(value):
+            return 0.0, 1.0
+        if value.producer is None or depth == 0 or len(value.producer.outputs) == 0:
+            return EVERYTHING
+        return self._from_op(value.producer, value, depth - 1)
+
+    def _from_op(self, node: Node, value: Value, depth: int) -> Interval:
+        if (scaling := scale_of(node)) is not None:
+            return _times(self.of(scaling[0], depth), (scaling[1], scaling[1]))
+        if (filling := fill_of(node)) is not None:
+            fill = filling[3]
+            return _joined([self.of(filling[0], depth), (fill, fill)])
+        if node.op in _CHOOSING or node.op in LAYOUTS or is_cast(node):
+            return self.of(node.inputs[0], depth)
+        if node.op in _UNIT:
+            return -1.0, 1.0
+        if node.op in _SHARES:
+            return 0.0, 1.0
+        if node.op in _JOINS:
+            return _joined([self.of(part, depth) for part in input_of(node, "tensors")])
+        if node.op in _TRIANGLES:
+            return _joined([self.of(node.inputs[0], depth), (0.0, 0.0)])
+        sides = [self.of(side, depth) for side in node.inputs]
+        other = number(node.attrs.get("other"))
+        match node.op.removeprefix("aten."):
+            case "add.Tensor" if attribute(node, "alpha") == 1:
+                return _plus(*sides)
+            case "sub.Tensor" if attribute(node, "alpha") == 1:
+                return _plus(sides[0], _times(sides[1], (-1.0, -1.0)))
+            case "add.Scalar" if other is not None:
+                return _plus(sides[0], (other, other))
+            case "sub.Scalar" if other is not None:
+                return _plus(sides[0], (-other, -other))
+            case "rsub.Scalar" if other is not None and attribute(node, "alpha") == 1:
+                return _plus((other, other), _times(sides[0], (-1.0, -1.0)))
+            case "mul.Tensor":
+                return _times(*sides)
+            case "where.self":
+                return _joined(sides[1:])
+            case "relu":
+                return max(sides[0][0], 0.0), max(sides[0][1], 0.0)
+            case "maximum":
+                return max(sides[0][0], sides[1][0]), max(sides[0][1], sides[1][1])
+            case "minimum":
+                return min(sides[0][0], sides[1][0]), min(sides[0][1], sides[1][1])
+            case "log":
+                return -math.inf, math.log(sides[0][1]) if 0 < sides[0][1] < math.inf else math.inf
+            case "arange" | "arange.start" | "arange.start_step":
+                start, step = (number(node.attrs.get(name, 1)) for name in ("start", "step"))
+                if start is None or step is None:
+                    return EVERYTHING
+                far = abs(start) + abs(step) * _LONGEST
+                return -far, far
+            case "layer_norm":
+                return self._normed(node)
+            case "linear":
+                return self._linear(node, depth)
+            case _:
+                return self._turned(node, depth) if node.op == "attn.rotary" else EVERYTHING
+
+    def _normed(self, node: Node) -> Interval:
+        """|x − mean| / sqrt(variance + ε) is below sqrt(n) for each of n elements."""
+        count = attribute(node, "normalized_shape")
+        if not all(isinstance(size, int) for size in count):
+            return EVERYTHING
+        gain, shift = input_of(node, "weight"), input_of(node, "bias")
+        scale = 1.0 if gain is None else self.largest(gain)
+        far = math.sqrt(math.prod(count)) * scale
+        return _plus((-far, far), (0.0, 0.0) if shift is None else self.of(shift))
+
+    def _linear(self, node: Node, depth: int) -> Interval:
+        """|w · x| is at most |w| |x|, and at most Σ |w_i| max |x_i|."""
+        source, weight, shift = (input_of(node, name) for name in ("input", "weight", "bias"))
+        data = weight.data
+        if (
+            not self._weights
+            or data is None
+            or data.is_meta
+            or not 0 < data.numel() <= _LARGEST_TABLE
+        ):
+            return EVERYTHING
+        rows = data.detach().double().reshape(-1, data.shape[-1])
+        long = self.length(source, depth)
+        wide = self.largest(source)
+        by_length = float(rows.norm(dim=1).max()) * long if math.isfinite(long) else math.inf
+        by_size = float(rows.abs().sum(1).max()) * wide if math.isfinite(wide) else math.inf
+        far = min(by_length, by_size)
+        if not math.isfinite(far):
+            return EVERYTHING
+        return _plus((-far, far), (0.0, 0.0) if shift is None else self.of(shift))
+
+    def _turned(self, node: Node, depth: int) -> Interval:
+        """A rotation of pairs, by tables that may scale."""
+        x, *tables = node.inputs[:3]
+        far = self.of(x, depth)
+        scale = max(self.largest(table) for table in tables)
+        bound = 2 * max(abs(far[0]), abs(far[1])) * scale
+        return (-bound, bound) if math.isfinite(bound) else EVERYTHING
+
+
+def _range_of(data: torch.Tensor) -> Interval:
+    if data.is_meta or data.is_complex() or not 0 < data.numel() <= _LARGEST_TABLE:
+        return EVERYTHING
+    low, high = map(float, data.detach().aminmax())
+    return EVERYTHING if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _within(dtype: torch.dtype, found: Interval) -> Interval:
+    """What a dtype holds of an interval: beyond its range a float is infinite."""
+    low, high = found
+    if math.isnan(low) or math.isnan(high) or dtype.is_complex:
+        return EVERYTHING
+    if dtype == torch.bool:
+        return max(low, 0.0), min(high, 1.0)
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        # An integer beyond the range wraps around.
+        return (low, high) if info.min <= low and high <= info.max else (info.min, info.max)
+    end = torch.finfo(dtype).max
+    return (low if low >= -end else -math.inf), (high if high <= end else math.inf)
+
+
+def _plus(a: Interval, b: Interval) -> Interval:
+    low, high = a[0] + b[0], a[1] + b[1]
+    return EVERYTHING if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _times(a: Interval, b: Interval) -> Interval:
+    products = [x * y for x in a for y in b]
+    return EVERYTHING if any(map(math.isnan, products)) else (min(products), max(products))
+
+
+def _joined(parts: Sequence[Interval]) -> Interval:
+    return min(low for low, _ in parts), max(high for _, high in parts)

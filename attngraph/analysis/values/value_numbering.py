@@ -1,0 +1,56 @@
+"""Numbers values so that equal numbers mean equal elements: the same ops over the same sources."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+
+from attngraph.ir import Graph, Node, Value
+from attngraph.ir.effects import is_function
+from attngraph.ir.hashing import hashable
+
+_COMPARED_ELEMENTS = 16
+
+
+def number_values(
+    graph: Graph, roots: Iterable[Value], definers: Mapping[Node, frozenset[str]]
+) -> dict[Value, int]:
+    """A number for each root and all it is computed from.
+
+    Constants are compared by content where they are tiny. The results of `definers`, whose sizes
+    only a run can tell, and of random ops are equal to nothing else.
+    """
+    numbers: dict[Value, int] = {}
+    seen: dict[Hashable, int] = {}
+    above = _producers(roots)
+    for value in graph.inputs:
+        numbers[value] = seen.setdefault(value, len(seen))
+    for value in graph.constants.values():
+        numbers[value] = seen.setdefault(_constant_key(value), len(seen))
+    for node in graph:
+        if node not in above:
+            continue
+        key: Hashable = node
+        if node not in definers and is_function(node):
+            sources = tuple(None if value is None else numbers[value] for value in node.inputs)
+            key = (node.op, sources, hashable(node.attrs))
+        for value in node.outputs:
+            numbers[value] = seen.setdefault((key, value.index), len(seen))
+    return numbers
+
+
+def _producers(roots: Iterable[Value]) -> set[Node]:
+    found: set[Node] = set()
+    pending = [root.producer for root in roots]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            pending.extend(value.producer for value in node.inputs if value is not None)
+    return found
+
+
+def _constant_key(value: Value) -> Hashable:
+    data = value.data
+    if data is None or data.is_meta or data.numel() > _COMPARED_ELEMENTS:
+        return value
+    return (value.type, hashable(data.flatten().tolist()))

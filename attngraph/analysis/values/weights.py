@@ -1,0 +1,89 @@
+"""Weights: who reads them, and what they weigh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attngraph.ir import Graph, TensorType, Value
+from attngraph.ir.storage import address_of
+
+
+class Owners:
+    """Which constants are stored for one reader only: tied weights may have two names."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._counts: dict[int, int] = {}
+        for value in graph.constants.values():
+            if value.data is not None and (value.uses or value in graph.outputs):
+                address = _address(value.data)
+                self._counts[address] = self._counts.get(address, 0) + 1
+
+    def is_sole(self, value: Value) -> bool:
+        """Whether the constant goes when its one reader no longer needs it."""
+        if not value.is_constant or len(value.uses) != 1 or value in self._graph.outputs:
+            return False
+        return value.data is None or self._counts.get(_address(value.data), 1) == 1
+
+    def freed(self, values: Iterable[Value | None]) -> int:
+        """The bytes of those among the constants that would go."""
+        distinct = dict.fromkeys(value for value in values if value is not None)
+        return sum(
+            weight_bytes(value.dtype, value.shape) for value in distinct if self.is_sole(value)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """How a constant is computed from others. `compute` takes their data in the order of `sources`,
+    in any one dtype.
+    """
+
+    sources: tuple[Value, ...]
+    compute: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+    def data(self) -> torch.Tensor | None:
+        """The numbers; None where a source has none."""
+        given = [value.data for value in self.sources if value.data is not None]
+        if len(given) < len(self.sources):
+            return None
+        with torch.no_grad():
+            return self.compute([tensor.detach() for tensor in given])
+
+
+def _address(data: torch.Tensor) -> int:
+    return address_of(data) or id(data)
+
+
+def weight_bytes(dtype: torch.dtype, shape: Sequence[Any]) -> int:
+    """The bytes of a tensor of static shape."""
+    return dtype.itemsize * math.prod(int(dim) for dim in shape)
+
+
+def is_known(value: Value | None) -> bool:
+    """Whether the value is a floating-point constant whose numbers are at hand."""
+    if value is None or not isinstance(value.type, TensorType) or value.data is None:
+        return False
+    return value.is_constant and value.dtype.is_floating_point and not value.data.is_meta
+
+
+def wide(value: Value) -> torch.Tensor:
+    """A constant's numbers in float64. The value must be known."""
+    assert value.data is not None
+    return value.data.detach().double()
+
+
+def derived(value: Value, suffix: str) -> str:
+    """A name for what is computed from a constant; computed twice, it keeps one suffix."""
+    return f"{value.name.removesuffix(suffix)}{suffix}"
+
+
+def is_power_of_two(numbers: torch.Tensor) -> bool:
+    """Whether multiplying by each of the numbers only moves an exponent."""
+    mantissa, _ = torch.frexp(numbers)
+    return bool((mantissa.abs() == 0.5).all())

@@ -1,0 +1,20 @@
+"""Keys that are equal for equal attributes only."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+
+def hashable(value: Any) -> Hashable:
+    """A key that is equal for equal attributes only: 1, 1.0 and True differ, and so do ±0.0."""
+    if isinstance(value, dict):
+        return tuple(sorted((name, hashable(item)) for name, item in value.items()))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(hashable, value))
+    if isinstance(value, float):
+        return float, value.hex()
+    if isinstance(value, (bool, int)):
+        return type(value), value
+    result: Hashable = value
+    return result

@@ -1,0 +1,52 @@
+"""The nodes between some values and what they are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from attngraph.ir import Node, Value
+
+
+def backward_slice(
+    roots: Iterable[Value], is_leaf: Callable[[Value], bool], depth: int | None = None
+) -> tuple[list[Value], list[Node]]:
+    """The leaves under the roots, and the nodes between, inputs first.
+
+    Values more than `depth` nodes above every root count as leaves too.
+    """
+    roots = list(roots)
+    within = None if depth is None else _within(roots, is_leaf, depth)
+    sampled: list[Value] = []
+    nodes: dict[Node, None] = {}
+    seen: set[Value] = set()
+    stack = [(root, False) for root in roots]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            if value.producer is not None:
+                nodes.setdefault(value.producer)
+            continue
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.producer
+        if node is None or is_leaf(value) or (within is not None and node not in within):
+            sampled.append(value)
+            continue
+        stack.append((value, True))
+        stack.extend((source, False) for source in node.inputs if source is not None)
+    return sampled, list(nodes)
+
+
+def _within(roots: Iterable[Value], is_leaf: Callable[[Value], bool], depth: int) -> set[Node]:
+    """The nodes at most `depth` above a root, not past leaves."""
+    found: set[Node] = set()
+    level = list(roots)
+    for _ in range(depth):
+        above: dict[Node, None] = {}
+        for value in level:
+            if value.producer is not None and value.producer not in found and not is_leaf(value):
+                above[value.producer] = None
+        found.update(above)
+        level = [value for node in above for value in node.inputs if value is not None]
+    return found

@@ -1,0 +1,1 @@
+"""Softmaxes, attentions, their masks, caches and heads."""

@@ -1,0 +1,105 @@
+"""distribute: (a·P₁ ± b·P₂) V becomes a·P₁ V ± b·P₂ V, so that each softmax meets the values.
+
+Differential attention (Ye et al. 2024) subtracts two attention maps before it applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngraph.analysis.layout.axes import COPIES, LAYOUTS, RESHAPES
+from attngraph.analysis.values.scalars import is_cast
+from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.manager import register
+
+_PRODUCTS = frozenset(["aten.matmul", "aten.bmm", "aten.einsum"])
+_SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
+_SCALES = frozenset(["aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"])
+_SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "attn.sink_softmax"])
+
+
+@register
+@dataclass(frozen=True)
+class Distribute:
+    """Applies each of two subtracted attention maps to the values by itself."""
+
+    name: ClassVar[str] = "distribute"
+    exact: ClassVar[bool] = False
+
+    def run(self, graph: Graph) -> list[Remark]:
+        build, checked = Builder(graph), Checked(graph, self.name)
+        for node in list(graph):
+            if node.graph is None or node.op not in _PRODUCTS:
+                continue
+            _distribute(build, checked, node)
+        return checked.remarks
+
+
+def _distribute(build: Builder, checked: Checked, product: Node) -> bool:
+    for side in product.inputs:
+        path = _path_to_sum(side) if side is not None else None
+        if path is None or side is None:
+            continue
+        total = path[-1]
+        if not all(value is not None and _is_probability(value) for value in total.inputs):
+            continue
+        if any(value is not None and value.shape != total.output.shape for value in total.inputs):
+            continue
+        build.at(product, product.loc)
+        terms = []
+        for addend in total.inputs:
+            value = addend
+            for layout in reversed(path[:-1]):
+                value = _with(build, layout, layout.inputs[0], value)
+            terms.append(_with(build, product, side, value))
+        what = "The values are multiplied with each of two weights, then subtracted."
+        pair = product.output, build(total.op, *terms, **total.attrs)
+        return checked.replace([pair], reassociates=what)
+    return False
+
+
+def _with(build: Builder, node: Node, old: Value | None, new: Value | None) -> Value:
+    inputs = [new if value is old else value for value in node.inputs]
+    return build(node.op, *inputs, **node.attrs)
+
+
+def _path_to_sum(value: Value) -> list[Node] | None:
+    """Layout ops up to a sum, the sum last."""
+    path: list[Node] = []
+    while (node := value.producer) is not None and len(path) < 16:
+        path.append(node)
+        if node.op in _SUMS:
+            return path
+        if not _is_layout(node) or node.inputs[0] is None or len(node.outputs) != 1:
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def _is_layout(node: Node) -> bool:
+    return node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
+
+
+def _is_probability(value: Value) -> bool:
+    """A softmax, or one that was scaled or laid out anew."""
+    queue: list[Value] = [value]
+    for _ in range(16):
+        if not queue:
+            return False
+        node = queue.pop(0).producer
+        if node is None:
+            continue
+        if node.op in _SOFTMAXES:
+            return True
+        if node.op in _SCALES:
+            queue += _operands(node.inputs)
+        elif _is_layout(node):
+            queue += _operands(node.inputs[:1])
+    return False
+
+
+def _operands(values: Sequence[Value | None]) -> list[Value]:
+    return [value for value in values if value is not None]

@@ -1,0 +1,229 @@
+"""fold-masks: what masks an attention becomes its causal attribute, one bool mask, or nothing.
+
+Every mask and every term of a bias is read as a predicate over (b, h, q, k). What is provably true
+vanishes, j ≤ i becomes the attribute, the rest is built once as a bool tensor of the smallest
+shape. A rewrite must also give the same probabilities at several sizes, or it is not made.
+
+The proof for all sizes is the algebra's (predicates.py): reading replaces a tensor by what each of
+its elements is as a function of its index, simplifying only drops what holds at every index for all
+sizes in the dims' ranges, and building writes the predicate down element by element. So before and
+after are one function of the masks' sources, whatever these are. It stands where trials leave a
+condition constant; tests/analysis/masks/test_predicates.py holds the algebra against brute force.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from attngraph.analysis.layout.index_maps import Index, aligned
+from attngraph.analysis.masks import row_policy
+from attngraph.analysis.masks.description import describe
+from attngraph.analysis.masks.masking import (
+    NO_MASKED_ROWS,
+    Masking,
+    is_bounded,
+    masking_of,
+    scores_shape,
+)
+from attngraph.analysis.masks.predicates import (
+    TRUE,
+    VARIABLES,
+    Domain,
+    Linear,
+    Predicate,
+    conjunction,
+    conjuncts,
+    variables,
+)
+from attngraph.analysis.masks.reading import Reader, leaf_test
+from attngraph.analysis.masks.terms import Fill, Splitter, Tree, magnitude
+from attngraph.analysis.values.value_numbering import number_values
+from attngraph.ir import Graph, Node, Remark, Value
+from attngraph.ir.dead import erase_dead
+from attngraph.ir.effects import dim_definers
+from attngraph.passes.attention.apply_masking import apply_masking
+from attngraph.passes.attention.mask_building import EarlyBuilder, Unbuildable, build, rebuild
+from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.mask_evidence import Unreached, compare_maskings
+from attngraph.passes.rewriting.outcomes import Equal, tally_of
+
+
+@register
+@dataclass(frozen=True)
+class FoldMasks:
+    """Folds the mask and the masking bias of each `attn.attention`.
+
+    `no_masked_rows` is the user's word that every query has a key: then a finite fill is -inf.
+    """
+
+    name: ClassVar[str] = "fold-masks"
+    exact: ClassVar[bool] = True
+
+    no_masked_rows: bool = False
+
+    def run(self, graph: Graph) -> list[Remark]:
+        sites = [node for node in graph if node.op == "attn.attention" and not is_bounded(node)]
+        if not sites:
+            return []
+        definers = dim_definers(graph)
+        replaced = [value for site in sites for value in masking_of(site).values]
+        numbers = number_values(graph, replaced, definers)
+        make = EarlyBuilder(graph, definers)
+        folded: dict[Hashable, Folded] = {}
+        remarks = []
+        for site in sites:
+            masking = masking_of(site)
+            key = (
+                *(None if v is None else numbers[v] for v in (masking.bias, masking.mask)),
+                masking.causal,
+                masking.masked_rows,
+                masking.past,
+                scores_shape(site),
+            )
+            if key not in folded:
+                folded[key] = _fold(graph, make, site, masking, assume=self.no_masked_rows)
+            found = folded[key]
+            if found.after is not None:
+                apply_masking(graph, site, found.after)
+            said = Remark("note", "mask", found.reason, site.loc, site.op)
+            details = {"assumed": NO_MASKED_ROWS} if found.assumed else {}
+            remarks.append(replace(said, node=site.outputs[0].name, details=details))
+        unread = [value.producer for value in replaced if value.producer is not None]
+        erase_dead(graph, [*make.made, *unread], definers=definers)
+        return remarks
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What to put in place of a masking (None: it stays), and what to say about it.
+
+    `assumed`: it relies on the user's word that no row is fully masked.
+    """
+
+    after: Masking | None
+    reason: str
+    assumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What masks (a query attends where `allowed` holds), which terms of the bias are in it, what
+    is left of the bias, and what a query without keys gets."""
+
+    allowed: Predicate
+    taken: frozenset[Value]
+    rest: Tree
+    masked_rows: str
+
+
+def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking, *, assume: bool) -> Folded:
+    shape = scores_shape(site)
+    domain = Domain(shape, graph.dims)
+    reader = Reader(domain)
+    splitter = Splitter(reader)
+    index = tuple(map(domain.index, VARIABLES))
+    causal = Linear(index[3] - index[2] - before.past)
+    plan = _decide(splitter, before, index, causal)
+    assumed = False
+    if assume:
+        proved, plan = plan, _decide(splitter, before, index, causal, assume=True)
+        assumed = plan != proved
+    after = before
+    problem = ""
+    try:
+        after = _build(make, site, plan, before, reader, causal)
+    except Unbuildable:
+        problem = "kept as it is"
+    if after != before:
+        made = {value for node in make.made for value in node.outputs}
+        is_leaf = leaf_test(reader, made | splitter.inner)
+        outcome = compare_maskings(before, after, shape, graph.dims, is_leaf, every_row=not assumed)
+        tally_of(graph).count(outcome, proved=isinstance(outcome, Unreached))
+        if not isinstance(outcome, Equal | Unreached):
+            problem = f"kept as it is: {outcome.reason}"
+    reason = describe(plan.allowed, causal, before, after, plan.rest, reader)
+    if problem:
+        return Folded(None, f"{reason}; {problem}")
+    if assumed:
+        reason += "; assumed that no row is fully masked"
+    return Folded(after if after != before else None, reason, assumed)
+
+
+def _decide(
+    splitter: Splitter, before: Masking, index: Index, causal: Linear, *, assume: bool = False
+) -> _Plan:
+    reader, domain, bias = splitter.reader, splitter.reader.domain, before.bias
+    given: list[Predicate] = [causal] if before.causal else []
+    if before.mask is not None:
+        given.append(reader.predicate(before.mask, aligned(before.mask, index)))
+    given_mask = domain.simplify(conjunction(*given))
+    split = None if bias is None else splitter.split(bias, aligned(bias, index))
+    fills = [
+        replace(fill, predicate=domain.simplify(fill.predicate))
+        for fill in (split.fills if split else ())
+    ]
+
+    def plan(taken: Sequence[Fill], masked_rows: str) -> _Plan:
+        sources = frozenset(fill.source for fill in taken)
+        rest = splitter.split(bias, aligned(bias, index), sources).rest if bias else None
+        allowed = domain.simplify(conjunction(given_mask, *(fill.predicate for fill in taken)))
+        if assume or (math.isfinite(magnitude(rest)) and domain.always_a_key(allowed)):
+            masked_rows = "zero"
+        return _Plan(allowed, sources, rest, masked_rows)
+
+    rows = before.masked_rows
+    if rows == "mean" and given_mask == TRUE:
+        rows = "nan"  # nothing is filled, so a row of -inf stays one
+    vain = [fill for fill in fills if fill.predicate == TRUE]
+    hard = [fill for fill in fills if fill.number == -math.inf and fill not in vain]
+    soft = [fill for fill in fills if fill not in hard and fill not in vain]
+    if rows == "mean" and not assume:
+        if fills:
+            return _Plan(given_mask, frozenset(), bias, "mean")
+        return plan([], "mean")
+    every = plan([*vain, *hard, *soft], rows)
+    if not soft:
+        return every
+    assert bias is not None
+    weakest = max(fill.number for fill in soft)
+    policy = row_policy.of_mask(
+        every.masked_rows,
+        masked=given_mask != TRUE,
+        infinite=len(hard),
+        finite=len(soft),
+        absorbs=row_policy.absorbs(weakest, magnitude(every.rest), bias.dtype),
+        has_key=assume or (every.masked_rows == "zero" and domain.always_a_key(every.allowed)),
+    )
+    if policy is None:
+        return plan([*vain, *hard], rows)
+    return replace(every, masked_rows=policy)
+
+
+def _build(
+    make: EarlyBuilder, site: Node, plan: _Plan, before: Masking, reader: Reader, causal: Linear
+) -> Masking:
+    """The masking of a plan; equal to `before` where there is nothing to gain."""
+    parts = list(conjuncts(plan.allowed))
+    is_causal = causal in parts and plan.masked_rows != "mean"
+    if is_causal:
+        parts.remove(causal)
+    wanted = conjunction(*parts)
+    mask: Value | None = None
+    if wanted != TRUE:
+        mask = before.mask
+        if mask is None or not _holds(mask, wanted, reader):
+            mask = build(make, site.loc, wanted, reader)
+    return Masking(
+        rebuild(make, site.loc, plan.rest), mask, is_causal, plan.masked_rows, before.past
+    )
+
+
+def _holds(mask: Value, wanted: Predicate, reader: Reader) -> bool:
+    """Whether a tensor is this predicate already, in the smallest shape."""
+    index = aligned(mask, tuple(map(reader.domain.index, VARIABLES)))
+    held = reader.domain.simplify(reader.predicate(mask, index))
+    used = {symbol for place in index for symbol in place.free_symbols}
+    return used <= variables(wanted) and set(conjuncts(held)) == set(conjuncts(wanted))

@@ -1,0 +1,420 @@
+"""fuse-attention: every softmax over keys and every SDPA node becomes one `attn.attention`.
+
+The reading is in site.py, logits.py, contraction.py and axes.py; here the result is written down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
+
+import torch
+
+from attngraph.analysis.attention.edge_softmax import edge_softmaxes
+from attngraph.analysis.attention.logits import Bias, Declined, Factor, Mask
+from attngraph.analysis.attention.roles import Stage, cheapest
+from attngraph.analysis.attention.score_bounds import is_unreached, may_cancel, weak_fills
+from attngraph.analysis.attention.site import SDPA, SOFTMAXES, Site, understand
+from attngraph.analysis.attention.strays import strays
+from attngraph.analysis.attention.terms import broadcastable
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, resolve, top
+from attngraph.analysis.masks.terms import is_scorelike
+from attngraph.analysis.values.scalars import is_cast
+from attngraph.errors import IRError
+from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir.dead import erase_dead
+from attngraph.ir.graph import fuse_locs
+from attngraph.passes.attention.joined_order import joined_alike
+from attngraph.passes.attention.masking import Masking, averaged, dtype_for
+from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.labels import reassociated
+from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.materialize import materialize
+from attngraph.passes.rewriting.outcomes import Different, NotEvaluated, tally_of
+
+_LOWER = "Fill with -inf or torch.finfo(dtype).min, or mask last."
+_NOT_ATTENTION = frozenset(["pooling", "linear-attention", "graph-attention"])
+"""Named, but without a softmax over an axis of keys: nothing that could have been fused."""
+
+
+@register
+@dataclass(frozen=True)
+class FuseAttention:
+    """Fuses each attention it can read exactly; every other one gets a reason.
+
+    With `exact_only`, not those whose masked scores hold a number that a score might reach, or
+    whose biases may cancel.
+    """
+
+    exact_only: bool = False
+
+    name: ClassVar[str] = "fuse-attention"
+    exact: ClassVar[bool] = False
+
+    def run(self, graph: Graph) -> list[Remark]:
+        build, evidence = Builder(graph), Evidence(graph)
+        remarks = []
+        for anchor in list(graph):
+            if anchor.graph is None or (anchor.op not in SOFTMAXES and anchor.op != SDPA):
+                continue
+            result, assumed = _fuse(graph, build, evidence, anchor, exact_only=self.exact_only)
+            if isinstance(result, Declined):
+                remarks.append(_declined(anchor, result))
+            elif result is not None:
+                remarks.append(result)
+            remarks += assumed
+        others = [*strays(graph), *edge_softmaxes(graph)]
+        return [*remarks, *(_declined(root, why) for root, why in others)]
+
+
+def _fuse(
+    graph: Graph, build: Builder, evidence: Evidence, anchor: Node, *, exact_only: bool
+) -> tuple[Remark | Declined | None, list[Remark]]:
+    """Fuses every product that a softmax, or a part of it, has with values; one result for all,
+    and what is assumed of the scores."""
+    first: Remark | Declined | None = None
+    assumed: list[Remark] = []
+    while True:
+        found = understand(anchor)
+        result: Remark | Declined | None
+        if isinstance(found, Site):
+            taken = _taken_for_granted(found)
+            result = taken[0] if taken and exact_only else _emitted(graph, build, evidence, found)
+            if isinstance(result, Remark):
+                assumed = [reassociated(anchor, declined.reason) for declined in taken]
+        else:
+            result = found
+        first = first or result
+        if not isinstance(found, Site) or not found.is_part or not isinstance(result, Remark):
+            return first, assumed
+        erase_dead(graph, [found.root])
+
+
+def _taken_for_granted(site: Site) -> list[Declined]:
+    """What fusing a site relies on without proof, as reasons not to."""
+    found = []
+    weak = weak_fills(site.steps)
+    if weak and not is_unreached(site):
+        said = f"A fill of {weak[0].fill:g} counts as -inf, as if no score or bias came near it."
+        found.append(Declined("weak-fill", said, site.anchor, _LOWER))
+    if may_cancel(site.steps):
+        said = "Biases are added up before they meet the scores, though they may cancel."
+        hint = "Give one of them as a bool mask, or add them up before the scores."
+        found.append(Declined("biases-cancel", said, site.anchor, hint))
+    return found
+
+
+def _declined(anchor: Node, declined: Declined) -> Remark:
+    blamed = declined.node or anchor
+    return Remark(
+        "named" if declined.code in _NOT_ATTENTION else "declined",
+        declined.code,
+        declined.reason,
+        anchor.loc,
+        op=anchor.op,
+        hint=declined.hint,
+        node=anchor.outputs[0].name,
+        blamed=f"{blamed.op} at {blamed.loc}",
+    )
+
+
+def _static_size(atoms: Sequence[Atom]) -> int | None:
+    sizes = [atom.size for atom in resolve(atoms)]
+    if any(is_symbolic(size) for size in sizes):
+        return None
+    return math.prod(int(size) for size in sizes)
+
+
+def _emitted(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:
+    """As `_emit`; a form that inference rejects is taken back."""
+    latest = graph.created
+    try:
+        return _emit(graph, build, evidence, site)
+    except IRError as error:
+        for node in reversed(graph):
+            if node.number > latest:
+                graph.erase(node)
+        return _defect(site, f"The fused form can't be written down: {error}")
+
+
+def _defect(site: Site, reason: str) -> Declined:
+    return Declined(
+        "unequal",
+        reason,
+        site.root,
+        "This is a defect of fuse-attention: please report it with the model's source line.",
+    )
+
+
+_Placed: TypeAlias = tuple[Operand, Axes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a site is written: operands at their stages, and what multiplies which of them.
+
+    `on_keys` are the factors of the keys; `outer` and `inner` multiply the context and the values.
+    `sinks` and `terms` are the sink, and each step, with axes that broadcast to the scores.
+    """
+
+    kv_heads: int
+    heads: int
+    operands: tuple[Stage, Stage, Stage]
+    scale: float
+    on_keys: list[Factor]
+    outer: list[Factor]
+    inner: list[Factor]
+    sinks: _Placed | None
+    terms: list[_Placed]
+
+
+def _planned(site: Site) -> _Plan | Declined:
+    roles = site.roles
+    kv_heads, groups = _static_size(roles.kv_heads), _static_size(roles.groups)
+    if kv_heads is None or groups is None:
+        return Declined("heads-dynamic", "The number of heads is only known at run time.")
+    chosen = _operands(site)
+    if chosen is None:
+        return Declined("axes-not-attention", "The operands can't be laid out as heads.")
+    query, key, _ = chosen
+    scale = site.scale * query.factor * key.factor
+    if not math.isfinite(scale) or scale == 0:
+        return Declined("scale-unknown", f"The scores are scaled by {scale:g}.")
+    keys = set(resolve(roles.keys))
+    rows = set(resolve((*roles.queries, *roles.groups)))
+    on_keys = [factor for factor in site.factors if keys & set(factor.atoms)]
+    if any(rows & set(factor.atoms) for factor in on_keys):
+        return Declined(
+            "scores-times-tensor",
+            "The scores are multiplied by a tensor that differs from query to query and from key "
+            "to key.",
+            hint="Multiply the queries and the keys by a factor of their own instead.",
+        )
+    weak = weak_fills(site.steps)
+    if weak and _bias_after(site.steps, weak[0]):
+        return Declined(
+            "weak-fill",
+            f"Scores are filled with {weak[0].fill:g} and then changed again, so a row in which "
+            "everything is masked depends on both.",
+            hint=_LOWER,
+        )
+    outer, inner = _gains(site)
+    if outer is None or inner is None:
+        return Declined(
+            "weights-times-tensor",
+            "The attention weights are multiplied by a tensor that differs from query to query and "
+            "from key to key.",
+            hint="Mask the scores before the softmax instead.",
+        )
+    below = [top(stage.operand).value for stage in site.value]
+    below += [factor.operand.value for factor in inner if factor.operand is not None]
+    if len(site.anchor.output.users) > 1 and _needs(below, site.anchor):
+        return Declined(
+            "values-from-weights",
+            "The values are computed from the attention weights that are to be multiplied with "
+            "them.",
+            hint="It is kept as it is; values that don't depend on the weights would fuse.",
+        )
+    sinks = broadcastable(site.sinks, roles.scores) if site.sinks is not None else None
+    if site.sinks is not None and sinks is None:
+        return Declined("axes-not-attention", "The sink has axes that the scores lack.")
+    places = [broadcastable(step.operand, roles.scores) for step in site.steps]
+    terms = [place for place in places if place is not None]
+    if len(terms) < len(places):
+        return Declined("axes-not-attention", "A bias has axes that the scores lack.")
+    heads = kv_heads * groups
+    return _Plan(kv_heads, heads, chosen, scale, on_keys, outer, inner, sinks, terms)
+
+
+def _needs(values: Iterable[Value], node: Node) -> bool:
+    """Whether one of the values is computed from the node's result."""
+    seen: set[Node] = set()
+    queue = [value.producer for value in values]
+    while queue:
+        above = queue.pop()
+        if above is node:
+            return True
+        if above is not None and above not in seen:
+            seen.add(above)
+            queue += [value.producer for value in above.inputs if value is not None]
+    return False
+
+
+def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:
+    plan = _planned(site)
+    if isinstance(plan, Declined):
+        return plan
+    loc = fuse_locs(site.nodes, site.anchor)
+    build.at(site.root, loc)
+    operands = [top(stage.operand).value for stage in plan.operands]
+    parts = joined_alike(build, site.query, site.key, site.roles)
+    if parts is not None:
+        scale = site.scale * parts.query.factor * parts.key.factor
+        plan = replace(plan, operands=(parts.query, parts.key, plan.operands[2]), scale=scale)
+        operands[:2] = parts.leaves
+    node = _written(build, site, plan)
+    pairs = _replacements(build, site, plan, node)
+    terms = [operand.value for operand, _ in plan.terms]
+    infinite = [
+        value
+        for value, step in zip(terms, site.steps, strict=True)
+        if (isinstance(step, Mask) or step.factor > 0) and not is_scorelike(value)
+    ]
+    factors = (*site.factors, *site.gains)
+    others = [top(factor.operand).value for factor in factors if factor.operand is not None]
+    leaves = [*operands, *others, *map(_predicate, terms)]
+    outcome = evidence.compare(pairs, leaves, infinite)
+    tally_of(graph).count(outcome)
+    if isinstance(outcome, Different):
+        reason = f"The fused form is not equal, so it was taken back: {outcome.reason}."
+        return _defect(site, reason)
+    if isinstance(outcome, NotEvaluated):
+        return Declined(
+            "not-evaluated",
+            "No trial could tell whether the fused form is equal, so it was left out: "
+            f"{outcome.reason}.",
+            site.root,
+        )
+    for old, new in pairs:
+        graph.replace_uses(old, new)
+    if site.weights is not None:
+        graph.sort()
+    return Remark(
+        "fused",
+        "attention",
+        _describe(site, plan.heads, plan.kv_heads),
+        loc,
+        op="attn.attention",
+        node=node.outputs[0].name,
+        details={"heads": plan.heads, "kv_heads": plan.kv_heads, "scale": abs(plan.scale)},
+    )
+
+
+def _written(build: Builder, site: Site, plan: _Plan) -> Node:
+    """The attention, with its operands laid out and multiplied."""
+    roles, (query, key, value) = site.roles, plan.operands
+    dtype = max((s.operand.value.dtype for s in plan.operands), key=lambda d: torch.finfo(d).bits)
+    dtype = dtype_for(site.steps, dtype)
+    steps, rows = averaged(site.steps, site.masked_rows, dtype)
+    q = _as(build, materialize(build, query.operand, roles.query), dtype)
+    for factor in site.factors:
+        if factor not in plan.on_keys:
+            q = _times(build, q, factor, roles.query)
+    if plan.scale < 0:
+        q = build("aten.neg", q)
+    k = _as(build, materialize(build, key.operand, roles.key), dtype)
+    for factor in plan.on_keys:
+        k = _times(build, k, factor, roles.key)
+    v = _as(build, materialize(build, value.operand, roles.value), dtype)
+    for gain in plan.inner:
+        v = _times(build, v, gain, roles.value)
+    masking = Masking(build, roles.scores, q.dtype)
+    masking.apply(steps)
+    sinks = None
+    if site.sinks is not None and plan.sinks is not None:
+        heads = set(resolve((*roles.kv_heads, *roles.groups)))
+        is_per_head = set(site.sinks.atoms) <= heads
+        place = (site.sinks, (roles.scores[1],)) if is_per_head else plan.sinks
+        sinks = _as(build, materialize(build, *place), q.dtype)
+    return build.node(
+        "attn.attention",
+        q,
+        k,
+        v,
+        masking.bias,
+        masking.mask,
+        sinks,
+        heads=plan.heads,
+        kv_heads=plan.kv_heads,
+        scale=abs(plan.scale),
+        causal=site.causal,
+        softcap=site.softcap,
+        masked_rows=rows,
+        weights=site.weights is not None,
+    )
+
+
+def _replacements(build: Builder, site: Site, plan: _Plan, node: Node) -> list[tuple[Value, Value]]:
+    """(a value of the model, what takes its place): the context, and the weights if they leave."""
+    packed = node.outputs[0]
+    for gain in plan.outer:
+        packed = _times(build, packed, gain, site.roles.context)
+    if site.gain != 1.0:
+        packed = build("aten.mul.Scalar", packed, other=site.gain)
+    context = materialize(build, Operand(packed, site.roles.context), site.output)
+    pairs = [(site.root.output, _as(build, context, site.root.output.dtype))]
+    if site.weights is not None:
+        scores = Operand(node.outputs[1], site.roles.scores)
+        weights = materialize(build, scores, site.weights.axes)
+        pairs.append((site.weights.value, _as(build, weights, site.weights.value.dtype)))
+    return pairs
+
+
+def _predicate(term: Value) -> Value:
+    """The bool tensor that a mask of numbers was cast from: such a mask has no other values."""
+    cast = term.producer
+    source = cast.inputs[0] if cast is not None and is_cast(cast) else None
+    return source if source is not None and source.dtype is torch.bool else term
+
+
+def _operands(site: Site) -> tuple[Stage, Stage, Stage] | None:
+    """The cheapest stages of Q, K and V, all of one type where casts can be left out."""
+    value = [stage for stage in site.value if stage.factor == 1.0]
+    sides = list(zip((site.query, site.key, value), _targets(site), strict=True))
+    wanted = dict.fromkeys(stage.operand.value.dtype for stage in value)
+    for dtype in [*wanted, None]:
+        found = [
+            cheapest([s for s in side if dtype in (None, s.operand.value.dtype)], target)
+            for side, target in sides
+        ]
+        if found[0] is not None and found[1] is not None and found[2] is not None:
+            return found[0], found[1], found[2]
+    return None
+
+
+def _times(build: Builder, value: Value, factor: Factor, axes: Axes) -> Value:
+    if factor.operand is None:
+        op = "aten.div.Scalar" if factor.divides else "aten.mul.Scalar"
+        return build(op, value, other=factor.number)
+    spread = materialize(build, factor.operand, axes, broadcast=False)
+    op = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
+    return build(op, value, _as(build, spread, value.dtype))
+
+
+def _gains(site: Site) -> tuple[list[Factor] | None, list[Factor] | None]:
+    """What multiplies the weights, as (factors of the context, factors of the values)."""
+    keys = set(resolve(site.roles.keys))
+    rows = set(resolve((*site.roles.queries, *site.roles.groups)))
+    outer = [gain for gain in site.gains if not keys & set(gain.atoms)]
+    inner = [gain for gain in site.gains if keys & set(gain.atoms)]
+    if any(rows & set(gain.atoms) for gain in inner):
+        return None, None
+    return outer, inner
+
+
+def _targets(site: Site) -> tuple[Axes, Axes, Axes]:
+    return site.roles.query, site.roles.key, site.roles.value
+
+
+def _describe(site: Site, heads: int, kv_heads: int) -> str:
+    parts = [f"{heads} head{'s' * (heads > 1)}"]
+    if kv_heads != heads:
+        parts.append(f"{kv_heads} key-value head{'s' * (kv_heads > 1)}")
+    if site.causal:
+        parts.append("causal")
+    biases = sum(isinstance(step, Bias) for step in site.steps)
+    masks = len(site.steps) - biases
+    parts += [f"{biases} bias{'es' * (biases > 1)}"] * bool(biases)
+    parts += [f"{masks} mask{'s' * (masks > 1)}"] * bool(masks)
+    parts += ["softcap"] * bool(site.softcap) + ["weights returned"] * bool(site.weights)
+    return ", ".join(parts)
+
+
+def _bias_after(steps: Sequence[Bias | Mask], mask: Mask) -> bool:
+    return any(isinstance(step, Bias) for step in steps[steps.index(mask) + 1 :])
+
+
+def _as(build: Builder, value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else build("aten._to_copy", value, dtype=dtype)

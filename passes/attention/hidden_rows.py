@@ -1,0 +1,75 @@
+"""Logits whose softmax is equal to a formula in the rows, too, in which masks hide every key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from attngraph.analysis.masks.fills import Fills
+from attngraph.analysis.masks.masking import NO_MASKED_ROWS
+from attngraph.analysis.masks.row_policy import SOFTMAX, Formula
+from attngraph.ir import Builder, Graph, Node, Remark, Value
+
+
+@dataclass
+class Settler:
+    """Settles softmaxes of one graph; `remarks` say why some stay.
+
+    With `assume`, each row has a key.
+    """
+
+    graph: Graph
+    build: Builder
+    assume: bool = False
+    remarks: list[Remark] = field(default_factory=list)
+
+    @property
+    def checks(self) -> bool:
+        """Whether rows without a key are compared too: the user may have said there are none."""
+        return not self.assume
+
+    def settle(
+        self,
+        node: Node,
+        x: Value,
+        dims: tuple[int, ...],
+        formula: Formula,
+        kept: Value | None = None,
+        keep: bool = True,
+    ) -> Value | None:
+        """The logits to take the softmax of, over `dims`, in the place of a formula of x.
+
+        That is x itself, or x with -inf in the place of its fills. `kept` masks the exponentials:
+        they are zero where it isn't `keep`. None where neither gives the formula's result in every
+        row: then a remark says so, and what was built for `node` since is to be left unread.
+        """
+        if formula == SOFTMAX and kept is None:
+            return x
+        fills = Fills(x, dims, self.graph.dims)
+        found = fills.settle(self.build, formula, kept, keep, assume=self.assume)
+        if found is None:
+            self.remarks.append(_stays(node))
+            return None
+        if found.assumed and fills.has_unknown:
+            self.remarks.append(_assumed(node))
+        return found.logits
+
+
+def _stays(node: Node) -> Remark:
+    return Remark(
+        "note",
+        "hidden-rows",
+        "This softmax stays as it is written: where masks hide every key of a row, it gives "
+        "something else there than a softmax does.",
+        node.loc,
+        op=node.op,
+        hint="Use torch.softmax; or, if each row has a key, --assume no-fully-masked-rows.",
+        node=node.outputs[0].name,
+    )
+
+
+def _assumed(node: Node) -> Remark:
+    said = "What a caller adds to these logits hides some keys of a row, and not all: assumed."
+    details = {"assumed": NO_MASKED_ROWS}
+    return Remark(
+        "note", "mask", said, node.loc, op=node.op, node=node.outputs[0].name, details=details
+    )

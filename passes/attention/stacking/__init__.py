@@ -1,0 +1,1 @@
+"""Heads written one by one, made as one."""

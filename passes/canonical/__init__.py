@@ -1,0 +1,1 @@
+"""Canonical forms, dead and common code, constants, layouts."""

@@ -1,0 +1,93 @@
+"""Rules for tensors written part by part, as a loop over heads does: `out[:, :, h] = …`."""
+
+from __future__ import annotations
+
+from attngraph.ir import Node, TensorType, Value
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.canonical.canonicalize_values import same_type, source_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
+
+_SCATTERS = ("aten.select_scatter", "aten.slice_scatter")
+
+
+@rule("aten.copy")
+def copied(rewriter: Rewriter, node: Node) -> Replacement:
+    """copy(x, y) is y, in x's type."""
+    source: Value = input_of(node, "src")
+    if same_type(source, node.output):
+        return source
+    if source.dtype != node.output.dtype:
+        return None
+    shape = list(node.output.shape)
+    return rewriter.emit("aten.expand", [source], {"size": shape}, at=node)
+
+
+@rule(*_SCATTERS)
+def scatters(rewriter: Rewriter, node: Node) -> Replacement:
+    """A tensor whose every part along an axis is written is the concatenation of these."""
+    kind = node.output.tensor_type
+    dim = attribute(node, "dim") % kind.rank
+    size = kind.shape[dim]
+    parts: dict[int, tuple[Value, int]] = {}
+    chain: list[Node] = []
+    above: Node | None = node
+    while above is not None and above.op in _SCATTERS and isinstance(size, int):
+        written = _written(above, dim, size)
+        if written is None:
+            return None
+        start, end, source = written
+        held = parts.setdefault(start, (source, end))
+        if held[1] != end or source.dtype != kind.dtype:
+            return None
+        chain.append(above)
+        if _covers(parts, size):
+            return _joined(rewriter, node, dim, [parts[at][0] for at in sorted(parts)], chain[1:])
+        above = source_of(above).producer
+    return None
+
+
+def _written(node: Node, dim: int, size: int) -> tuple[int, int, Value] | None:
+    """(start, end, source) of what a scatter writes along a dim."""
+    if attribute(node, "dim") % len(node.output.shape) != dim:
+        return None
+    source = input_of(node, "src")
+    if node.op == "aten.select_scatter":
+        start = attribute(node, "index")
+        length = 1
+    else:
+        start = attribute(node, "start") or 0
+        length = source.shape[dim]
+        if attribute(node, "step") != 1:
+            return None
+    if not isinstance(start, int) or not isinstance(length, int):
+        return None
+    start += size if start < 0 else 0
+    return start, start + length, source
+
+
+def _covers(parts: dict[int, tuple[Value, int]], size: int) -> bool:
+    """Whether the parts follow each other from 0 to `size`."""
+    at = 0
+    for start in sorted(parts):
+        if start != at:
+            return False
+        at = parts[start][1]
+    return at == size
+
+
+def _joined(
+    rewriter: Rewriter, node: Node, dim: int, values: list[Value], above: list[Node]
+) -> Replacement:
+    shape = node.output.shape
+    parts = []
+    for value in values:
+        if len(value.shape) < len(shape):
+            wide = (*shape[:dim], 1, *shape[dim + 1 :])
+            kind = [TensorType(value.dtype, wide)]
+            attrs = {"shape": list(wide)}
+            value = rewriter.emit("aten.reshape", [value], attrs, at=node, types=kind)[0]
+        parts.append(value)
+    return rewriter.emit("aten.cat", parts, {"dim": dim}, at=node, fused=above)
+
+
+SCATTER_RULES = [copied, scatters]

@@ -1,0 +1,91 @@
+"""Rules for ops that cut a tensor along an axis or put it together: slice, split, cat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from attngraph.ir import Node, Value
+from attngraph.ir.dims import as_dim, at_least, same_shape
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.canonical.canonicalize_values import source_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
+
+
+@rule("aten.narrow")
+def narrow(rewriter: Rewriter, node: Node) -> Replacement:
+    """narrow(x, dim, s, n) is x[s : s + n] along dim, where s isn't counted from the end."""
+    start, length = attribute(node, "start"), attribute(node, "length")
+    if not at_least(start, 0, rewriter.graph.dims):
+        return None
+    attrs = {"dim": attribute(node, "dim"), "start": start, "end": as_dim(start + length)}
+    return rewriter.emit("aten.slice.Tensor", [source_of(node)], attrs, at=node)
+
+
+@rule("aten.slice.Tensor")
+def slice_of_all(rewriter: Rewriter, node: Node) -> Replacement:
+    """A slice as long as its source is its source: a longer step would have made it shorter."""
+    source = source_of(node)
+    return source if same_shape(source.shape, node.output.shape) else None
+
+
+@rule("aten.slice.Tensor")
+def slice_of_arange(rewriter: Rewriter, node: Node) -> Replacement:
+    """arange(a, b)[s:e] is arange(a + s, a + s + length), for integers."""
+    inner = source_of(node).producer
+    if inner is None or inner.op not in ("aten.arange", "aten.arange.start"):
+        return None
+    start, step = attribute(node, "start") or 0, attribute(node, "step")
+    if inner.output.dtype != torch.int64 or step != 1 or not isinstance(start, int) or start < 0:
+        return None
+    first = inner.attrs.get("start", 0)
+    if isinstance(first, float) or isinstance(inner.attrs["end"], float):
+        return None
+    first = as_dim(first + start)
+    attrs = {"start": first, "end": as_dim(first + node.output.shape[0]), "dtype": torch.int64}
+    return rewriter.emit("aten.arange.start", [], attrs, at=node, fused=[inner])
+
+
+@rule(
+    "aten.chunk",
+    "aten.unsafe_chunk",
+    "aten.split.Tensor",
+    "aten.split.sizes",
+    "aten.split_with_sizes",
+    "aten.unsafe_split.Tensor",
+    "aten.unsafe_split_with_sizes",
+    "aten.tensor_split.sections",
+    "aten.tensor_split.indices",
+)
+def split(rewriter: Rewriter, node: Node) -> Replacement:
+    """Every cut along an axis names the sizes of its parts."""
+    source = source_of(node)
+    if len(node.outputs) == 1:
+        return source if same_shape(source.shape, node.output.shape) else None
+    axis = attribute(node, "dim") % source.tensor_type.rank
+    sizes = [part.shape[axis] for part in node.outputs]
+    if (
+        node.op == "aten.split_with_sizes"
+        and list(node.attrs["split_sizes"]) == sizes
+        and attribute(node, "dim") == axis
+    ):
+        return None
+    attrs = {"split_sizes": sizes, "dim": axis}
+    return rewriter.emit("aten.split_with_sizes", [source], attrs, at=node)
+
+
+@rule("aten.cat")
+def cat_of_nothing(rewriter: Rewriter, node: Node) -> Replacement:
+    """cat([x]) is x; a part without elements adds none, as a new cache has."""
+    parts: Sequence[Value] = input_of(node, "tensors")
+    kept = [part for part in parts if 0 not in part.shape and part.dtype == node.output.dtype]
+    if len(kept) == 1 and same_shape(kept[0].shape, node.output.shape):
+        return kept[0]
+    dropped = [part for part in parts if part not in kept]
+    if not kept or not dropped or any(0 not in part.shape for part in dropped):
+        return None
+    return rewriter.emit("aten.cat", kept, {"dim": attribute(node, "dim")}, at=node)
+
+
+SLICE_RULES = [narrow, slice_of_all, slice_of_arange, split, cat_of_nothing]

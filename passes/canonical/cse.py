@@ -1,0 +1,98 @@
+"""cse: computes and stores each thing once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import sympy
+import torch
+
+from attngraph.ir import Dim, Graph, Node, Remark, ScalarType, Value
+from attngraph.ir.dims import symbol
+from attngraph.ir.effects import dim_definers, is_function
+from attngraph.ir.graph import fuse_locs
+from attngraph.ir.hashing import hashable
+from attngraph.passes.rewriting.manager import register
+
+COMPARED_ELEMENTS = 1024
+
+
+@register
+@dataclass(frozen=True)
+class CommonSubexpressionElimination:
+    """Merges equal nodes, and constants that share storage or are small and equal bit for bit.
+
+    The earlier one stays. A random op is not equal to its twin. Sizes that only a run can tell are
+    one size if equal nodes define them.
+    """
+
+    name: ClassVar[str] = "cse"
+    exact: ClassVar[bool] = True
+    bitwise: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        _merge_constants(graph)
+        definers = dim_definers(graph)
+        seen: dict[Hashable, Node] = {}
+        merged: dict[Node, list[Node]] = {}
+        for node in graph:
+            if not is_function(node):
+                continue
+            kept = seen.setdefault((node.op, node.inputs, hashable(node.attrs)), node)
+            if kept is not node and (names := definers.get(node)):
+                same = _same_dims(node, kept)
+                if not names <= same.keys():
+                    continue
+                graph.define_dims({name: same[name] for name in names})
+            if kept is not node:
+                for old, new in zip(node.outputs, kept.outputs, strict=True):
+                    graph.replace_uses(old, new)
+                merged.setdefault(kept, [kept]).append(node)
+                graph.erase(node)
+        for kept, nodes in merged.items():
+            kept.loc = fuse_locs(nodes, kept)
+        return []
+
+
+def _same_dims(node: Node, kept: Node) -> dict[str, Dim]:
+    """What the twin of a node calls its sizes."""
+    found: dict[str, Dim] = {}
+    for ours, theirs in zip(node.outputs, kept.outputs, strict=True):
+        for size, other in zip(_sizes(ours), _sizes(theirs), strict=True):
+            if isinstance(size, sympy.Symbol):
+                found[size.name] = other
+    return found
+
+
+def _sizes(value: Value) -> tuple[Dim, ...]:
+    if isinstance(value.type, ScalarType):
+        return () if value.type.name is None else (symbol(value.type.name),)
+    return value.shape
+
+
+def _merge_constants(graph: Graph) -> None:
+    seen: dict[Hashable, Value] = {}
+    for constant in list(graph.constants.values()):
+        for key in _constant_keys(constant):
+            kept = seen.setdefault((constant.type, *key), constant)
+            if kept is not constant:
+                graph.replace_uses(constant, kept)
+                graph.erase_constant(constant)
+                break
+
+
+def _constant_keys(constant: Value) -> list[tuple[Hashable, ...]]:
+    """What tells a constant from others: where its elements lie, and what they are."""
+    data = constant.data
+    if data is None or data.layout != torch.strided:
+        return []
+    storage = data.untyped_storage()._cdata
+    keys: list[tuple[Hashable, ...]] = [
+        ("storage", storage, data.storage_offset(), tuple(data.stride()), data.dtype)
+    ]
+    if data.numel() <= COMPARED_ELEMENTS and data.device.type == "cpu":
+        flat = data.detach().contiguous().reshape(-1)
+        keys.append(("content", flat.view(torch.uint8).numpy().tobytes()))
+    return keys

@@ -1,0 +1,224 @@
+"""settle-rows: what works row by row runs in the order of rows that leaves fewest permutes.
+
+An encoder whose sequence comes first is permuted in front of every attention and behind it. All
+between two attentions (norms, projections, residual sums) computes each row by itself, so it can
+as well run with the batch first, and one permute stays at each end of the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngraph.analysis.layout.element_ids import is_pointwise
+from attngraph.ir import Dim, Graph, Node, Remark, TensorType, Value
+from attngraph.ir.dims import same_shape
+from attngraph.ir.effects import is_function
+from attngraph.ir.ops import attribute
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.trials import LAYOUT
+
+_ALONG = "softmax.int _softmax log_softmax.int split_with_sizes slice.Tensor cat glu"
+_ALONG_LAST = frozenset(f"aten.{name}" for name in _ALONG.split())
+_REDUCTIONS = frozenset(["aten.mean.dim", "aten.sum.dim_IntList", "aten.amax", "aten.amin"])
+_NORMS = frozenset(["aten.layer_norm", "aten.rms_norm"])
+Order = tuple[int, ...]
+
+
+@register
+@dataclass(frozen=True)
+class SettleRows:
+    """Reorders the rows of whole regions of row-wise ops where that removes permutes."""
+
+    name: ClassVar[str] = "settle-rows"
+    exact: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        checked = Checked(graph, self.name, kinds=LAYOUT)
+        for region in _regions(graph):
+            order = _best_order(graph, region)
+            if order is not None:
+                _reorder(graph, checked, region, order)
+        return checked.remarks
+
+
+def _regions(graph: Graph) -> list[list[Node]]:
+    """Row-wise nodes that hand rows of one shape to each other, each region in graph order."""
+    leader: dict[Node, Node] = {}
+
+    def root(node: Node) -> Node:
+        while leader[node] is not node:
+            leader[node] = leader[leader[node]]
+            node = leader[node]
+        return node
+
+    for node in graph:
+        if not _is_row_wise(node):
+            continue
+        leader[node] = node
+        for value in node.inputs:
+            made = None if value is None else value.producer
+            if made in leader and made is not None and value is not None and _has_rows(value, node):
+                leader[root(made)] = root(node)
+    regions: dict[Node, list[Node]] = {}
+    for node in leader:
+        regions.setdefault(root(node), []).append(node)
+    return list(regions.values())
+
+
+def _rows(node: Node) -> tuple[Dim, ...]:
+    return tuple(node.outputs[0].shape[:-1])
+
+
+def _has_rows(value: Value, node: Node) -> bool:
+    """Whether a value has the rows of the node's result: it is permuted with them."""
+    if not isinstance(value.type, TensorType):
+        return False
+    return same_shape(value.shape[:-1], _rows(node))
+
+
+def _lacks_rows(value: Value, node: Node) -> bool:
+    """Whether every row of the result reads the same elements of a value."""
+    if not isinstance(value.type, TensorType):
+        return True
+    return all(dim == 1 for dim in value.shape[:-1]) and len(value.shape) <= len(_rows(node)) + 1
+
+
+def _is_row_wise(node: Node) -> bool:
+    """Whether each row of the results is made from the same row of the operands alone."""
+    if not node.outputs or not is_function(node):
+        return False
+    if any(not isinstance(value.type, TensorType) for value in node.outputs):
+        return False
+    rank = len(node.outputs[0].shape)
+    if rank < 3 or any(len(value.shape) != rank for value in node.outputs):
+        return False
+    operands = [value for value in node.inputs if value is not None]
+    if node.op == "aten.linear":
+        return bool(operands) and _has_rows(operands[0], node)
+    if node.op in _NORMS:
+        return len(attribute(node, "normalized_shape")) == 1
+    if not all(_has_rows(value, node) or _lacks_rows(value, node) for value in operands):
+        return False
+    if not any(_has_rows(value, node) for value in operands):
+        return False
+    if node.op in _ALONG_LAST:
+        alike = all(_has_rows(value, node) for value in operands)
+        return alike and attribute(node, "dim") % rank == rank - 1
+    if node.op in _REDUCTIONS:
+        dims = [dim % rank for dim in attribute(node, "dim") or []]
+        return dims == [rank - 1] and attribute(node, "keepdim") is True
+    return is_pointwise(node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """Values that enter a region with its rows, and those of its own that are read elsewhere."""
+
+    entering: list[Value]
+    leaving: list[Value]
+
+
+def _border(graph: Graph, region: Sequence[Node]) -> _Border:
+    inside = set(region)
+    entering: dict[Value, None] = {}
+    for node in region:
+        for value in _permuted_operands(node):
+            if value.producer not in inside:
+                entering[value] = None
+    leaving = [
+        value
+        for node in region
+        for value in node.outputs
+        if value in graph.outputs or any(user not in inside for user in value.users)
+    ]
+    return _Border(list(entering), leaving)
+
+
+def _permuted_operands(node: Node) -> list[Value]:
+    """The operands that have the node's rows; the others are weights and the like."""
+    operands = node.inputs[:1] if node.op in _NORMS or node.op == "aten.linear" else node.inputs
+    return [
+        value
+        for value in operands
+        if value is not None and not _lacks_rows(value, node) and _has_rows(value, node)
+    ]
+
+
+def _order(node: Node | None) -> Order | None:
+    """The order in which a permute reads its axes, if it leaves the last where it is."""
+    if node is None or node.op != "aten.permute":
+        return None
+    rank = len(node.output.shape)
+    order = tuple(dim % rank for dim in attribute(node, "dims"))
+    return order if order[-1] == rank - 1 else None
+
+
+def _inverse(order: Iterable[int]) -> Order:
+    order = list(order)
+    return tuple(order.index(dim) for dim in range(len(order)))
+
+
+def _best_order(graph: Graph, region: Sequence[Node]) -> Order | None:
+    """The order of axes in which the region needs fewest permutes; None if that is its own."""
+    border = _border(graph, region)
+    inside = set(region)
+    savings: Counter[Order] = Counter()
+    spent = 0  # by any order but the region's own and those that are saved
+    for value in border.entering:
+        order = _order(value.producer)
+        if order is not None and _only_inside(graph, value, inside):
+            savings[_inverse(order)] += 1
+        elif value.data is None and order is None:
+            spent += 1
+    for value in border.leaving:
+        readers = [user for user in value.users if user not in inside]
+        orders = [_order(reader) for reader in readers]
+        savings.update(order for order in orders if order is not None)
+        spent += None in orders or value in graph.outputs
+    if not savings:
+        return None
+    order, saved = max(savings.items(), key=lambda item: item[1])
+    return order if saved > spent else None
+
+
+def _only_inside(graph: Graph, value: Value, inside: set[Node]) -> bool:
+    return value not in graph.outputs and all(user in inside for user in value.users)
+
+
+def _reorder(graph: Graph, checked: Checked, region: Sequence[Node], order: Order) -> None:
+    border = _border(graph, region)
+    moved: dict[Value, Value] = {}
+    for node in region:
+        inputs = list(node.inputs)
+        permuted = set(_permuted_operands(node))
+        for position, value in enumerate(inputs):
+            if value is not None and value in permuted:
+                if value not in moved:
+                    moved[value] = _permute(graph, value, order, node)
+                inputs[position] = moved[value]
+        types = [_permuted_type(value, order) for value in node.outputs]
+        again = graph.create(node.op, inputs, node.attrs, types=types, loc=node.loc, before=node)
+        moved |= dict(zip(node.outputs, again.outputs, strict=True))
+    back = _inverse(order)
+    pairs = []
+    for value in border.leaving:
+        assert value.producer is not None
+        pairs.append((value, _permute(graph, moved[value], back, value.producer)))
+    if checked.replace(pairs):
+        for node in reversed(region):
+            graph.erase(node)
+
+
+def _permute(graph: Graph, value: Value, order: Order, before: Node) -> Value:
+    kind = _permuted_type(value, order)
+    attrs = {"dims": list(order)}
+    node = graph.create("aten.permute", [value], attrs, types=[kind], loc=before.loc, before=before)
+    return node.output
+
+
+def _permuted_type(value: Value, order: Order) -> TensorType:
+    return TensorType(value.dtype, tuple(value.shape[dim] for dim in order))

@@ -1,0 +1,71 @@
+"""simplify-layout: a chain of reshapes, permutes, selects and expands becomes the shortest one.
+
+Each chain is read as axes (axes.py) and written again from the point that needs least copying.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attngraph.analysis.layout.axes import COPIES, LAYOUTS, RESHAPES, Operand, climb, fresh_axes
+from attngraph.analysis.layout.cost import cost, layout_cost
+from attngraph.ir import Builder, Graph, Node, Remark
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.materialize import materialize
+from attngraph.passes.rewriting.trials import LAYOUT
+
+
+@register
+@dataclass(frozen=True)
+class SimplifyLayout:
+    """Replaces each chain of layout ops by the shortest one that moves the same data."""
+
+    name: ClassVar[str] = "simplify-layout"
+    exact: ClassVar[bool] = True
+    bitwise: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        build = Builder(graph)
+        checked = Checked(graph, self.name, kinds=LAYOUT, exact=True)
+        for node in list(graph):
+            if node.graph is not None and _is_layout(node) and _is_last(graph, node):
+                for value in node.outputs:
+                    if value.uses or value in graph.outputs:
+                        _shorten(build, checked, Operand(value, fresh_axes(value.shape)))
+        return checked.remarks
+
+
+def _is_layout(node: Node) -> bool:
+    return node.op in RESHAPES or node.op in LAYOUTS or node.op in COPIES
+
+
+def _is_last(graph: Graph, node: Node) -> bool:
+    """Whether something other than a layout op reads the node."""
+    values = set(node.outputs)
+    return bool(values & set(graph.outputs)) or any(
+        not _is_layout(user) for value in node.outputs for user in value.users
+    )
+
+
+def _shorten(build: Builder, checked: Checked, operand: Operand) -> None:
+    """Rewrites the chain above one value, if that saves anything.
+
+    Ops that others read as well stay whatever happens, so only the rest of the chain can be saved.
+    """
+    value, target = operand.value, operand.axes
+    node = value.producer
+    spent, shared = 0, False
+    best: tuple[int, Operand] | None = None
+    while node is not None and (above := climb(operand)) is not None:
+        shared = shared or (operand.value is not value and len(operand.value.users) > 1)
+        spent += 0 if shared else layout_cost(node)
+        operand, node = above, above.value.producer
+        needed = cost(operand, target)
+        if needed is not None and needed < spent and (best is None or needed - spent < best[0]):
+            best = (needed - spent, operand)
+    if best is None or value.producer is None:
+        return
+    build.at(value.producer, value.producer.loc)
+    checked.replace([(value, materialize(build, best[1], target))])

@@ -1,0 +1,265 @@
+"""split-complex: complex numbers as pairs of reals, which is what ONNX operators compute on.
+
+Rotary embeddings are written with them: view_as_real(view_as_complex(x) * polar(1, angle)). Fourier
+transforms become products with tables (fourier.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import torch
+
+from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir.dims import same
+from attngraph.ir.ops import attribute
+from attngraph.passes.canonical.fourier import TRANSFORMS, Parts, Transform, read_transform
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.manager import register
+
+Pair: TypeAlias = tuple[Value, Value]
+
+_ON_BOTH = frozenset(
+    "aten." + name
+    for name in (
+        "alias", "cat", "chunk", "clone", "contiguous", "detach", "div.Scalar", "expand",
+        "flatten.using_ints", "flip", "index.Tensor", "index_select", "mul.Scalar", "narrow",
+        "neg", "permute", "repeat", "reshape", "roll", "select.int", "slice.Tensor",
+        "mean.dim", "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims",
+        "stack", "sum.dim_IntList", "t", "transpose.int", "unbind.int", "unflatten.int",
+        "unsqueeze", "view",
+    )
+)  # fmt: skip
+"""Ops that do the same to the real and to the imaginary part, and nothing between them."""
+_SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
+_CONJUGATES = frozenset(["aten._conj", "aten.conj", "aten.conj_physical"])
+_FROM_REALS = frozenset(["aten.complex", "aten.polar", "aten.view_as_complex"])
+_PRODUCTS = frozenset(["aten.bmm", "aten.einsum", "aten.matmul", "aten.mm", "aten.mul.Tensor"])
+_TO_REALS = frozenset(["aten.abs", "aten.imag", "aten.real", "aten.view_as_real"])
+
+
+@register
+@dataclass(frozen=True)
+class SplitComplex:
+    """Replaces each real result of complex numbers by the same from their parts.
+
+    What complex arithmetic can't be written on parts stays as it is, with all that it is made of.
+    """
+
+    name: ClassVar[str] = "split-complex"
+    exact: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        parts, checked = _Parts(graph), Checked(graph, self.name)
+        for node in list(graph):
+            if node.op not in _TO_REALS | TRANSFORMS or not _is_complex(source := node.inputs[0]):
+                continue
+            if _is_complex(node.output):
+                continue
+            assert source is not None
+            is_read = node.output.uses or node.output in graph.outputs
+            if is_read and parts.known(source) and parts.known_op(node):
+                result = parts.real_result(node, parts.of(source))
+                if not checked.replace([(node.output, result)], leaves=_real_sources(source)):
+                    parts = _Parts(graph)  # some of the parts it remembers were erased
+        return checked.remarks
+
+
+def _is_complex(value: Value | None) -> bool:
+    return value is not None and value.dtype.is_complex
+
+
+def _real_sources(value: Value) -> list[Value]:
+    """What complex numbers are made of; their parts may have been built for another result."""
+    found: dict[Value, None] = {}
+    seen: set[Value] = set()
+    queue = [value]
+    while queue:
+        value = queue.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.producer is None or not _is_complex(value):
+            found[value] = None
+        else:
+            queue += [source for source in value.producer.inputs if source is not None]
+    return list(found)
+
+
+class _Parts:
+    """The real and imaginary parts of values, built where they are first asked for."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.build = Builder(graph)
+        self._known: dict[Value, bool] = {}
+        self._pairs: dict[Value, Pair] = {}
+        self._transforms: dict[Node, Transform | None] = {}
+
+    def known(self, value: Value) -> bool:
+        """Whether the parts of a complex value can be written."""
+        if value not in self._known:
+            self._known[value] = value.data is not None or self._splits(value.producer)
+        return self._known[value]
+
+    def _splits(self, node: Node | None) -> bool:
+        if node is None:
+            return False
+        operands = [value for value in node.inputs if value is not None]
+        numbers = [value for value in operands if _is_complex(value)]
+        if node.op in TRANSFORMS:
+            return self.known_op(node) and all(self.known(value) for value in numbers)
+        if node.op in _FROM_REALS or (node.op == "aten._to_copy" and not numbers):
+            return not numbers
+        if node.op in _ON_BOTH:
+            if node.op in ("aten.cat", "aten.stack") and len(numbers) < len(operands):
+                return False
+            if isinstance(node.attrs.get("other"), complex) or "dtype" in node.attrs:
+                return False
+        elif node.op in _SUMS:
+            if isinstance(attribute(node, "alpha"), complex):
+                return False
+        elif node.op == "aten.div.Tensor":
+            if _is_complex(operands[1]):
+                return False
+        elif node.op == "aten.einsum":
+            if len(operands) != 2:
+                return False
+        elif node.op not in (*_PRODUCTS, "aten._to_copy", *_CONJUGATES):
+            return False
+        return bool(numbers) and all(self.known(value) for value in numbers)
+
+    def known_op(self, node: Node) -> bool:
+        """Whether a node is no Fourier transform, or one that products can be written for."""
+        if node.op not in TRANSFORMS:
+            return True
+        if node not in self._transforms:
+            self._transforms[node] = read_transform(node)
+        return self._transforms[node] is not None
+
+    def of(self, value: Value) -> Pair:
+        """(real, imaginary) of a value that is known."""
+        if value not in self._pairs:
+            if value.data is not None:
+                real, imaginary = value.data.real, value.data.imag
+                self._pairs[value] = (
+                    self.build.constant(real.contiguous(), f"{value.name}.real"),
+                    self.build.constant(imaginary.contiguous(), f"{value.name}.imag"),
+                )
+            else:
+                assert value.producer is not None
+                self._split(value.producer)
+        return self._pairs[value]
+
+    def _split(self, node: Node) -> None:
+        sides = [self.of(v) if v is not None and _is_complex(v) else (v, v) for v in node.inputs]
+        self.build.at(node, node.loc)
+        if node.op in _ON_BOTH:
+            halves = [
+                self.build.node(node.op, *[side[part] for side in sides], **node.attrs)
+                for part in (0, 1)
+            ]
+            for value, real, imaginary in zip(
+                node.outputs, halves[0].outputs, halves[1].outputs, strict=True
+            ):
+                self._pairs[value] = (real, imaginary)
+            return
+        pair = self._product(node) if node.op in _PRODUCTS else self._other(node)
+        self._pairs[node.output] = (self._fit(pair[0], node), self._fit(pair[1], node))
+
+    def _fit(self, part: Value, node: Node) -> Value:
+        """A part in the result's shape and dtype."""
+        shape, dtype = node.output.shape, node.output.dtype.to_real()
+        if len(part.shape) != len(shape) or not all(map(same, part.shape, shape)):
+            part = self.build("aten.expand", part, size=list(shape))
+        return self._real(part, dtype)
+
+    def _product(self, node: Node) -> Pair:
+        left, right = node.inputs
+        assert left is not None
+        assert right is not None
+        build = self.build
+
+        def times(x: Value, y: Value) -> Value:
+            return build(node.op, x, y, **node.attrs)
+
+        if not _is_complex(left):
+            c, d = self.of(right)
+            return times(left, c), times(left, d)
+        a, b = self.of(left)
+        if not _is_complex(right):
+            return times(a, right), times(b, right)
+        c, d = self.of(right)
+        real = build("aten.sub.Tensor", times(a, c), times(b, d))
+        return real, build("aten.add.Tensor", times(a, d), times(b, c))
+
+    def _other(self, node: Node) -> Pair:
+        build, op = self.build, node.op
+        first = node.inputs[0]
+        second = node.inputs[1] if len(node.inputs) > 1 else None
+        assert first is not None
+        if op in TRANSFORMS:
+            real, imaginary = self._transformed(node)
+            assert imaginary is not None
+            return real, imaginary
+        if op == "aten.view_as_complex":
+            real, imaginary = (build("aten.select.int", first, dim=-1, index=i) for i in (0, 1))
+            return real, imaginary
+        if op == "aten.complex":
+            assert second is not None
+            return first, second
+        if op == "aten.polar":
+            real, imaginary = build("aten.cos", second), build("aten.sin", second)
+            multiply = "aten.mul.Tensor"
+            return build(multiply, first, real), build(multiply, first, imaginary)
+        if op in _SUMS:
+            return self._sum(node)
+        if not _is_complex(first):
+            zero = build("aten.full", size=list(first.shape), fill_value=0.0, dtype=first.dtype)
+            return first, zero
+        a, b = self.of(first)
+        if op in _CONJUGATES:
+            return a, build("aten.neg", b)
+        if op == "aten.div.Tensor":
+            return build(op, a, second), build(op, b, second)
+        return a, b  # a cast
+
+    def _sum(self, node: Node) -> Pair:
+        left, right = node.inputs
+        assert left is not None
+        assert right is not None
+        alpha = attribute(node, "alpha")
+        zero = self.build.constant(torch.zeros((), dtype=node.output.dtype.to_real()), "zero")
+        a, b = self.of(left) if _is_complex(left) else (left, zero)
+        c, d = self.of(right) if _is_complex(right) else (right, zero)
+        return self.build(node.op, a, c, alpha=alpha), self.build(node.op, b, d, alpha=alpha)
+
+    def _transformed(self, node: Node) -> Parts:
+        source = node.inputs[0]
+        transform = read_transform(node)
+        assert source is not None
+        assert transform is not None
+        build = self.build.at(node, node.loc)
+        cast = source.producer
+        bare = cast.inputs[0] if cast is not None and cast.op == "aten._to_copy" else None
+        if bare is not None and not _is_complex(bare):
+            return transform.apply(build, (self._real(bare, source.dtype.to_real()), None))
+        parts = self.of(source) if _is_complex(source) else (source, None)
+        return transform.apply(build.at(node, node.loc), parts)
+
+    def _real(self, value: Value, dtype: torch.dtype) -> Value:
+        return value if value.dtype == dtype else self.build("aten._to_copy", value, dtype=dtype)
+
+    def real_result(self, node: Node, pair: Pair) -> Value:
+        """What a node of `_TO_REALS`, or a transform to reals, computes of its operand's parts."""
+        build = self.build.at(node, node.loc)
+        if node.op in TRANSFORMS:
+            return self._fit(self._transformed(node)[0], node)
+        real, imaginary = pair
+        if node.op == "aten.view_as_real":
+            return build("aten.stack", real, imaginary, dim=-1)
+        if node.op == "aten.abs":
+            squares = [build("aten.mul.Tensor", part, part) for part in pair]
+            return build("aten.sqrt", build("aten.add.Tensor", *squares))
+        return real if node.op == "aten.real" else imaginary

@@ -1,0 +1,286 @@
+"""raise-recurrence: loops over the cell of an RNN, LSTM or GRU become one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from attngraph.analysis.recurrence.cells import Cell, read_cell
+from attngraph.analysis.recurrence.steps import known_data, read_step
+from attngraph.analysis.recurrence.unrolled import Chain, steps_in_a_row, unify, unrolled_loops
+from attngraph.analysis.values.scalars import uniform
+from attngraph.dialect.loops import body_of
+from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir.dead import eliminate_dead_code
+from attngraph.ir.graph import fuse_locs
+from attngraph.ir.ops import attribute
+from attngraph.passes.loops.stacked import Plan, plan
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.trials import LOGITS
+
+_REASSOCIATES = "The steps of a loop are one operator, which sums the products of a gate by itself."
+
+
+@register
+@dataclass(frozen=True)
+class RaiseRecurrence:
+    """Reads each `attn.scan` and each unrolled loop over static steps (cells.py says how).
+
+    What a step gives from its new state is made for all steps at once behind `attn.recurrent`. A
+    loop is left as it is where its step is no such cell, where an LSTM's memory is read between two
+    steps, or where what a step gives can't be made for all at once. An unrolled one is then told,
+    because its length is fixed; with `exact_only` that is all.
+    """
+
+    name: ClassVar[str] = "raise-recurrence"
+    exact: ClassVar[bool] = False
+
+    exact_only: bool = False
+
+    def run(self, graph: Graph) -> list[Remark]:
+        checked = Checked(
+            graph, self.name, LOGITS, rounds=True, depth=None, exact_only=self.exact_only
+        )
+        if checked.allows(_REASSOCIATES):
+            for node in graph:
+                if node.op == "attn.scan":
+                    _raise_scan(graph, checked, node)
+            refused: set[tuple[Value, ...]] = set()
+            while _raise_unrolled(graph, checked, refused):
+                eliminate_dead_code(graph)
+        return [*checked.remarks, *(_unrolled(*found) for found in steps_in_a_row(graph))]
+
+
+def _unrolled(steps: int, last: Node) -> Remark:
+    return Remark(
+        "note",
+        "unrolled",
+        f"A loop over time was unrolled into {steps} steps, so its length is fixed.",
+        last.loc,
+        last.op,
+        "torch._higher_order_ops.scan keeps it a loop of any length; nn.RNN, nn.GRU and nn.LSTM "
+        "are one operator.",
+        node=last.outputs[0].name,
+    )
+
+
+def _raise_scan(graph: Graph, checked: Checked, node: Node) -> None:
+    body, carried, scanned = (attribute(node, name) for name in ("body", "carried", "scanned"))
+    step_graph, own = body_of(body), carried + scanned
+    if not 1 <= carried <= 2 or not scanned:
+        return
+    states, items = step_graph.inputs[:carried], step_graph.inputs[carried:own]
+    operands = dict(zip(step_graph.inputs, node.inputs, strict=True))
+
+    def data(value: Value) -> torch.Tensor | None:
+        return known_data(operands.get(value, value))
+
+    step = read_step(states, items, step_graph.outputs[:carried], data)
+    cell = None if step is None else read_cell(step)
+    if cell is None:
+        return
+    after = [step_graph.outputs[at] for at in cell.states]
+    before = [states[at] for at in cell.states]
+
+    def is_outside(value: Value) -> bool:
+        return value in step_graph.inputs[own:] or value.data is not None
+
+    varying, steps = {*items, after[0], before[0]}, node.inputs[carried].shape[0]
+    plans: list[tuple[Value, Plan]] = []
+    for old, root in zip(node.outputs[carried:], step_graph.outputs[carried:], strict=True):
+        if old.uses or old in graph.outputs:
+            made = plan(root, varying, steps, is_outside)
+            if made is None:
+                return
+            plans.append((old, made))
+
+    build = Builder(graph, node, node.loc)
+    sequences = [operands[item] for item in items]
+    initial = [operands[state] for state in before]
+    known: dict[Value, Value] = {
+        item: value for item, value in zip(items, sequences, strict=True) if value is not None
+    }
+    layer = _Layer(build, cell, list(known.values()), [value for value in initial if value])
+    known[after[0]] = layer.stacked
+    known[before[0]] = layer.shifted() if _reads(plans, before[0]) else layer.stacked
+
+    def outside(value: Value) -> Value:
+        operand = operands.get(value)
+        if operand is not None:
+            return operand
+        return graph.add_constant(f"{node.outputs[0].name}.{value.name}", value.data)
+
+    pairs = [(node.outputs[at], final) for at, final in zip(cell.states, layer.finals, strict=True)]
+    pairs += [(old, made.make(build, known, outside)) for old, made in plans]
+    read = [(old, new) for old, new in pairs if old.uses or old in graph.outputs]
+    checked.replace(read, reassociates=_REASSOCIATES, at=node)
+    eliminate_dead_code(graph)
+
+
+def _reads(plans: Sequence[tuple[Value, Plan]], value: Value) -> bool:
+    roots = (made.root is value for _, made in plans)
+    return any(roots) or any(value in node.inputs for _, made in plans for node, _, _ in made.nodes)
+
+
+class _Layer:
+    """The nodes of one `attn.recurrent` over x (T, B, I), or (T, I) without a batch.
+
+    `stacked` are its states h, (T, B, H) or (T, H), `finals` the last h, and c of an LSTM.
+    """
+
+    def __init__(
+        self, build: Builder, cell: Cell, sequences: Sequence[Value], initial: Sequence[Value]
+    ) -> None:
+        self.build, self.initial = build, initial
+        state = initial[0]
+        batched = len(state.shape) == 2
+        x = sequences[0] if len(sequences) == 1 else build("aten.cat", *sequences, dim=-1)
+        if not batched:
+            x = build("aten.unsqueeze", x, dim=1)
+        stem = state.name if state.producer is None else "recurrent"
+        weights = [
+            None if data is None else build.constant(data[None].to(state.dtype), f"{stem}.{name}")
+            for name, data in (
+                ("weight", cell.weight),
+                ("recurrence", cell.recurrence),
+                ("bias", cell.bias),
+            )
+        ]
+        h, c = [*(self._lifted(value, batched) for value in initial), None][:2]
+        y, *finals = build.node("attn.recurrent", x, h, c, *weights, cell=cell.kind).outputs
+        self.stacked = y if batched else build("aten.reshape", y, shape=[y.shape[0], y.shape[2]])
+        self.finals = [build("aten.reshape", final, shape=list(state.shape)) for final in finals]
+
+    def _lifted(self, state: Value, batched: bool) -> Value | None:
+        if uniform(state) == 0.0:
+            return None
+        lead = [1] if batched else [1, 1]
+        return self.build("aten.reshape", state, shape=[*lead, *state.shape])
+
+    def shifted(self) -> Value:
+        """The state before each step."""
+        first = self.build("aten.unsqueeze", self.initial[0], dim=0)
+        rest = self.build("aten.slice.Tensor", self.stacked, dim=0, start=0, end=-1)
+        return self.build("aten.cat", first, rest, dim=0)
+
+
+def _raise_unrolled(graph: Graph, checked: Checked, refused: set[tuple[Value, ...]]) -> bool:
+    """Raises the first loop that is a cell's; False where there is none."""
+    for chain in unrolled_loops(graph):
+        if chain.states[-1] not in refused:
+            refused.add(chain.states[-1])
+            step = read_step(
+                chain.states[0], chain.items[1:2], chain.states[1], lambda value: value.data
+            )
+            cell = None if step is None else read_cell(step)
+            if cell is not None and _replace_chain(graph, checked, chain, cell):
+                return True
+    return False
+
+
+def _replace_chain(graph: Graph, checked: Checked, chain: Chain, cell: Cell) -> bool:
+    hidden = [states[cell.states[0]] for states in chain.states]
+    memory = [states[cell.states[1]] for states in chain.states] if len(cell.states) > 1 else []
+    start = 0 if chain.initial is not None else 1
+    gathered = _gathered(graph, chain, hidden)
+    read = _read(graph, {*hidden, *memory}, {node for node, _, _ in gathered})
+    if any(value in read for value in memory[start:-1]):
+        return False
+    anchor = hidden[0].producer
+    assert anchor is not None
+    build = Builder(graph, anchor, fuse_locs(sorted(chain.nodes, key=lambda n: n.number), anchor))
+    x = _sequence(build, chain, start)
+    begin = chain.states[0] if chain.initial is None else chain.initial
+    layer = _Layer(build, cell, [x], [begin[at] for at in cell.states])
+    y = layer.stacked
+    if start:
+        y = build("aten.cat", build("aten.unsqueeze", hidden[0], dim=0), y, dim=0)
+    pairs = []
+    for node, made, flipped in gathered:
+        known = {hidden[1]: y, chain.items[1]: _sequence(build, chain, 0)}
+        whole = made.make(build, known, lambda value: value)
+        pairs.append((node.output, _placed(build, node, whole, flipped)))
+    places = [place for place in range(start, len(hidden)) if hidden[place] in read]
+    for place in places:
+        if len(places) > 1 or place < len(hidden) - 1:
+            pairs.append((hidden[place], build("aten.select.int", y, dim=0, index=place)))
+        else:
+            pairs.append((hidden[-1], layer.finals[0]))
+    if memory and memory[-1] in read:
+        pairs.append((memory[-1], layer.finals[1]))
+    done = bool(pairs) and checked.replace(pairs, reassociates=_REASSOCIATES, at=anchor)
+    if not done:
+        eliminate_dead_code(graph)
+    graph.sort()
+    return done
+
+
+def _sequence(build: Builder, chain: Chain, start: int) -> Value:
+    """The items from `start` on, in the order of the steps, stacked along a first axis."""
+    source, dim = chain.slices.source, chain.slices.dim
+    order = [dim, *(axis for axis in range(len(source.shape)) if axis != dim)]
+    x = build("aten.permute", source, dims=order) if dim else source
+    x = build("aten.flip", x, dims=[0]) if chain.reverse else x
+    return build("aten.slice.Tensor", x, dim=0, start=start) if start else x
+
+
+Gathered = tuple[Node, Plan, bool]
+
+
+def _gathered(graph: Graph, chain: Chain, hidden: Sequence[Value]) -> list[Gathered]:
+    """Nodes that stack or concatenate what every step gives: how each step makes it, and whether
+    the last step comes first."""
+    masks, found = chain.slices.masks, []
+    varying = {hidden[1], chain.items[1]}
+    for node in graph:
+        if node.op not in ("aten.stack", "aten.cat") or len(node.inputs) != len(hidden):
+            continue
+        for flipped in (False, True):
+            given = [value for value in (node.inputs[::-1] if flipped else node.inputs) if value]
+            made = plan(given[1], varying, len(hidden), lambda value: not masks.get(value))
+            if made is not None and _is_made(made, given, chain, hidden):
+                found.append((node, made, flipped))
+                break
+    return found
+
+
+def _is_made(made: Plan, given: Sequence[Value], chain: Chain, hidden: Sequence[Value]) -> bool:
+    """Whether each step makes what is given from its state as the plan says."""
+    for item, state, value in zip(chain.items, hidden, given, strict=True):
+        leaves = {hidden[1]: state, chain.items[1]: item}
+        bound = unify([(made.root, value)], leaves)
+        if bound is None or any(bound.get(leaf, own) is not own for leaf, own in leaves.items()):
+            return False
+    return True
+
+
+def _read(graph: Graph, states: set[Value], replaced: set[Node]) -> set[Value]:
+    """The states that are read once the loop and the replaced nodes are gone."""
+    read: set[Value] = set()
+    seen: set[Value] = set()
+    pending = list(graph.outputs)
+    while pending:
+        value = pending.pop()
+        if value in seen or (value.producer is not None and value.producer in replaced):
+            continue
+        seen.add(value)
+        if value in states:
+            read.add(value)
+        elif value.producer is not None:
+            pending += [source for source in value.producer.inputs if source is not None]
+    return read
+
+
+def _placed(build: Builder, node: Node, whole: Value, flipped: bool) -> Value:
+    """Results (T, …) where `node` puts them: on an axis of their own, or on a joint one."""
+    whole = build("aten.flip", whole, dims=[0]) if flipped else whole
+    dim = attribute(node, "dim") % len(node.output.shape)
+    order = [*range(1, dim + 1), 0, *range(dim + 1, len(whole.shape))]
+    placed = build("aten.permute", whole, dims=order) if dim else whole
+    if node.op == "aten.stack":
+        return placed
+    return build("aten.reshape", placed, shape=list(node.output.shape))

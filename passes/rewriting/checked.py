@@ -1,0 +1,260 @@
+"""Rewrites that are evaluated before they are made: the one call that every fusion ends with.
+
+A pass makes a `Checked(graph, self.name)`, inserts the nodes of each rewrite, calls
+`checked.replace([(old, new)])` instead of `graph.replace_uses(old, new)`, and returns
+`checked.remarks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from attngraph.analysis.values.weights import Derivation
+from attngraph.ir import Graph, Node, Remark, TensorType, Value
+from attngraph.ir.dead import discard, erase_dead
+from attngraph.passes.rewriting.evidence import TOLERANCE, Evidence
+from attngraph.passes.rewriting.labels import reassociated
+from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated, Outcome, tally_of
+from attngraph.passes.rewriting.trials import ARITHMETIC
+
+_DEPTH = 24  # nodes above a rewrite in which what it relied on is looked for
+_CONTEXT = (0, 1, 2, 4, 8)  # levels of nodes above the leaves
+
+
+@dataclass
+class Checked:
+    """Makes the rewrites of one pass over one graph, each only if it is equal.
+
+    `kinds` are the trials (trials.py). With `exact` not a bit may differ. With `rounds` the pass
+    takes a constant for another that is equal in the value's dtype, so the results may differ by
+    that much. With `exact_only` no rewrite is made that reassociates. `depth` bounds how many nodes
+    above a rewrite are evaluated; None: as many as lead to what it reads.
+    """
+
+    graph: Graph
+    pass_name: str
+    kinds: Sequence[str] = ARITHMETIC
+    exact: bool = False
+    rounds: bool = False
+    depth: int | None = _DEPTH
+    exact_only: bool = False
+    remarks: list[Remark] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._evidence = Evidence(self.graph)
+        self._mark = self.graph.created
+        self._derived: dict[Value, Derivation] = {}
+
+    def derive(
+        self,
+        name: str,
+        type: TensorType,
+        sources: Iterable[Value],
+        compute: Callable[[Sequence[torch.Tensor]], torch.Tensor],
+    ) -> Value:
+        """A new constant that is computed from the data of others.
+
+        Where one of those has no data, it has none either: in trials all of them are drawn.
+        """
+        made_of = Derivation(tuple(sources), compute)
+        value = self.graph.add_constant(name, made_of.data(), type)
+        self._derived[value] = made_of
+        return value
+
+    def allows(self, reassociates: str) -> bool:
+        """Whether `replace` would make a rewrite of which this is to be said."""
+        return not (reassociates and self.exact_only)
+
+    def replace(
+        self,
+        pairs: Iterable[tuple[Value, Value]],
+        *,
+        leaves: Iterable[Value] | None = None,
+        biases: Iterable[Value] = (),
+        compared: Sequence[tuple[Value, Value]] | None = None,
+        unrounded: Mapping[Value, torch.Tensor] | None = None,
+        hidden_rows: bool = False,
+        proved: bool = False,
+        reassociates: str = "",
+        at: Node | None = None,
+    ) -> bool:
+        """Puts the second value of each pair in the place of the first, if they are equal.
+
+        Both are compared as functions of `leaves`: by default what the nodes read that were made
+        since the last call. Where they differ, the rewrite may have relied on how a leaf is made,
+        so they are compared again as functions of what lies above. Leaves in `biases` may hold
+        -inf. `compared` are the values that are evaluated in the place of the pairs, where only a
+        part of each is meant to be equal: they are erased. `unrounded` are new constants before
+        they were rounded to their dtype: what is told from an error is the rounding of weights.
+
+        With `hidden_rows`, what masks above make of whole rows is compared too: equal as a function
+        of its logits, a rewrite may still have mistaken what the formula gives where all are fills.
+
+        `proved` says that the pass has a proof for all sizes: it stands where nothing can be
+        evaluated, and not where they differ.
+
+        `reassociates` says what is done to the model's roundings, where something is: that is left
+        out under `exact_only`, and otherwise listed, `at` a node or the first old value's.
+
+        Where they differ, or can't be evaluated, the new nodes and the constants that only they
+        read are erased, the old ones stay, a remark says why, and the result is False.
+        """
+        pairs = list(pairs)
+        if leaves is None:
+            leaves = self._frontier([new for _, new in pairs])
+        leaves = list(leaves)
+        if not self.allows(reassociates):
+            self._take_back(pairs, compared, unrounded)
+            return False
+        node = at or (pairs[0][0].producer if pairs else None)
+        outcome = self._outcome(compared or pairs, leaves, list(biases), unrounded)
+        is_made = isinstance(outcome, Equal) or (proved and isinstance(outcome, NotEvaluated))
+        if is_made and hidden_rows:
+            hidden = self._where_masked(pairs, leaves)
+            if isinstance(hidden, Different):
+                outcome, is_made = hidden, False
+        if not is_made:
+            self.remarks.append(self._remark(pairs[0][0], outcome))
+        tally_of(self.graph).count(outcome, proved=proved)
+        if not is_made:
+            self._take_back(pairs, compared, unrounded)
+            return False
+        self._erase_compared(compared)
+        for old, new in pairs:
+            self.graph.replace_uses(old, new)
+        if reassociates and node is not None:
+            self.remarks.append(reassociated(node, reassociates))
+        self._settle()
+        return True
+
+    def _erase_compared(self, compared: Sequence[tuple[Value, Value]] | None) -> None:
+        for value in (value for pair in compared or () for value in pair):
+            if value.producer is not None:
+                self.graph.erase(value.producer)
+
+    def _take_back(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        compared: Sequence[tuple[Value, Value]] | None,
+        unrounded: Mapping[Value, torch.Tensor] | None,
+    ) -> None:
+        self._erase_compared(compared)
+        made = [new.producer for _, new in pairs]
+        erase_dead(self.graph, made, since=self._mark)
+        discard(self.graph, unrounded or ())
+        self._settle()
+
+    def _settle(self) -> None:
+        self._derived.clear()
+        self._mark = self.graph.created
+
+    def _outcome(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        leaves: list[Value],
+        biases: Sequence[Value],
+        unrounded: Mapping[Value, torch.Tensor] | None,
+    ) -> Outcome:
+        """The first that is equal among the levels of context; otherwise that of the last."""
+        outcome: Outcome | None = None
+        tolerance, level = self._tolerance(pairs), 0
+        for context in _CONTEXT:
+            while level < context:
+                leaves, level = _above(leaves), level + 1
+            is_last = context == _CONTEXT[-1] or _above(leaves) == leaves
+            outcome = self._evidence.compare(
+                pairs,
+                leaves,
+                biases,
+                kinds=self.kinds,
+                tolerance=tolerance,
+                depth=self.depth,
+                unrounded=unrounded,
+                derived=self._derived,
+                final=is_last,
+            )
+            if is_last or isinstance(outcome, Equal):
+                break
+        assert outcome is not None
+        return outcome
+
+    def _where_masked(self, pairs: Sequence[tuple[Value, Value]], leaves: list[Value]) -> Outcome:
+        for _ in range(_CONTEXT[-1]):
+            leaves = _above(leaves)
+        # Of large queries and keys the exponentials may overflow, which masks don't decide.
+        within = [kind for kind in self.kinds if kind not in ("large", "huge")]
+        return self._evidence.compare(
+            pairs,
+            leaves,
+            kinds=(*within, "holes", "masked", "open"),
+            tolerance=self._tolerance(pairs),
+            depth=self.depth,
+            derived=self._derived,
+        )
+
+    def _tolerance(self, pairs: Sequence[tuple[Value, Value]]) -> float:
+        if self.exact:
+            return 0.0
+        dtypes = [old.dtype for old, _ in pairs if self.rounds and old.dtype.is_floating_point]
+        return max([TOLERANCE, *(4 * torch.finfo(dtype).eps for dtype in dtypes)])
+
+    def _frontier(self, values: Sequence[Value]) -> list[Value]:
+        """What the new nodes under some values read that was there before them."""
+        leaves: dict[Value, None] = {}
+        seen: set[Value] = set()
+        queue = list(values)
+        while queue:
+            value = queue.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            node = value.producer
+            if node is None or node.number <= self._mark:
+                leaves[value] = None
+            else:
+                queue += [source for source in node.inputs if source is not None]
+        return list(leaves)
+
+    def _remark(self, old: Value, outcome: Outcome) -> Remark:
+        assert not isinstance(outcome, Equal)
+        if isinstance(outcome, Different):
+            return self._defect(old, outcome.reason)
+        node = old.producer
+        assert node is not None
+        return Remark(
+            "note",
+            "not-evaluated",
+            f"What {self.pass_name} would make of it was left out, for no trial could tell whether "
+            f"it is equal: {outcome.reason}.",
+            node.loc,
+            op=node.op,
+            node=old.name,
+            blamed=f"{node.op} at {node.loc}",
+        )
+
+    def _defect(self, old: Value, difference: str) -> Remark:
+        node = old.producer
+        assert node is not None
+        return Remark(
+            "note",
+            "unequal",
+            f"What {self.pass_name} made of it is not equal, so it was taken back: {difference}.",
+            node.loc,
+            op=node.op,
+            hint=f"This is a defect of {self.pass_name}: please report it with the model's source "
+            "line.",
+            node=old.name,
+            blamed=f"{node.op} at {node.loc}",
+        )
+
+
+def _above(leaves: Sequence[Value]) -> list[Value]:
+    """What the nodes read that make the leaves; inputs and constants stay."""
+    above: dict[Value, None] = {}
+    for value in leaves:
+        sources = (value,) if value.producer is None else value.producer.inputs
+        above.update((source, None) for source in sources if source is not None)
+    return list(above)

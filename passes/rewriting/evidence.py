@@ -1,0 +1,216 @@
+"""Evaluates a region before and after a rewrite, in float64, on inputs chosen to tell them apart.
+
+What the inputs are is in trials.py, how a region is evaluated in regions.py. Equal regions (the
+layers of a model) are evaluated once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from attngraph.analysis.values.weights import Derivation
+from attngraph.ir import Graph, Value
+from attngraph.ir.slices import backward_slice
+from attngraph.passes.rewriting.conditions import Conditions, aims_of
+from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated, Outcome
+from attngraph.passes.rewriting.regions import Misread, Region
+from attngraph.passes.rewriting.trials import (
+    AIMED,
+    ATTENTION,
+    Aims,
+    general_sizes,
+    shown,
+    trial_sizes,
+)
+
+TOLERANCE = 1e-6  # of float64 against itself: reassociation gives 1e-13, fills in float32 1e-8
+_CHEAP = 1 << 19  # elements of a trial up to which a region is evaluated at its own sizes
+_SMALL = 1 << 21  # elements of the largest tensor of a trial
+_MOST_ELEMENTS = 1 << 24
+
+
+@dataclass
+class Evidence:
+    """Compares regions of one graph. Remembers those it has compared."""
+
+    graph: Graph
+    _known: dict[Hashable, Outcome] = field(default_factory=dict)
+
+    def compare(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        leaves: Iterable[Value],
+        biases: Iterable[Value] = (),
+        *,
+        kinds: Sequence[str] = ATTENTION,
+        tolerance: float = TOLERANCE,
+        depth: int | None = None,
+        unrounded: Mapping[Value, torch.Tensor] | None = None,
+        derived: Mapping[Value, Derivation] | None = None,
+        final: bool = True,
+    ) -> Outcome:
+        """Whether each pair of (old, new) values agrees wherever the old one can run.
+
+        Both are functions of `leaves`, and of what lies above otherwise, `depth` nodes at most.
+        `biases` are leaves that may hold -inf and finfo.min. The tolerance is relative to the
+        largest element; 0 asks for equal bits. `unrounded` are constants before they were rounded
+        to their dtype. `derived` says how new constants follow from old ones: where those have no
+        data, both are drawn. Where other values at smaller sizes than its own may be told from
+        values that are other, they are only if this is the `final` comparison of the pairs.
+        """
+        cut = set(leaves)
+        roots = [value for pair in pairs for value in pair]
+        sampled, nodes = backward_slice(roots, cut.__contains__, depth)
+        old, _ = backward_slice([old for old, _ in pairs], cut.__contains__)
+        region = Region(
+            sampled, nodes, frozenset(biases), frozenset(old), derived or {}, unrounded or {}
+        )
+        key = (region.key(roots), tuple(kinds), tolerance)
+        if key not in self._known or (final and isinstance(self._known[key], _AtOtherSizes)):
+            self._known[key] = self._compare(pairs, region, kinds, tolerance, final)
+        return self._known[key]
+
+    def _compare(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        region: Region,
+        kinds: Sequence[str],
+        tolerance: float,
+        final: bool = True,
+    ) -> Outcome:
+        if (unknown := region.unknown()) is not None:
+            return NotEvaluated(f"%{unknown.name} has no data, and nothing says what it is made of")
+        own = trial_sizes(self.graph.dims)
+        fixed = region.fixed(own[0])
+        cost = [region.elements(sizes, fixed) for sizes in own]
+        cheap = [sizes for sizes, (total, _) in zip(own, cost, strict=True) if total <= _CHEAP]
+        if cheap:
+            return _tried(pairs, region, [(sizes, fixed) for sizes in cheap], kinds, tolerance)
+        outcome = self._at_other_sizes(pairs, region, kinds, tolerance)
+        if isinstance(outcome, Equal) or (isinstance(outcome, Different) and not final):
+            return outcome
+        largest = [most for _, most in cost]
+        small = [sizes for sizes, most in zip(own, largest, strict=True) if most <= _SMALL]
+        if not small and min(largest) <= _MOST_ELEMENTS:  # one trial, at full size
+            small, kinds = [own[largest.index(min(largest))]], kinds[:1]
+        if not small:
+            return outcome or NotEvaluated(f"its largest tensor has {min(largest):,} elements")
+        return _tried(pairs, region, [(sizes, fixed) for sizes in small], kinds, tolerance)
+
+    def _at_other_sizes(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        region: Region,
+        kinds: Sequence[str],
+        tolerance: float,
+    ) -> Outcome | None:
+        """The outcome at smaller sizes of the same structure; None where there are none."""
+        general = region.generalized(pairs, self.graph.dims)
+        if general is None or general.general is None:
+            return None
+        trials = []
+        for place, sizes in enumerate(general_sizes(self.graph.dims, general.general.infos)):
+            fixed = general.fixed(sizes, tail=place % 2 == 1)
+            if general.elements(sizes, fixed)[1] <= _SMALL:
+                trials.append((sizes, fixed))
+        if not trials:
+            return None
+        try:
+            outcome = _tried(pairs, general, trials, kinds, tolerance)
+        except Misread:
+            return None
+        return _AtOtherSizes(outcome.reason) if isinstance(outcome, Different) else outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _AtOtherSizes(Different):
+    """Different at sizes that the region doesn't have."""
+
+
+_Trial: TypeAlias = tuple[Mapping[str, int], Mapping[Value, Any]]
+
+
+@dataclass
+class _Comparison:
+    """Pairs of values of a region, compared in one trial after another."""
+
+    pairs: Sequence[tuple[Value, Value]]
+    region: Region
+    tolerance: float
+    tells: bool = False
+
+    def __post_init__(self) -> None:
+        self.conditions = Conditions(self.region)
+
+    def run(
+        self, trials: Sequence[_Trial], kinds: Iterable[str], aims: Aims | None = None
+    ) -> Different | None:
+        """The first difference that some kinds of trial at some sizes show."""
+        for (sizes, fixed), kind in itertools.product(trials, kinds):
+            memory = self.region.run(sizes, kind, fixed, aims)
+            if not all(old in memory for old, _ in self.pairs):
+                continue  # the model itself rejects this input
+            for old, new in self.pairs:
+                if new not in memory:
+                    return Different(f"at {shown(sizes)} the rewritten region can't be evaluated")
+                if not _close(memory[new], memory[old], self.tolerance):
+                    return Different(f"at {shown(sizes)} it gives other values ({kind})")
+            self.tells |= all(_tells(memory[old]) for old, _ in self.pairs)
+            self.conditions.note(memory)
+        return None
+
+
+def _tried(
+    pairs: Sequence[tuple[Value, Value]],
+    region: Region,
+    trials: Sequence[_Trial],
+    kinds: Sequence[str],
+    tolerance: float,
+) -> Outcome:
+    """The outcome of trials that see both sides of every condition.
+
+    Where the usual ones leave a condition constant, inputs are aimed at the numbers that decide
+    it. One that stays constant is drawn itself: what is equal then is so whatever decides it.
+    """
+    comparison = _Comparison(pairs, region, tolerance)
+    if (difference := comparison.run(trials, kinds)) is not None:
+        return difference
+    if constant := comparison.conditions.constant:
+        aims = aims_of(region, constant)
+        aimed = [f"{form} {place}" for place in range(len(aims.numbers)) for form in AIMED]
+        if (difference := comparison.run(trials, aimed, aims)) is not None:
+            return difference
+    if not comparison.tells:
+        return NotEvaluated("the original form gave no number in any trial")
+    if not (constant := comparison.conditions.constant):
+        return Equal()
+    free = _Comparison(pairs, region.freed(pairs, constant), tolerance)
+    kinds = list(dict.fromkeys([*kinds, "holes", "open", "masked"]))
+    if free.run(trials, kinds) is None and free.tells:
+        return Equal()
+    named = " and ".join(f"%{value.name}" for value in constant[:2])
+    return NotEvaluated(f"no trial has seen both sides of {named}")
+
+
+def _tells(found: Any) -> bool:
+    """Whether a result could have been another one: an empty one, or NaN alone, could not."""
+    return not isinstance(found, torch.Tensor) or bool(found.isfinite().any())
+
+
+def _close(found: Any, expected: Any, tolerance: float) -> bool:
+    if not isinstance(found, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return bool(found == expected)
+    if found.shape != expected.shape:
+        return False
+    if found.dtype.is_complex and expected.dtype.is_complex:
+        found, expected = torch.view_as_real(found), torch.view_as_real(expected)
+    found, expected = found.double(), expected.double()
+    finite = expected[expected.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    atol = tolerance * max(scale, 1e-3)
+    return torch.allclose(found, expected, rtol=0, atol=atol, equal_nan=True)

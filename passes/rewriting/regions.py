@@ -1,0 +1,235 @@
+"""Regions of a graph, evaluated in float64.
+
+Weights have their real values, but are never multiplied at full size: the activations that meet a
+large weight are zero in most places, and only the weight's rows that matter are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from attngraph.analysis.layout.axes import COPIES, LAYOUTS, RESHAPES
+from attngraph.analysis.layout.generalize import Generalized, generalized
+from attngraph.analysis.values.weights import Derivation
+from attngraph.analysis.values.widening import _Again, wide_node, widened
+from attngraph.errors import IRError
+from attngraph.ir import Dim, Node, ScalarType, Value
+from attngraph.ir.dims import product, substitute
+from attngraph.ir.hashing import hashable
+from attngraph.ir.ops import attribute, evaluate
+from attngraph.ir.slices import backward_slice
+from attngraph.passes.rewriting.sparse_products import PRODUCTS, only_needed
+from attngraph.passes.rewriting.trials import Aims, sample
+
+_HEAVY = 1 << 16  # elements of a constant that stays as it is stored
+_VIEWS = RESHAPES | LAYOUTS | COPIES
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The leaves and nodes of both forms, inputs first; `special` leaves may hold -inf.
+
+    `known` are the leaves of the old form, which may be drawn. `derived` says of new constants what
+    they are made of, `unrounded` what they were before they were rounded to their dtype.
+    """
+
+    leaves: Sequence[Value]
+    nodes: Sequence[Node]
+    special: frozenset[Value] = frozenset()
+    known: frozenset[Value] = frozenset()
+    derived: Mapping[Value, Derivation] = field(default_factory=dict)
+    unrounded: Mapping[Value, torch.Tensor] = field(default_factory=dict)
+    general: Generalized | None = None
+
+    def generalized(
+        self, pairs: Iterable[tuple[Value, Value]], dims: Iterable[str]
+    ) -> Region | None:
+        """The region with large static sizes that may be any; None where there are none.
+
+        The constants of the old form are cut to the sizes; those of the new one keep theirs.
+        """
+        kept = {value for value in self.leaves if value.is_constant and value not in self.known}
+        found = generalized(self.leaves, self.nodes, pairs, kept, dims)
+        return None if found is None else replace(self, general=found)
+
+    def freed(self, pairs: Iterable[tuple[Value, Value]], leaves: Iterable[Value]) -> Region:
+        """The region as a function of some of its values too, which are drawn."""
+        leaves = list(leaves)
+        cut = {*self.leaves, *leaves}
+        sampled, nodes = backward_slice([v for pair in pairs for v in pair], cut.__contains__)
+        known = self.known.union(leaves)
+        return replace(self, leaves=sampled, nodes=nodes, known=known)
+
+    def shape(self, value: Value) -> tuple[Dim, ...]:
+        """The value's own shape, or what it was generalised to."""
+        return value.shape if self.general is None else self.general.shapes[value]
+
+    def key(self, roots: Sequence[Value]) -> Hashable:
+        """Equal for regions that differ in names and in the data of weights only."""
+        number: dict[Value, int] = {}
+        head = []
+        for value in self.leaves:
+            number[value] = len(number)
+            made = self.derived.get(value)
+            sources = tuple(number.get(source, -1) for source in made.sources) if made else ()
+            head.append((value.type, value in self.special, _identity(value), sources))
+        body = []
+        for node in self.nodes:
+            inputs = tuple(None if value is None else number[value] for value in node.inputs)
+            body.append((node.op, inputs, hashable(node.attrs)))
+            for value in node.outputs:
+                number.setdefault(value, len(number))
+        return tuple(head), tuple(body), tuple(number[value] for value in roots)
+
+    def unknown(self) -> Value | None:
+        """A constant of the new form alone that has no data and isn't made of what has a value."""
+        for value in self.leaves:
+            if value in self.known or not value.is_constant or has_data(value):
+                continue
+            made = self.derived.get(value)
+            if made is None or not self.known.issuperset(made.sources):
+                return value
+        return None
+
+    def _again(self, node: Node) -> Any:
+        """The node, with the sizes among its attributes as they were generalised."""
+        changed = None if self.general is None else self.general.attrs.get(node)
+        return node if changed is None else _Again(node.op, {**node.attrs, **changed})
+
+    def fixed(self, sizes: Mapping[str, int], *, tail: bool = False) -> dict[Value, Any]:
+        """What is the same for all trials at some sizes: constants, and large ones laid out anew.
+
+        Large ones keep the dtype in which they are stored, so most take no memory. Of one that is
+        cut the head is taken, or the `tail`.
+        """
+        memory: dict[Value, Any] = {}
+        heavy: set[Value] = set()
+        for value in self.leaves:
+            data = self.unrounded.get(value, value.data)
+            if data is not None and not data.is_meta:
+                data = self._cut(value, data.detach(), sizes, tail)
+                is_heavy = data.numel() > _HEAVY
+                memory[value] = data if is_heavy else widened(data)
+                heavy |= {value} if is_heavy else set()
+        for node in self.nodes:
+            if node.op in _VIEWS and node.inputs and all(value in heavy for value in node.inputs):
+                try:
+                    inputs = [memory[value] for value in node.inputs if value]
+                    results = evaluate(self._again(node), inputs, sizes)
+                except (IRError, RuntimeError, IndexError, TypeError, ValueError):
+                    continue
+                memory.update(zip(node.outputs, results, strict=True))
+                heavy.update(node.outputs)
+        return memory
+
+    def _cut(
+        self, value: Value, data: torch.Tensor, sizes: Mapping[str, int], tail: bool
+    ) -> torch.Tensor:
+        if self.general is not None:
+            for axis, dim in enumerate(self.shape(value)):
+                size, whole = int(substitute(dim, sizes)), data.shape[axis]
+                if size < whole:
+                    data = data.narrow(axis, whole - size if tail else 0, size)
+        return data
+
+    def elements(self, sizes: Mapping[str, int], fixed: Mapping[Value, Any]) -> tuple[int, int]:
+        """How many elements a trial would compute, and those of its largest tensor."""
+        made = [value for node in self.nodes for value in node.outputs if value not in fixed]
+        shapes = [self.shape(value) for value in made if not isinstance(value.type, ScalarType)]
+        shapes += [scores for node in self.nodes if (scores := self._scores(node))]
+        counts = [int(substitute(product(shape), sizes)) for shape in shapes]
+        return sum(counts), max(counts, default=0)
+
+    def _scores(self, node: Node) -> tuple[Dim, ...]:
+        """The shape of the scores inside an attention; nothing for other nodes."""
+        if node.op == "aten.scaled_dot_product_attention":
+            query, key = (self.shape(value) for value in node.inputs[:2] if value is not None)
+            return (*query[:-1], key[-2])
+        if node.op in ("attn.attention", "attn.packed_attention"):
+            query, key = (self.shape(value) for value in node.inputs[:2] if value is not None)
+            return (*query[:2], attribute(node, "heads"), key[1])
+        return ()
+
+    def run(
+        self,
+        sizes: Mapping[str, int],
+        kind: str,
+        fixed: Mapping[Value, Any],
+        aims: Aims | None = None,
+    ) -> dict[Value, Any]:
+        """Every value that can be computed in one trial, as `sample` has its kind and `aims`.
+
+        Raises Misread where a value has another shape than the region was generalised to.
+        """
+        memory: dict[Value, Any] = dict(fixed)
+        sparse = any(is_heavy(tensor) for tensor in fixed.values())
+        drawn = [value for value in self.leaves if value not in memory]
+        for value in drawn:
+            if value in self.known or value not in self.derived:
+                shape = None if isinstance(value.type, ScalarType) else self.shape(value)
+                try:
+                    memory[value] = sample(
+                        value,
+                        sizes,
+                        kind,
+                        may_mask=value in self.special,
+                        sparse=sparse,
+                        shape=shape,
+                        aims=aims,
+                    )
+                except (IRError, KeyError, RuntimeError, TypeError, ValueError):
+                    return {}
+        for value in drawn:
+            if value not in memory:
+                made_of = self.derived[value]
+                memory[value] = made_of.compute([widened(memory[v]) for v in made_of.sources])
+        for node in self.nodes:
+            made = [value for value in node.outputs if value not in memory]
+            if not made or any(value is not None and value not in memory for value in node.inputs):
+                continue
+            inputs = [None if value is None else memory[value] for value in node.inputs]
+            if node.op in PRODUCTS:
+                inputs = only_needed(node, inputs)
+            try:
+                with torch.no_grad():
+                    results = evaluate(
+                        wide_node(self._again(node)), list(map(widened, inputs)), sizes
+                    )
+            except Exception:
+                continue  # operators raise what they like; the caller sees that the value lacks
+            results_of = zip(node.outputs, results, strict=True)
+            memory.update((value, result) for value, result in results_of if value in made)
+            self._check(node, memory, sizes)
+        return memory
+
+    def _check(self, node: Node, memory: Mapping[Value, Any], sizes: Mapping[str, int]) -> None:
+        if self.general is None:
+            return
+        for value in node.outputs:
+            shape = tuple(substitute(dim, sizes) for dim in self.shape(value))
+            if tuple(memory[value].shape) != shape:
+                raise Misread(f"%{value.name} is {tuple(memory[value].shape)}, not {shape}")
+
+
+class Misread(Exception):
+    """What was read of the sizes of a region isn't so."""
+
+
+def has_data(value: Value) -> bool:
+    return value.data is not None and not value.data.is_meta
+
+
+def is_heavy(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.numel() > _HEAVY
+
+
+def _identity(value: Value) -> Hashable:
+    """The data of weights is no part of what a region is; a small constant's is."""
+    data = value.data
+    if data is None or data.is_meta or data.numel() > 16:
+        return None
+    return str(data.flatten().tolist())

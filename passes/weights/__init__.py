@@ -1,0 +1,1 @@
+"""Linears and norms: their weights are merged, split, scaled and composed."""
