@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attngraph import export, passes
     from attngraph.api import capture
-    from attngraph.compiler import optimize
-    from attngraph.decoder import Decoder
-    from attngraph.decoding import optimize_decoder
+    from attngraph.compiling.compiler import optimize
+    from attngraph.decoding.compile import optimize_decoder
+    from attngraph.decoding.decoder import Decoder
     from attngraph.ir import Graph
     from attngraph.optimized import Optimized
-    from attngraph.report import Report, Site
+    from attngraph.reports.report import Report, Site
 
     __version__: str
 
 _HOMES = {
-    "Decoder": "attngraph.decoder",
+    "Decoder": "attngraph.decoding.decoder",
     "Graph": "attngraph.ir",
     "Optimized": "attngraph.optimized",
-    "Report": "attngraph.report",
-    "Site": "attngraph.report",
+    "Report": "attngraph.reports.report",
+    "Site": "attngraph.reports.report",
     "capture": "attngraph.api",
-    "optimize": "attngraph.compiler",
-    "optimize_decoder": "attngraph.decoding",
+    "optimize": "attngraph.compiling.compiler",
+    "optimize_decoder": "attngraph.decoding.compile",
 }
 _PACKAGES = frozenset({"export", "passes"})
 

@@ -10,18 +10,18 @@ from typing import Any
 import onnx_ir
 import torch
 
-from attngraph.attend import AttentionWeights, attention_weights
 from attngraph.errors import UsageError
-from attngraph.export.buffers import Buffers
-from attngraph.export.save import save, to_session
-from attngraph.export.session import Session
-from attngraph.export.staged import Staged
+from attngraph.export.files.save import save, to_session
+from attngraph.export.files.staged import Staged
+from attngraph.export.lowering.buffers import Buffers
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.signature import Signature
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.ranges import Ranges
-from attngraph.report import Report
+from attngraph.reports.attention_weights import AttentionWeights, attention_weights
+from attngraph.reports.report import Report
 
 _ADVICE = (
     "Compile with a Dim that takes it; if the report says that the model demands the bound, give a "

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from attngraph.errors import UsageError
 from attngraph.export.formats import Precision, Weights
-from attngraph.export.provider_options import check_settings
+from attngraph.export.runtime.provider_options import check_settings
 from attngraph.export.target import Target, parse_target
 from attngraph.numeric import whole
 

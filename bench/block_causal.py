@@ -25,15 +25,15 @@ from typing import Any
 import onnxruntime
 import torch
 
+from attngraph.export.files.save import to_session
 from attngraph.export.kernels import Choice, Facts
 from attngraph.export.kernels.choice import candidates, version_of
+from attngraph.export.kernels.crossovers import case_of
 from attngraph.export.kernels.facts import BOOL, CAUSAL, LENGTHS, SINKS, WINDOW
-from attngraph.export.kernels.lengths import case_of
 from attngraph.export.kernels.table import MASKED, PRIMITIVE
-from attngraph.export.lower import lower
-from attngraph.export.save import to_session
+from attngraph.export.lowering.lower import lower
+from attngraph.export.runtime.timing import milliseconds, site_graph, time_forms
 from attngraph.export.target import Target
-from attngraph.export.timing import milliseconds, site_graph, time_forms
 from attngraph.ir import DimInfo, Graph, TensorType
 from attngraph.ir.dims import symbol
 from bench import machine

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from attngraph.export.session import Session
+from attngraph.compiling.pipeline import pipeline
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.capture import capture
 from attngraph.ir.dims import substitute
 from attngraph.ir.interpreter import bind_dims
 from attngraph.measuring.turns import Server, own_stdout, serve, take_turns, timed
 from attngraph.passes import run
-from attngraph.pipeline import pipeline
 from bench.decode import model as decoder_model
 from bench.machine import write
 from bench.workloads import BY_NAME

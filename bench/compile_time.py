@@ -56,7 +56,7 @@ def measure(kind: str, layers: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     import torch
 
-    from attngraph.compiler import optimize
+    from attngraph.compiling.compiler import optimize
 
     module, args, shapes = llama(layers)
     wall, cpu = time.perf_counter(), time.process_time()

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from attngraph.errors import AttngraphError
-from attngraph.export.samples import DTYPE
+from attngraph.export.parity.samples import DTYPE
 from attngraph.measuring.turns import Server, own_stdout, serve, take_turns
 from bench.machine import RESULTS, write
 

@@ -28,14 +28,14 @@ import onnxruntime
 import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from attngraph.export.timing import milliseconds
+from attngraph.export.runtime.timing import milliseconds
 from bench.machine import write
 
 ROWS = (1, 128)
 WIDTH = 2048
 BLOCKS = (32, 128)
 LEVELS = (0, 1, 4)
-KEPT = Path(__file__).parents[1] / "export" / "kernels" / "few_bits.json"
+KEPT = Path(__file__).parents[1] / "export" / "kernels" / "weight_only.json"
 APART = ["ConstantFolding", "QDQSelectorActionTransformer"]
 PLAIN = "MatMul in float32"
 

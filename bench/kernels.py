@@ -18,9 +18,9 @@ from functools import partial
 import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from attngraph.export.session import Session
+from attngraph.export.runtime.session import Session
+from attngraph.export.runtime.timing import milliseconds
 from attngraph.export.target import Target
-from attngraph.export.timing import milliseconds
 from bench.machine import write
 
 CPU = Target("cpu")

@@ -93,7 +93,7 @@ def measure(weights: Path, output: Path, verify: str) -> dict[str, Any]:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    from attngraph.compiler import Model, compile_model
+    from attngraph.compiling.compiler import Model, compile_model
     from attngraph.frontend.load import load
     from attngraph.options import Options
 

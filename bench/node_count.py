@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from attngraph.export.lower import lower
+from attngraph.compiling.pipeline import pipeline
+from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from attngraph.passes import run
-from attngraph.pipeline import pipeline
 from bench.compile_time import llama
 from bench.machine import write
 

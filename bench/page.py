@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from attngraph.export.kernels.few_bits import FORMS
+from attngraph.export.kernels.weight_only import FORMS
 from attngraph.measuring.engines import OURS, PACKED
 from bench.machine import RESULTS, told
 from bench.plot import IMAGE, plot

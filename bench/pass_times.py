@@ -30,7 +30,7 @@ BUDGET = 0.1
 def measure(layers: int) -> dict[str, Any]:
     """One run in this process: the seconds of each pass by name, and of everything."""
     warnings.simplefilter("ignore")
-    from attngraph.compiler import optimize
+    from attngraph.compiling.compiler import optimize
 
     module, args, shapes = llama(layers)
     start = time.perf_counter()
@@ -47,9 +47,9 @@ def measure(layers: int) -> dict[str, Any]:
 def profile(layers: int) -> None:
     """Prints the functions in which the slowest pass spends its time."""
     warnings.simplefilter("ignore")
-    from attngraph.compiler import Model, trace
+    from attngraph.compiling.compiler import Model, trace
+    from attngraph.compiling.pipeline import pipeline
     from attngraph.passes import run
-    from attngraph.pipeline import pipeline
 
     module, args, shapes = llama(layers)
     graph = trace(Model(module, None, args, {}, shapes)).graph

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from attngraph.frontend.source import Source
 from attngraph.measuring.contest import PATIENCE, Contest, engines_named, hold
 from attngraph.measuring.job import Job
-from attngraph.source import Source
 from bench import workloads
 from bench.machine import RESULTS, describe
 from bench.workloads import WORKLOADS, Workload

@@ -28,7 +28,8 @@ _DESCRIBE = "import json; from bench.machine import describe; print(json.dumps(d
 
 def parts() -> list[str]:
     """The folders of tests that need no other machine or tool."""
-    folders = sorted({file.parent.name for file in (ROOT / "tests").glob("*/test_*.py")})
+    tests = ROOT / "tests"
+    folders = sorted({file.relative_to(tests).parts[0] for file in tests.rglob("*/test_*.py")})
     return [name for name in folders if name not in ("gpu", "placement")]
 
 

@@ -24,9 +24,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import attngraph
-from attngraph.compiler import Model, trace
-from attngraph.export.lower import lower
-from attngraph.export.save import save
+from attngraph.compiling.compiler import Model, trace
+from attngraph.export.files.save import save
+from attngraph.export.lowering.lower import lower
 from attngraph.measuring.turns import Server, take_turns
 from bench.machine import write
 from examples.zoo import ENTRIES, Entry

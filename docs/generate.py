@@ -15,11 +15,11 @@ from itertools import groupby
 from pathlib import Path
 
 from attngraph.cli.app import run as command
-from attngraph.compiler import Model, trace
+from attngraph.compiling.compiler import Model, trace
+from attngraph.compiling.pipeline import pipeline
 from attngraph.export import to_onnx
 from attngraph.ir import Graph, format_graph
 from attngraph.passes import label_of, purpose_of, run
-from attngraph.pipeline import pipeline
 from bench import versions
 from examples import eager_attention, make_model
 from tests.kernels import table

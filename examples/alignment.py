@@ -91,7 +91,7 @@ def accuracy(model: Aligner, count: int = 256) -> float:
 
 def main() -> None:
     import attngraph
-    from attngraph.heat_map import heat_map
+    from attngraph.reports.heat_map import heat_map
 
     parser = argparse.ArgumentParser(description="Train, optimise, and draw the alignment.")
     parser.add_argument("-o", "--output", type=Path, default=Path("alignment.svg"))

@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attngraph.export.lower import lower as to_onnx
-    from attngraph.export.lowering.registry import register_lowering
+    from attngraph.export.lowering.emission.registry import register_lowering
+    from attngraph.export.lowering.lower import lower as to_onnx
 
 _HOMES = {
-    "register_lowering": ("attngraph.export.lowering.registry", "register_lowering"),
-    "to_onnx": ("attngraph.export.lower", "lower"),
+    "register_lowering": ("attngraph.export.lowering.emission.registry", "register_lowering"),
+    "to_onnx": ("attngraph.export.lowering.lower", "lower"),
 }
 
 __all__ = ["register_lowering", "to_onnx"]

@@ -26,7 +26,7 @@ from attngraph.errors import UsageError
 from attngraph.options import Options
 
 if TYPE_CHECKING:
-    from attngraph.attend import AttentionWeights
+    from attngraph.reports.attention_weights import AttentionWeights
 
 _SHOWN = "What to show"
 
@@ -117,7 +117,7 @@ def attend(
             source.check()
             stages("import torch")
             from attngraph.cli.work import attended
-            from attngraph.heat_map import attention_page
+            from attngraph.reports.heat_map import attention_page
 
             name, views, left_out = attended(
                 source, options, layers=layers, heads=heads, stages=stages

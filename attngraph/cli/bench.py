@@ -20,7 +20,7 @@ from attngraph.cli.flags import (
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
-from attngraph.export.files import require_file
+from attngraph.export.files.paths import require_file
 from attngraph.options import Options
 
 

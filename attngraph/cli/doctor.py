@@ -24,7 +24,7 @@ def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     with reported(debug):
         with working(debug) as stages:
             stages("import torch")
-            from attngraph.export.doctor import diagnose
+            from attngraph.export.runtime.doctor import diagnose
 
             findings = diagnose()
         if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias, get_type_hints
 import typer
 
 from attngraph.errors import UsageError
-from attngraph.source import Source
+from attngraph.frontend.source import Source
 
 _INPUTS = "Inputs"
 _SESSION = "Session"

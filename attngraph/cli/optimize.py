@@ -31,7 +31,7 @@ from attngraph.errors import UsageError
 from attngraph.options import DecoderOptions, Options
 
 if TYPE_CHECKING:
-    from attngraph.decoder import Decoder
+    from attngraph.decoding.decoder import Decoder
     from attngraph.optimized import Optimized
 
 _DECODING = "Decoding"
@@ -223,7 +223,7 @@ def optimize(
             source.check()
             stages("import torch")
             from attngraph.cli import work
-            from attngraph.export.staged import Staged
+            from attngraph.export.files.staged import Staged
 
             staged = held.enter_context(Staged(output))
             result: Decoder | Optimized

@@ -27,8 +27,8 @@ def passes(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     with reported(debug):
         with working(debug) as stages:
             stages("import torch")
+            from attngraph.compiling.pipeline import pipeline
             from attngraph.passes import label_of, purpose_of
-            from attngraph.pipeline import pipeline
 
             steps = [
                 _Step(item.name, purpose_of(item), label_of(item)) for item in pipeline(part=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rich.text import Text
 
+from attngraph.checks.coverage import Coverage
 from attngraph.cli.text import Page, counted, human_bytes
-from attngraph.coverage import Coverage
-from attngraph.export.parity import OutputParity, Parity
-from attngraph.export.quantize import Quantised
-from attngraph.report import Report
-from attngraph.site_groups import SiteGroup, site_groups
-from attngraph.verifying import Verification
+from attngraph.export.parity.budget import OutputParity, Parity
+from attngraph.export.precision.quantize import Quantised
+from attngraph.reports.report import Report
+from attngraph.reports.site_groups import SiteGroup, site_groups
+from attngraph.verification.verify import Verification
 
 _INDENT = 13
 _SITE_INDENT = 16

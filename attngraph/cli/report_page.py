@@ -9,8 +9,8 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from attngraph.cli.text import counted, human_bytes
-from attngraph.report import Report
-from attngraph.site_groups import site_groups
+from attngraph.reports.report import Report
+from attngraph.reports.site_groups import site_groups
 from attngraph.versions import versions
 
 _ROWS = 12

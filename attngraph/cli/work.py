@@ -12,19 +12,20 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from attngraph.attend import AttentionWeights, hidden_in_loops
 from attngraph.cli.stages import Stages
-from attngraph.compiler import analyse, compile_model
-from attngraph.decoder import Decoder
-from attngraph.decoding import compile_decoder, of_causal_lm
+from attngraph.compiling.compiler import analyse, compile_model
+from attngraph.decoding.compile import compile_decoder, of_causal_lm
+from attngraph.decoding.decoder import Decoder
 from attngraph.errors import LoadError, UsageError
-from attngraph.export.session import Session
-from attngraph.export.staged import Staged
+from attngraph.export.files.staged import Staged
+from attngraph.export.runtime.session import Session
 from attngraph.frontend.binding import bind, forward_signature
 from attngraph.frontend.cache import METADATA_KEY
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.factory import importable_cwd
 from attngraph.frontend.load import Loaded, load
+from attngraph.frontend.model import Model
+from attngraph.frontend.source import Source
 from attngraph.frontend.specs import (
     DimName,
     DimRange,
@@ -35,12 +36,11 @@ from attngraph.frontend.specs import (
     parse_inputs,
     read_npz,
 )
-from attngraph.model import Model
 from attngraph.optimized import Optimized
 from attngraph.options import DecoderOptions, Options
-from attngraph.report import Report
-from attngraph.source import Source
-from attngraph.verifying import Verification, verify_file
+from attngraph.reports.attention_weights import AttentionWeights, hidden_in_loops
+from attngraph.reports.report import Report
+from attngraph.verification.verify import Verification, verify_file
 
 
 def optimised(source: Source, options: Options, *, stages: Stages, staged: Staged) -> Optimized:

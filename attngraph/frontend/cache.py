@@ -27,8 +27,8 @@ class Layout:
     tokens along `axes[i]`, of which the input `length` says how many they hold. `vocabulary` is how
     many ids there are, where the graph looks them up in a table. What a cache of at most `switches`
     tokens holds is to be computed anew for a longer sequence, and behind `last` tokens for each
-    (attngraph/lengths.py). `most` and `most_positions` are how many tokens the tables have rows
-    for, with padding and without it.
+    (attngraph/decoding/lengths.py). `most` and `most_positions` are how many tokens the tables have
+    rows for, with padding and without it.
     """
 
     ids: str

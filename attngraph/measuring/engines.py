@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from attngraph.errors import AttngraphError
-from attngraph.export.reference import flatten_outputs
-from attngraph.export.session import Session
+from attngraph.export.parity.reference import flatten_outputs
+from attngraph.export.runtime.session import Session
 from attngraph.measuring import exporters
 from attngraph.measuring.exporters import NotFor
 from attngraph.measuring.job import Job

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attngraph.compiler import compile_model
+from attngraph.compiling.compiler import compile_model
 from attngraph.measuring.job import Job
 from attngraph.options import Options
 

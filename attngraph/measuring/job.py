@@ -13,13 +13,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.cli.work import read_model
-from attngraph.compiler import Model
+from attngraph.compiling.compiler import Model
 from attngraph.export.formats import Precision
-from attngraph.export.samples import DTYPE
-from attngraph.export.session import Session
+from attngraph.export.parity.samples import DTYPE
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target, parse_target
 from attngraph.frontend.factory import importable_cwd
-from attngraph.source import Source
+from attngraph.frontend.source import Source
 
 _JOB, _INPUTS = "job.json", "inputs.pt"
 

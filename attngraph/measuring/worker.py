@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from attngraph.errors import AttngraphError, ParityError
-from attngraph.export.parity import compare
-from attngraph.export.reference import Reference, ReferenceOutputs
+from attngraph.export.parity.budget import compare
+from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.measuring.engines import BY_NAME, PACKED, open_engine
 from attngraph.measuring.exporters import NotFor
 from attngraph.measuring.job import Job

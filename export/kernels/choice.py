@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import onnxruntime
 
 from attngraph.errors import ProviderError
-from attngraph.export.kernels import lengths
+from attngraph.export.kernels import crossovers as lengths
 from attngraph.export.kernels.facts import ATTENTION, PACKED, PACKED_ATTENTION, Facts, facts_of
 from attngraph.export.kernels.needs import NEEDS
 from attngraph.export.kernels.table import (

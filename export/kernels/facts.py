@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from attngraph.export.kernels.turned import turned_of
+from attngraph.export.kernels.prologue import turned_of
 from attngraph.ir import Node
 from attngraph.ir.dims import DimInfo, as_dim, bounds, divide, same
 from attngraph.ir.ops import attribute, input_of

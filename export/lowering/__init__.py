@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from attngraph.export.lowering import (
+# Importing a file of lowerings registers them.
+from attngraph.export.lowering.attention import lower as attention
+from attngraph.export.lowering.attention import packed as packed_attention
+from attngraph.export.lowering.emission.registry import Lowering, registered
+from attngraph.export.lowering.ops import (
     activations,
-    attention,
     creation,
     elementwise,
-    grouped,
+    experts,
     histogram,
     indexing,
+    layout,
     linear,
     loops,
     norms,
-    packed_attention,
     random,
     recurrent,
     reduction,
     rotary,
-    shape,
     softmax,
 )
-from attngraph.export.lowering.registry import Lowering, registered
 
 __all__ = [
     "activations",
     "attention",
     "creation",
     "elementwise",
+    "experts",
     "find_lowering",
-    "grouped",
     "histogram",
     "indexing",
+    "layout",
     "linear",
     "loops",
     "norms",
@@ -41,7 +43,6 @@ __all__ = [
     "reduction",
     "registered",
     "rotary",
-    "shape",
     "softmax",
 ]
 
@@ -51,6 +52,6 @@ def find_lowering(op: str) -> Lowering | None:
     if own := registered(op):
         return own
     # onnxscript takes half a second to import, and many models need nothing of it.
-    from attngraph.export.lowering.torchlib import torchlib_lowering
+    from attngraph.export.lowering.fallback.torchlib import torchlib_lowering
 
     return torchlib_lowering(op)

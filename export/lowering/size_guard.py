@@ -20,7 +20,7 @@ import sympy
 import torch
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.context import Context
+from attngraph.export.lowering.emission.context import Context
 from attngraph.ir import Value
 from attngraph.ir.conditions import Condition, shown
 from attngraph.ir.dims import symbols_of

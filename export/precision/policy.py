@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attngraph.export.formats import Precision
-from attngraph.export.lowering.masks import is_bounded
+from attngraph.export.lowering.attention.masks import is_bounded
 from attngraph.export.target import Provider
 from attngraph.ir import Node, Value
 

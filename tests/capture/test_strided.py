@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from attngraph.compiler import optimize
+from attngraph.compiling.compiler import optimize
 from attngraph.errors import CaptureError
 from attngraph.frontend.capture import capture
 from tests.capture.formula import assert_eager, states

@@ -12,7 +12,7 @@ from torch import nn
 
 import attngraph
 from attngraph.errors import UsageError
-from attngraph.heat_map import heat_map
+from attngraph.reports.heat_map import heat_map
 from examples import alignment
 
 BERT = ("--factory", "examples.bert:build")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attngraph.export.lowering import registry
+from attngraph.export.lowering.emission import registry
 from attngraph.ir import Node
 
 USAGE, LOAD, CAPTURE, LOWERING, PARITY, OUTPUT = 2, 3, 4, 6, 8, 9

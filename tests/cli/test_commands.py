@@ -12,8 +12,8 @@ import onnx
 import pytest
 import torch
 
-from attngraph.pipeline import pipeline
-from attngraph.report import Report
+from attngraph.compiling.pipeline import pipeline
+from attngraph.reports.report import Report
 
 ATTENTION = ("--factory", "user_models:attention")
 
@@ -216,7 +216,7 @@ def test_exact_leaves_out_what_reassociates_and_the_report_counts_it(attngraph: 
 def test_doctor_fails_only_where_something_is_broken(
     attngraph: Any, monkeypatch: pytest.MonkeyPatch, level: Any, code: int
 ) -> None:
-    from attngraph.export import doctor
+    from attngraph.export.runtime import doctor
 
     findings = [doctor.Finding(level, "torch", "It is ill.", "pip install health")]
     monkeypatch.setattr(doctor, "diagnose", lambda: findings)

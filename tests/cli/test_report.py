@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from attngraph.cli.report_page import page_of
-from attngraph.export.parity import OutputParity, Parity
-from attngraph.report import Report, Site
-from attngraph.site_groups import site_groups
+from attngraph.export.parity.budget import OutputParity, Parity
+from attngraph.reports.report import Report, Site
+from attngraph.reports.site_groups import site_groups
 
 USAGE, OUTPUT = 2, 9
 MIXED = ("--factory", "examples.talking_heads:build")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from attngraph.export import session as session_module
+from attngraph.export.runtime import session as session_module
+from attngraph.frontend.source import Source
 from attngraph.measuring.job import Job
-from attngraph.source import Source
 
 USAGE = 2
 MODEL = ("--factory", "user_models:dynamic")

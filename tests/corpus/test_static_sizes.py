@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from attngraph.compiling.pipeline import pipeline
 from attngraph.frontend.capture import capture
 from attngraph.passes import run
 from attngraph.passes.rewriting.regions import Region
-from attngraph.pipeline import pipeline
 
 MOST = 1 << 20  # elements that a trial computes, and the passes' trials of a dynamic model too
 ALL = 1 << 27  # elements of all trials of a model

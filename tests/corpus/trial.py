@@ -11,11 +11,11 @@ from typing import Any
 import onnx_ir
 import torch
 
-from attngraph.compiler import Model, analyse, optimize
+from attngraph.compiling.compiler import Model, analyse, optimize
 from attngraph.errors import CaptureError, ParityError
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph
-from attngraph.report import Report, Site
+from attngraph.reports.report import Report, Site
 from tests.corpus.architectures import build
 
 Record = dict[str, Any]

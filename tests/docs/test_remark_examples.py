@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.export import Dim
 
-from attngraph.compiler import Model, analyse
+from attngraph.compiling.compiler import Model, analyse
 from attngraph.options import Options
 
 PAGE = Path(__file__).parents[2] / "docs" / "remarks.md"

@@ -10,7 +10,7 @@ import onnxruntime
 import torch
 
 from attngraph import dialect
-from attngraph.export.lower import lower
+from attngraph.export.lowering.lower import lower
 from attngraph.ir import Graph, interpret, parse
 from attngraph.ir.dims import substitute
 

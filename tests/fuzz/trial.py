@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from attngraph.compiler import optimize
+from attngraph.compiling.compiler import optimize
 from attngraph.errors import AttngraphError, ParityError
 from attngraph.optimized import Optimized
 from tests.fuzz.inputs import LIMITS, cases, make

@@ -18,8 +18,8 @@ import torch
 
 import attngraph
 from attngraph.export.formats import Precision
-from attngraph.export.providers import preload_cuda
-from attngraph.export.samples import DTYPE
+from attngraph.export.parity.samples import DTYPE
+from attngraph.export.runtime.providers import preload_cuda
 from attngraph.export.target import parse_target
 from attngraph.optimized import Optimized
 from tests.gpu.checks import PRECISIONS

@@ -27,10 +27,10 @@ from attngraph.errors import ParityError
 from attngraph.export.kernels import Choice, choose_all, facts_of
 from attngraph.export.kernels.choice import candidates, version_of
 from attngraph.export.kernels.table import PRIMITIVE
-from attngraph.export.providers import preload_cuda
-from attngraph.export.samples import DTYPE
+from attngraph.export.parity.samples import DTYPE
+from attngraph.export.runtime.providers import preload_cuda
+from attngraph.export.runtime.tensors import to_ort
 from attngraph.export.target import Target, parse_target
-from attngraph.export.tensors import to_ort
 from attngraph.ir import DimInfo, Graph, Node
 from attngraph.optimized import Optimized
 from tests.models import CASES

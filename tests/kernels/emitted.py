@@ -32,7 +32,7 @@ _SYMBOLS = {
     ast.Pow: "Pow",
     ast.MatMult: "MatMul",
 }
-"""What Python's operators between ONNX values become (export/lowering/values.py)."""
+"""What Python's operators between ONNX values become (export/lowering/emission/values.py)."""
 
 
 def own() -> set[str]:

@@ -13,8 +13,8 @@ import torch
 from attngraph import dialect
 from attngraph.errors import AttngraphError
 from attngraph.export.kernels import Choice
-from attngraph.export.lower import lower
-from attngraph.export.session import Session
+from attngraph.export.lowering.lower import lower
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
 from attngraph.ir import Graph, interpret, parse
 from attngraph.ir.types import dtype_name

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from attngraph.export.lower import lower
-from attngraph.export.lowering.torchlib import _CHANGED
+from attngraph.export.lowering.fallback.torchlib import _CHANGED
+from attngraph.export.lowering.lower import lower
 from attngraph.ir import interpret
 from tests.export.lowered import run, session_of
 from tests.kernels.emitted import composed, of_torchlib, own

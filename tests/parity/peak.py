@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from attngraph import mapped
-from attngraph.compiler import Model, compile_model
-from attngraph.export import reference
+from attngraph.compiling.compiler import Model, compile_model
+from attngraph.export.parity import reference
 
 LAYERS, WIDTH = 20, 2048
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from attngraph.compiler import Model, analyse
-from attngraph.export.lower import lower
+from attngraph.compiling.compiler import Model, analyse
+from attngraph.export.lowering.lower import lower
 from attngraph.ir import Graph, Node, TensorType, Value
 from tests.corpus.architectures import FirstTensor, build
 

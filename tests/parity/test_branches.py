@@ -16,21 +16,21 @@ from torch._higher_order_ops.scan import scan
 from torch.export import Dim
 
 import attngraph
+from attngraph.checks.if_conditions import Condition, conditions_of
+from attngraph.checks.reaching import Goal, reach
 from attngraph.errors import ParityError
-from attngraph.export.conditions import Condition, conditions_of
 from attngraph.export.kernels import Choice
 from attngraph.export.kernels.table import ATTENTION, BLOCKS
-from attngraph.export.lowering import attention
-from attngraph.export.lowering.attention_forms import emit
-from attngraph.export.lowering.attention_site import Emitted, Packed
-from attngraph.export.lowering.context import Context
-from attngraph.export.session import Session
+from attngraph.export.lowering.attention import lower as attention
+from attngraph.export.lowering.attention.forms import emit
+from attngraph.export.lowering.attention.site import Emitted, Packed
+from attngraph.export.lowering.emission.context import Context
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
+from attngraph.frontend.model import Model
 from attngraph.ir import DimInfo
-from attngraph.model import Model
 from attngraph.optimized import Optimized
-from attngraph.reaching import Goal, reach
-from attngraph.verifying import verify_file
+from attngraph.verification.verify import verify_file
 
 LONG = 40
 

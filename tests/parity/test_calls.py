@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers import BertConfig, BertModel
 
-from attngraph.compiler import optimize
+from attngraph.compiling.compiler import optimize
 from attngraph.errors import UsageError
 from attngraph.optimized import Optimized
 

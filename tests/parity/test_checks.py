@@ -16,16 +16,16 @@ from torch.export import Dim
 
 import attngraph
 from attngraph import cli
-from attngraph.checking import Check
+from attngraph.checks.check import Check
 from attngraph.errors import CaptureError, ParityError, UsageError
+from attngraph.export.files.save import save, to_session
 from attngraph.export.formats import Weights
-from attngraph.export.lowering import registry
-from attngraph.export.lowering.context import Context
-from attngraph.export.parity import compare
-from attngraph.export.save import save, to_session
+from attngraph.export.lowering.emission import registry
+from attngraph.export.lowering.emission.context import Context
+from attngraph.export.parity.budget import compare
 from attngraph.export.target import Target
+from attngraph.frontend.model import Model, trace
 from attngraph.ir import Builder, Graph, Node, Remark, interpret
-from attngraph.model import Model, trace
 from attngraph.optimized import Optimized
 from attngraph.passes import Pass, registered
 

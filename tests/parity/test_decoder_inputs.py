@@ -16,8 +16,8 @@ from torch.export import Dim
 
 import attngraph
 from attngraph import Decoder
+from attngraph.decoding.sampling import Sampling
 from attngraph.errors import UsageError
-from attngraph.sampling import Sampling
 from examples import cached_gpt
 from tests.models.kit import VOCABULARY, peaked
 from tests.parity.test_decode import PROMPT, compiled, prompts

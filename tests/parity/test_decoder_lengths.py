@@ -16,15 +16,15 @@ from torch.export import Dim
 
 import attngraph
 from attngraph import Decoder
-from attngraph.caches import StaticCache
-from attngraph.compiler import Model, trace
+from attngraph.compiling.compiler import Model, trace
+from attngraph.decoding.caches import StaticCache
+from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import ParityError, UsageError
-from attngraph.export.session import Session
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.cache import METADATA_KEY, find_layout
 from attngraph.frontend.causal_lm import UnpaddedCausalLM
-from attngraph.lengths import Lengths, lengths_of
-from attngraph.verifying import verify_file
+from attngraph.verification.verify import verify_file
 from tests.models.kit import VOCABULARY, peaked
 from tests.parity.test_decode import MODELS, common, compiled, prompts
 
@@ -297,7 +297,7 @@ def test_a_length_that_no_step_reaches_is_said(monkeypatch: pytest.MonkeyPatch) 
         attngraph.optimize_decoder, module, model.args, dynamic_shapes=model.dynamic_shapes
     )
     assert not any("not checked" in note for note in compiling().report.notes)
-    monkeypatch.setattr("attngraph.lengths.room_for_past", lambda graph: 80 * 128)
+    monkeypatch.setattr("attngraph.decoding.lengths.room_for_past", lambda graph: 80 * 128)
     assert any("Steps behind 90 tokens" in note for note in compiling().report.notes)
 
 

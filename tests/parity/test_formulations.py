@@ -15,9 +15,9 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
-from attngraph.compiler import optimize
-from attngraph.export.parity import compare
-from attngraph.export.reference import Reference
+from attngraph.compiling.compiler import optimize
+from attngraph.export.parity.budget import compare
+from attngraph.export.parity.reference import Reference
 from attngraph.optimized import Optimized
 from tests.parity.formulations import FORMULATIONS, Formulation
 

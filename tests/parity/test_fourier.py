@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, fft, nn
 from torch.export import Dim
 
-from attngraph.compiler import optimize
-from attngraph.export.parity import compare
-from attngraph.export.reference import Reference
+from attngraph.compiling.compiler import optimize
+from attngraph.export.parity.budget import compare
+from attngraph.export.parity.reference import Reference
 
 _BATCH, _SEQ = Dim("batch", max=9), Dim("seq", max=40)
 _WIDTH = 6  # of the features

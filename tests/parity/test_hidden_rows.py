@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attngraph.compiler import optimize
+from attngraph.compiling.compiler import optimize
 from tests.parity.hidden_rows import (
     WEIGHTS,
     Case,

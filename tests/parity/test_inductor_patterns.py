@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from attngraph.compiler import optimize
-from attngraph.report import Report
+from attngraph.compiling.compiler import optimize
+from attngraph.reports.report import Report
 
 Shape = tuple[int, ...]
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import attngraph
-from attngraph.export.parity import compare
-from attngraph.export.reference import Reference, flatten_outputs
+from attngraph.export.parity.budget import compare
+from attngraph.export.parity.reference import Reference, flatten_outputs
 from attngraph.optimized import Optimized
 from tests.models import CASES, KEPT, Built, Case
 from tests.models.kit import HEADS

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.compiler import Model, trace
+from attngraph.compiling.compiler import Model, trace
+from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import UsageError
-from attngraph.export.lower import lower
-from attngraph.export.save import to_session
-from attngraph.export.session import Session
+from attngraph.export.files.save import to_session
+from attngraph.export.lowering.lower import lower
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.ir import Graph
 from attngraph.optimized import Optimized
 from attngraph.passes import run
-from attngraph.pipeline import pipeline
 from examples import bert, nanogpt
 
 BATCH, LENGTH, WIDTH = 3, 12, 32

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.compiler import Model, trace
+from attngraph.checks.padded import Padding, packed_tokens
+from attngraph.compiling.compiler import Model, trace
+from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import ParityError, UsageError
-from attngraph.export.lower import lower
-from attngraph.export.save import to_session
-from attngraph.padded import Padding, packed_tokens
+from attngraph.export.files.save import to_session
+from attngraph.export.lowering.lower import lower
 from attngraph.passes import PassResult, run
-from attngraph.pipeline import pipeline
 from tests.parity.test_packing import (
     CPU,
     Causal,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from attngraph.compiler import compile_model
-from attngraph.model import Model
+from attngraph.compiling.compiler import compile_model
+from attngraph.frontend.model import Model
 from attngraph.options import Options
 from tests.parity.per_head import CASES
 from tests.parity.per_head.kit import BATCH, MEMORY, SEQ, Case, M

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor, nn
 
 import attngraph
-from attngraph.compiler import Model, analyse
+from attngraph.compiling.compiler import Model, analyse
+from attngraph.compiling.precision_search import in_half, search
 from attngraph.errors import UsageError
-from attngraph.export.lower import lower
-from attngraph.export.parity import Parity, compare
+from attngraph.export.files.save import to_session
+from attngraph.export.lowering.lower import lower
+from attngraph.export.parity.budget import Parity, compare
+from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.export.precision import Group, Plan, convert
 from attngraph.export.precision.policy import KINDS
-from attngraph.export.reference import Reference, ReferenceOutputs
-from attngraph.export.save import to_session
 from attngraph.export.target import parse_target
 from attngraph.ir import Graph, interpret, verify
 from attngraph.optimized import Optimized
-from attngraph.precision import in_half, search
-from attngraph.report import Report
+from attngraph.reports.report import Report
 from tests.models import CASES, Built, Case
 from tests.models.kit import peaked, states
 

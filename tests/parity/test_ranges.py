@@ -18,8 +18,8 @@ from torch.export import Dim
 import attngraph
 from attngraph import Decoder, Optimized
 from attngraph.errors import CaptureError, UsageError
-from attngraph.export.buffers import Buffers
-from attngraph.export.lower import lower
+from attngraph.export.lowering.buffers import Buffers
+from attngraph.export.lowering.lower import lower
 from attngraph.ir import parse
 
 Sizes = tuple[int, int]

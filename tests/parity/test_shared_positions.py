@@ -13,8 +13,8 @@ from torch.export import Dim
 from torch.torch_version import TorchVersion
 from transformers import T5Config, T5EncoderModel
 
-from attngraph.compiler import Model, analyse
-from attngraph.export.lower import lower
+from attngraph.compiling.compiler import Model, analyse
+from attngraph.export.lowering.lower import lower
 from attngraph.ir import Graph
 from tests.parity.shared import assert_built_once, built_of, compiled
 

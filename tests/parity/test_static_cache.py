@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import attngraph
 from attngraph import Decoder
-from attngraph.caches import StaticCache
-from attngraph.compiler import Model
+from attngraph.compiling.compiler import Model
+from attngraph.decoding.caches import StaticCache
 from attngraph.errors import UsageError
-from attngraph.export.session import Session
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
-from attngraph.verifying import verify_file
+from attngraph.verification.verify import verify_file
 from examples import cached_gpt
 from tests.models.kit import HEADS, LAYERS, VOCABULARY, peaked
 from tests.parity.test_decode import (

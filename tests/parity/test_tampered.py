@@ -13,12 +13,12 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from attngraph.compiler import compile_model
-from attngraph.export.session import Session
+from attngraph.compiling.compiler import compile_model
+from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
-from attngraph.model import Model
+from attngraph.frontend.model import Model
 from attngraph.options import Options
-from attngraph.verifying import Verification, verify_file
+from attngraph.verification.verify import Verification, verify_file
 
 ROWS = 100
 Change = Callable[[onnx.ModelProto], None]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from attngraph.compiler import optimize
+from attngraph.compiling.compiler import optimize
 from attngraph.optimized import Optimized
 
 WIDTH, HEADS = 32, 4

@@ -18,12 +18,12 @@ from torch.export import Dim
 
 import attngraph
 from attngraph.cli import run
-from attngraph.compiler import compile_model
+from attngraph.compiling.compiler import compile_model
 from attngraph.dialect import quantized
 from attngraph.errors import ParityError, UsageError
-from attngraph.export.kernels.few_bits import FORMS, _measured, cost_on_cpu
-from attngraph.export.quantize import BITS, BLOCK, error_bound, packed
-from attngraph.model import Model
+from attngraph.export.kernels.weight_only import FORMS, _measured, cost_on_cpu
+from attngraph.export.precision.quantize import BITS, BLOCK, error_bound, packed
+from attngraph.frontend.model import Model
 from attngraph.optimized import Optimized
 from attngraph.options import Options
 from examples import cached_gpt

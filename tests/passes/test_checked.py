@@ -12,7 +12,7 @@ from attngraph.ir import Builder, Graph, format_graph, verify
 from attngraph.passes import run
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.weights import merge_projections
-from attngraph.report import defects_of
+from attngraph.reports.report import defects_of
 from tests.passes.fixtures import load
 
 Change = Callable[[list[Any], dict[str, Any]], None]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from attngraph.compiling.pipeline import pipeline
 from attngraph.ir import Graph, Remark, format_graph
 from attngraph.passes import label_of, make, only_exact, registered
-from attngraph.pipeline import pipeline
 from tests.passes.fixtures import load, read
 
 FIXTURES = Path(__file__).parents[1] / "passes"

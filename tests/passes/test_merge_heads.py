@@ -8,7 +8,7 @@ import torch
 from attngraph.analysis import branches
 from attngraph.ir import Builder, Graph, Remark, TensorType, Value, verify
 from attngraph.passes import PassResult, make
-from attngraph.report import sites_of
+from attngraph.reports.report import sites_of
 
 _DEPTH = 32
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from attngraph.compiler import Model, trace
-from attngraph.decoding import buffers_of, of_causal_lm
-from attngraph.export.buffers import LENGTH, require_in_place
+from attngraph.compiling.compiler import Model, trace
+from attngraph.compiling.pipeline import pipeline
+from attngraph.decoding.compile import buffers_of, of_causal_lm
+from attngraph.export.files.save import save
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.table import SHARED
-from attngraph.export.lower import lower
+from attngraph.export.lowering.buffers import LENGTH, require_in_place
+from attngraph.export.lowering.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
-from attngraph.export.save import save
 from attngraph.export.target import parse_target
 from attngraph.frontend.cache import find_layout
 from attngraph.passes import run
-from attngraph.pipeline import pipeline
 from tests.models.kit import VOCABULARY
 from tests.placement.tool import Tool
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from attngraph.export.files.save import save
 from attngraph.export.kernels import Choice, Facts, Form
 from attngraph.export.kernels.choice import candidates
 from attngraph.export.kernels.facts import (
@@ -32,10 +33,9 @@ from attngraph.export.kernels.table import (
     RESTORED_ROWS,
     TURNED,
 )
-from attngraph.export.lower import lower
-from attngraph.export.save import save
+from attngraph.export.lowering.lower import lower
+from attngraph.export.runtime.timing import site_graph
 from attngraph.export.target import Target
-from attngraph.export.timing import site_graph
 from tests.placement.tool import SDPA_KERNELS, Tool
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from attngraph.compiler import Model, analyse
+from attngraph.compiling.compiler import Model, analyse
+from attngraph.export.files.save import save
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.table import PACKED_ROWS, PRIMITIVE, RESTORED_ROWS
-from attngraph.export.lower import lower
+from attngraph.export.lowering.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
-from attngraph.export.save import save
 from attngraph.export.target import parse_target
 from attngraph.options import Options
 from tests.models import CASES, Case

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from attngraph import compiler, mapped
+from attngraph import mapped
+from attngraph.compiling import compiler
 from attngraph.mapped import Reader, Spill, release
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

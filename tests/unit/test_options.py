@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from attngraph.analysis.masks.masking import NO_MASKED_ROWS
+from attngraph.compiling.pipeline import pipeline
+from attngraph.compiling.provenance import Provenance
 from attngraph.errors import UsageError
 from attngraph.options import ASSUMPTIONS, DecoderOptions, Options
-from attngraph.pipeline import pipeline
-from attngraph.provenance import Provenance
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from attngraph.checks.sizes import choose_sizes, equal_sizes, is_mask, resized_inputs
 from attngraph.errors import UsageError
-from attngraph.export.sizes import choose_sizes, equal_sizes, is_mask, resized_inputs
 
 BOTH = {(0, 0): "batch", (0, 1): "seq", (1, 0): "batch", (1, 1): "seq"}
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import attngraph
+from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import UsageError
-from attngraph.export.lower import lower
+from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from attngraph.optimized import Optimized
 from attngraph.passes import run
-from attngraph.pipeline import pipeline
 from examples.ladder import build_rung
 from examples.positions import build_way
 from examples.zoo import ENTRIES, Entry

@@ -1,0 +1,466 @@
+"""A model's own outputs, and how far from them a result is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import onnx_ir
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from attngraph.checks.bisect import difference
+from attngraph.checks.coverage import Coverage, of_attentions, of_masks, of_outputs, of_parameters
+from attngraph.checks.influence import Influence, influence
+from attngraph.checks.padded import Padding, annotated, packed_tokens
+from attngraph.checks.probing import drawn, draws_of, roles_of, sizes_for, without_masks
+from attngraph.checks.reaching import goals_of, reach
+from attngraph.checks.sizes import choose_sizes, equal_sizes, resized_inputs
+from attngraph.checks.weight_only import errors_of, reference_of
+from attngraph.errors import AttngraphError, ParityError, UsageError
+from attngraph.export.formats import Precision
+from attngraph.export.parity.budget import Parity, compare, merge
+from attngraph.export.parity.reference import Reference, ReferenceOutputs
+from attngraph.export.precision.quantize import OutputError
+from attngraph.frontend.capture import Captured
+from attngraph.frontend.limits import Suspect
+from attngraph.frontend.model import Model
+from attngraph.frontend.tracing import reason
+from attngraph.ir import Graph, clone, interpret
+from attngraph.ir.dims import substitute, symbols_of
+from attngraph.ir.ranges import Ranges
+from attngraph.ir.storage import address_of, wraps
+from attngraph.mapped import are_large, release_large
+from attngraph.passes import PassResult
+
+Cases = Mapping[str, tuple[torch.Tensor, ...]]
+"""Inputs by label, in the order of the graph's."""
+Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
+"""What is compared with the model: inputs to outputs, both in the order of the graph's."""
+_TRACED = "as traced"
+_ROUNDING = 2.0**-11
+"""Half the digits of float32, in which a trace may hold tables that the model computes."""
+_MOST_WORK = 1 << 36
+"""Multiplications of a run from which on no more than one set of inputs is drawn."""
+
+
+class Check:
+    """Parity of one model, whose own outputs are computed once per size.
+
+    A large model and what is compared with it take turns in memory: the model first runs on all
+    cases, then the pages of its mapped weights are released, and then the candidate runs.
+
+    `pristine` is the graph as it was captured; `at` makes inputs of other sizes. Unless
+    `hides_rows`, no case leaves a query without a key. `drawn` are the labels of the cases that the
+    check made, `rejected` are the drawn inputs that the
+    model itself fails on, and `notes` say which branches weren't run.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        captured: Captured,
+        precision: Precision,
+        cases: Cases | None = None,
+        *,
+        hides_rows: bool = True,
+        at: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]] | None = None,
+    ) -> None:
+        self.cases = cases
+        self.at = at or self._inputs
+        self.hides_rows = hides_rows
+        self.pristine = clone(captured.graph)
+        self.drawn: list[str] = []
+        self.rejected: list[str] = []
+        self.notes: list[str] = []
+        self.padding = Padding([])
+        self.model = model
+        self.captured = captured
+        self.precision = precision
+        module = model.module
+        if module is None and model.program is not None:
+            module = model.program.module()
+        assert module is not None
+        self.module = module
+        self.reference = self._reference()
+        self._known: dict[str, ReferenceOutputs] = {}
+
+    def convert(self, precision: Precision) -> None:
+        """From now on the result is held against the module in another precision."""
+        self.precision = precision
+        self.reference = self._reference(converted=True)
+        self._known = {}
+
+    def _reference(self, *, converted: bool = False) -> Reference:
+        numbers = self.captured.signature.numbers
+        return Reference(
+            self.module, precision=self.precision, converted=converted, numbers=numbers
+        )
+
+    def references(self, tensors: tuple[torch.Tensor, ...]) -> ReferenceOutputs:
+        """Eager's outputs, under the names that the graph's have."""
+        args, kwargs = self.captured.call(tensors)
+        try:
+            found = self.reference(args, kwargs)
+        except AttngraphError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise UsageError(
+                f"{self.model.source} itself fails on inputs of shape {shapes}: "
+                f"{type(error).__name__}: {reason(error).rstrip('.')}. Give sample inputs that it "
+                "takes, and the range of each dynamic dim."
+            ) from error
+        if any(isinstance(output, FakeTensor) for output in found.eager):
+            raise UsageError(
+                f"{self.model.source} keeps a tensor that it computes for later calls, outside of "
+                "its modules, and what it computed while it was traced is none. Keep it in the "
+                "module, or compute it in each call."
+            )
+        names = self.captured.output_names
+        return replace(found, names=names) if len(names) == len(found.names) else found
+
+    def all_references(self) -> Mapping[str, ReferenceOutputs]:
+        """Eager's outputs in every case; what they were computed from is then released."""
+        cases = self.all_cases()
+        missing = [label for label in cases if label not in self._known]
+        for label in missing:
+            self._known[label] = self.references(cases[label])
+        if missing:
+            release_large(self.module)
+        return self._known
+
+    def covered(self, graph: Graph | None = None) -> Coverage:
+        """What the cases exercised of the model, and of the optimised graph's attentions."""
+        cases, references = self.all_cases(), self._known
+        found = Coverage(rejected=len(self.rejected))
+        found.drawn = len(self.rejected) + sum(label in self.drawn for label in cases)
+        if self.rejected:
+            found.notes.append(
+                f"The model itself fails on {len(self.rejected)} of {found.drawn} sets of inputs "
+                f"that the check made, such as {self.rejected[0]}."
+            )
+        everything = dict(self.module.named_parameters())
+        parameters = {name: each for name, each in everything.items() if not wraps(each)}
+        if wrapped := [name for name in everything if name not in parameters]:
+            found.notes.append(
+                f"Not measured whether {len(wrapped)} parameters that wrap other tensors are "
+                f"exercised, such as {wrapped[0]}."
+            )
+        read = {_storage(v.data) for v in self.pristine.constants.values() if v.data is not None}
+        distinct = {
+            (address_of(each) or id(each), each.shape): name for name, each in parameters.items()
+        }
+        names = [name for name in distinct.values() if _storage(parameters[name]) in read]
+        if are_large(parameters.values()):
+            unmeasured = Influence(unknown=names, reason="they are too large for a second copy")
+            of_parameters(found, names, unmeasured)
+        elif names:
+            calls = [self.captured.call(tensors) for tensors in list(cases.values())[:1]]
+            calls += [self.captured.call(cases[label]) for label in self.drawn if label in cases]
+            of_parameters(found, names, influence(self.module, names, calls))
+        of_masks(found, self.pristine, roles_of(self.pristine, self.captured.args), cases)
+        if graph is not None:
+            of_attentions(found, graph, cases.values())
+        eager = [references[label].eager for label in cases if label in references]
+        of_outputs(found, self.captured.output_names, eager)
+        return found
+
+    def worst_inputs(self, parity: Parity) -> tuple[torch.Tensor, ...]:
+        """The inputs on which a result is furthest off, as far as they are a case's."""
+        return self.all_cases().get(parity.worst.case, self.captured.args)
+
+    def few_bits(self, graph: Graph, candidate: Candidate) -> tuple[Parity, list[OutputError]]:
+        """Parity of kernels with the weights they store, and the outputs' distance to the model.
+
+        `graph` is the quantised one, which says what the stored weights stand for.
+        """
+        self._require_rows()
+        originals = self.all_references()
+        reference = reference_of(graph, self.precision)
+        cases, names = self.all_cases(), tuple(self.captured.output_names)
+        graphs = {
+            label: replace(reference(tensors), names=names) for label, tensors in cases.items()
+        }
+        parities, errors = {}, []
+        for label, tensors in cases.items():
+            outputs = candidate(tensors)
+            stored, kept, notes = self.padding.cut(graphs[label], outputs, tensors)
+            found = compare(stored, kept, self.precision)
+            parities[label] = annotated(found, notes, graphs[label].eager)
+            if label in self.drawn:  # whose magnitudes are not the sample's
+                continue
+            original, kept, _ = self.padding.cut(originals[label], outputs, tensors)
+            errors.append((original, kept))
+        return self._required(merge(parities)), errors_of(errors)
+
+    def of_trace(self, graph: Graph) -> str:
+        """A sentence, if the captured graph is another function than the model.
+
+        Both are evaluated in float64, where rounding explains no difference; a model that has no
+        float64 form is held against the graph as both are.
+        """
+        references = self.all_references()
+        evaluated = reference_of(graph, self.precision)
+        for label, tensors in self.all_cases().items():
+            own, traced = references[label], evaluated(tensors, {})
+            pairs = zip(own.exact, traced.exact, strict=True)
+            wide = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if len(wide) < len(own.exact):
+                wide = list(zip(own.eager, traced.eager, strict=True))
+            off = max((difference(a, b) for a, b in wide), default=0.0)
+            if off > _ROUNDING:
+                return (
+                    f"No pass is to blame: what torch.export traced of {self.model.source} already "
+                    f"differs from it at {label} (by {off:.2e} of the output's scale, in float64). "
+                    "Look for what runs in another way under a trace, such as "
+                    "torch.compiler.is_compiling(), for a number that the trace made a constant, "
+                    "or for an `if` that compares two sizes."
+                )
+        return ""
+
+    def required(self, graph: Graph) -> list[Suspect]:
+        """The suspects of the captured graph without which it is another function than the model.
+
+        Each is tried at sizes that break it: 1, or one that all its dims have.
+        """
+        sample, *_ = self.sizes()
+        known: dict[str, bool] = {}
+        found = []
+        for suspect in self.captured.suspects:
+            names = sorted(symbols_of(suspect.condition) & sample.keys())
+            common = [1, *(sample[name] for name in names)]
+            tried = [{name: 1} for name in names] + [dict.fromkeys(names, n) for n in common]
+            broken = [
+                sizes
+                for sizes in ({**sample, **ones} for ones in tried)
+                if Ranges({}, (suspect.condition,)).broken(sizes) and not self.limits.broken(sizes)
+            ]
+            for sizes in broken:
+                label = str(sizes)
+                if label not in known:
+                    known[label] = self._is_traced(graph, self._inputs(sizes))
+                if not known[label]:
+                    found.append(suspect)
+                    break
+        return found
+
+    def _is_traced(self, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether the captured graph is what the model computes; False where that fails."""
+        try:
+            reference, outputs = self.references(tensors), interpret(graph, tensors)
+            return self._held(reference, outputs, tensors).passed
+        except (UsageError, RuntimeError):
+            return False
+
+    def after_pass(self, graph: Graph, result: PassResult) -> None:
+        """Raises ParityError naming the pass, if the graph now computes something else."""
+        self.padding = Padding([*self.padding.packed, *packed_tokens([result])])
+        tensors = self.captured.args
+        if _TRACED not in self._known:
+            self._known[_TRACED] = self.references(tensors)
+        parity = self._held(self._known[_TRACED], interpret(graph, tensors), tensors)
+        if not parity.passed:
+            raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
+
+    @property
+    def limits(self) -> Ranges:
+        """The sizes that the captured graph is right for."""
+        return Ranges.of(self.captured.graph)
+
+    def sizes(self) -> list[dict[str, int]]:
+        """The sample's sizes, and up to two more."""
+        captured = self.captured
+        sample = self._sizes_of(captured.args)
+        ranges = {
+            name: (captured.graph.dims[name].low, captured.graph.dims[name].high) for name in sample
+        }
+        limits = self.limits
+
+        def allowed(sizes: Mapping[str, int]) -> bool:
+            return not limits.broken(sizes)
+
+        return [sample, *choose_sizes(sample, ranges, allowed)] if sample else [{}]
+
+    def final(self, candidate: Candidate, done: Callable[[], None] = lambda: None) -> Parity:
+        """Parity over all cases. `done` is called when the candidate has run for the last time.
+
+        The model runs first: where it fails on the inputs itself, that is what is told.
+        """
+        self._require_rows()
+        references, cases = self.all_references(), self.all_cases()
+        outputs = {label: candidate(tensors) for label, tensors in cases.items()}
+        done()
+        return self._required(
+            merge(
+                {
+                    label: self._held(references[label], outputs[label], tensors)
+                    for label, tensors in cases.items()
+                }
+            )
+        )
+
+    def _required(self, parity: Parity) -> Parity:
+        """Raises ParityError where an output has no finite number to compare in any case."""
+        cases = {output.case: None for output in parity.outputs}
+        first = [output for output in parity.outputs if output.case == next(iter(cases))]
+        # Padding is what the caller's own masks say: theirs must leave something to compare.
+        names = (
+            replace(parity, outputs=tuple(first)) if self.padding.packed else parity
+        ).uncompared
+        if not names or not parity.passed:
+            return parity
+        broken = [
+            name
+            for name, weight in (*self.module.named_parameters(), *self.module.named_buffers())
+            if weight.layout is torch.strided and not wraps(weight) and _is_broken(weight)
+        ]
+        if broken:
+            why = f"Its weight {broken[0]} holds NaN or infinity: load sound weights."
+        elif self.padding.packed:
+            why = "Give samples with valid rows, or leave out --ignore-padded-rows."
+        else:
+            why = "Give sample inputs on which it returns numbers."
+        where = f"in {', '.join(names)}{' outside of padding' if self.padding.packed else ''}"
+        raise ParityError(
+            f"{self.model.source} returns no finite number {where}, so nothing was compared and "
+            f"nothing is known of the result. {why} Nothing was written."
+        )
+
+    def _require_rows(self) -> None:
+        cases = self.all_cases().values()
+        self.padding.require_rows(cases, self.captured.graph.output_names)
+
+    def _held(
+        self,
+        reference: ReferenceOutputs,
+        outputs: Sequence[torch.Tensor],
+        tensors: tuple[torch.Tensor, ...],
+    ) -> Parity:
+        """Outputs against eager's for the same inputs, without what is padding."""
+        if self.reference.converted:
+            outputs = reference.in_its_dtypes(outputs)
+        cut, outputs, notes = self.padding.cut(reference, outputs, tensors)
+        return annotated(compare(cut, outputs, self.precision), notes, reference.eager)
+
+    def all_cases(self) -> Cases:
+        """The inputs that parity is checked on: by default those of the sample, at all sizes."""
+        self.cases = self.cases or {**self.resized(), **self._equal_sizes(), **self._drawn()}
+        return self.cases
+
+    def reach(self, graph: Graph, model: onnx_ir.Model, names: Mapping[str, str]) -> None:
+        """Adds cases at the sizes that enter the branches of a file which the others don't.
+
+        `graph` is what the file computes; `names` maps the file's inputs to those of the graph.
+        """
+        cases, dims = dict(self.all_cases()), self.pristine.dims
+        goals = goals_of(graph, model, names)
+        if not goals:
+            return
+        known = [self._sizes_of(tensors) for tensors in cases.values()]
+        reached = reach(goals, known, dims, self.limits)
+        self.notes = reached.notes
+        for sizes in reached.sizes:
+            label = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            tensors = self.at(sizes)
+            try:
+                self._known[label] = self.references(tensors)
+            except UsageError:
+                self.rejected.append(label)
+                self.notes.append(f"The model itself fails at {label}, where a branch would run.")
+                continue
+            cases[label] = tensors
+        self.cases = cases
+
+    def _sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        dynamic = self.captured.dynamic.items()
+        return {name: int(tensors[index].shape[axis]) for (index, axis), name in dynamic}
+
+    def _drawn(self) -> Cases:
+        """Inputs of the checker's own; those that the model itself fails on are left out."""
+        captured, dims = self.captured, self.pristine.dims
+        sample, *_ = self.sizes()
+        rows = [name for (_, axis), name in captured.dynamic.items() if axis == 0]
+        batch = max(rows, key=rows.count, default=None)
+        roles = roles_of(self.pristine, captured.args)
+        if not self.hides_rows:  # a mask may leave a row without keys where the code masks as well
+            roles = without_masks(roles)
+        work = sum(each.numel() for each in self.module.parameters()) * max(
+            (tensor.shape[:2].numel() for tensor in captured.args), default=1
+        )
+        found: dict[str, tuple[torch.Tensor, ...]] = {}
+        done: set[bool] = set()
+        for draw in draws_of(roles, captured.args):
+            if draw.hides_rows and (not self.hides_rows or work > _MOST_WORK):
+                continue
+            if draw.hides_rows in done:
+                continue
+            sizes = sizes_for(draw, sample, dims, batch)
+            if self.limits.broken(sizes):
+                sizes = sample
+            said = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
+            label = f"{said}, {draw.label}"
+            try:
+                tensors = drawn(draw, roles, captured.args, self._inputs(sizes))
+                self._known[label] = self.references(tensors)
+            except (UsageError, RuntimeError, TypeError, ValueError):  # dtypes without such values
+                self.rejected.append(label)
+                continue
+            found[label] = tensors
+            self.drawn.append(label)
+            done.add(draw.hides_rows)
+        return found
+
+    def _equal_sizes(self) -> Cases:
+        """Dims that the trace took for unequal, given one size: Python may have asked for that.
+
+        Nothing where the model itself fails there.
+        """
+        sample, *_ = self.sizes()
+        dims = self.captured.graph.dims
+        sizes = equal_sizes(
+            sample,
+            {name: (dims[name].low, dims[name].high) for name in sample},
+            [pair for pair in self.captured.apart if sample.keys() >= set(pair)],
+        )
+        if sizes == sample or self.limits.broken(sizes):
+            return {}
+        label = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        tensors = self._inputs(sizes)
+        try:
+            self._known[label] = self.references(tensors)
+        except UsageError:
+            return {}
+        return {label: tensors}
+
+    def resized(self) -> Cases:
+        """The sample's inputs at each of the sizes."""
+        return {
+            ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample": self._inputs(
+                sizes
+            )
+            for sizes in self.sizes()
+        }
+
+    def _inputs(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        """The sample's inputs at these sizes; an axis that is derived from them follows."""
+        dynamic, known = dict(self.captured.dynamic), dict(sizes)
+        for index, value in enumerate(self.captured.graph.inputs):
+            for axis, dim in enumerate(value.shape):
+                is_derived = not isinstance(dim, int) and (index, axis) not in dynamic
+                if is_derived and symbols_of(dim) <= sizes.keys():
+                    dynamic[index, axis] = str(dim)
+                    known[str(dim)] = substitute(dim, sizes)
+        return resized_inputs(self.captured.args, dynamic, known)
+
+
+def _storage(weight: torch.Tensor) -> int:
+    return weight.untyped_storage().data_ptr() if weight.layout is torch.strided else 0
+
+
+def _is_broken(weight: torch.Tensor) -> bool:
+    """Whether a weight holds NaN, or a parameter infinity; a buffer's may be those of a mask."""
+    if not weight.is_floating_point():
+        return False
+    is_parameter = isinstance(weight, torch.nn.Parameter)
+    return bool(weight.isnan().any()) or (is_parameter and not bool(weight.isfinite().all()))

@@ -1,0 +1,281 @@
+"""What a parity check has exercised: parameters, masks, attentions and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from attngraph.checks.influence import Influence
+from attngraph.checks.probing import Role
+from attngraph.ir import Graph, TensorType, Value, clone, interpret
+from attngraph.ir.dims import substitute, symbols_of
+from attngraph.ir.ops import input_of
+from attngraph.passes import run
+
+_SHOWN = 3
+_MOST_MASKS = 64
+_HIDING = -1e4
+"""A bias from here on down hides a key."""
+_ATTENTION = "attn.attention"
+
+
+@dataclass
+class Coverage:
+    """What the cases of a check saw.
+
+    `parameters` are those that the graph reads, of which `without` change no output in any case,
+    and of `unknown` it wasn't found out. Of `masks` predicates on inputs `halves` were only ever
+    true or only ever false. `drawn` counts the sets of inputs that the check made, `rejected` those
+    that the model itself fails on. `notes` are sentences on what was not exercised.
+    """
+
+    parameters: int = 0
+    without: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    masks: int = 0
+    halves: list[str] = field(default_factory=list)
+    tables: dict[str, tuple[int, int]] = field(default_factory=dict)
+    drawn: int = 0
+    rejected: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was left out that was looked for."""
+        return not (self.without or self.unknown or self.halves)
+
+    def __str__(self) -> str:
+        """`100 % of 53 parameters and 4 masks exercised`."""
+        parts = []
+        if self.parameters:
+            seen = self.parameters - len(self.without) - len(self.unknown)
+            share = 100 * seen // self.parameters
+            parts.append(f"{share} % of {_counted(self.parameters, 'parameter')}")
+        if self.masks:
+            seen = self.masks - len(self.halves)
+            of = "" if seen == self.masks else f"{seen} of "
+            parts.append(f"{of}{_counted(self.masks, 'mask')}")
+        return f"{' and '.join(parts)} exercised" if parts else "nothing to exercise"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and dicts."""
+        return {**asdict(self), "summary": str(self)}
+
+
+def of_parameters(coverage: Coverage, names: Sequence[str], found: Influence) -> None:
+    """Adds which parameters change an output."""
+    coverage.parameters = len(names)
+    coverage.without, coverage.unknown = found.absent, found.unknown
+    if found.absent:
+        coverage.notes.append(
+            f"{_listed(found.absent, 'parameter')} no influence on any output: the check says "
+            "nothing of what the file makes there."
+        )
+    if found.unknown:
+        why = f": {found.reason}" if found.reason else ""
+        coverage.notes.append(
+            f"Whether {_named(found.unknown)} change an output was not found out{why}."
+        )
+
+
+def of_masks(
+    coverage: Coverage,
+    graph: Graph,
+    roles: Sequence[Role],
+    cases: Mapping[str, tuple[torch.Tensor, ...]],
+) -> None:
+    """Adds which predicates on the inputs of the captured graph were seen true and false."""
+    predicates, sources = _predicates(graph)
+    seen: list[set[bool]] = [set() for _ in predicates.outputs]
+    inputs: dict[int, set[bool]] = {
+        at: set()
+        for at, role in enumerate(roles)
+        if role.masks and not any(graph.inputs[at].name in names for names in sources)
+    }
+    for tensors in cases.values():
+        for at, values in inputs.items():
+            values.update(torch.eq(tensors[at], float(roles[at].visible or 0)).flatten().tolist())
+        found = _results(predicates, tensors)
+        if found is None:
+            continue
+        for values, result in zip(seen, found, strict=True):
+            values.update(result.flatten().tolist())
+    coverage.masks = len(seen) + len(inputs)
+    for value, values, names in zip(predicates.outputs, seen, sources, strict=True):
+        if len(values) < 2:
+            where = "" if value.producer is None else f" at {value.producer.loc}"
+            said = "true" if True in values else "false"
+            coverage.halves.append(f"{value.name}{where}")
+            coverage.notes.append(
+                f"The mask {value.name}{where}, of {_named(sorted(names))}, was only ever {said}."
+            )
+    for at, values in inputs.items():
+        if len(values) < 2:
+            coverage.halves.append(graph.inputs[at].name)
+            coverage.notes.append(
+                f"The mask {graph.inputs[at].name} never hid anything, or nothing but."
+            )
+    for value, role, *given in zip(graph.inputs, roles, *cases.values(), strict=True):
+        if role.rows is not None:
+            used = len(set(torch.cat([tensor.flatten() for tensor in given]).tolist()))
+            coverage.tables[value.name] = (used, role.rows)
+
+
+def of_attentions(
+    coverage: Coverage, graph: Graph, cases: Iterable[tuple[torch.Tensor, ...]]
+) -> None:
+    """Adds the attentions of the optimised graph in which no row sees several keys."""
+    nodes = [node for node in graph if node.op == _ATTENTION]
+    wanted: list[Value] = []
+    for node in nodes:
+        for value in (input_of(node, "bias"), input_of(node, "mask")):
+            if value is not None and _origin(value)[1] and value not in wanted:
+                wanted.append(value)
+    names = {value: value.name for value in wanted}
+    light = _restricted(graph, [value.name for value in wanted])
+    pending = {node.outputs[0].name: node for node in nodes}
+    for tensors in cases:
+        if not pending:
+            return
+        results = _results(light, tensors)
+        if results is None:
+            continue
+        held = dict(zip(light.output_names, results, strict=True))
+        sizes = _sizes(graph, tensors)
+        for name, node in list(pending.items()):
+            length = _size(input_of(node, "key").shape[1], sizes)
+            past = input_of(node, "past_key")
+            if past is not None:
+                length += _size(past.shape[2], sizes)
+            bias = held.get(names.get(input_of(node, "bias"), ""))
+            mask = held.get(names.get(input_of(node, "mask"), ""))
+            if _several(length, bias, mask) and node.attrs.get("window") != 1:
+                del pending[name]
+    for node in pending.values():
+        coverage.notes.append(
+            f"No row of the attention at {node.loc} saw several keys in any case, so its weights "
+            "were all 1 or 0."
+        )
+
+
+def of_outputs(
+    coverage: Coverage, names: Sequence[str], outputs: Iterable[Sequence[torch.Tensor]]
+) -> None:
+    """Adds the outputs that have one value in all elements of all cases."""
+    values: list[set[float]] = [set() for _ in names]
+    for found in outputs:
+        for seen, tensor in zip(values, found, strict=False):
+            if tensor.numel() and len(seen) < 2 and not tensor.is_complex():
+                wide = tensor.detach().double().nan_to_num()
+                seen.update((float(wide.min()), float(wide.max())))
+    for name, seen in zip(names, values, strict=True):
+        if len(seen) == 1:
+            coverage.notes.append(
+                f"The output {name} is {next(iter(seen)):g} in every element of every case."
+            )
+
+
+def _results(graph: Graph, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] | None:
+    """None where a part of the graph doesn't run by itself: then nothing was seen."""
+    try:
+        return interpret(graph, tensors)
+    except Exception:  # what a case shows is no reason to give the user nothing
+        return None
+
+
+def _predicates(graph: Graph) -> tuple[Graph, list[set[str]]]:
+    """The comparisons and bools that the graph makes of its inputs alone, each once, as a graph's
+    outputs; and the names of the inputs of each.
+    """
+    found = []
+    for value in graph.values():
+        if not isinstance(value.type, TensorType) or value.dtype is not torch.bool:
+            continue
+        node = value.producer
+        given = [] if node is None else [v for v in node.inputs if v is not None]
+        of_bools = any(isinstance(v.type, TensorType) and v.dtype is torch.bool for v in given)
+        if of_bools or value.is_constant:
+            continue
+        names, is_light = _origin(value)
+        if names and is_light:
+            found.append(value.name)
+    light = _restricted(graph, found)
+    distinct = list(dict.fromkeys(light.outputs))[:_MOST_MASKS]
+    light.set_outputs(distinct, [value.name for value in distinct])
+    return light, [_origin(value)[0] for value in distinct]
+
+
+def _restricted(graph: Graph, names: Sequence[str]) -> Graph:
+    """The part of a graph that computes these values, equal ones once."""
+    light = clone(graph)
+    by_name = {value.name: value for value in light.values()}
+    light.set_outputs([by_name[name] for name in names], list(names))
+    run(light, "dce,cse,dce")
+    return light
+
+
+def _origin(value: Value) -> tuple[set[str], bool]:
+    """The inputs that a value depends on, and whether it is made of nothing heavier than them."""
+    names: set[str] = set()
+    stack, seen = [value], set[Value]()
+    while stack:
+        held = stack.pop()
+        if held in seen:
+            continue
+        seen.add(held)
+        if held.is_constant:
+            is_weight = isinstance(held.type, TensorType) and held.dtype.is_floating_point
+            if is_weight and held.data is not None and held.data.numel() > 1:
+                return names, False
+            continue
+        node = held.producer
+        if node is None:
+            names.add(held.name)
+            continue
+        if node.op.startswith("attn."):
+            return names, False
+        stack.extend(each for each in node.inputs if each is not None)
+    return names, True
+
+
+def _sizes(graph: Graph, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+    return {
+        str(dim): size
+        for value, tensor in zip(graph.inputs, tensors, strict=True)
+        for dim, size in zip(value.shape, tensor.shape, strict=True)
+    }
+
+
+def _size(dim: Any, sizes: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    return int(substitute(dim, sizes)) if symbols_of(dim) <= sizes.keys() else 2
+
+
+def _several(length: int, bias: torch.Tensor | None, mask: torch.Tensor | None) -> bool:
+    visible = None if mask is None else mask
+    if bias is not None:
+        shown = bias > _HIDING
+        visible = shown if visible is None else visible & shown
+    if visible is None or length < 2:
+        return length > 1
+    if visible.shape[-1] == 1:
+        return bool(visible.any())
+    return bool((visible.sum(-1) > 1).any())
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _listed(names: Sequence[str], what: str) -> str:
+    have = "has" if len(names) == 1 else "have"
+    return f"{_counted(len(names), what)} ({_named(names)}) {have}"

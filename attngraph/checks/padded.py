@@ -1,0 +1,120 @@
+"""Parity where padded rows are ignored: only what valid tokens give is compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from attngraph.errors import UsageError
+from attngraph.export.parity.budget import Parity
+from attngraph.export.parity.reference import ReferenceOutputs
+from attngraph.ir import interpret
+from attngraph.passes.padding.pack_tokens import PADDING, Packed
+from attngraph.passes.rewriting.manager import PassResult
+
+
+def packed_tokens(results: Iterable[PassResult]) -> list[Packed]:
+    """What the passes packed, one entry for each padding mask."""
+    return [
+        remark.details[PADDING]
+        for result in results
+        for remark in result.remarks
+        if PADDING in remark.details
+    ]
+
+
+def notes_of(results: Iterable[PassResult]) -> list[str]:
+    """A sentence on what was packed, and one on each node that keeps linears padded."""
+    return [
+        f"{remark.reason}."
+        for result in results
+        for remark in result.remarks
+        if remark.code in ("packed", "kept-padded")
+    ]
+
+
+def require_packed(results: Sequence[PassResult], source: str) -> None:
+    """Raises UsageError where no row could be left out, saying why."""
+    if packed_tokens(results):
+        return
+    reasons = notes_of(results)
+    why = (
+        " ".join(reasons)
+        if reasons
+        else ("No attention hides keys by a mask that is an input and is the same for each query.")
+    )
+    raise UsageError(
+        f"{source} has no padded rows that could be ignored. {why} Leave out --ignore-padded-rows."
+    )
+
+
+class Padding:
+    """Which elements of the outputs depend on padded rows, for any inputs."""
+
+    def __init__(self, packed: Sequence[Packed]) -> None:
+        self.packed = packed
+
+    def rows(self, inputs: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+        """By position of the output, a bool tensor over its first dims: True where it is valid."""
+        found: dict[int, torch.Tensor] = {}
+        for packed in self.packed:
+            (valid,) = interpret(packed.valid, inputs)
+            for output, places in packed.outputs.items():
+                rows = valid
+                if places is not None:
+                    rows = valid.any(1) & valid[:, list(places)].all(1)
+                if output in found and found[output].shape == rows.shape:
+                    rows = rows & found[output]
+                found[output] = rows.cpu()
+        return found
+
+    def require_rows(self, cases: Iterable[Sequence[Any]], names: Sequence[str]) -> None:
+        """Raises UsageError where an output has no valid row in any case: nothing is compared."""
+        counts: dict[int, int] = {}
+        for inputs in cases:
+            for at, rows in self.rows(inputs).items():
+                counts[at] = counts.get(at, 0) + int(rows.sum())
+        for at, count in counts.items():
+            if not count:
+                raise UsageError(
+                    f"With these inputs all of {names[at]} is padding, so nothing is compared: "
+                    "give sample inputs whose mask shows tokens, or leave out --ignore-padded-rows."
+                )
+
+    def cut(
+        self, reference: ReferenceOutputs, outputs: Sequence[torch.Tensor], inputs: Sequence[Any]
+    ) -> tuple[ReferenceOutputs, list[torch.Tensor], dict[str, str]]:
+        """Both without what is unspecified, and a note on each output that lost rows.
+
+        An output of another shape than the reference's stays whole, which parity then says.
+        """
+        eager, exact, kept = list(reference.eager), list(reference.exact), list(outputs)
+        notes: dict[str, str] = {}
+        for at, rows in self.rows(inputs).items():
+            shape = eager[at].shape
+            if outputs[at].shape != shape or shape[: rows.dim()] != rows.shape:
+                continue
+            eager[at], kept[at] = eager[at][rows], outputs[at][rows]
+            wide = exact[at]
+            exact[at] = None if wide is None else wide[rows]
+            notes[reference.names[at]] = (
+                f"compared in {int(rows.sum())} of {rows.numel()} rows: the others are padding"
+            )
+        cut = dataclasses.replace(reference, eager=tuple(eager), exact=tuple(exact))
+        return cut, kept, notes
+
+
+def annotated(parity: Parity, notes: Mapping[str, str], whole: Sequence[torch.Tensor]) -> Parity:
+    """The same figures, with a note on outputs by name, and the shapes of the `whole` outputs."""
+    outputs = [
+        dataclasses.replace(
+            output,
+            note="; ".join(n for n in (output.note, notes.get(output.name, "")) if n),
+            shape=tuple(eager.shape),
+        )
+        for output, eager in zip(parity.outputs, whole, strict=True)
+    ]
+    return dataclasses.replace(parity, outputs=tuple(outputs))

@@ -1,0 +1,366 @@
+"""Inputs of the checker's own: what a sample happens not to show.
+
+What an input may be is read off the graph as it was captured: which tables an integer indexes,
+which numbers it is compared with, whether it masks. From the sample come shapes, dtypes and which
+value of a mask leaves a key visible. Values are drawn from a fixed seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from attngraph.checks.sizes import is_mask
+from attngraph.ir import Graph, Node, TensorType, Value
+from attngraph.ir.dims import DimInfo
+
+_CARRIED_NAMES = """alias clone contiguous detach expand expand_as flatten lift_fresh_copy narrow
+    permute repeat reshape select slice squeeze t to _to_copy transpose unflatten unsqueeze view
+    view_as"""
+_CARRIED = frozenset(_CARRIED_NAMES.split())
+"""Ops whose result holds the input's own values."""
+_COMPARED = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
+_SUMMED_NAMES = "abs add any amax max mean mul norm pow sum linalg_vector_norm"
+_SUMMED = frozenset(_SUMMED_NAMES.split())
+"""Of a float: what a test for empty rows computes before it compares."""
+_ADDED_NAMES = "add sub clamp masked_fill maximum minimum where"
+_ADDED = frozenset(_ADDED_NAMES.split())
+_NORMALISED = frozenset(["softmax", "_softmax", "log_softmax", "logsumexp", "exp"])
+_SDPA = "scaled_dot_product_attention"
+_DEPTH = 12
+_BOX = 4
+"""Integers in a row that are the corners of a box: their order is part of what they say."""
+_BATCH = 4
+"""Rows of a batch: one for each shape of a mask."""
+
+
+@dataclass
+class Role:
+    """What the graph does with an input.
+
+    `rows` is the size of the smallest table that it indexes; `marks` are the numbers that it is
+    compared with; `visible` and `hidden` are the two values of a mask. A `length` is compared with
+    positions, a `segment` with other elements of itself. The rows of a `tested` float are compared,
+    so that zeros may hide them.
+    """
+
+    rows: int | None = None
+    marks: list[float] = field(default_factory=list)
+    visible: float | None = None
+    hidden: float | None = None
+    length: bool = False
+    segment: bool = False
+    tested: bool = False
+
+    @property
+    def masks(self) -> bool:
+        return self.visible is not None
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One set of drawn inputs: whether whole rows are hidden, the factor of floats, and what is
+    drawn: masks alone, or ids and floats too. `label` says it in words.
+    """
+
+    hides_rows: bool
+    scale: float
+    label: str
+    masks_only: bool = False
+
+
+def roles_of(graph: Graph, args: Sequence[torch.Tensor]) -> list[Role]:
+    """The role of each input of a captured graph, with the sample that was traced."""
+    return [_role(value, tensor) for value, tensor in zip(graph.inputs, args, strict=True)]
+
+
+def _role(value: Value, tensor: torch.Tensor) -> Role:
+    role = Role()
+    if not isinstance(value.type, TensorType) or not tensor.dim() or not tensor.numel():
+        return role
+    tables: list[int] = []
+    if tensor.dtype.is_complex:
+        return role
+    is_float = tensor.is_floating_point()
+    for node, held in _readers(value, _CARRIED):
+        stem = stem_of(node)
+        if (size := _table(node, held)) is not None:
+            tables.append(size)
+        elif stem in _COMPARED:
+            _compared(node, held, role)
+        elif node.outputs[0].dtype is torch.bool and stem in ("to", "_to_copy"):
+            role.marks.append(0)
+    if is_float:
+        role.tested = any(
+            stem_of(node) in _COMPARED for node, _ in _readers(value, _CARRIED | _SUMMED)
+        )
+        if not role.marks:
+            _additive(value, tensor, role)
+    elif tables:
+        role.rows = min(tables)
+    if not role.masks and not tables and not role.length and is_mask(tensor):
+        _polarity(tensor, role)
+    return role
+
+
+def without_masks(roles: Sequence[Role]) -> list[Role]:
+    """The roles of inputs of which the sample's own masks are to be kept: every query has a key."""
+    return [Role(rows=None if role.marks else role.rows) for role in roles]
+
+
+def stem_of(node: Node) -> str:
+    """An op's name without its namespace and overload: `aten.le.Tensor` is `le`."""
+    parts = node.op.split(".")
+    return parts[1] if len(parts) > 1 else node.op
+
+
+def _readers(value: Value, through: frozenset[str]) -> Iterator[tuple[Node, Value]]:
+    """The nodes that read a value, also through such ops; and the value that each of them reads."""
+    seen: set[Value] = set()
+    stack = [(value, 0)]
+    while stack:
+        held, depth = stack.pop()
+        if held in seen or depth > _DEPTH:
+            continue
+        seen.add(held)
+        for node in held.users:
+            yield node, held
+            if stem_of(node) in through:
+                outputs = [each for each in node.outputs if isinstance(each.type, TensorType)]
+                stack.extend((each, depth + 1) for each in outputs)
+
+
+def _table(node: Node, held: Value) -> int | None:
+    """The number of rows that a value chooses from, if it indexes a table of a static size."""
+    stem, source = stem_of(node), node.inputs[0]
+    if source is None or source is held or not isinstance(source.type, TensorType):
+        return None
+    if stem in ("embedding", "index_select") or (stem == "index" and node.inputs[1:2] == (held,)):
+        axis = int(node.attrs.get("dim", 0)) if stem == "index_select" else 0
+        size = source.shape[axis]
+        return size if isinstance(size, int) and source.producer is None else None
+    return None
+
+
+def _compared(node: Node, held: Value, role: Role) -> None:
+    others = [value for value in node.inputs if value is not held and value is not None]
+    if not others:
+        number = node.attrs.get("other")
+        if isinstance(number, (int, float)):
+            role.marks.append(float(number))
+        elif len(node.inputs) == 1:
+            role.length = True  # a size
+        return
+    (other, *_) = others
+    if other.data is not None and other.data.numel() == 1:
+        role.marks.append(float(other.data))
+    elif not _depends_on_inputs(other):
+        role.length = True
+    elif held.producer is not None:
+        role.segment = True
+
+
+def _depends_on_inputs(value: Value) -> bool:
+    stack, seen = [value], set[Value]()
+    while stack:
+        found = stack.pop()
+        if found in seen or found.is_constant:
+            continue
+        seen.add(found)
+        if found.producer is None:
+            return True
+        stack.extend(each for each in found.producer.inputs if each is not None)
+    return False
+
+
+def _additive(value: Value, tensor: torch.Tensor, role: Role) -> None:
+    """A float of zeros, or zeros and large negatives, that is added to scores."""
+    if not is_mask(tensor) or bool((tensor > 0).any()):
+        return
+    low = float(tensor.min())
+    added = any(
+        stem_of(node) in _NORMALISED or (stem_of(node) == _SDPA and held in node.inputs[3:])
+        for node, held in _readers(value, _CARRIED | _ADDED)
+    )
+    if low < 0 or added:
+        role.visible, role.hidden = 0.0, low if low < 0 else torch.finfo(tensor.dtype).min
+
+
+def _polarity(tensor: torch.Tensor, role: Role) -> None:
+    """Each row of a sample sees a key: where each holds a 1, that leaves a key visible."""
+    is_on = bool(tensor.bool().any(-1).all())
+    role.visible, role.hidden = (1.0, 0.0) if is_on else (0.0, 1.0)
+
+
+def draws_of(roles: Sequence[Role], args: Sequence[torch.Tensor]) -> list[Draw]:
+    """The sets of inputs that are worth trying for such roles, the preferred first; a model may
+    take masks of its own sample's ids and floats only.
+    """
+    masks = any(role.masks or role.marks or role.length or role.tested for role in roles)
+    floats = any(_is_scaled(role, tensor) for role, tensor in zip(roles, args, strict=True))
+    ids = any(role.rows is not None or role.segment for role in roles)
+    found = []
+    for hides_rows, scale in ((False, 2.0), (True, 0.5)):
+        if not (masks or floats or (ids and not hides_rows)):
+            continue
+        shape = "a row hidden" if hides_rows else "masks of every shape"
+        said = [shape] * masks + ["drawn ids"] * ids + [f"floats × {scale:g}"] * floats
+        found.append(Draw(hides_rows, scale, ", ".join(said)))
+        if masks and (floats or ids):
+            found.append(Draw(hides_rows, scale, shape, masks_only=True))
+    return found
+
+
+def drawn(
+    draw: Draw,
+    roles: Sequence[Role],
+    args: Sequence[torch.Tensor],
+    base: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Inputs of the sizes of `base`, which are the sample's `args` at those."""
+    random = torch.Generator().manual_seed(17 + draw.hides_rows)
+    found = []
+    for place, (role, sample, tensor) in enumerate(zip(roles, args, base, strict=True)):
+        made = tensor
+        if role.masks:
+            assert role.visible is not None
+            assert role.hidden is not None
+            hidden = shapes_of_mask(tensor.shape, draw.hides_rows, place)
+            made = torch.full_like(tensor, role.visible).masked_fill(hidden, role.hidden)
+        elif role.length and not tensor.is_floating_point():
+            made = _lengths(tensor, sample, draw)
+        elif draw.masks_only:
+            made = tensor
+        elif not tensor.is_floating_point():
+            made = _integers(tensor, role, draw, place, random)
+        elif _is_scaled(role, sample):
+            made = tensor * draw.scale
+            if role.tested and tensor.dim() > 1:
+                hidden = shapes_of_mask(tensor.shape[:-1], draw.hides_rows, place)
+                made = made.masked_fill(hidden.unsqueeze(-1), 0.0)
+        if role.marks and not role.masks and not draw.masks_only:
+            made = _marked(made, role, draw, place)
+        found.append(made)
+    return tuple(found)
+
+
+def _is_scaled(role: Role, sample: torch.Tensor) -> bool:
+    """Whether another magnitude makes sense: not of masks, nor of whole numbers such as times."""
+    if not sample.is_floating_point() or role.masks or role.marks or is_mask(sample):
+        return False
+    return not bool((sample == sample.round()).all())
+
+
+def _integers(
+    tensor: torch.Tensor, role: Role, draw: Draw, place: int, random: torch.Generator
+) -> torch.Tensor:
+    is_box = tensor.dim() > 1 and tensor.shape[-1] == _BOX
+    if role.rows is not None and not is_box:
+        ids = torch.randint(role.rows, tensor.shape, generator=random).to(tensor)
+        flat = ids.view(-1)
+        if flat.numel() > 1:
+            flat[0], flat[-1] = role.rows - 1, 0
+        return ids
+    if role.segment and tensor.dim() > 1 and not role.marks:
+        length = tensor.shape[-1]
+        parts = torch.arange(length) * 3 // max(length, 1)
+        rows = torch.stack([parts.roll(row + place) for row in range(tensor.shape[0])])
+        shape = [tensor.shape[0], *[1] * (tensor.dim() - 2), length]
+        return (rows * (not draw.hides_rows)).view(shape).expand(tensor.shape).to(tensor).clone()
+    return tensor
+
+
+def _lengths(tensor: torch.Tensor, sample: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """Between one and what the sample holds at most; with rows hidden also none."""
+    most = max(int(sample.max()), 1)
+    least = 0 if draw.hides_rows else 1
+    choices = torch.tensor([least, most, (most + 1) // 2, 1]).clamp_min(least)
+    flat = choices.repeat(-(-tensor.numel() // len(choices)))[: tensor.numel()]
+    return flat.view(tensor.shape).to(tensor)
+
+
+def _marked(tensor: torch.Tensor, role: Role, draw: Draw, place: int) -> torch.Tensor:
+    """The numbers that an input is compared with, where a mask would hide."""
+    marks = list(dict.fromkeys(role.marks))
+    hidden = shapes_of_mask(tensor.shape, draw.hides_rows, place)
+    inside = [mark for mark in marks if role.rows is None or 0 <= mark < role.rows]
+    if role.rows is None and not tensor.is_floating_point():
+        inside += [mark + 1 for mark in marks]
+    for at, mark in enumerate(inside):
+        where = hidden if len(inside) == 1 else hidden & _turn(hidden.shape, at, len(inside))
+        tensor = tensor.masked_fill(where, mark)
+    return tensor
+
+
+def _turn(shape: Sequence[int], at: int, count: int) -> torch.Tensor:
+    size = shape[-1]
+    return (torch.arange(size) % count == at).expand(tuple(shape))
+
+
+def shapes_of_mask(shape: Sequence[int], hides_rows: bool, turn: int) -> torch.Tensor:
+    """What is hidden along the last axis, row by row: padding on the left, on the right, holes,
+    nothing; or, with `hides_rows`, whole rows between open ones.
+
+    A single row has padding on both sides and a hole. `turn` says with which shape to begin, so
+    that two masks of one call differ.
+    """
+    shape = tuple(shape)
+    keys = shape[-1]
+    place = torch.arange(keys)
+    part = max(keys // 3, 1)
+    left, right, holes = place < part, place >= keys - part, place % 3 == 1
+    nothing, all_of_it = torch.zeros(keys, dtype=torch.bool), torch.ones(keys, dtype=torch.bool)
+    if keys == 1:
+        left = right = holes = nothing
+    if len(shape) == 1:
+        return all_of_it if hides_rows else holes
+    if hides_rows:
+        return _hidden_rows(shape, (nothing, all_of_it), turn)
+    if shape[0] == 1:
+        both = (place < keys // 4) | (place >= keys - max(keys // 4, 1)) | (place == keys // 2)
+        kinds = [both if keys > 2 else nothing]
+    else:
+        kinds = [left, right, holes, nothing]
+    rows = torch.stack([kinds[(row + turn) % len(kinds)] for row in range(shape[0])])
+    return rows.view(shape[0], *[1] * (len(shape) - 2), keys).expand(shape)
+
+
+def _hidden_rows(
+    shape: tuple[int, ...], kinds: tuple[torch.Tensor, torch.Tensor], turn: int
+) -> torch.Tensor:
+    """Of a mask over queries and keys one query's row of some elements, else whole elements."""
+    nothing, all_of_it = kinds
+    chosen = torch.tensor([(row + turn) % 2 == 0 for row in range(shape[0])])
+    if shape[0] == 1:
+        chosen[:] = True
+    if len(shape) > 2 and shape[-2] > 1:
+        queries = torch.arange(shape[-2]) == shape[-2] // 2
+        within = queries[:, None] & all_of_it
+        return (chosen.view(-1, *[1] * (len(shape) - 1)) & within).expand(shape)
+    rows = torch.where(chosen[:, None], all_of_it, nothing)
+    return rows.view(shape[0], *[1] * (len(shape) - 2), shape[-1]).expand(shape)
+
+
+def sizes_for(
+    draw: Draw,
+    sample: Mapping[str, int],
+    dims: Mapping[str, DimInfo],
+    batch: str | None,
+) -> dict[str, int]:
+    """The sample's sizes with a row of the batch for each shape of a mask; with whole rows hidden
+    one size for all dims, where their ranges allow.
+    """
+    sizes = dict(sample)
+    if draw.hides_rows and len(sample) > 1:
+        low = max(max(dims[name].low, _BATCH) for name in sample)
+        if all(_fits(dims[name], low) for name in sample):
+            return dict.fromkeys(sample, low)
+    if batch is not None and sizes[batch] < _BATCH and _fits(dims[batch], _BATCH):
+        sizes[batch] = _BATCH
+    return sizes
+
+
+def _fits(info: DimInfo, size: int) -> bool:
+    return info.low <= size and (info.high is None or size <= info.high)

@@ -1,0 +1,1 @@
+"""The driver: the steps of a compile, in their order."""

@@ -1,0 +1,381 @@
+"""One compile: what is known of a model on its way to ONNX, and the steps, in their order."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from attngraph.checks.bisect import blame
+from attngraph.checks.check import Cases, Check
+from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
+from attngraph.compiling.pipeline import pipeline
+from attngraph.compiling.precision_search import check_precision, in_half
+from attngraph.compiling.provenance import Provenance
+from attngraph.errors import CaptureError, ParityError, UsageError
+from attngraph.export.files.staged import Staged
+from attngraph.export.formats import Precision
+from attngraph.export.kernels import choose_all
+from attngraph.export.kernels.weight_only import cost_on_cpu
+from attngraph.export.lowering.buffers import Buffers, part_joined, require_in_place
+from attngraph.export.lowering.lower import lower
+from attngraph.export.parity.budget import Parity
+from attngraph.export.precision import own_precision, stored_bytes
+from attngraph.export.precision.quantize import quantise, require_linears
+from attngraph.export.runtime.denormals import KEPT_KEY
+from attngraph.export.runtime.session import elsewhere
+from attngraph.export.runtime.tune import tuned
+from attngraph.frontend.capture import Captured
+from attngraph.frontend.model import Model, trace
+from attngraph.ir import Graph, clone, verify
+from attngraph.ir.conditions import shown
+from attngraph.ir.ranges import RANGES_KEY, Ranges
+from attngraph.mapped import Spill, are_large, release
+from attngraph.optimized import Optimized
+from attngraph.options import Options
+from attngraph.passes import Pass, PassResult, run
+from attngraph.reports.report import (
+    Report,
+    assumptions_of,
+    defects_of,
+    hidden_rows_of,
+    loops_of,
+    reassociations_of,
+    sites_of,
+)
+
+Progress = Callable[[str], None]
+"""Called with the name of each stage as it begins."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a model beside its inputs: the cases to check it on, a static cache, and
+    what makes inputs of other sizes.
+    """
+
+    cases: Cases | None = None
+    buffers: Buffers | None = None
+    at: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]] | None = None
+
+
+Prepare = Callable[[Captured], Prepared]
+"""Is given the model as captured. What it says of the graph's dims holds for the passes."""
+
+
+@contextlib.contextmanager
+def stage(name: str, report: Report, progress: Progress | None) -> Iterator[None]:
+    """Tells that a stage begins, and adds its seconds to the report."""
+    if progress is not None:
+        progress(name)
+    start = time.perf_counter()
+    yield
+    report.timings[name] = report.timings.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass
+class Compilation:
+    """A model between two steps.
+
+    `graph` is rewritten by the passes; `pristine` is as it was captured, None where nothing is
+    verified. `own` is the precision of the weights, that of the result is `report.precision`.
+    """
+
+    model: Model
+    options: Options
+    captured: Captured
+    own: Precision
+    report: Report
+    check: Check
+    pristine: Graph | None
+    passes: Sequence[Pass]
+    buffers: Buffers | None
+    is_large: bool
+    progress: Progress | None
+    staged: Staged | None
+    assumed: list[str] = field(default_factory=list)
+    placed: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        options: Options,
+        prepare: Prepare | None,
+        progress: Progress | None,
+        staged: Staged | None,
+    ) -> Compilation:
+        """Captures the model. Raises UsageError where it can't be had in the options' formats."""
+        report = Report(model.source, str(options.device), options.precision or "fp32")
+        passes = pipeline(**options.of_pipeline())
+        with stage("capture", report, progress):
+            captured = trace(model)
+        _check_weights(captured.graph, model.source)
+        own = own_precision(captured.graph)
+        report.precision = options.precision or own
+        _check_formats(options, report.precision, own, model.source)
+        report.notes += captured.notes
+        report.nodes_before = len(captured.graph)
+        prepared = Prepared() if prepare is None else prepare(captured)
+        check = Check(
+            model,
+            captured,
+            own,
+            prepared.cases,
+            hides_rows="no-fully-masked-rows" not in options.assume,
+            at=prepared.at,
+        )
+        if prepared.cases is None:  # those of a decoder have sizes of 1
+            report.notes += _require_suspects(captured, check, options.verifies)
+        return cls(
+            model,
+            options,
+            captured,
+            own,
+            report,
+            check,
+            clone(captured.graph) if options.verifies else None,
+            passes,
+            prepared.buffers,
+            are_large(_weights(captured.graph)),
+            progress,
+            staged,
+        )
+
+    @property
+    def graph(self) -> Graph:
+        return self.captured.graph
+
+    def rewrite(self) -> None:
+        """Runs the passes. Raises UsageError where what was asked for isn't in the model."""
+        options, report, source = self.options, self.report, self.model.source
+        each = self.check if options.verify == "each" else None
+        run_passes(self.graph, self.passes, report, self.progress, each)
+        if self.buffers is not None:
+            require_in_place(self.graph, self.buffers, source)
+            part_joined(self.graph, self.buffers)
+        self.assumed = assumptions_of(report.passes, options.assume)
+        report.notes += self.assumed
+        if options.ignore_padded_rows:
+            require_packed(report.passes, source)
+            report.notes += notes_of(report.passes)
+            self.check.padding = Padding(packed_tokens(report.passes))
+        report.weight_bytes_before = stored_bytes(self.graph)
+        if options.weights is not None:
+            require_linears(self.graph, options.weights, source)
+
+    def lowered(self) -> Optimized:
+        """The model in ONNX, in the precision asked for and within its error budget.
+
+        Raises ParityError where it is out of it, naming what is to blame.
+        """
+        report = self.report
+        measure = self._measure if self.options.verifies else None
+        if report.precision == self.own:
+            optimized = self._build(self.graph)
+            report.parity = None if measure is None else measure(optimized)
+        else:
+            self.check.convert(report.precision)
+            device = self.options.device
+            halved = in_half(self.graph, report.precision, device, self._build, measure)
+            optimized, report.parity, report.kept = halved.optimized, halved.parity, halved.kept
+            report.notes += halved.notes
+        report.notes += [*self.placed, *self.check.notes]
+        if report.parity is not None and not report.parity.passed:
+            raise self._out_of_budget(optimized, report.parity)
+        if report.parity is not None:
+            with stage("parity", report, self.progress):
+                report.coverage = self.check.covered(optimized.graph)
+            report.notes += report.coverage.notes
+        return optimized
+
+    def in_few_bits(self, optimized: Optimized) -> Optimized:
+        """Its linears' weights in few bits, with kernels that are within their error budget.
+
+        Raises UsageError where no weight can be stored so, ParityError where a kernel is off.
+        """
+        report, source, weights = self.report, self.model.source, self.options.weights
+        assert weights is not None
+        optimized.close()
+        with stage("quantise", report, self.progress), out_of_memory(self.graph):
+            report.quantised = quantise(self.graph, weights)
+        if not report.quantised.linears:
+            raise UsageError(
+                f"{source} can't have {weights} weights. {' '.join(report.quantised.kept)} "
+                "Leave out --weights."
+            )
+        optimized = self._build(self.graph)
+        report.notes += report.quantised.kept
+        if self.options.device.provider == "cpu" and self.own == "fp32":
+            report.notes.append(cost_on_cpu(weights))
+        if not self.options.verifies:
+            return optimized
+        with stage("parity", report, self.progress):
+            self._reach(optimized)
+            report.parity, report.quantised.errors = self.check.few_bits(
+                optimized.graph, optimized.evaluate
+            )
+        if not report.parity.passed:
+            raise ParityError(
+                f"The {weights} kernels of {source} are out of their error budget, against the "
+                f"dequantised weights: {report.parity}. Nothing was written."
+            )
+        return optimized
+
+    def release(self, optimized: Optimized) -> None:
+        """Gives back what verifying a large model took."""
+        if self.pristine is not None and self.is_large:
+            optimized.close()
+            release([*_weights(self.pristine), *_weights(self.graph)])
+
+    def _build(self, graph: Graph) -> Optimized:
+        """A graph in ONNX: each attention in the form that is best, or measured to be."""
+        options, report, device = self.options, self.report, self.options.device
+        static = self.buffers is not None
+        with stage("lower", report, self.progress):
+            if options.tune:
+                threads = options.session.get("threads")
+                kernels = tuned(graph, device, report.notes.append, threads=threads, static=static)
+            else:
+                kernels = choose_all(graph, device, static=static)
+            onnx = lower(graph, target=device, kernels=kernels, buffers=self.buffers)
+        stored = None if report.quantised is None else report.quantised.weights
+        Provenance(options.of_pipeline(), report.precision, stored).write(onnx.metadata_props)
+        if place := onnx.metadata_props.get(KEPT_KEY):
+            note = (
+                f"{place} computes with a number below the least normal float, so sessions don't "
+                "count such numbers as zero, and masked attentions take longer on the CPU."
+            )
+            report.notes += [] if note in report.notes else [note]
+        onnx.metadata_props[RANGES_KEY] = Ranges.of(graph).to_json()
+        report.sites = sites_of(report.passes, kernels)
+        is_original = report.precision == self.own and stored is None
+        origin = self.pristine if is_original else None
+        session, buffers = options.session, self.buffers
+        signature = self.captured.signature if buffers is None else None
+        return Optimized(
+            graph, onnx, report, device, origin, session, buffers, self.staged, signature
+        )
+
+    def _measure(self, optimized: Optimized) -> Parity:
+        """How far it is from eager. Notes which of its nodes run elsewhere."""
+        dtypes = [value.dtype for value in optimized.graph.inputs]  # a cache may be half
+
+        def candidate(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            pairs = zip(tensors, dtypes, strict=True)
+            return optimized.evaluate([tensor.to(dtype) for tensor, dtype in pairs])
+
+        def done() -> None:
+            self.placed = elsewhere(optimized.session)
+            if self.is_large:  # the session has a copy of them
+                optimized.close()
+
+        with stage("parity", self.report, self.progress):
+            self._reach(optimized)
+            return self.check.final(candidate, done)
+
+    def _reach(self, optimized: Optimized) -> None:
+        """Adds to the cases what it takes to run every branch."""
+        names = {value.name: value.name for value in optimized.graph.inputs}
+        self.check.reach(optimized.graph, optimized.model, names)
+
+    def _out_of_budget(self, optimized: Optimized, parity: Parity) -> ParityError:
+        """The error that names the first pass or node to diverge, or the trace."""
+        assert self.pristine is not None
+        if self.report.precision != self.own:  # nothing that is half is to blame
+            optimized = self._build(self.graph)
+        inputs = self.check.worst_inputs(parity)
+        rows = self.check.padding.rows(inputs)
+        culprit = self.check.of_trace(self.pristine) or blame(
+            self.pristine, self.passes, self.graph, optimized, inputs, rows
+        )
+        return ParityError(
+            f"The optimised {self.model.source} is out of its error budget: {parity}. "
+            f"{' '.join([culprit, *self.assumed])} Nothing was written."
+        )
+
+
+def run_passes(
+    graph: Graph,
+    passes: Sequence[Pass],
+    report: Report,
+    progress: Progress | None,
+    check: Check | None = None,
+) -> None:
+    """Runs the passes on a graph and reports of them; `check` compares after each with eager."""
+
+    def after(graph: Graph, result: PassResult) -> None:
+        if check is not None:
+            verify(graph)
+            check.after_pass(graph, result)
+
+    with stage("passes", report, progress), out_of_memory(graph):
+        report.passes = run(graph, passes, after_each=after)
+    report.reassociated = reassociations_of(report.passes)
+    report.notes += [
+        *defects_of(report.passes),
+        *loops_of(report.passes),
+        *hidden_rows_of(report.passes),
+    ]
+
+
+def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[str]:
+    """Requires what the trace took for granted of its sizes, unless it is seen to hold without.
+
+    Raises CaptureError where that excludes a size of 1 that was asked for.
+    """
+    graph = captured.graph
+    required = check.required(graph) if verifies else captured.suspects
+    for suspect in required:
+        if suspect.asked:
+            name = min(suspect.asked)
+            raise CaptureError(
+                f"Dim {name!r} can't be 1: the model demands {shown(suspect.condition)}"
+                f"{suspect.place}, as torch.export traces it. Ask for a range from 2 on, or for "
+                f"whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
+            )
+    graph.conditions += tuple(suspect.condition for suspect in required)
+    return [
+        f"Sizes have {shown(suspect.condition)}: the model demands it{suspect.place}."
+        for suspect in required
+    ]
+
+
+def _check_weights(graph: Graph, source: str) -> None:
+    for value in graph.constants.values():
+        if value.data is not None and value.data.is_meta:
+            raise UsageError(
+                f"{value.name} of {source} is on the meta device, where it has no numbers: load "
+                "the weights first, such as with load_state_dict(weights, assign=True)."
+            )
+
+
+def _check_formats(options: Options, precision: Precision, own: Precision, source: str) -> None:
+    check_precision(precision, own, options.device, source)
+    if options.weights is not None and precision != own:
+        raise UsageError(
+            f"--weights {options.weights} is for models in their own precision, which is {own}: "
+            f"leave out --precision {precision}, or convert the module itself first."
+        )
+
+
+@contextlib.contextmanager
+def out_of_memory(graph: Graph) -> Iterator[None]:
+    """What passes compute from large weights lies in files, and what they read is released."""
+    weights = _weights(graph)
+    if not are_large(weights):
+        yield
+        return
+    graph.keep = Spill(weights)
+    try:
+        yield
+    finally:
+        graph.keep = None
+        release([*weights, *_weights(graph)])
+
+
+def _weights(graph: Graph) -> list[torch.Tensor]:
+    return [value.data for value in graph.constants.values() if value.data is not None]

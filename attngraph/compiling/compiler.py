@@ -1,0 +1,110 @@
+"""The driver: capture, passes, lowering and parity, in that order, timed and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from attngraph.compiling.compilation import Compilation, Prepare, Progress, run_passes, stage
+from attngraph.compiling.pipeline import pipeline
+from attngraph.export.files.staged import Staged
+from attngraph.export.formats import Precision, Weights
+from attngraph.export.kernels import check_version, choose_all
+from attngraph.frontend.model import Model, trace
+from attngraph.ir import Graph
+from attngraph.optimized import Optimized
+from attngraph.options import DEFAULTS, Options
+from attngraph.reports.report import Report, assumptions_of, sites_of
+
+
+def optimize(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    target: str = "cpu",
+    precision: Precision | None = None,
+    verify: str = "final",
+    exact: bool = False,
+    tune: bool = False,
+    assume: Collection[str] = (),
+    ignore_padded_rows: bool = False,
+    weights: Weights | None = None,
+    progress: Progress | None = None,
+) -> Optimized:
+    """Compiles `module` for an execution provider and checks the result against it.
+
+    `args` and `kwargs` are sample inputs and `dynamic_shapes` is `torch.export.export`'s. `target`
+    is "cpu", "cuda" or "cuda:sm80". `precision` is "fp32", "fp16" or "bf16", by default that of the
+    weights; inputs and outputs keep their dtypes in any of them, but for caches. `verify` is
+    "final" (the result, at the sample's sizes and at two more where dims are dynamic), "each"
+    (after every pass as well) or "off". With `exact` no rewrite is made that reassociates: each
+    result is computed by the model's own formula.
+    `tune` measures the forms that each distinct attention may have, once for each machine.
+    `assume` may hold "no-fully-masked-rows": every query has a key, so a finite fill may count as
+    -inf. With `ignore_padded_rows` an encoder computes its linears, norms and the like for valid
+    tokens only; the rows of tokens that its mask hides as keys are then unspecified. `weights`
+    "int8" or "int4" stores those of linears in few bits: parity is then that of the kernels, and
+    `report.quantised` says how far the outputs are from the original model's.
+
+    Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
+    ignored, and ParityError where the result is out of its error budget; the message names the
+    first node that diverges.
+    """
+    name = type(module).__name__
+    model = Model(module, None, args, dict(kwargs or {}), dynamic_shapes, name)
+    options = Options(
+        target=target,
+        precision=precision,
+        verify=verify,
+        exact=exact,
+        tune=tune,
+        assume=assume,
+        ignore_padded_rows=ignore_padded_rows,
+        weights=weights,
+    )
+    return compile_model(model, options, progress=progress)
+
+
+def compile_model(
+    model: Model,
+    options: Options = DEFAULTS,
+    *,
+    prepare: Prepare | None = None,
+    staged: Staged | None = None,
+    progress: Progress | None = None,
+) -> Optimized:
+    """As `optimize`, for any form of model.
+
+    `prepare` is called with the model as it was captured. What it says of the graph's dims holds
+    for the passes; it returns the inputs that parity is checked on, and where a cache is static,
+    its buffers. Large weights are `staged` where the result will be saved.
+    """
+    check_version()
+    compilation = Compilation.of(model, options, prepare, progress, staged)
+    compilation.rewrite()
+    optimized = compilation.lowered()
+    if options.weights is not None:
+        optimized = compilation.in_few_bits(optimized)
+    compilation.release(optimized)
+    return optimized
+
+
+def analyse(
+    model: Model, options: Options = DEFAULTS, *, progress: Progress | None = None
+) -> tuple[Graph, Report]:
+    """Capture and passes only: the optimised graph and a report of its attention sites."""
+    check_version()
+    report = Report(model.source, str(options.device), "fp32")
+    with stage("capture", report, progress):
+        graph = trace(model).graph
+    run_passes(graph, pipeline(**options.of_pipeline()), report, progress)
+    report.notes += assumptions_of(report.passes, options.assume)
+    report.sites = sites_of(report.passes, choose_all(graph, options.device))
+    return graph, report
+
+
+__all__ = ["Model", "analyse", "compile_model", "optimize", "trace"]

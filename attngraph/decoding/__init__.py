@@ -1,0 +1,1 @@
+"""Decoders: one graph for the prompt and the steps, its caches, tokens and lengths."""

@@ -1,0 +1,92 @@
+"""What a decoder remembers of the tokens so far: a cache that grows, or one in buffers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from attngraph.decoding.tokens import Seen
+from attngraph.errors import UsageError
+from attngraph.export.runtime.bound_steps import InPlace
+from attngraph.export.runtime.session import OrtValue
+
+
+@dataclass(frozen=True)
+class GrowingCache:
+    """Keys and values of the tokens so far, where the provider computes; a step leaves it as is."""
+
+    values: tuple[OrtValue, ...]
+    batch: int
+    length: int
+    owner: object
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class StaticCache:
+    """The first `length` tokens of buffers, which a step writes behind and doesn't copy.
+
+    So a step uses up what it was given: from one cache, go on once. A cache that was given before
+    may be taken up again, which drops the tokens behind it, and with them every cache that has
+    them: those are refused from then on.
+    """
+
+    slots: Slots
+    batch: int
+    length: int
+    mark: int
+    seen: Seen
+
+    @property
+    def owner(self) -> object:
+        """The decoder that made it."""
+        return self.slots.owner
+
+
+@dataclass
+class Slots:
+    """The buffers (B, G, max_length, D) of one batch, by input, and the caches that are valid.
+
+    `marks` are those of caches of growing length, the last one of all tokens written.
+    """
+
+    buffers: Mapping[str, torch.Tensor]
+    batch: int
+    owner: object
+    marks: list[int] = field(default_factory=list)
+    steps: dict[int | None, InPlace] = field(default_factory=dict)
+    _count: itertools.count[int] = field(default_factory=itertools.count)
+
+    def start(self) -> StaticCache:
+        """The cache without a token."""
+        return self._marked(Seen.nothing(self.batch))
+
+    def restart(self, cache: StaticCache) -> StaticCache:
+        """The cache without a token, to compute anew what one holds. Raises as `rewind` does."""
+        self.rewind(cache)
+        self.marks.clear()
+        return self.start()
+
+    def rewind(self, cache: StaticCache) -> None:
+        """Drops what was written behind a cache. Raises UsageError where it was written over."""
+        if cache.mark not in self.marks:
+            raise UsageError(
+                f"This cache of {cache.length} tokens was written over: a static cache keeps one "
+                "line of tokens. Go on from the last cache, or compile with a growing one."
+            )
+        del self.marks[self.marks.index(cache.mark) + 1 :]
+
+    def grown(self, seen: Seen) -> StaticCache:
+        """The cache of these tokens, of which a step has written the last."""
+        return self._marked(seen)
+
+    def _marked(self, seen: Seen) -> StaticCache:
+        mark = next(self._count)
+        self.marks.append(mark)
+        return StaticCache(self, self.batch, seen.ids.shape[1], mark, seen)
+
+
+Cache = GrowingCache | StaticCache

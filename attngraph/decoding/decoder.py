@@ -1,0 +1,334 @@
+"""A compiled decoder: one ONNX graph for the prompt and for every token after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache
+from attngraph.decoding.sampling import Sampling
+from attngraph.decoding.tokens import Seen, end_tokens, positions, shown_tokens, token_id, token_ids
+from attngraph.errors import UsageError
+from attngraph.export.lowering.buffers import CAPACITY, by_row, row_of
+from attngraph.export.runtime.bound_steps import InPlace
+from attngraph.export.runtime.session import Session
+from attngraph.export.target import parse_target
+from attngraph.frontend.cache import METADATA_KEY, Layout
+from attngraph.ir.ranges import Ranges
+from attngraph.numeric import whole
+from attngraph.optimized import Optimized
+from attngraph.reports.report import Report
+
+
+class Decoder:
+    """A causal language model in onnxruntime. Its cache stays on the device between steps.
+
+    A growing cache is new tensors after each step, and the one before is left as it is. A static
+    cache is buffers of `max_length` tokens that are made once; a step writes into them, and so uses
+    up the cache that it was given (see `StaticCache`).
+
+    `optimized` is the compiled model, None for a decoder that was loaded from a file. `session` is
+    by default that of the compiled model, opened on first use.
+    """
+
+    def __init__(
+        self, session: Session | None, layout: Layout, optimized: Optimized | None = None
+    ) -> None:
+        self._session = session
+        self.layout = layout
+        self.optimized = optimized
+        self._owner = object()  # whose the caches are that its steps give
+        self.ranges = Ranges({}) if optimized is None else optimized.ranges
+
+    @classmethod
+    def of(cls, optimized: Optimized, layout: Layout) -> Decoder:
+        """From a compiled model, whose file will then say what its inputs are."""
+        optimized.model.metadata_props[METADATA_KEY] = layout.to_json()
+        return cls(None, layout, optimized)
+
+    @classmethod
+    def load(cls, path: str | Path, target: str = "cpu", **options: Any) -> Decoder:
+        """A decoder that `save` wrote; `options` are those of `Session.open`.
+
+        Raises LoadError where the file isn't one, ProviderError where the target can't be used.
+        """
+        session = Session.open(Path(path), parse_target(target), **options)
+        said = session.metadata
+        decoder = cls(session, Layout.from_json(said.get(METADATA_KEY), str(path)))
+        decoder.ranges = Ranges.of_file(said, path)
+        return decoder
+
+    @property
+    def session(self) -> Session:
+        """The session that the steps run in. Raises ProviderError where it can't be opened."""
+        if self._session is None:
+            self._session = self._compiled.session
+        return self._session
+
+    def save(self, path: str | Path) -> None:
+        """Writes the ONNX file; its metadata says which inputs are the cache.
+
+        Raises OutputError, and UsageError for a decoder that was loaded: copy its file.
+        """
+        self._compiled.save(path)
+
+    @property
+    def report(self) -> Report:
+        """What was done and measured. Raises UsageError for a decoder that was loaded."""
+        return self._compiled.report
+
+    @property
+    def _compiled(self) -> Optimized:
+        if self.optimized is None:
+            raise UsageError("This decoder was loaded from a file, which holds no more than it.")
+        return self.optimized
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> tuple[torch.Tensor, Cache]:
+        """Logits of ids (B, S) that follow a cache of P tokens, and the cache with them in it.
+
+        `ids` are int64 or int32. `attention_mask` (B, P + S), bool or an integer like ids, is 0
+        where there is padding; without it there is none. It says of the tokens in the cache what it
+        said when they came. The logits are (B, S, V), or those of the last position (B, 1, V) where
+        the model was compiled so.
+
+        Raises UsageError, before anything is computed, for tensors that are not that, for ids that
+        the model doesn't know, for a cache of another decoder, where a static cache has no room
+        for the tokens or was written over, and for more tokens than the model has positions for.
+        Where the model would compute what is in the cache otherwise for so many tokens, as LongRoPE
+        does behind a length, all of them are computed again.
+        """
+        ids = token_ids(ids, self.layout.vocabulary)
+        batch, length = ids.shape
+        cache = self._empty(batch) if cache is None else self._own(cache, batch)
+        total = cache.length + length
+        self._require_room(total)
+        self._require_sizes(batch, length, cache.length)
+        shown = shown_tokens(attention_mask, batch, cache.length, length)
+        cache.seen.require_same(shown)
+        seen = cache.seen.then(ids, shown)
+        self._require_rows(seen.counts)
+        if self._is_outdated(cache.seen, seen):
+            self._require_sizes(batch, total, 0)
+            logits, grown = self._compute(seen.ids, self._emptied(cache), seen)
+            return logits[:, -length:], grown
+        return self._compute(ids, cache, seen)
+
+    def _compute(self, ids: torch.Tensor, cache: Cache, seen: Seen) -> tuple[torch.Tensor, Cache]:
+        """The logits of ids (B, S) behind a cache, and the cache of what is `seen` then."""
+        feeds = self._feeds(ids, seen.shown, cache.length)
+        if isinstance(cache, StaticCache):
+            return self._write(feeds, cache, seen)
+        pasts = dict(zip(self.layout.pasts, cache.values, strict=True))
+        fetched = (self.layout.logits,)
+        results = self.session.step(feeds, pasts, fetched, self.layout.presents)
+        total = seen.ids.shape[1]
+        return results[0][0], GrowingCache(results[1], cache.batch, total, self._owner, seen)
+
+    def _is_outdated(self, before: Seen, after: Seen) -> bool:
+        """Whether what a cache holds is to be computed anew, as the model does without a cache.
+
+        Raises UsageError where that would be so at each step from here on.
+        """
+        if before.ids.shape[1] == 0:
+            return False
+        self._require_steps(after.counts)
+        spans = list(zip(before.counts, after.counts, strict=True))
+        return any(low <= place < high for place in self.layout.switches for low, high in spans)
+
+    def _require_steps(self, counts: tuple[int, int]) -> None:
+        last, total = self.layout.last, max(counts)
+        if last is not None and total > last:
+            raise UsageError(
+                f"The model computes the keys of all tokens anew at each length behind {last}, so "
+                f"no cache can go on to {total} tokens: give all of them as one prompt."
+            )
+
+    def _emptied(self, cache: Cache) -> Cache:
+        """A cache without a token, in the same buffers if there are any."""
+        if isinstance(cache, StaticCache):
+            return cache.slots.restart(cache)
+        return self._empty(cache.batch)
+
+    def _require_rows(self, counts: tuple[int, int]) -> None:
+        """Raises UsageError where the model's tables have no row for a token."""
+        limits = (self.layout.most, self.layout.most_positions)
+        for most, count, what in zip(limits, counts, ("tokens", "positions"), strict=True):
+            if most is not None and count > most:
+                raise UsageError(
+                    f"The model's tables have rows for {most} {what}, and there would be {count}: "
+                    "shorten the prompt, or ask for fewer tokens."
+                )
+
+    def _own(self, cache: Any, batch: int) -> Cache:
+        """A cache that is this decoder's, of as many rows. Raises UsageError."""
+        if not isinstance(cache, Cache):
+            raise UsageError(
+                f"cache is a {type(cache).__name__}; it must be one that this decoder returned."
+            )
+        if cache.owner is not self._owner:
+            raise UsageError("This cache is that of another decoder.")
+        if cache.batch != batch:
+            raise UsageError(f"ids has {batch} rows, and the cache {cache.batch}.")
+        return cache
+
+    def _feeds(
+        self, ids: torch.Tensor, shown: torch.Tensor | None, held: int
+    ) -> dict[str, torch.Tensor]:
+        """The inputs beside the cache, for new ids (B, S) behind `held` tokens."""
+        layout, (batch, length) = self.layout, ids.shape
+        feeds = {layout.ids: self._cast(layout.ids, ids)}
+        if layout.mask is not None:
+            mask = torch.ones(batch, held + length) if shown is None else shown
+            feeds[layout.mask] = self._cast(layout.mask, mask)
+        elif shown is not None:
+            raise UsageError("The model takes no mask, so no row can be padded.")
+        if layout.positions is not None:
+            places = positions(shown, held, length)
+            declared = self.session.input_shape(layout.positions)
+            if len(declared) == 2 and declared[0] != 1:
+                places = places.expand(batch, length)
+            elif bool((places != places[0]).any()):
+                raise UsageError(
+                    "The model takes one row of positions, so its rows can't be padded differently."
+                )
+            else:
+                places = places[:1] if len(declared) == 2 else places[0]
+            feeds[layout.positions] = self._cast(layout.positions, places)
+        return feeds
+
+    @property
+    def is_static(self) -> bool:
+        return self.layout.max_length is not None
+
+    def _require_room(self, total: int) -> None:
+        room = self.layout.max_length
+        if room is not None and total > room:
+            raise UsageError(
+                f"The static cache has room for {room} tokens, and {total} would be in it: compile "
+                "with a larger max_length, or with a growing cache."
+            )
+
+    def takes(self, batch: int, prompt: int, total: int) -> bool:
+        """Whether the model takes rows of a prompt and of steps up to a total of tokens."""
+        steps = [(prompt, 0), *((1, past) for past in range(prompt, total))]
+        return not any(self._broken(batch, new, past) for new, past in steps)
+
+    def _broken(self, batch: int, new: int, past: int) -> str:
+        """What the ranges of the model's dims say against a step, empty if they take it."""
+        seq = str(self.session.input_shape(self.layout.ids)[1])
+        return self.ranges.broken({self.layout.batch: batch, seq: new, self.layout.past: past})
+
+    def _require_sizes(self, batch: int, new: int, past: int) -> None:
+        if broken := self._broken(batch, new, past):
+            raise UsageError(
+                f"The decoder was compiled for sizes with {broken}, and these are {batch} rows of "
+                f"{new} new tokens after {past}: beyond that the model's own code takes another "
+                "way, or the range that was asked for ends."
+            )
+
+    def _write(
+        self, feeds: dict[str, torch.Tensor], cache: StaticCache, seen: Seen
+    ) -> tuple[torch.Tensor, StaticCache]:
+        """A step in the buffers, of all rows at once where the operator takes them so."""
+        assert self.layout.length is not None
+        slots, new = cache.slots, seen.ids.shape[1] - cache.length
+        slots.rewind(cache)
+        feeds[self.layout.length] = torch.tensor([cache.length])
+        if by_row(cache.batch, new, cache.length):
+            rows = range(cache.batch)
+            logits = torch.cat([self._in_place(slots, r).step(row_of(feeds, r)) for r in rows])
+        else:
+            logits = self._in_place(slots, None).step(feeds)
+        return logits, slots.grown(seen)
+
+    def _in_place(self, slots: Slots, row: int | None) -> InPlace:
+        if row not in slots.steps:
+            layout = self.layout
+            buffers = slots.buffers if row is None else row_of(slots.buffers, row)
+            presents = dict(zip(layout.pasts, layout.presents, strict=True))
+            slots.steps[row] = InPlace(self.session, buffers, presents, layout.logits)
+        return slots.steps[row]
+
+    def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.session.input_dtype(name))
+
+    def _empty(self, batch: int) -> Cache:
+        layout = self.layout
+        if layout.max_length is not None:
+            sizes = {layout.batch: batch, CAPACITY: layout.max_length}
+            buffers = {name: self.session.zeros(name, sizes) for name in layout.pasts}
+            return Slots(buffers, batch, self._owner).start()
+        sizes = {self.layout.batch: batch, self.layout.past: 0}
+        values = tuple(self.session.empty(name, sizes) for name in self.layout.pasts)
+        return GrowingCache(values, batch, 0, self._owner, Seen.nothing(batch))
+
+    def generate(
+        self,
+        ids: torch.Tensor,
+        max_new_tokens: int,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> torch.Tensor:
+        """The prompt ids (B, S) with up to `max_new_tokens` more, as `transformers`' generate.
+
+        Greedy at temperature 0, else drawn (see `Sampling`). Rows of different lengths are padded
+        on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
+        with `pad_token_id` (by default that token); when all have, it ends early.
+
+        Raises UsageError for what a step or `Sampling` doesn't take, for rows padded on the right,
+        whose last position is no token, and where a static cache has no room for the prompt and
+        what may follow.
+        """
+        sampling = Sampling(temperature, top_k, top_p, seed)
+        count, known = whole("max_new_tokens", max_new_tokens, 0), self.layout.vocabulary
+        prompt = token_ids(ids, known)
+        batch, length = prompt.shape
+        shown = shown_tokens(attention_mask, batch, 0, length)
+        if shown is not None and not bool(shown[:, -1].all()):
+            row = int((~shown[:, -1]).nonzero()[0])
+            raise UsageError(
+                f"Row {row} of attention_mask ends in padding; pad on the left, so that the last "
+                "position of each row is a token."
+            )
+        more = max(count - 1, 0)  # the last token is not fed
+        self._require_room(length + more)
+        total, places = Seen.nothing(batch).then(prompt, shown).counts
+        self._require_rows((total + more, places + more))
+        if more:
+            self._require_steps((total + more, places + more))
+        if count:
+            self._require_sizes(batch, length, 0)
+        for past in range(length, length + more):
+            self._require_sizes(batch, 1, past)
+        ends = end_tokens(eos_token_id, known)
+        filler = ends[0] if ends else 0
+        if pad_token_id is not None:
+            filler = token_id("pad_token_id", pad_token_id, known)
+        random, done = sampling.generator(), torch.zeros(batch, dtype=torch.bool)
+        one = torch.ones(batch, 1, dtype=torch.bool)
+        parts, new, cache = [prompt], prompt, None
+        for _ in range(count):
+            logits, cache = self(new, shown, cache)
+            token = sampling.choose(logits[:, -1].cpu(), random).to(prompt.dtype)
+            token = torch.where(done, filler, token)
+            new = token[:, None]
+            parts.append(new)
+            done |= torch.isin(token, torch.tensor(ends, dtype=token.dtype))
+            if bool(done.all()):
+                break
+            shown = None if shown is None else torch.cat([shown, one], 1)
+        return torch.cat(parts, 1).to(ids.device)

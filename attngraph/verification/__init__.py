@@ -1,0 +1,1 @@
+"""Parity of a file on the disk, whoever wrote it."""

@@ -1,0 +1,155 @@
+"""The weights that a file holds against those that its model compiles to, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import onnx_ir
+import torch
+
+from attngraph.export.kernels import choose_all
+from attngraph.export.lowering.buffers import Buffers, part_joined
+from attngraph.export.lowering.lower import lower, value_names
+from attngraph.export.target import Target
+from attngraph.ir import Graph
+
+_ROUNDING = 4.0
+"""Units in the last place, at a tensor's scale, between machines that sum in other orders."""
+_FLIPPED = 1e-4
+"""The share of few-bit codes that such a difference may move to the next one."""
+
+
+@dataclass
+class Weights:
+    """How many of the `total` weights were compared, a sentence part on each that is `different`,
+    and the names of those that differ by rounding alone, as `computed` ones do between machines.
+    """
+
+    total: int
+    compared: int = 0
+    different: list[str] = field(default_factory=list)
+    rounded: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what isn't equal and isn't wrong either."""
+        found = []
+        if self.compared < self.total:
+            found.append(
+                f"{self.compared} of {self.total} weights were compared bit for bit: the file has "
+                "none of the others' names, as where other sizes or kernels were chosen."
+            )
+        if self.rounded:
+            found.append(
+                f"{len(self.rounded)} weights that were computed differ from this machine's in "
+                f"their last digits, such as {self.rounded[0]}."
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists."""
+        return {"total": self.total, "compared": self.compared, "different": self.different}
+
+
+def compare_weights(
+    graph: Graph,
+    model: onnx_ir.Model,
+    target: Target,
+    given: Mapping[str, torch.Tensor],
+    buffers: Buffers | None = None,
+) -> Weights:
+    """The weights of the optimised `graph`, lowered anew, against the file's.
+
+    `given` are the module's own, which no pass computed: they must be equal in every bit, in half
+    precision as they round to it. Raises LoweringError as `lower` does.
+    """
+    static = buffers is not None
+    if buffers is not None:
+        part_joined(graph, buffers)
+    kernels = choose_all(graph, target, static=static)
+    ours = lower(graph, target=target, kernels=kernels, buffers=buffers)
+    theirs = model.graph.initializers
+    own = {_storage(data) for data in given.values()}
+    weights = dict(_weights(graph, ours))
+    found = Weights(len(weights))
+    for name, mine in weights.items():
+        value = theirs.get(name)
+        if value is None or value.const_value is None:
+            continue
+        raw = getattr(mine, "raw", None)
+        is_given = isinstance(raw, torch.Tensor) and _storage(raw) in own
+        told = _difference(mine.numpy(), value.const_value.numpy())
+        if told is None:
+            continue
+        found.compared += 1
+        if told.rounds and not is_given:
+            found.rounded.append(name)
+        elif told.share:
+            found.different.append(f"{name}{told}")
+    return found
+
+
+def _weights(graph: Graph, model: onnx_ir.Model) -> Iterator[tuple[str, Any]]:
+    """The initializers that hold constants of the graph, not numbers that a lowering makes."""
+    names = value_names(graph)
+    constants = {names[value] for value in graph.constants.values() if value in names}
+    for name, value in model.graph.initializers.items():
+        stem = name.removesuffix(".T")
+        known = stem in constants or any(stem.startswith(f"{each}.") for each in constants)
+        if known and value.const_value is not None:
+            yield name, value.const_value
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """The share of elements that differ, and whether rounding explains it. `rows` counts the
+    matrix rows that hold one, of how many.
+    """
+
+    share: float
+    rounds: bool
+    rows: tuple[int, int]
+
+    def __str__(self) -> str:
+        rows, of = self.rows
+        return f" ({rows} of {of} rows)" if of > 1 and rows < of else ""
+
+
+def _difference(mine: Any, theirs: Any) -> _Difference | None:
+    """None where they can't be compared, for example as one is in few bits."""
+    if mine.dtype != theirs.dtype:
+        if not (_is_float(mine) and _is_float(theirs)):
+            return None
+        with numpy.errstate(over="ignore"):
+            mine = mine.astype(theirs.dtype)
+    if mine.shape != theirs.shape:
+        return _Difference(1.0, False, (1, 1))
+    if mine.size == 0:
+        return _Difference(0.0, False, (0, 0))
+    bits = f"u{mine.dtype.itemsize}"
+    mine, theirs = numpy.ascontiguousarray(mine), numpy.ascontiguousarray(theirs)
+    off = mine.view(bits) != theirs.view(bits)
+    rows = off.reshape(off.shape[0], -1).any(1) if off.ndim > 1 else off.reshape(1, -1).any(1)
+    share, counted = float(off.mean()), (int(rows.sum()), len(rows))
+    if not share:
+        return _Difference(0.0, False, counted)
+    if not _is_float(mine):
+        return _Difference(share, share <= _FLIPPED, counted)
+    wide, other = mine.astype("f8"), theirs.astype("f8")
+    finite = numpy.isfinite(wide)
+    same = bool((finite == numpy.isfinite(other)).all())
+    scale = float(numpy.abs(wide[finite]).max()) if finite.any() else 0.0
+    error = numpy.abs(numpy.where(finite, wide - other, 0.0)).max() if same else numpy.inf
+    eps = {2: 2.0**-10, 4: 2.0**-23, 8: 2.0**-52}[mine.dtype.itemsize]
+    return _Difference(share, bool(error <= _ROUNDING * eps * scale), counted)
+
+
+def _is_float(data: Any) -> bool:
+    return bool(data.dtype.kind == "f" or data.dtype.name == "bfloat16")
+
+
+def _storage(data: torch.Tensor) -> int:
+    return data.untyped_storage().data_ptr()

@@ -1,0 +1,61 @@
+"""Weights beside a model file, written once: those that were checked are those that are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from attngraph.errors import OutputError
+from attngraph.export.files.save import is_external, save, to_session
+from attngraph.export.runtime.session import Session
+from attngraph.export.target import Target
+from attngraph.mapped import is_large, no_holes
+
+
+class Staged:
+    """A folder next to `path`, for models that are opened before one of them is saved there.
+
+    It holds the file of the model that was opened last, where its weights lie in a file of their
+    own, and is removed at the end of the block. Sessions may be open on it: they have it mapped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folder = path.with_name(f".{path.name}.{os.getpid()}.checked")
+        self._model: ir.Model | None = None
+
+    def __enter__(self) -> Staged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def session(self, model: ir.Model, target: Target, **options: Any) -> Session:
+        """As `to_session`. Raises OutputError also where `path` has no room for the weights."""
+        if not is_external(model):
+            return to_session(model, target, **options)
+        file = self._folder / self._path.name
+        data, self._model = self.data_of(model, file), None
+        with contextlib.suppress(OSError):  # which saving then tells of
+            self._folder.mkdir(exist_ok=True)
+        try:
+            save(model, file, data=data)
+        except OutputError as error:
+            raise OutputError(str(error).replace(str(file), str(self._path))) from error
+        self._model = model
+        with (
+            no_holes()
+            if is_large(file.with_name(f"{file.name}.data").stat().st_size)
+            else (contextlib.nullcontext())
+        ):
+            return Session.open(file, target, **options)
+
+    def data_of(self, model: ir.Model, path: Path) -> Path | None:
+        """The model's weights, as `save` would write them beside `path`; None where they aren't."""
+        data = self._folder / f"{path.name}.data"
+        return data if self._model is model and data.is_file() else None

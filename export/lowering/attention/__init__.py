@@ -1,0 +1,1 @@
+"""Attention in ONNX: one file per form, and what the forms share."""

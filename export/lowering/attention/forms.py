@@ -1,0 +1,75 @@
+"""The ways in which a packed attention is written to ONNX: which function writes which form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from attngraph.export.kernels import Choice, Form
+from attngraph.export.kernels.table import GROUPED, MULTI_HEAD, NONPAD, PRIMITIVE, SHARED
+from attngraph.export.lowering.attention.blocks import in_blocks, prepare_blocks
+from attngraph.export.lowering.attention.cache import in_cache
+from attngraph.export.lowering.attention.grouped_query import grouped, key_counts, prepare_grouped
+from attngraph.export.lowering.attention.masks import Prepared
+from attngraph.export.lowering.attention.operator import attention_op, padded, with_sink_key
+from attngraph.export.lowering.attention.primitive import primitive
+from attngraph.export.lowering.attention.site import Emitted, Packed
+from attngraph.export.lowering.emission.context import MICROSOFT, Context
+
+
+def emit(
+    ctx: Context, choice: Choice, site: Packed, prepared: Callable[[Form], Prepared]
+) -> Emitted:
+    """The context (B, S, H·E) and, where asked for, the probabilities (B, H, S, T)."""
+    long = _form(ctx, choice.form, site, prepared(choice.form))
+    if choice.below is None:
+        return long()
+    short = _form(ctx, choice.below, site, prepared(choice.below))
+    length = ctx.dim(site.query.shape[1])
+    is_long = ctx.once(
+        ("at least", site.query.shape[1], choice.start),
+        lambda: ctx.op("GreaterOrEqual", length, ctx.constant(choice.start)),
+    )
+    return ctx.branch(is_long, lambda: long()[0], lambda: short()[0]), None
+
+
+def _form(ctx: Context, form: Form, site: Packed, prepared: Prepared) -> Callable[[], Emitted]:
+    """Emits what layers share, and returns what emits the rest."""
+    qkv = ctx.value(site.query), ctx.value(site.key), ctx.value(site.value)
+    if form.blocks:
+        blocks = prepare_blocks(ctx, form.blocks, site.query, site.key, prepared, site.window)
+
+        def attend(query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value) -> ir.Value:
+            part = Prepared(mask, causal=False)
+            return attention_op(ctx, (query, key, value), part, site)[0]
+
+        return lambda: (in_blocks(ctx, blocks, qkv, attend), None)
+    if form == SHARED:
+        return lambda: in_cache(ctx, qkv, prepared, site)
+    if form.op == GROUPED.op:
+        shared = prepare_grouped(ctx, form, site)
+        return lambda: (grouped(ctx, shared, site), None)
+    if form == MULTI_HEAD:
+        return lambda: (_multi_head(ctx, qkv, site), None)
+    if form == PRIMITIVE:
+        return lambda: primitive(ctx, qkv, prepared, site)
+    if form.padded:
+        return lambda: (padded(ctx, qkv, prepared, site), None)
+    if form == NONPAD and site.lengths is not None:
+        counts = key_counts(ctx, site.lengths, 0, site.key.shape[1])
+        return lambda: attention_op(ctx, qkv, prepared, site, counts)
+    if site.sinks is not None:
+        return lambda: with_sink_key(ctx, qkv, prepared, site)
+    return lambda: attention_op(ctx, qkv, prepared, site)
+
+
+def _multi_head(ctx: Context, qkv: tuple[ir.Value, ir.Value, ir.Value], site: Packed) -> ir.Value:
+    """com.microsoft `MultiHeadAttention` without a mask."""
+    return ctx.op(
+        "MultiHeadAttention",
+        *qkv,
+        domain=MICROSOFT,
+        num_heads=site.heads,
+        scale=float(site.scale),
+    )

@@ -1,0 +1,232 @@
+"""Attention: `attn.attention` and torch's SDPA, as the operator that has the fastest kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import onnx_ir as ir
+import sympy
+import torch
+
+from attngraph.errors import LoweringError
+from attngraph.export.kernels import Form, choose, facts_of
+from attngraph.export.kernels.facts import LENGTHS, NORMS, WINDOW
+from attngraph.export.kernels.prologue import turned_of
+from attngraph.export.kernels.table import NONPAD, PRIMITIVE, SHARED
+from attngraph.export.lowering.attention.cache import put_behind
+from attngraph.export.lowering.attention.forms import emit
+from attngraph.export.lowering.attention.masks import Mask, Prepared, prepare, whole
+from attngraph.export.lowering.attention.operator import emit_attention
+from attngraph.export.lowering.attention.site import Packed
+from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.ir import Node, Value
+from attngraph.ir.dims import Dim, as_dim, same
+from attngraph.ir.ops import attribute, input_of
+
+
+@register_lowering("attn.attention")
+def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    """In the form that was chosen: packed heads go in and out as the projections give them."""
+    query, key, value, bias, mask = (
+        input_of(node, name) for name in ("query", "key", "value", "bias", "mask")
+    )
+    pasts = input_of(node, "past_key"), input_of(node, "past_value")
+    past: Dim = 0 if pasts[0] is None else pasts[0].shape[2]
+    keys = as_dim(sympy.sympify(key.shape[1] + past))
+    heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
+    static = ctx.buffers is not None and ctx.buffers.holds(pasts[0])
+    facts = facts_of(node, ctx.graph.dims, static=static)
+    choice = ctx.kernels.get(node) or choose(facts, ctx.target)
+    sinks = input_of(node, "sinks")
+    inside = choice.form.inside
+    wanted = Mask(
+        mask,
+        bias,
+        attribute(node, "causal"),
+        "zero" if sinks is not None else attribute(node, "masked_rows"),
+        query.shape[1],
+        keys,
+        query.dtype,
+        past,
+        window=attribute(node, "window"),
+        lengths=input_of(node, "lengths"),
+        additive=sinks is not None,
+    )
+    site = Packed(
+        query,
+        key,
+        value,
+        *pasts,
+        heads,
+        groups,
+        attribute(node, "scale"),
+        attribute(node, "softcap"),
+        attribute(node, "weights"),
+        wanted.causal,
+        wanted.window,
+        wanted.lengths,
+        sinks,
+        turned_of(node, norms=NORMS in inside) if inside else None,
+    )
+    context, weights, *presents = emit(ctx, choice, site, partial(_prepared, ctx, wanted))
+    forms = (choice.form, *([choice.below] if choice.below else []))
+    found = [_prepared(ctx, wanted, form) for form in forms]
+    prepared = next((one for one in found if one.dead is not None), found[0])
+    if prepared.dead is not None:
+        packed = _Context(query.shape[0], query.shape[1], heads, groups, value)
+        everything = presents[1] if presents else None
+        context = packed.repair(ctx, context, prepared, query.dtype, everything)
+        weights = _repair_weights(ctx, weights, prepared, keys, query.dtype)
+    if static and choice.form != SHARED:
+        presents = put_behind(ctx, site)
+    return [context, *presents] if weights is None else [context, weights, *presents]
+
+
+def _prepared(ctx: Context, wanted: Mask, form: Form) -> Prepared:
+    """The mask of what is not native to a form, and the rows that all of it leaves without keys."""
+    entire = mask = replace(wanted, fused=form != PRIMITIVE)
+    if WINDOW in form.native and (form != SHARED or wanted.is_band):
+        mask = replace(mask, window=0)  # in place there is one kernel for masks, which takes it too
+    if LENGTHS not in form.native or wanted.lengths is None:
+        found = prepare(ctx, mask)
+        if mask == entire or not found.repair:
+            return found
+        # A row has no key where the window ends behind the last allowed one.
+        return replace(found, dead=prepare(ctx, entire).dead)
+    kernel = form == NONPAD and ctx.target.provider == "cpu" and wanted.policy == "zero"
+    found = prepare(ctx, replace(mask, lengths=None))
+    return (
+        found if kernel else replace(found, dead=_without_keys(ctx, wanted), repair=wanted.policy)
+    )
+
+
+def _without_keys(ctx: Context, wanted: Mask) -> ir.Value:
+    """(B, 1, 1, 1): the elements that have no key."""
+    lengths = wanted.lengths
+    assert lengths is not None
+
+    def make() -> ir.Value:
+        none = ctx.op("Less", whole(ctx, lengths), ctx.constant(1))
+        return ctx.op("Unsqueeze", none, ctx.constant([1, 2, 3]))
+
+    return ctx.once(("without keys", lengths), make)
+
+
+class _Context:
+    """The (B, S, H·E) context, seen by heads where a repair differs between them."""
+
+    def __init__(self, batch: Dim, queries: Dim, heads: int, groups: int, value: Value) -> None:
+        self.packed = [batch, queries, value.shape[2] // groups * heads]
+        self.split = [batch, queries, heads, value.shape[2] // groups]
+        self.heads, self.groups, self.value = heads, groups, value
+
+    def repair(
+        self,
+        ctx: Context,
+        context: ir.Value,
+        prepared: Prepared,
+        dtype: torch.dtype,
+        present: ir.Value | None,
+    ) -> ir.Value:
+        dead = ctx.op("Transpose", prepared.dead, perm=[0, 2, 1, 3])
+        replacement = _replacement(ctx, prepared, dtype)
+        if replacement is None:
+            replacement = self._mean(ctx, present)
+        by_head = ctx.reshape(context, self.packed, self.split)
+        repaired = ctx.op("Where", dead, replacement, by_head)
+        return ctx.reshape(repaired, self.split, self.packed)
+
+    def _mean(self, ctx: Context, present: ir.Value | None) -> ir.Value:
+        """(B, 1, H, E): each head's mean over all keys; `present` (B, G, T, E) are all values."""
+        batch, _, heads, width = self.split
+        if present is None:
+            mean = ctx.op("ReduceMean", ctx.value(self.value), ctx.constant([1]), keepdims=1)
+            packed = [batch, 1, self.value.shape[2]]
+        else:
+            mean = ctx.op("ReduceMean", present, ctx.constant([2]), keepdims=1)
+            packed = [batch, self.groups, 1, width]
+        grouped = [batch, 1, self.groups, 1, width]
+        mean = ctx.reshape(mean, packed, grouped)
+        wide = [batch, 1, self.groups, heads // self.groups, width]
+        return ctx.reshape(ctx.expand(mean, grouped, wide), wide, [batch, 1, heads, width])
+
+
+def _replacement(ctx: Context, prepared: Prepared, dtype: torch.dtype) -> ir.Value | None:
+    if prepared.repair == "mean":
+        return None
+    return ctx.constant(0.0 if prepared.repair == "zero" else torch.nan, dtype)
+
+
+def _repair_weights(
+    ctx: Context, weights: ir.Value | None, prepared: Prepared, keys: Dim, dtype: torch.dtype
+) -> ir.Value | None:
+    if weights is None:
+        return None
+    value = _replacement(ctx, prepared, dtype)
+    if value is None:
+        value = ctx.op("Reciprocal", ctx.number(keys, dtype))
+    return ctx.op("Where", prepared.dead, value, weights)
+
+
+@register_lowering("aten.scaled_dot_product_attention")
+def lower_sdpa(ctx: Context, node: Node) -> ir.Value:
+    """SDPA as torch means it: causal is top-left, and a row with nothing allowed gives 0."""
+    query, key, value, mask = (
+        input_of(node, name) for name in ("query", "key", "value", "attn_mask")
+    )
+    if attribute(node, "dropout_p"):
+        raise LoweringError("attention dropout is on; call eval() before exporting the model")
+    scale = attribute(node, "scale")
+    width = query.shape[-1]
+    if scale is None:
+        if not isinstance(width, int):
+            raise LoweringError("its head size is dynamic, so its scale isn't known")
+        scale = width**-0.5
+    rank = len(query.shape)
+    lead: list[list[Dim]] = [list(operand.shape[:-2]) for operand in (query, key, value)]
+    if rank > 4 or rank < 2 or any(len(dims) != rank - 2 for dims in lead):
+        raise LoweringError(f"its operands have {rank} axes, where 2 to 4 have an ONNX form")
+    boolean = mask is not None and mask.dtype == torch.bool
+    prepared = prepare(
+        ctx,
+        Mask(
+            mask if boolean else None,
+            None if boolean else mask,
+            attribute(node, "is_causal"),
+            "zero",
+            query.shape[-2],
+            key.shape[-2],
+            query.dtype,
+        ),
+    )
+    raised = []
+    batch = _joined_batch(lead)
+    for operand, dims in zip((query, key, value), lead, strict=True):
+        raised.append(_four_axes(ctx, operand, dims, batch))
+    qkv = raised[0], raised[1], raised[2]
+    context, *_ = emit_attention(ctx, qkv, prepared, query.dtype, scale=scale)
+    if prepared.dead is not None:
+        context = ctx.op("Where", prepared.dead, _replacement(ctx, prepared, query.dtype), context)
+    if rank < 4:
+        context = ctx.op("Squeeze", context, ctx.constant(list(range(4 - rank))))
+    return context
+
+
+def _joined_batch(lead: list[list[Dim]]) -> list[Dim]:
+    """The leading axes but the heads, broadcast over query, key and value."""
+    return [
+        next((dim for dim in dims if not same(dim, 1)), 1)
+        for dims in zip(*(dims[:-1] for dims in lead), strict=True)
+    ]
+
+
+def _four_axes(ctx: Context, operand: Value, dims: list[Dim], batch: list[Dim]) -> ir.Value:
+    """(B, H, S, D) from 2 to 4 axes, the batch broadcast."""
+    value = ctx.value(operand)
+    missing = 4 - len(operand.shape)
+    if missing:
+        return ctx.op("Unsqueeze", value, ctx.constant(list(range(missing))))
+    return ctx.expand(value, operand.shape, [*batch, *dims[len(batch) :], *operand.shape[-2:]])

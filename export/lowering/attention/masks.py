@@ -1,0 +1,315 @@
+"""The one mask input of ONNX `Attention`: what torch's mask, bias and causality come to.
+
+onnxruntime's kernel gives 0 for a row whose mask is −inf, or exactly the lowest float, on every
+key. torch gives the mean of the values for the latter. A fill of −1e30 behaves like a finite fill
+in both, so finite lows are lifted to it. Each prepared mask is made once and shared by all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+import sympy
+import torch
+
+from attngraph.ir import Value
+from attngraph.ir.dims import Dim, as_dim, same
+
+if TYPE_CHECKING:
+    from attngraph.export.lowering.emission.context import Context
+
+LOW = -1e30
+
+# Numbers this large leave room for a few products before they come near LOW.
+_MODERATE = 1e12
+_MODERATE_HALF = 100.0
+_NUMBERS = ("value", "other", "self", "min", "max", "alpha", "fill_value", "s")
+
+# fmt: off
+# Bounded for bounded operands.
+_KEEPS = frozenset({
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute",
+    "transpose", "t", "expand", "expand_as", "slice", "select", "narrow", "contiguous", "clone",
+    "alias", "detach", "_to_copy", "to", "index", "index_select", "gather", "embedding", "cat",
+    "stack", "repeat", "repeat_interleave", "mul", "add", "sub", "rsub", "neg", "abs", "tanh",
+    "tril", "triu", "where", "masked_fill", "minimum", "maximum", "clamp", "zeros", "ones", "full",
+    "zeros_like", "ones_like", "full_like", "scalar_tensor", "arange",
+})
+# Bounded for finite activations, which a float graph input is not known to be.
+_COMPUTES = frozenset({
+    "linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "layer_norm", "softmax",
+    "sigmoid", "gelu", "relu", "conv2d", "cos", "sin",
+})
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What one attention asks of its mask.
+
+    `mask` is bool, `bias` float, both broadcastable to (B, H, S, T); `causal` allows key j for
+    query i iff j ≤ i + `past`, `window` w only if j > i + `past` − w, `lengths` (B,) only if
+    j < lengths[b]. `policy` is the result of a row that may attend to nothing. `fused` says that
+    one operator computes the attention, `additive` that it wants all of it as a bias.
+    """
+
+    mask: Value | None
+    bias: Value | None
+    causal: bool
+    policy: str
+    queries: Dim
+    keys: Dim
+    dtype: torch.dtype
+    past: Dim = 0
+    fused: bool = True
+    window: int = 0
+    lengths: Value | None = None
+    additive: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing but causality says which keys a query sees."""
+        return self.mask is None and self.lengths is None and not self.window
+
+    @property
+    def is_band(self) -> bool:
+        """Whether causality and a window are all that says it, and nothing is added to scores."""
+        return self.mask is None and self.lengths is None and self.bias is None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`attn_mask` for the op, whether it is causal besides, and the rows to be repaired.
+
+    `dead` (B|1, H|1, S, 1) is True in rows whose result the kernel gets wrong, and `repair` says
+    what it is: "zero", "mean" or "nan".
+    """
+
+    attn_mask: ir.Value | None
+    causal: bool
+    dead: ir.Value | None = None
+    repair: str = ""
+
+
+def prepare(ctx: Context, wanted: Mask) -> Prepared:
+    """The mask in the form the kernel takes, keeping the meaning of every row."""
+    return ctx.once(("mask", wanted), lambda: _prepare(ctx, wanted))
+
+
+def _prepare(ctx: Context, wanted: Mask) -> Prepared:
+    bias, policy = wanted.bias, wanted.policy
+    bounded = bias is None or is_bounded(bias)
+    if wanted.additive:
+        rules = [*_rules(ctx, wanted), *([_lower(ctx, wanted)] if wanted.causal else [])]
+        return Prepared(_additive(ctx, wanted, *_joint(ctx, rules), bounded, -torch.inf), False)
+    if wanted.is_open and bounded:  # no row is empty: a causal one holds at least its first key
+        return Prepared(_full_bias(ctx, wanted, bounded), wanted.causal)
+    kernel = wanted.fused and _has_kernel(ctx, wanted.dtype)
+    finite = policy == "mean" and wanted.dtype != torch.float16
+    repair = _repair(policy, bounded, kernel, finite)
+    causal = wanted.causal
+    rules = _rules(ctx, wanted)
+    if causal and (repair or finite):
+        rules.insert(0, _lower(ctx, wanted))
+        causal = False
+    allowed, shape = _joint(ctx, rules)
+    if bias is None and not finite:
+        assert allowed is not None
+        ready = _spread(ctx, allowed, shape, wanted)
+    else:
+        ready = _additive(ctx, wanted, allowed, shape, bounded, LOW if finite else -torch.inf)
+    dead = None
+    if repair == "mean":
+        assert allowed is not None
+        dead = _empty_rows(ctx, _spread(ctx, allowed, shape, wanted))
+    elif repair:
+        dead = _empty_rows(ctx, ready)
+    return Prepared(ready, causal, dead, repair)
+
+
+_Rule = tuple[ir.Value, list[Dim]]
+"""A bool tensor and its shape."""
+
+
+def _rules(ctx: Context, wanted: Mask) -> list[_Rule]:
+    """What a query may attend to, but for causality; each broadcasts to (B, H, S, T)."""
+    rules: list[_Rule] = []
+    if wanted.mask is not None:
+        rules.append((ctx.cast(ctx.value(wanted.mask), torch.bool), list(wanted.mask.shape)))
+    if wanted.window:
+        end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
+        near = window_mask(ctx, wanted.past, end, 0, wanted.keys, wanted.window)
+        rules.append((near, [wanted.queries, wanted.keys]))
+    if wanted.lengths is not None:
+        there = _before(ctx, wanted.lengths, wanted.keys)
+        rules.append((there, [wanted.lengths.shape[0], 1, 1, wanted.keys]))
+    return rules
+
+
+def _before(ctx: Context, lengths: Value, keys: Dim) -> ir.Value:
+    """(B, 1, 1, T): the keys of each element that come before its length."""
+
+    def make() -> ir.Value:
+        ends = ctx.op("Unsqueeze", whole(ctx, lengths), ctx.constant([1, 2, 3]))
+        return ctx.op("Less", _positions(ctx, 0, keys), ends)
+
+    return ctx.once(("before", lengths, keys), make)
+
+
+def _lower(ctx: Context, wanted: Mask) -> _Rule:
+    end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
+    return causal_mask(ctx, wanted.past, end, wanted.keys), [wanted.queries, wanted.keys]
+
+
+def _joint(ctx: Context, rules: Sequence[_Rule]) -> tuple[ir.Value | None, list[Dim]]:
+    """Where all of them hold."""
+    allowed: ir.Value | None = None
+    shape: list[Dim] = []
+    for rule, its_shape in rules:
+        allowed = rule if allowed is None else ctx.op("And", allowed, rule)
+        shape = _joined(shape, its_shape)
+    return allowed, shape
+
+
+def _repair(policy: str, bounded: bool, kernel: bool, finite: bool) -> str:
+    """What must be put into empty rows, "" where the kernel does that by itself."""
+    if policy == "zero":
+        return "" if kernel else "zero"
+    if policy == "nan":
+        return "nan"
+    if not finite:
+        return "mean"
+    return "" if bounded else "nan"
+
+
+def _has_kernel(ctx: Context, dtype: torch.dtype) -> bool:
+    """Whether the op runs as one kernel; onnxruntime's expansion gives NaN for empty rows."""
+    if ctx.target.provider == "cuda":
+        return dtype in (torch.float32, torch.float16, torch.bfloat16)
+    return dtype in (torch.float32, torch.float16)
+
+
+def _additive(
+    ctx: Context,
+    wanted: Mask,
+    allowed: ir.Value | None,
+    shape: Sequence[Dim],
+    bounded: bool,
+    fill: float,
+) -> ir.Value:
+    dtype = wanted.dtype
+    value, total = ctx.constant(0.0, dtype), list(shape)
+    if wanted.bias is not None:
+        value = _guarded(ctx, wanted.bias, dtype, bounded)
+        total = _joined(shape, wanted.bias.shape)
+    if allowed is not None:
+        value = ctx.op("Where", allowed, value, ctx.constant(fill, dtype))
+    return _spread(ctx, value, total, wanted)
+
+
+def _full_bias(ctx: Context, wanted: Mask, bounded: bool) -> ir.Value | None:
+    if wanted.bias is None:
+        return None
+    value = _guarded(ctx, wanted.bias, wanted.dtype, bounded)
+    return _spread(ctx, value, wanted.bias.shape, wanted)
+
+
+def _guarded(ctx: Context, bias: Value, dtype: torch.dtype, bounded: bool) -> ir.Value:
+    """The bias with −inf kept and every other low number lifted to where the kernel adds it."""
+    value = ctx.cast(ctx.value(bias), dtype)
+    if bounded:
+        return value
+    low = LOW if dtype != torch.float16 else -65472.0  # one step above the lowest
+    infinity = ctx.constant(-torch.inf, dtype)
+    lifted = ctx.op("Max", value, ctx.constant(low, dtype))
+    return ctx.op("Where", ctx.op("Equal", value, infinity), infinity, lifted)
+
+
+def causal_mask(ctx: Context, first: Dim, end: Dim, keys: Dim, begin: Dim = 0) -> ir.Value:
+    """bool, for the queries from `first` to `end` and the keys from `begin` to `keys`, both
+    excluded: True for the keys up to the query's own position."""
+
+    def make() -> ir.Value:
+        rows = ctx.op("Unsqueeze", _positions(ctx, first, end), ctx.constant([1]))
+        return ctx.op("LessOrEqual", _positions(ctx, begin, keys), rows)
+
+    return ctx.once(("causal", first, end, begin, keys), make)
+
+
+def window_mask(ctx: Context, first: Dim, end: Dim, begin: Dim, keys: Dim, window: int) -> ir.Value:
+    """As `causal_mask`: True for the keys less than `window` before the query's own position."""
+
+    def make() -> ir.Value:
+        start, stop = (as_dim(sympy.sympify(place) - window) for place in (first, end))
+        rows = ctx.op("Unsqueeze", _positions(ctx, start, stop), ctx.constant([1]))
+        return ctx.op("Greater", _positions(ctx, begin, keys), rows)
+
+    return ctx.once(("window", first, end, begin, keys, window), make)
+
+
+def whole(ctx: Context, lengths: Value) -> ir.Value:
+    """Lengths as int64."""
+    return ctx.once(("lengths", lengths), lambda: ctx.cast(ctx.value(lengths), torch.int64))
+
+
+def _positions(ctx: Context, first: Dim, end: Dim) -> ir.Value:
+    bounds = ctx.dim(first), ctx.dim(end), ctx.constant(1)
+    return ctx.once(("positions", first, end), lambda: ctx.op("Range", *bounds))
+
+
+def _empty_rows(ctx: Context, mask: ir.Value) -> ir.Value:
+    """Rows in which no key is allowed, the key axis kept as 1."""
+    if mask.dtype == ir.DataType.BOOL:
+        number = ctx.cast(mask, torch.int32)
+        found = ctx.op("ReduceMax", number, ctx.constant([-1]), keepdims=1)
+        return ctx.op("Equal", found, ctx.constant(0, torch.int32))
+    found = ctx.op("ReduceMax", mask, ctx.constant([-1]), keepdims=1)
+    dtype = ir.tensor_adapters.to_torch_dtype(mask.dtype or ir.DataType.FLOAT)
+    return ctx.op("Equal", found, ctx.constant(-torch.inf, dtype))
+
+
+def _spread(ctx: Context, value: ir.Value, shape: Sequence[Dim], wanted: Mask) -> ir.Value:
+    """(B|1, H|1, S, T): the kernel broadcasts the first two axes and rejects 1 in the others."""
+    full = [1] * (4 - len(shape)) + list(shape)
+    if not (same(full[2], wanted.queries) and same(full[3], wanted.keys)):
+        goal = [*full[:2], wanted.queries, wanted.keys]
+        return ctx.expand(value, shape, goal)
+    if len(shape) < 4:
+        return ctx.op("Unsqueeze", value, ctx.constant(list(range(4 - len(shape)))))
+    return value
+
+
+def _joined(a: Sequence[Dim], b: Sequence[Dim]) -> list[Dim]:
+    rank = max(len(a), len(b))
+    left, right = [1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b)
+    return [y if same(x, 1) else x for x, y in zip(left, right, strict=True)]
+
+
+def is_bounded(value: Value, limit: float | None = None, depth: int = 64) -> bool:
+    """Whether every element is provably far from the lowest float, and none is NaN.
+
+    Weights are looked at; activations count as finite; a float graph input may hold anything.
+    `limit` bounds the numbers that it is made of; by default as its own dtype needs.
+    """
+    if not value.dtype.is_floating_point:
+        return True
+    if limit is None:
+        limit = _MODERATE_HALF if value.dtype == torch.float16 else _MODERATE
+    if value.data is not None:
+        return bool(value.data.numel() == 0 or value.data.abs().max() < limit)
+    node = value.producer
+    if node is None or depth == 0 or node.op.split(".")[0] != "aten":
+        return False
+    name = node.op.split(".")[1]
+    if name in _COMPUTES:
+        return True
+    if name not in _KEEPS:
+        return False
+    numbers = [node.attrs[name] for name in _NUMBERS if name in node.attrs]
+    if any(isinstance(n, (int, float)) and not abs(n) < limit for n in numbers):
+        return False
+    operands = [operand for operand in node.inputs if operand is not None]
+    return all(is_bounded(operand, limit, depth - 1) for operand in operands)

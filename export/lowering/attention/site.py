@@ -1,0 +1,51 @@
+"""One attention of packed heads, as its forms see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.kernels.prologue import Turned
+from attngraph.export.lowering.emission.context import Context
+from attngraph.ir import Value
+from attngraph.ir.dims import Dim
+
+Emitted = tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]
+"""Context, weights if asked for, and with a past both presents."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Query (B, S, H·D), key (B, T, G·D) and value (B, T, G·E), with what is done to them.
+
+    With a past, which is (B, G, P, D) and (B, G, P, E), T counts the new keys. `turned` is what the
+    chosen form does to query and key by itself.
+    """
+
+    query: Value
+    key: Value
+    value: Value
+    past_key: Value | None
+    past_value: Value | None
+    heads: int
+    groups: int
+    scale: float
+    softcap: float
+    weights: bool
+    causal: bool
+    window: int
+    lengths: Value | None
+    sinks: Value | None
+    turned: Turned | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.query.dtype
+
+
+def by_head(ctx: Context, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
+    """(B, S, H·D) → (B, H, S, D)."""
+    split = ctx.reshape(value, shape, [*shape[:2], heads, shape[2] // heads])
+    return ctx.op("Transpose", split, perm=[0, 2, 1, 3])

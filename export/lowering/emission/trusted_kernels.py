@@ -1,0 +1,98 @@
+"""Operators whose kernels are wrong for integers, written with others that are right.
+
+onnxruntime's CPU kernels compare 64-bit integers by their lower halves: for x in [2³¹, 2³²),
+`Max(x, 0)` is 0, `Min(x, 8)` is x, the sign of x is −1, and `ReduceMax` takes a smaller one. What
+every lowering emits goes through here, be it our own, a formula's parts or torchlib's, whatever the
+target: onnxruntime computes sizes on the CPU in a CUDA session too. Less, Where and TopK are right.
+Narrower integers and floats keep the operator, which is one kernel and not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+import torch
+
+from attngraph.errors import LoweringError
+
+if TYPE_CHECKING:
+    from attngraph.export.lowering.emission.context import Context
+
+Operands = Sequence[ir.Value | None]
+
+
+def rewritten(
+    ctx: Context, op_type: str, domain: str, operands: Operands, attrs: Mapping[str, Any]
+) -> ir.Value | None:
+    """The operator by others, or None where its kernel is right for these operands."""
+    first = next((value for value in operands if value is not None), None)
+    if domain or first is None or first.dtype != ir.DataType.INT64:
+        return None
+    if op_type in ("ReduceMax", "ReduceMin"):
+        return _along(ctx, operands, op_type == "ReduceMax", bool(attrs.get("keepdims", 1)))
+    rule = _RULES.get(op_type)
+    return None if rule is None else rule(ctx, operands)
+
+
+def _along(ctx: Context, operands: Operands, largest: bool, keep: bool) -> ir.Value:
+    """The first of each axis in order."""
+    x, axes = (*operands, None)[:2]
+    assert x is not None
+    if axes is None and keep:
+        raise LoweringError("an extremum of integers over all axes, which are kept, has no form")
+    if axes is None:
+        x, axes = ctx.op("Reshape", x, ctx.constant([-1])), ctx.constant([0])
+    if axes.const_value is None:
+        raise LoweringError("an extremum of integers over computed axes has no form")
+    one = ctx.constant([1])
+    for axis in axes.const_value.numpy().reshape(-1).tolist():
+        x = ctx.ops("TopK", x, one, outputs=2, axis=axis, largest=int(largest))[0]
+    return x if keep else ctx.op("Squeeze", x, axes)
+
+
+def _extremum(ctx: Context, a: ir.Value, b: ir.Value, largest: bool) -> ir.Value:
+    less = ctx.op("Less", a, b)
+    return ctx.op("Where", less, b, a) if largest else ctx.op("Where", less, a, b)
+
+
+def _present(operands: Operands) -> list[ir.Value]:
+    return [value for value in operands if value is not None]
+
+
+def _max(ctx: Context, operands: Operands) -> ir.Value:
+    return reduce(lambda a, b: _extremum(ctx, a, b, True), _present(operands))
+
+
+def _min(ctx: Context, operands: Operands) -> ir.Value:
+    return reduce(lambda a, b: _extremum(ctx, a, b, False), _present(operands))
+
+
+def _clip(ctx: Context, operands: Operands) -> ir.Value:
+    """The upper bound last, which holds where the two are the wrong way round."""
+    x, low, high = (*operands, None, None)[:3]
+    assert x is not None
+    raised = x if low is None else _extremum(ctx, x, low, True)
+    return raised if high is None else _extremum(ctx, raised, high, False)
+
+
+def _relu(ctx: Context, operands: Operands) -> ir.Value:
+    return _max(ctx, [*operands, ctx.constant(0, torch.int64)])
+
+
+def _sign(ctx: Context, operands: Operands) -> ir.Value:
+    (x,) = operands
+    zero = ctx.constant(0, torch.int64)
+    above, below = (ctx.op(op_type, x, zero) for op_type in ("Greater", "Less"))
+    return ctx.op("Sub", ctx.cast(above, torch.int64), ctx.cast(below, torch.int64))
+
+
+_RULES: dict[str, Callable[[Context, Operands], ir.Value]] = {
+    "Max": _max,
+    "Min": _min,
+    "Clip": _clip,
+    "Relu": _relu,
+    "Sign": _sign,
+}

@@ -1,0 +1,1 @@
+"""Ops without a lowering of their own: torchlib, decompositions and formulas."""

@@ -1,0 +1,159 @@
+"""Composite ops without a form of their own, as the smaller ops that torch makes of them.
+
+The op is run on fake tensors and what reaches torch's dispatcher is written down as IR. Where torch
+goes no further, a formula of ours may (formulas.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attngraph.errors import IRError
+from attngraph.export.lowering.fallback.formulas import FORMULAS
+from attngraph.ir import Graph, Node, Value
+from attngraph.ir.infer import TypeInference
+from attngraph.ir.ops import call, flatten_call, op_def, op_name
+from attngraph.ir.types import TensorType
+
+
+def decompose(node: Node, graph: Graph) -> Graph | None:
+    """The op as a graph over its own operands, in their order; None where torch can't divide it."""
+    if any(value is not None and not isinstance(value.type, TensorType) for value in node.inputs):
+        return None
+    try:
+        parts = _Decomposer(graph).run(node)
+    except (IRError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return None
+    return None if any(_is_again(part, node) for part in parts) else parts
+
+
+def _is_again(part: Node, node: Node) -> bool:
+    """Whether a part is the node itself, on operands of the same dtypes."""
+    if part.op != node.op or part.attrs != node.attrs:
+        return False
+    dtypes = [[value and value.dtype for value in one.inputs] for one in (part, node)]
+    return dtypes[0] == dtypes[1]
+
+
+class _Decomposer(TypeInference):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(dict(graph.dims))
+        self.parts = Graph("parts")
+        self.parts.dims = dict(graph.dims)
+        self.values: dict[int, Value] = {}
+        self.kept: list[torch.Tensor] = []
+
+    def run(self, node: Node) -> Graph:
+        definition = op_def(node.op)
+        if node.op in FORMULAS:
+            definition = replace(definition, function=FORMULAS[node.op])
+        with enable_python_dispatcher(), self._mode, torch.no_grad():
+            fakes = [None if v is None else self._fake(v.type).clone() for v in node.inputs]
+            for value, fake in zip(node.inputs, fakes, strict=True):
+                if value is not None and fake is not None:
+                    self.know(fake, self.parts.add_input(value.name, value.type))
+            attrs = {name: self._materialize(value) for name, value in node.attrs.items()}
+            with self.recording():
+                results = call(definition, fakes, attrs)
+        if results == (NotImplemented,):
+            raise NotImplementedError
+        self.parts.set_outputs([self.values[id(result)] for result in results])
+        return self.parts
+
+    def recording(self) -> Any:
+        """A context in which every call that reaches the dispatcher is recorded."""
+
+        def dispatch(
+            mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return self.record(function, args, kwargs or {})
+
+        # Built by type(): the base class has no annotations, which strict mypy refuses.
+        return type("_Recorder", (TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+
+    def know(self, fake: torch.Tensor, value: Value) -> None:
+        self.values[id(fake)] = value
+        self.kept.append(fake)  # an id is only good while the object lives
+
+    def record(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if function._schema.is_mutable:
+            return self._write(function, args, kwargs)
+        formula = self._formula(function)
+        if formula is not None:
+            with self.recording():
+                made = formula(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        result = function(*args, **kwargs)
+        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        if not any(isinstance(output, torch.Tensor) for output in outputs):
+            return result
+        inputs, attrs = flatten_call(op_def(op_name(function)), args, kwargs)
+        wide = any(isinstance(t, torch.Tensor) and t.dtype == torch.float64 for t in inputs)
+        operands = [None if fake is None else self._operand(fake, wide) for fake in inputs]
+        types = [self._type(output) for output in outputs]
+        made = self.parts.create(
+            op_name(function), operands, pytree.tree_map(self._plain, attrs), types=types
+        )
+        for output, value in zip(outputs, made.outputs, strict=True):
+            self.know(output, value)
+        return result
+
+    def _write(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """An in-place op as the op that it is named after, where nothing else sees the tensor."""
+        target, name = args[0], function._schema.name.removeprefix("aten::").removesuffix("_")
+        memory = target.untyped_storage()._cdata
+        if any(t is not target and t.untyped_storage()._cdata == memory for t in self.kept):
+            raise IRError(f"{op_name(function)} writes into a view.")
+        with self.recording():
+            if name == "copy":
+                result = args[1].to(target.dtype).expand(target.shape).clone()
+            else:
+                twin = getattr(getattr(torch.ops.aten, name, None), function._overloadname, None)
+                if twin is None:
+                    raise IRError(f"{op_name(function)} is no value.")
+                result = twin(*args, **kwargs)
+        function(*args, **kwargs)  # it may change the tensor's shape
+        if result.dtype != target.dtype or result.shape != target.shape:
+            raise IRError(f"{op_name(function)} changes its operand's type.")
+        self.values[id(target)] = self.values[id(result)]
+        return target
+
+    def _formula(self, function: Any) -> Callable[..., Any] | None:
+        """What to run in the op's place: our formula, or torch's where there is no lowering."""
+        name = op_name(function)
+        if name in FORMULAS or _has_lowering(name):
+            return FORMULAS.get(name)
+        return get_decompositions([function]).get(function)
+
+    def _operand(self, item: Any, wide: bool) -> Value:
+        """The value of an argument; a number next to float64 is as exact as that."""
+        if isinstance(item, torch.Tensor):
+            return self.values[id(item)]
+        if isinstance(item, (torch.SymInt, torch.SymFloat)):
+            dtype = torch.int64 if isinstance(item, torch.SymInt) else torch.float32
+            attrs: dict[str, Any] = {"size": [], "fill_value": self._dim(item), "dtype": dtype}
+            return self.parts.create("aten.full", [], attrs, types=[TensorType(dtype, ())]).output
+        if isinstance(item, (bool, int, float)):
+            with unset_fake_temporarily():
+                exact = torch.float64 if wide and isinstance(item, float) else None
+                return self.parts.add_constant("number", torch.tensor(item, dtype=exact))
+        raise IRError(f"{item!r} is no operand.")
+
+    def _plain(self, item: Any) -> Any:
+        return self._dim(item) if isinstance(item, torch.SymInt) else item
+
+
+def _has_lowering(op: str) -> bool:
+    from attngraph.export.lowering import find_lowering
+
+    return find_lowering(op) is not None

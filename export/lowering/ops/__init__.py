@@ -1,0 +1,1 @@
+"""One ONNX form per op, in files by kind of op."""

@@ -1,0 +1,86 @@
+"""Tensors made from sizes and numbers alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.export.lowering.emission.values import onnx_dtype
+from attngraph.ir import Node
+from attngraph.ir.ops import input_of, op_def
+
+MAX_CONSTANT = 4096  # elements; a larger one is computed rather than stored
+
+
+@register_lowering("aten.arange", "aten.arange.start", "aten.arange.start_step")
+def lower_arange(ctx: Context, node: Node) -> ir.Value:
+    args, dtype = ctx.args(node), node.output.dtype
+    start, end = args.get("start", 0), args["end"]
+    step = args.get("step", 1)
+    size = node.output.shape[0]
+    if all(isinstance(v, (int, float)) for v in (start, end, step)) and size <= MAX_CONSTANT:
+        return ctx.constant(torch.arange(start, end, step, dtype=dtype), name="arange")
+    whole = not any(isinstance(v, float) for v in (start, end, step))
+    computed = torch.int64 if whole else torch.float64 if dtype == torch.float64 else torch.float32
+    key = ("arange", start, end, step, dtype)
+    if key not in ctx.cache:
+        bounds = [ctx.number(value, computed) for value in (start, end, step)]
+        ctx.cache[key] = ctx.cast(ctx.op("Range", *bounds), dtype)
+    value: ir.Value = ctx.cache[key]
+    return value
+
+
+_FILL = {"zeros": 0, "ones": 1, "empty": 0}
+
+
+@register_lowering(
+    "aten.full", "aten.zeros", "aten.ones", "aten.empty.memory_format", "aten.new_full",
+    "aten.new_zeros", "aten.new_ones", "aten.new_empty", "aten.full_like", "aten.zeros_like",
+    "aten.ones_like", "aten.empty_like",
+)  # fmt: skip
+def lower_full(ctx: Context, node: Node) -> ir.Value:
+    """A constant; where sizes are symbolic, one element broadcast to them."""
+    name = node.op.split(".")[1].removeprefix("new_").removesuffix("_like")
+    value: Any = node.attrs["fill_value"] if name == "full" else _FILL[name]
+    type = node.output.tensor_type
+    static = isinstance(type.numel, int) and type.numel <= MAX_CONSTANT
+    if static and isinstance(value, (bool, int, float)):
+        filled = torch.full([int(dim) for dim in type.shape], value, dtype=type.dtype)
+        return ctx.constant(filled, name=name)
+    return ctx.expand(ctx.number(value, type.dtype), (), type.shape)
+
+
+@register_lowering("aten.fill.Scalar", "aten.fill.Tensor")
+def lower_fill(ctx: Context, node: Node) -> ir.Value:
+    type = node.output.tensor_type
+    tensor = op_def(node.op).arg("value").kind == "tensor"
+    value = input_of(node, "value") if tensor else None
+    number = ctx.number(node.attrs["value"], type.dtype) if value is None else ctx.value(value)
+    return ctx.expand(ctx.cast(number, type.dtype), (), type.shape)
+
+
+@register_lowering("aten.scalar_tensor")
+def lower_scalar_tensor(ctx: Context, node: Node) -> ir.Value:
+    return ctx.number(node.attrs["s"], node.output.dtype)
+
+
+@register_lowering("aten.tril", "aten.triu")
+def lower_triangle(ctx: Context, node: Node) -> ir.Value:
+    """Bools go through int64: not every provider has a bool Trilu."""
+    args, dtype = ctx.args(node), node.output.dtype
+    x = args["self"] if dtype != torch.bool else ctx.cast(args["self"], torch.int64)
+    diagonal = ctx.dim(args["diagonal"])
+    return ctx.cast(ctx.op("Trilu", x, diagonal, upper=int(node.op == "aten.triu")), dtype)
+
+
+@register_lowering("aten.eye", "aten.eye.m")
+def lower_eye(ctx: Context, node: Node) -> ir.Value:
+    """Bools go through int64: the CPU has no bool EyeLike."""
+    type = node.output.tensor_type
+    dtype = torch.int64 if type.dtype == torch.bool else type.dtype
+    zeros = ctx.expand(ctx.number(0, dtype), (), type.shape)
+    return ctx.cast(ctx.op("EyeLike", zeros, dtype=onnx_dtype(dtype)), type.dtype)

@@ -1,0 +1,177 @@
+"""Matrix products, convolutions and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.ir import Node, Value
+from attngraph.ir.dims import Dim
+from attngraph.ir.ops import attribute, input_of
+
+
+@register_lowering("aten.linear")
+def lower_linear(ctx: Context, node: Node) -> ir.Value:
+    """x Wᵀ + b. A matrix x takes Gemm, which reads W as it is."""
+    x, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    added = None if bias is None else ctx.value(bias)
+    if len(x.shape) == 2 and len(weight.shape) == 2:
+        return ctx.op("Gemm", ctx.value(x), ctx.value(weight), added, transB=1)
+    right = ctx.transposed(weight) if len(weight.shape) == 2 else ctx.value(weight)
+    product = ctx.op("MatMul", ctx.value(x), right)
+    return product if added is None else ctx.op("Add", product, added)
+
+
+@register_lowering("attn.quantized_linear")
+def lower_quantized_linear(ctx: Context, node: Node) -> ir.Value:
+    """MatMulNBits, which is to compute in float32: it may round activations to int8 otherwise."""
+    x, codes, bias = (input_of(node, name) for name in ("x", "codes", "bias"))
+    args, bits = ctx.args(node), int(attribute(node, "bits"))
+    inside = ctx.target.provider == "cpu"  # CUDA's takes one in some versions only
+    block = codes.shape[2] * 8 // bits
+    if inside and bits == 8 and x.dtype is torch.float32:
+        return _in_two_halves(ctx, codes, args, x.shape[-1], block)
+    product = _few_bits(
+        ctx,
+        (args["x"], args["codes"], args["scales"], None, args["bias"] if inside else None),
+        (x.shape[-1], codes.shape[0]),
+        (bits, block),
+        accuracy_level=1 if x.dtype is torch.float32 else None,
+    )
+    return product if inside or bias is None else ctx.op("Add", product, args["bias"])
+
+
+def _in_two_halves(
+    ctx: Context, codes: Value, args: Mapping[str, Any], width: Dim, block: int
+) -> ir.Value:
+    """A product of 8 bits as two of 4, which have the fast kernel: c − 128 = 16 (h − 8) + l."""
+    rows, blocks, _ = codes.shape
+
+    def half(name: str, take: Callable[[torch.Tensor], torch.Tensor]) -> ir.Value:
+        def made() -> torch.Tensor:
+            assert codes.data is not None
+            return take(codes.data[..., ::2]) | take(codes.data[..., 1::2]) << 4
+
+        return ctx.derived(codes, name, made, (rows, blocks, block // 2))
+
+    scaled = ctx.once(
+        ("16 x", args["x"]), lambda: ctx.op("Mul", args["x"], ctx.constant(16.0, torch.float32))
+    )
+    zero = ctx.constant(torch.zeros(rows, -(-blocks // 2), dtype=torch.uint8), name="zero_points")
+    sizes, bits = (width, rows), (4, block)
+    upper, lower = half("upper", lambda part: part >> 4), half("lower", lambda part: part & 15)
+    high = scaled, upper, args["scales"], None, None
+    low = args["x"], lower, args["scales"], zero, args["bias"]
+    products = [_few_bits(ctx, each, sizes, bits, accuracy_level=1) for each in (high, low)]
+    return ctx.op("Add", *products)
+
+
+def _few_bits(
+    ctx: Context,
+    operands: tuple[ir.Value | None, ...],
+    sizes: tuple[Dim, Dim],
+    bits: tuple[int, int],
+    *,
+    accuracy_level: int | None,
+) -> ir.Value:
+    """Of x, codes, scales, zero points and bias; `bits` are a code's, with the size of blocks."""
+    x, codes, scales, zero, bias = operands
+    return ctx.op(
+        "MatMulNBits",
+        *(x, codes, scales, zero, None, bias),
+        domain=MICROSOFT,
+        K=sizes[0],
+        N=sizes[1],
+        bits=bits[0],
+        block_size=bits[1],
+        accuracy_level=accuracy_level,
+    )
+
+
+@register_lowering("aten.matmul", "aten.bmm", "aten.mm", "aten.mv", "aten.dot")
+def lower_matmul(ctx: Context, node: Node) -> ir.Value:
+    left, right = (ctx.value(value) for value in node.inputs if value is not None)
+    return ctx.op("MatMul", left, right)
+
+
+@register_lowering("aten.addmm")
+def lower_addmm(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    alpha, beta = float(args["alpha"]), float(args["beta"])
+    if not node.output.dtype.is_floating_point:
+        product = ctx.op("MatMul", args["mat1"], args["mat2"])
+        return _weighted(ctx, node, product)
+    bias = args["self"] if beta else None
+    return ctx.op("Gemm", args["mat1"], args["mat2"], bias, alpha=alpha, beta=beta)
+
+
+@register_lowering("aten.baddbmm")
+def lower_baddbmm(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    return _weighted(ctx, node, ctx.op("MatMul", args["batch1"], args["batch2"]))
+
+
+def _weighted(ctx: Context, node: Node, product: ir.Value) -> ir.Value:
+    """alpha · product + beta · self; with beta 0 self is not read, as it may hold NaN."""
+    args, dtype = ctx.args(node), node.output.dtype
+    if args["alpha"] != 1:
+        product = ctx.op("Mul", product, ctx.number(args["alpha"], dtype))
+    if args["beta"] == 0:
+        return product
+    added = args["self"]
+    if args["beta"] != 1:
+        added = ctx.op("Mul", added, ctx.number(args["beta"], dtype))
+    return ctx.op("Add", added, product)
+
+
+@register_lowering("aten.einsum")
+def lower_einsum(ctx: Context, node: Node) -> ir.Value | None:
+    if not node.output.dtype.is_floating_point:
+        return None  # its parts: onnxruntime's kernel adds integers in double
+    operands = [ctx.value(value) for value in node.inputs if value is not None]
+    return ctx.op("Einsum", *operands, equation=node.attrs["equation"].replace(" ", ""))
+
+
+@register_lowering("aten.embedding")
+def lower_embedding(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    return ctx.op("Gather", args["weight"], args["indices"], axis=0)
+
+
+@register_lowering(
+    "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.conv1d.padding", "aten.conv2d.padding",
+    "aten.conv3d.padding",
+)  # fmt: skip
+def lower_conv(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    x, weight = input_of(node, "input"), input_of(node, "weight")
+    spatial = len(weight.shape) - 2
+
+    def each(name: str) -> list[int]:
+        values = args[name] if isinstance(args[name], (list, tuple)) else [args[name]]
+        return list(values) * (spatial if len(values) == 1 else 1)
+
+    dilation = each("dilation")
+    if args["padding"] == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        pads = [t // 2 for t in total] + [t - t // 2 for t in total]
+    else:
+        pads = [0] * 2 * spatial if args["padding"] == "valid" else each("padding") * 2
+    unbatched = len(x.shape) == spatial + 1
+    data = ctx.op("Unsqueeze", args["input"], ctx.constant([0])) if unbatched else args["input"]
+    result = ctx.op(
+        "Conv",
+        data,
+        args["weight"],
+        args["bias"],
+        strides=each("stride"),
+        pads=pads,
+        dilations=dilation,
+        group=args["groups"],
+    )
+    return ctx.op("Squeeze", result, ctx.constant([0], torch.int64)) if unbatched else result

@@ -1,0 +1,32 @@
+"""Loops over a sequence: ONNX's Scan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from attngraph.dialect.loops import body_of
+from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute
+
+
+@register_lowering("attn.scan")
+def lower_scan(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    """What every step reads as it is comes from the graph around the body."""
+    from attngraph.export.lowering.lower import lower_body
+
+    body = body_of(attribute(node, "body"))
+    carried, scanned = attribute(node, "carried"), attribute(node, "scanned")
+    operands: list[Value] = [value for value in node.inputs if value is not None]
+    own = carried + scanned
+    captured = dict(zip(body.inputs[own:], operands[own:], strict=True))
+    return ctx.ops(
+        "Scan",
+        *(ctx.value(value) for value in operands[:own]),
+        outputs=len(node.outputs),
+        body=lower_body(ctx, body, captured),
+        num_scan_inputs=scanned,
+    )

@@ -1,0 +1,142 @@
+"""Normalisations and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute, input_of
+
+
+def _weight(ctx: Context, weight: Value | None, x: Value, shape: Sequence[int]) -> ir.Value:
+    """The weight in x's dtype; ones where there is none."""
+    if weight is None:
+        return ctx.constant(torch.ones(list(shape), dtype=x.dtype), name="ones")
+    return ctx.cast(ctx.value(weight), x.dtype)
+
+
+@register_lowering("aten.layer_norm")
+def lower_layer_norm(ctx: Context, node: Node) -> ir.Value:
+    x, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    shape = attribute(node, "normalized_shape")
+    scale = _weight(ctx, weight, x, shape)
+    shift = None if bias is None else ctx.cast(ctx.value(bias), x.dtype)
+    epsilon = float(attribute(node, "eps"))
+    return ctx.op(
+        "LayerNormalization", ctx.value(x), scale, shift, axis=-len(shape), epsilon=epsilon
+    )
+
+
+@register_lowering("aten.rms_norm")
+def lower_aten_rms_norm(ctx: Context, node: Node) -> ir.Value:
+    x, weight = input_of(node, "input"), input_of(node, "weight")
+    shape, epsilon = attribute(node, "normalized_shape"), attribute(node, "eps")
+    wide = x.dtype if x.dtype == torch.float64 else torch.float32
+    epsilon = torch.finfo(wide).eps if epsilon is None else float(epsilon)
+    scale = _weight(ctx, weight, x, shape)
+    return ctx.op("RMSNormalization", ctx.value(x), scale, axis=-len(shape), epsilon=epsilon)
+
+
+@register_lowering("attn.rms_norm")
+def lower_rms_norm(ctx: Context, node: Node) -> ir.Value:
+    """A weight wider than x multiplies afterwards, as in the reference."""
+    x, weight = input_of(node, "x"), input_of(node, "weight")
+    epsilon = float(attribute(node, "eps"))
+    mixed = weight is not None and weight.dtype != x.dtype
+    scale = _weight(ctx, None if mixed else weight, x, [x.shape[-1]])
+    result = ctx.op("RMSNormalization", ctx.value(x), scale, axis=-1, epsilon=epsilon)
+    if not mixed:
+        return result
+    dtype = node.output.dtype
+    return ctx.op("Mul", ctx.cast(result, dtype), ctx.cast(ctx.value(weight), dtype))
+
+
+@register_lowering("attn.skip_layer_norm")
+def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    args, x = ctx.args(node), input_of(node, "x")
+    # The CPU's SkipLayerNormalization takes twice as long as its parts (bench/kernels.py).
+    slow = ctx.target.provider == "cpu" and x.dtype == torch.float32
+    if _fused(ctx, node) and not slow:
+        normal, _, _, total = ctx.ops(
+            "SkipLayerNormalization",
+            args["x"],
+            args["skip"],
+            _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]]),
+            args["bias"],
+            args["x_bias"],
+            outputs=(True, False, False, True),
+            domain=MICROSOFT,
+            epsilon=float(args["eps"]),
+        )
+        return normal, total
+    added = "Sum" if slow and _would_be_fused(node) else "Add"
+    total = ctx.op(added, args["x"], args["skip"])
+    if args["x_bias"] is not None:
+        total = ctx.op("Add", total, args["x_bias"])
+    scale, shift = _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]]), args["bias"]
+    epsilon = float(args["eps"])
+    return ctx.op("LayerNormalization", total, scale, shift, axis=-1, epsilon=epsilon), total
+
+
+def _would_be_fused(node: Node) -> bool:
+    """Whether onnxruntime's own optimiser makes SkipLayerNormalization of an Add before the norm.
+
+    It doesn't where the bias is added last, or where something else reads the sum.
+    """
+    total = node.outputs[1]
+    read = bool(total.uses) or (node.graph is not None and total in node.graph.outputs)
+    return input_of(node, "x_bias") is None and not read
+
+
+@register_lowering("attn.skip_rms_norm")
+def lower_skip_rms_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    args, x = ctx.args(node), input_of(node, "x")
+    scale = _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]])
+    epsilon = float(args["eps"])
+    if _fused(ctx, node):
+        normal, _, _, total = ctx.ops(
+            "SkipSimplifiedLayerNormalization",
+            args["x"],
+            args["skip"],
+            scale,
+            outputs=(True, False, False, True),
+            domain=MICROSOFT,
+            epsilon=epsilon,
+        )
+        return normal, total
+    total = ctx.op("Add", args["x"], args["skip"])
+    return ctx.op("RMSNormalization", total, scale, axis=-1, epsilon=epsilon), total
+
+
+def _fused(ctx: Context, node: Node) -> bool:
+    """Whether onnxruntime's fused kernel takes these operands: one dtype, (B, S, H) or (S, H)."""
+    operands = [value for value in node.inputs if value is not None]
+    dtypes = {value.dtype for value in operands}
+    supported = {torch.float32, torch.float16, torch.bfloat16}
+    x = operands[0]
+    return len(dtypes) == 1 and dtypes <= supported and len(x.shape) in (2, 3)
+
+
+@register_lowering("aten.softmax.int", "aten._softmax", "aten.log_softmax.int", "aten._log_softmax")
+def lower_softmax(ctx: Context, node: Node) -> ir.Value:
+    x = ctx.cast(ctx.args(node)["self"], node.output.dtype)
+    op_type = "LogSoftmax" if "log" in node.op else "Softmax"
+    return ctx.op(op_type, x, axis=attribute(node, "dim"))
+
+
+@register_lowering("aten.cosine_similarity")
+def lower_cosine_similarity(ctx: Context, node: Node) -> ir.Value:
+    """x · y / (max(‖x‖, ε) max(‖y‖, ε)) along one axis."""
+    x, y = (input_of(node, name) for name in ("x1", "x2"))
+    rank = max(len(x.shape), len(y.shape))
+    axis = ctx.constant([attribute(node, "dim") % rank - rank])
+    epsilon = ctx.constant(float(attribute(node, "eps")), x.dtype)
+    sides = [ctx.value(x), ctx.value(y)]
+    dot = ctx.op("ReduceSum", ctx.op("Mul", *sides), axis, keepdims=1)
+    norms = [ctx.op("Max", ctx.op("ReduceL2", s, axis, keepdims=1), epsilon) for s in sides]
+    return ctx.op("Squeeze", ctx.op("Div", dot, ctx.op("Mul", *norms)), axis)

@@ -1,0 +1,25 @@
+"""Random numbers: refused, with what to do instead."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from attngraph.errors import LoweringError
+from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.ir import Node
+
+
+@register_lowering(
+    "aten.bernoulli", "aten.bernoulli.p", "aten.multinomial", "aten.normal_functional",
+    "aten.normal.float_float", "aten.normal.float_Tensor", "aten.normal.Tensor_float",
+    "aten.normal.Tensor_Tensor",
+    "aten.rand", "aten.rand_like", "aten.randint", "aten.randint.low", "aten.randint_like",
+    "aten.randint_like.low_dtype", "aten.randn", "aten.randn_like", "aten.randperm",
+)  # fmt: skip
+def refuse_random(ctx: Context, node: Node) -> ir.Value:
+    """A result that differs from run to run can't be checked against the model's."""
+    raise LoweringError(
+        "it draws random numbers, so no two runs agree and no result can be checked; make them an "
+        "input of the model"
+    )

@@ -1,0 +1,220 @@
+"""Reductions, scans and sorting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.export.lowering.emission.values import FLOATS
+from attngraph.ir import Node, Value
+from attngraph.ir.dims import Dim, product
+from attngraph.ir.ops import input_of
+
+_REDUCE = {
+    "mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin",
+    "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd", "any": "ReduceMax",
+    "all": "ReduceMin",
+}  # fmt: skip
+
+
+def _reduce(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:
+    """All axes where dims is None or empty, as torch reads it."""
+    if isinstance(dims, int):
+        dims = [dims]
+    axes = ctx.constant(list(dims)) if isinstance(dims, (list, tuple)) and dims else None
+    return ctx.op(op_type, x, axes, keepdims=int(keep))
+
+
+@register_lowering(
+    "aten.mean", "aten.mean.dim", "aten.sum", "aten.sum.dim_IntList", "aten.amax", "aten.amin",
+    "aten.max", "aten.min", "aten.prod", "aten.prod.dim_int",
+)  # fmt: skip
+def lower_reduce(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    x = ctx.cast(args["self"], node.output.dtype)
+    dims, keep = args.get("dim"), args.get("keepdim", False)
+    op_type = _REDUCE[node.op.split(".")[1]]
+    if op_type in ("ReduceMax", "ReduceMin"):
+        return _extremum(ctx, op_type, x, dims, keep)
+    if op_type == "ReduceSum" and input_of(node, "self").dtype == torch.int64:
+        return _exact_sum(ctx, node, x)
+    return _reduce(ctx, op_type, x, dims, keep)
+
+
+@register_lowering("aten.logsumexp")
+def lower_logsumexp(ctx: Context, node: Node) -> ir.Value:
+    """m + log Σ exp(x − m), with m the largest element, or 0 where that is infinite.
+
+    `ReduceLogSumExp` makes −∞ of a row of −∞ and finfo.min, which is how masks hide one.
+    """
+    args = ctx.args(node)
+    x, dtype = ctx.cast(args["self"], node.output.dtype), node.output.dtype
+    rank, dims = len(input_of(node, "self").shape), args["dim"] or None
+    if not rank:
+        return ctx.op("Identity", x)
+    top = _reduce(ctx, "ReduceMax", x, dims, True)
+    top = ctx.op("Where", ctx.op("IsInf", top), ctx.constant(0.0, dtype), top)
+    total = _reduce(ctx, "ReduceSum", ctx.op("Exp", ctx.op("Sub", x, top)), dims, True)
+    result = ctx.op("Add", ctx.op("Log", total), top)
+    if args.get("keepdim", False):
+        return result
+    return ctx.op(
+        "Squeeze", result, ctx.constant(sorted(dim % rank for dim in dims or range(rank)))
+    )
+
+
+def _extremum(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:
+    """NaN where there is one: onnxruntime's reduction may lose it."""
+    found = _reduce(ctx, op_type, x, dims, keep)
+    if x.dtype not in FLOATS:
+        return found
+    assert x.dtype is not None
+    dtype = ir.tensor_adapters.to_torch_dtype(x.dtype)
+    missing = ctx.cast(ctx.op("IsNaN", x), torch.int32)
+    lost = ctx.cast(_reduce(ctx, "ReduceMax", missing, dims, keep), torch.bool)
+    return ctx.op("Where", lost, ctx.constant(math.nan, dtype), found)
+
+
+def _exact_sum(ctx: Context, node: Node, x: ir.Value) -> ir.Value:
+    """Running sums, of which the last is it: `ReduceSum` of int64 adds in double.
+
+    A zero goes first along an axis that may be empty.
+    """
+    source, args = input_of(node, "self"), ctx.args(node)
+    rank, dims = len(source.shape), args.get("dim")
+    if isinstance(dims, int):
+        dims = [dims]
+    axes = sorted({dim % rank for dim in dims}) if dims else list(range(rank))
+    if not axes or _is_small(source):
+        return _reduce(ctx, "ReduceSum", x, dims, args.get("keepdim", False))
+    for axis in axes:
+        if not _has_elements(ctx, source.shape[axis]):
+            before = [int(place == axis) for place in range(rank)]
+            x = ctx.op("Pad", x, ctx.constant([*before, *[0] * rank]))
+        running = ctx.op("CumSum", x, ctx.constant(axis, torch.int64))
+        x = ctx.op("Gather", running, ctx.constant([-1]), axis=axis)
+    return x if args.get("keepdim", False) else ctx.op("Squeeze", x, ctx.constant(axes))
+
+
+_SMALL = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32})
+
+
+def _is_small(value: Value) -> bool:
+    """Whether it was made of narrower integers, of which fewer than 2²² add up exactly."""
+    node = value.producer
+    if node is None or not node.op.startswith(("aten._to_copy", "aten.to.")):
+        return False
+    return node.inputs[0] is not None and node.inputs[0].dtype in _SMALL
+
+
+def _has_elements(ctx: Context, size: Dim) -> bool:
+    if isinstance(size, int):
+        return size > 0
+    info = ctx.graph.dims.get(str(size))
+    return info is not None and info.low > 0
+
+
+@register_lowering(
+    "aten.any", "aten.any.dim", "aten.any.dims", "aten.all", "aten.all.dim", "aten.all.dims"
+)
+def lower_any(ctx: Context, node: Node) -> ir.Value:
+    """Through int32, whose reductions every provider has. uint8 stays uint8, as in torch."""
+    args = ctx.args(node)
+    x = ctx.cast(ctx.cast(args["self"], torch.bool), torch.int32)
+    dims, keep = args.get("dim"), args.get("keepdim", False)
+    found = _reduce(ctx, _REDUCE[node.op.split(".")[1]], x, dims, keep)
+    # of no elements, the lowest or the largest int32
+    return ctx.cast(ctx.op("Greater", found, ctx.constant(0, torch.int32)), node.output.dtype)
+
+
+@register_lowering("aten.max.dim", "aten.min.dim")
+def lower_extremum_along(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    args = ctx.args(node)
+    keep = int(args["keepdim"])
+    reduction, place = ("ReduceMax", "ArgMax") if "max" in node.op else ("ReduceMin", "ArgMin")
+    values = _extremum(ctx, reduction, args["self"], args["dim"], args["keepdim"])
+    return values, ctx.op(place, args["self"], axis=args["dim"], keepdims=keep)
+
+
+@register_lowering("aten.argmax", "aten.argmin")
+def lower_arg(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    x, dim, keep = args["self"], args["dim"], int(args["keepdim"])
+    if dim is None:
+        x, dim, keep = ctx.op("Reshape", x, ctx.constant([-1])), 0, 0
+    return ctx.op("ArgMax" if "max" in node.op else "ArgMin", x, axis=dim, keepdims=keep)
+
+
+@register_lowering("aten.cumsum")
+def lower_cumsum(ctx: Context, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    x = ctx.cast(args["self"], node.output.dtype)
+    return ctx.op("CumSum", x, ctx.constant(args["dim"], torch.int64))
+
+
+@register_lowering("aten.topk")
+def lower_topk(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    args = ctx.args(node)
+    return ctx.ops(
+        "TopK",
+        args["self"],
+        ctx.shape([args["k"]]),
+        outputs=2,
+        axis=args["dim"],
+        largest=int(args["largest"]),
+        sorted=int(args["sorted"]),
+    )
+
+
+_SORTED_AS = {torch.bool: torch.int32, torch.int8: torch.int32, torch.int16: torch.int32}
+"""In what dtypes that TopK has no kernels for are sorted."""
+
+
+@register_lowering("aten.sort", "aten.sort.stable", "aten.argsort", "aten.argsort.stable")
+def lower_sort(ctx: Context, node: Node) -> ir.Value | Sequence[ir.Value]:
+    """TopK of all: of equal elements it takes the one of the lower index first."""
+    args, x = ctx.args(node), input_of(node, "self")
+    data, dim = args["self"], args["dim"]
+    if not x.shape:
+        places = ctx.constant(0, torch.int64)
+        return places if "argsort" in node.op else (ctx.op("Identity", data), places)
+    keys = ctx.cast(data, _SORTED_AS.get(x.dtype, x.dtype))
+    if x.dtype.is_floating_point:  # NaN is the largest; TopK leaves it open
+        infinity = ctx.constant(math.inf, x.dtype)
+        keys = ctx.op("Where", ctx.op("IsNaN", data), infinity, data)
+    size, down = ctx.shape([x.shape[dim]]), int(args["descending"])
+    values, places = ctx.ops("TopK", keys, size, outputs=2, axis=dim, largest=down)
+    if "argsort" in node.op:
+        return places
+    if x.dtype.is_floating_point:
+        values = ctx.op("GatherElements", data, places, axis=dim)
+    return values, places
+
+
+@register_lowering(
+    "aten.var.correction",
+    "aten.std.correction",
+    "aten.var.dim",
+    "aten.std.dim",
+    "aten.var",
+    "aten.std",
+)
+def lower_variance(ctx: Context, node: Node) -> ir.Value:
+    """Σ (x − mean)² / (n − correction), and its root for std."""
+    args, dtype = ctx.args(node), node.output.dtype
+    x: Value = input_of(node, "self")
+    dims = args.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims or list(range(len(x.shape)))
+    correction = args.get("correction", 1 if args.get("unbiased", True) else 0)
+    correction = 1 if correction is None else correction
+    centred = ctx.op("Sub", args["self"], _reduce(ctx, "ReduceMean", args["self"], dims, True))
+    squares = ctx.op("Mul", centred, centred)
+    total = _reduce(ctx, "ReduceSum", squares, dims, args.get("keepdim", False))
+    count = product(x.shape[dim] for dim in dims)
+    variance = ctx.op("Div", total, ctx.number(count - correction, dtype))
+    return ctx.op("Sqrt", variance) if node.op.startswith("aten.std") else variance

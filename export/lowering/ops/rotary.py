@@ -1,0 +1,37 @@
+"""Rotary position embeddings as ai.onnx `RotaryEmbedding`-23."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.ir import Node
+from attngraph.ir.ops import attribute, input_of
+
+_KERNELS = {
+    "cpu": (torch.float32, torch.float16),
+    "cuda": (torch.float32, torch.float16, torch.bfloat16),
+}
+
+
+@register_lowering("attn.rotary")
+def lower_rotary(ctx: Context, node: Node) -> ir.Value | None:
+    """The 3-D form with a cosine and a sine per position of each batch element.
+
+    In dtypes without a kernel it stays the products that it stands for.
+    """
+    x, cos, sin = (input_of(node, name) for name in ("x", "cos", "sin"))
+    if x.dtype not in _KERNELS[ctx.target.provider]:
+        return None
+    heads, width = attribute(node, "heads"), 2 * cos.shape[2]
+    partial = width != x.shape[2] // heads
+    return ctx.op(
+        "RotaryEmbedding",
+        ctx.value(x),
+        *(ctx.expand(ctx.value(t), t.shape, [*x.shape[:2], t.shape[2]]) for t in (cos, sin)),
+        num_heads=heads,
+        interleaved=int(attribute(node, "interleaved")) or None,
+        rotary_embedding_dim=width if partial else None,
+    )

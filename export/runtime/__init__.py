@@ -1,0 +1,1 @@
+"""onnxruntime: sessions, their options and providers, and the times of kernels on this machine."""

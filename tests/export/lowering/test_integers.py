@@ -1,0 +1,112 @@
+"""Minima, maxima and signs of 64-bit integers, which onnxruntime's own kernels get wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.export import Dim
+
+from attngraph.export.kernels import Choice, facts_of
+from attngraph.export.kernels.choice import candidates
+from attngraph.export.kernels.facts import LENGTHS
+from attngraph.export.lowering.lower import lower
+from attngraph.export.target import parse_target
+from attngraph.frontend.capture import capture
+from attngraph.ir import interpret
+from tests.export.lowered import assert_same, check, graph_of, op_types, run, session_of
+
+TIMES = torch.tensor([0, 5, 2**31 - 1, 2**31, 2**31 + 5, 2**32 - 1, 2**32, -(2**31) - 1, 2**62])
+"""Milliseconds: 2³¹ of them are 25 days."""
+
+
+class Buckets(torch.nn.Module):
+    """A bias looked up by how long ago each key was."""
+
+    def __init__(self, how: str, bounds: torch.Tensor | None) -> None:
+        super().__init__()
+        self.how, self.table = how, torch.nn.Embedding(257, 4)
+        self.register_buffer("bounds", bounds)
+
+    def forward(self, times: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ago = times[:, None] - times[None]
+        if self.bounds is not None:
+            ago = torch.minimum(torch.maximum(ago, self.bounds[0]), self.bounds[1])
+        elif self.how == "clamp":
+            ago = ago.clamp(0, 256)
+        elif self.how == "clamp_min":
+            ago = 256 - (256 - ago.clamp_min(0)).clamp_min(0)
+        elif self.how == "relu":
+            ago = (256 - (256 - ago.relu()).relu()).abs()
+        elif self.how == "computed":
+            low = times.amin() * 0
+            ago = torch.minimum(torch.maximum(ago, low), low + 256)
+        elif self.how == "tensors":
+            ago = torch.clamp(ago, times[0] * 0, times[0] * 0 + 256)
+        elif self.how == "sign":
+            ago = ago.sign() + 1
+        return torch.softmax(x @ x.mT + self.table(ago).mean(-1), -1) @ x
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "how", ["clamp", "clamp_min", "relu", "computed", "tensors", "sign", "constants"]
+)
+def test_time_differences_above_25_days(how: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    bounds = torch.tensor([0, 256]) if how == "constants" else None
+    module = Buckets(how, bounds).eval()
+    inputs = (TIMES, torch.randn(len(TIMES), 8))
+    seq = Dim("seq", min=2, max=64)
+    shapes = ({0: seq}, {0: seq}) if dynamic else None
+    graph = capture(module, inputs, dynamic_shapes=shapes).graph
+    session = session_of(lower(graph))
+    for order in (slice(None), slice(1, 6)) if dynamic else (slice(None),):
+        feeds = [part[order] for part in inputs]
+        (found,) = run(session, feeds)
+        assert_same(found, module(*feeds).detach(), how)
+        assert_same(found, interpret(graph, feeds)[0], how)
+
+
+@pytest.mark.parametrize("causal", ["", ", causal = true"])
+def test_a_length_beyond_the_keys_means_all_of_them(causal: str) -> None:
+    """As `position < length` says, in every form of an attention."""
+    count = len(TIMES)
+    graph = graph_of(
+        f"  input %x : f32[{count}, 5, 8]\n  input %n : i64[{count}]\n"
+        "  %r = attn.attention(%x, %x, %x, none, none, none, none, none, %n)"
+        f' {{heads = 1, kv_heads = 1, scale = 0.5, masked_rows = "zero"{causal}}}\n  return %r'
+    )
+    (node,) = graph
+    inputs = [torch.randn(count, 5, 8, generator=torch.Generator().manual_seed(0)), TIMES]
+    forms = candidates(facts_of(node, graph.dims), parse_target("cpu"), (1, 31))
+    legal = [candidate.form for candidate in forms if not candidate.refused]
+    assert any(LENGTHS in form.native for form in legal)
+    for form in legal:
+        (found,) = run(session_of(lower(graph, kernels={node: Choice(form, "any")})), inputs)
+        assert_same(found, interpret(graph, inputs)[0], form.name)
+
+
+@pytest.mark.parametrize("call", ["maximum(%x, %y)", "minimum(%x, %y)"])
+@pytest.mark.parametrize(
+    "shapes", [("9", "9"), ("9", "1"), ("", "9"), ("9, 1", "9"), ("9", "9, 1")]
+)
+def test_extremes_of_every_shape(call: str, shapes: tuple[str, str]) -> None:
+    inputs = [TIMES.flip(0), TIMES]
+    sized = []
+    for shape, values in zip(shapes, inputs, strict=True):
+        sizes = [int(size) for size in shape.split(", ") if size]
+        sized.append(values[: max([1, *sizes])].reshape(sizes))
+    lines = "".join(f"  input %{n} : i64[{s}]\n" for n, s in zip("xy", shapes, strict=True))
+    check(f"{lines}  %r = aten.{call}\n  return %r", inputs=sized)
+
+
+@pytest.mark.parametrize("dtype", ["i32", "f32", "f16", "f64", "u8"])
+def test_other_dtypes_keep_the_one_operator(dtype: str) -> None:
+    lines = f"  input %x : {dtype}[9]\n  input %y : {dtype}[9]\n"
+    model = lower(graph_of(f"{lines}  %r = aten.maximum(%x, %y)\n  return %r"))
+    assert op_types(model) == ["Max"]
+
+
+def test_a_clamp_of_integers_is_two_choices() -> None:
+    graph = graph_of("  input %x : i64[9]\n  %r = aten.clamp(%x) {min = 0, max = 256}\n  return %r")
+    assert op_types(lower(graph)) == ["Less", "Where", "Less", "Where"]
