@@ -7,9 +7,10 @@ import functools
 import torch
 
 from attngraph.ir.ops import op
+from attngraph.ir.traits import ATTENTION, SOFTMAX
 
 
-@op("attn.sink_softmax")
+@op("attn.sink_softmax", [SOFTMAX])
 def sink_softmax(x: torch.Tensor, sink: torch.Tensor, *, dim: int) -> torch.Tensor:
     """softmax over x and one more logit, `sink`, whose probability is dropped.
 
@@ -22,7 +23,7 @@ def sink_softmax(x: torch.Tensor, sink: torch.Tensor, *, dim: int) -> torch.Tens
     return torch.softmax(logits, dim).narrow(dim, 0, x.shape[dim])
 
 
-@op("attn.attention", outputs=None)
+@op("attn.attention", [ATTENTION], outputs=None)
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -108,7 +109,7 @@ def attention(
     return (context, probabilities, *presents) if weights else (context, *presents)
 
 
-@op("attn.packed_attention")
+@op("attn.packed_attention", [ATTENTION])
 def packed_attention(
     query: torch.Tensor,
     key: torch.Tensor,

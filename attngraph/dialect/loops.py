@@ -14,6 +14,7 @@ from attngraph.ir.graph import Graph
 from attngraph.ir.interpreter import interpret
 from attngraph.ir.ops import op
 from attngraph.ir.parser import parse
+from attngraph.ir.traits import RECURRENCE
 from attngraph.ir.types import TensorType
 
 
@@ -23,7 +24,7 @@ def body_of(text: str) -> Graph:
     return parse(text)
 
 
-@op("attn.scan", outputs=None)
+@op("attn.scan", [RECURRENCE], outputs=None)
 def scan(
     tensors: list[torch.Tensor], *, body: str, carried: int, scanned: int
 ) -> tuple[torch.Tensor, ...]:

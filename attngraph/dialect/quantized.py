@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.ops import op
+from attngraph.ir.traits import MATMUL
 
 
-@op("attn.quantized_linear")
+@op("attn.quantized_linear", [MATMUL])
 def quantized_linear(
     x: torch.Tensor,
     codes: torch.Tensor,

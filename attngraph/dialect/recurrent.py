@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.ops import op
+from attngraph.ir.traits import RECURRENCE
 
 # Where each of ONNX's gates stands in torch's weights: LSTM i o f c of i f g o, GRU z r h of r z n.
 _ORDER = {"rnn_tanh": (0,), "rnn_relu": (0,), "gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
@@ -102,7 +103,7 @@ def _reset_first(
     return [torch.cat(outputs, -1), torch.stack(finals)]
 
 
-@op("attn.recurrent", outputs=None)
+@op("attn.recurrent", [RECURRENCE], outputs=None)
 def recurrent(
     x: torch.Tensor,
     h0: torch.Tensor | None,

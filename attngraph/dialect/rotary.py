@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.ops import op
+from attngraph.ir.traits import ROTARY
 
 
-@op("attn.rotary")
+@op("attn.rotary", [ROTARY])
 def rotary(
     x: torch.Tensor,
     cos: torch.Tensor,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from attngraph.ir import Graph, Node, ScalarType, Value
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.ops import attribute, op_def
+from attngraph.ir.traits import MUTATING, RANDOM
 
 _OFF_SWITCHES = {"train": False, "training": False, "dropout_p": 0.0, "p": 0.0}
 _UNINITIALISED = ("empty", "new_empty")
@@ -14,19 +13,18 @@ _UNINITIALISED = ("empty", "new_empty")
 
 def is_random(node: Node) -> bool:
     """Whether two runs may differ. Dropout that is switched off, as an argument says, is not."""
-    definition = op_def(node.op)
-    if torch.Tag.nondeterministic_seeded not in getattr(definition.function, "tags", ()):
+    if node.op not in RANDOM:
         return False
     return not any(
         arg.name in _OFF_SWITCHES and attribute(node, arg.name) == _OFF_SWITCHES[arg.name]
-        for arg in definition.args
+        for arg in op_def(node.op).args
     )
 
 
 def is_function(node: Node) -> bool:
     """Whether equal inputs and attributes always give equal outputs, and nothing else happens."""
     stem = node.op.split(".")[1]
-    return not (op_def(node.op).mutates or stem.startswith(_UNINITIALISED) or is_random(node))
+    return not (node.op in MUTATING or stem.startswith(_UNINITIALISED) or is_random(node))
 
 
 def dims_of(value: Value) -> frozenset[str]:

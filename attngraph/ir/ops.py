@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,10 @@ class Arg:
 
 @dataclass(frozen=True, slots=True)
 class OpDef:
-    """An op: its name, arguments, number of outputs (None where it varies) and evaluation."""
+    """An op: its name, arguments, number of outputs (None where it varies) and evaluation.
+
+    `traits` are those that the definition states (attngraph/ir/traits.py), as ops of our own do.
+    """
 
     name: str
     args: tuple[Arg, ...]
@@ -52,6 +55,7 @@ class OpDef:
     function: Callable[..., Any]
     mutates: bool = False
     doc: str = ""
+    traits: tuple[Container[str], ...] = ()
 
     def arg(self, name: str) -> Arg:
         for arg in self.args:
@@ -75,8 +79,13 @@ _REGISTERED: dict[str, OpDef] = {}
 _DIALECTS = {"attn": "attngraph.dialect"}
 
 
-def op(name: str, outputs: int | None = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a plain-torch reference as an op; its signature is the op's schema."""
+def op(
+    name: str, traits: Sequence[Container[str]], *, outputs: int | None = 1
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a plain-torch reference as an op; its signature is the op's schema.
+
+    `traits` say what the op is to the analyses: see attngraph/ir/traits.py.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         hints = typing.get_type_hints(function)
@@ -96,7 +105,9 @@ def op(name: str, outputs: int | None = 1) -> Callable[[Callable[..., Any]], Cal
                 )
             )
         doc = inspect.getdoc(function) or ""
-        _REGISTERED[name] = OpDef(name, tuple(args), outputs, function, doc=doc)
+        _REGISTERED[name] = OpDef(
+            name, tuple(args), outputs, function, doc=doc, traits=tuple(traits)
+        )
         return function
 
     return register

@@ -110,3 +110,104 @@ def test_neither_name_is_loaded_after_importing_everything() -> None:
         assert module.__file__ is not None
         assert Path(module.__file__).resolve() == folder / "__init__.py"
     assert not {"passes", "export"} & sys.modules.keys()
+
+
+# Files that dispatch on ops: what they list is what they have a rule for, no trait of an op.
+OPS_BY_NAME: dict[str, str] = {}
+# Files whose sets still have to become traits.
+OP_SETS = {
+    "attngraph/analysis/attention/context.py",
+    "attngraph/analysis/attention/decline.py",
+    "attngraph/analysis/attention/edge_softmax.py",
+    "attngraph/analysis/attention/explain.py",
+    "attngraph/analysis/attention/exponentials.py",
+    "attngraph/analysis/attention/logits.py",
+    "attngraph/analysis/attention/reuse.py",
+    "attngraph/analysis/attention/site.py",
+    "attngraph/analysis/attention/strays.py",
+    "attngraph/analysis/branches.py",
+    "attngraph/analysis/layout/axes.py",
+    "attngraph/analysis/layout/feature_sums.py",
+    "attngraph/analysis/layout/generalize.py",
+    "attngraph/analysis/layout/index_maps.py",
+    "attngraph/analysis/masks/fills.py",
+    "attngraph/analysis/masks/propositions.py",
+    "attngraph/analysis/masks/reading.py",
+    "attngraph/analysis/masks/terms.py",
+    "attngraph/analysis/recurrence/unrolled.py",
+    "attngraph/analysis/rows/row_wise.py",
+    "attngraph/analysis/values/affine.py",
+    "attngraph/analysis/values/intervals.py",
+    "attngraph/analysis/values/matching.py",
+    "attngraph/analysis/values/scalars.py",
+    "attngraph/attend.py",
+    "attngraph/frontend/cache.py",
+    "attngraph/frontend/functional.py",
+    "attngraph/frontend/translate.py",
+    "attngraph/ir/ops.py",
+    "attngraph/placing.py",
+    "export/kernels/facts.py",
+    "export/kernels/turned.py",
+    "export/lowering/elementwise.py",
+    "export/lowering/reduction.py",
+    "export/precision/policy.py",
+    "passes/attention/distribute.py",
+    "passes/attention/raise_softmax.py",
+    "passes/attention/sink_gate.py",
+    "passes/attention/sinks.py",
+    "passes/attention/stacking/joins.py",
+    "passes/attention/stacking/rules.py",
+    "passes/attention/stacking/stacking.py",
+    "passes/fusion/fuse_norms.py",
+    "passes/loops/raise_recurrence.py",
+    "passes/loops/stacked.py",
+    "passes/rewriting/conditions.py",
+    "passes/rewriting/regions.py",
+    "passes/rewriting/sparse_products.py",
+    "passes/weights/compose_linears.py",
+    "passes/weights/fold_norms.py",
+    "passes/weights/fold_scales.py",
+    "passes/weights/merge_projections.py",
+}
+
+
+def _op_sets(path: Path) -> list[int]:
+    """The lines with a collection of two or more names of ops, or one that is put together."""
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            names = sum(map(_names_an_op, node.elts))
+        elif isinstance(node, ast.Dict):
+            names = sum(map(_names_an_op, filter(None, node.keys)))
+        elif isinstance(node, (ast.GeneratorExp, ast.ListComp, ast.SetComp)):
+            names = 2 * _names_an_op(node.elt)
+        elif isinstance(node, ast.DictComp):
+            names = 2 * _names_an_op(node.key)
+        else:
+            continue
+        if names > 1:
+            lines.append(node.lineno)
+    return lines
+
+
+def _names_an_op(node: ast.expr) -> bool:
+    """Whether it is "aten.add", f"aten.{name}" or "aten." + name."""
+    if isinstance(node, ast.JoinedStr):
+        node = node.values[0]
+    if isinstance(node, ast.BinOp):
+        node = node.left
+    return isinstance(node, ast.Constant) and str(node.value).startswith(("aten.", "attn."))
+
+
+def test_no_set_of_ops_stands_outside_the_traits() -> None:
+    """What an op is stands in attngraph/ir/traits.py, or with the op in the dialect."""
+    files = [path for folder in FOLDERS.values() for path in folder.rglob("*.py")]
+    files += (ROOT / "attngraph").glob("*.py")
+    found = {
+        path.relative_to(ROOT).as_posix(): lines
+        for path in files
+        if (lines := _op_sets(path)) and not path.is_relative_to(ROOT / "passes" / "canonical")
+    }
+    found.pop("attngraph/ir/traits.py")
+    wrong = {path: lines for path, lines in found.items() if path not in {*OPS_BY_NAME, *OP_SETS}}
+    assert not wrong, "sets of ops: use or add a trait of attngraph/ir/traits.py"

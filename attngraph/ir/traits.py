@@ -1,0 +1,215 @@
+"""What an op is: a layout, a softmax, pointwise. Each trait is stated here, and nowhere else.
+
+`node.op in SOFTMAX` asks, and `node.op in LAYOUT | CAST` asks for either. A trait holds for an ATen
+op if it is listed here, or where torch says so itself (by its tags and schemas); an op of the
+`attn` dialect states its own where it is defined.
+
+A trait says what an op *is*. What a reading makes of each op, how it transposes an index or scales
+an interval, is the reading's own, in its registry of rules. OPAQUE ops have no other trait: each
+analysis stops at them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from attngraph.errors import IRError
+from attngraph.ir.ops import OpDef, op_def, registered_ops
+
+
+class Trait:
+    """A property of ops. `op in trait` asks for it by an op's name; `|` combines traits."""
+
+    def __init__(self, name: str, holds: Callable[[OpDef], bool], listed: frozenset[str]) -> None:
+        self.name = name
+        self._holds = holds
+        self._listed = listed
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, op: str) -> bool:
+        known = self._known.get(op)
+        if known is not None:
+            return known
+        try:
+            definition = op_def(op)
+        except IRError:  # of a library that isn't loaded; it may be later
+            return op in self._listed
+        known = op in self._listed or self in definition.traits or self._holds(definition)
+        self._known[op] = known
+        return known
+
+    def __iter__(self) -> Iterator[str]:
+        """The ops that state it, for registries; those that torch's tags add are not among them."""
+        yield from sorted(self._listed)
+        yield from sorted(name for name in registered_ops() if name in self)
+
+    def __or__(self, other: Trait) -> Trait:
+        return _either(self, other)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@functools.cache
+def _either(one: Trait, other: Trait) -> Trait:
+    return Trait(
+        f"{one} | {other}",
+        lambda definition: definition.name in one or definition.name in other,
+        one._listed | other._listed,
+    )
+
+
+def _never(definition: OpDef) -> bool:
+    return False
+
+
+def _tagged(tag: torch.Tag) -> Callable[[OpDef], bool]:
+    return lambda definition: tag in getattr(definition.function, "tags", ())
+
+
+def _trait(name: str, aten: str = "", holds: Callable[[OpDef], bool] = _never) -> Trait:
+    """A trait of the ATen ops that are listed, and of those whose definition says so."""
+    trait = Trait(name, holds, frozenset(f"aten.{op}" for op in aten.split()))
+    TRAITS[name] = trait
+    return trait
+
+
+TRAITS: dict[str, Trait] = {}
+"""Each trait by its name."""
+
+# Layouts: each element of a result is an element of the first input.
+RESHAPE = _trait(  # the same elements in the same order
+    "reshape",
+    "reshape view _unsafe_view view_as reshape_as _reshape_copy view_copy unsqueeze squeeze "
+    "squeeze.dim squeeze.dims flatten.using_ints unflatten.int ravel",
+)
+COPY = _trait(  # the same tensor: dropout is off where a graph is compiled
+    "copy",
+    "clone contiguous alias detach lift_fresh lift_fresh_copy dropout feature_dropout "
+    "alpha_dropout resolve_conj resolve_neg positive",
+)
+PERMUTE = _trait(
+    "permute",
+    "permute transpose.int t mT numpy_T swapaxes swapdims movedim.int movedim.intlist moveaxis.int "
+    "moveaxis.intlist",
+)
+EXPAND = _trait("expand", "expand expand_as expand_copy broadcast_to")
+REPEAT = _trait("repeat", "repeat repeat_interleave.self_int tile")
+PART = _trait(  # one or all of the places along an axis, in order
+    "part",
+    "select.int slice.Tensor unbind.int split.Tensor split.sizes split_with_sizes chunk narrow "
+    "unsafe_chunk unsafe_split.Tensor tensor_split.sections",
+)
+FLIP = _trait("flip", "flip")
+ROLL = _trait("roll", "roll")
+LAYOUT = RESHAPE | COPY | PERMUTE | EXPAND | REPEAT | PART | FLIP
+
+# Elements that are chosen, joined or cut by their places.
+JOIN = _trait("join", "cat concat concatenate stack")
+PAD = _trait("pad", "pad constant_pad_nd")
+TRIANGLE = _trait("triangle", "tril triu")  # zeros off a triangle
+GATHER = _trait(
+    "gather",
+    "gather index.Tensor index_select embedding _unsafe_index.Tensor",
+)
+SCATTER = _trait(
+    "scatter",
+    "scatter_add index_add scatter_reduce.two scatter.src scatter.value scatter.reduce "
+    "scatter.value_reduce index_put index_reduce select_scatter slice_scatter put "
+    "diagonal_scatter",
+)
+
+# Pointwise: an element of the result depends on the elements at its place, after broadcasting.
+CAST = _trait(
+    "cast", "_to_copy to.dtype to.dtype_layout to.device to.other type_as"
+)  # the numbers in another dtype
+COMPARISON = _trait(
+    "comparison",
+    "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor "
+    "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar",
+)
+FLOAT_TEST = _trait("float test", "isnan isinf isfinite isneginf isposinf")
+CHOICE = _trait(  # elements of one operand or another, by a predicate
+    "choice",
+    "where.self where.ScalarSelf where.ScalarOther where.Scalar masked_fill.Scalar "
+    "masked_fill.Tensor",
+)
+LOGICAL = _trait(
+    "logical",
+    "__and__.Tensor __or__.Tensor __xor__.Tensor __and__.Scalar __or__.Scalar __xor__.Scalar "
+    "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar "
+    "bitwise_xor.Scalar bitwise_not logical_and logical_or logical_xor logical_not",
+)
+ADDITIVE = _trait("additive", "add.Tensor sub.Tensor")  # of two tensors
+SHIFT = _trait("shift", "add.Scalar sub.Scalar")  # by a number
+MULTIPLICATIVE = _trait("multiplicative", "mul.Tensor div.Tensor")  # of two tensors
+SCALE = _trait("scale", "mul.Scalar div.Scalar")  # by a number
+NEGATION = _trait("negation", "neg rsub.Scalar rsub.Tensor")  # −x, or from a number or a tensor
+CLAMP = _trait("clamp", "clamp clamp_min clamp_max clip")
+MAXIMUM = _trait("maximum", "maximum max.other")
+EXPONENTIAL = _trait("exponential", "exp exp2 pow.Scalar")
+ACTIVATION = _trait(
+    "activation", "gelu silu relu sigmoid tanh leaky_relu hardswish hardsigmoid softplus mish elu"
+)
+POINTWISE = _trait(
+    "pointwise",
+    "__and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar where.ScalarSelf where.ScalarOther "
+    "where.Scalar masked_fill.Tensor rsub.Tensor hardswish fill.Scalar fill.Tensor floor_divide "
+    "floor_divide.Scalar isclose log_sigmoid special_exp2 special_sinc _to_copy to.dtype",
+    _tagged(torch.Tag.pointwise),
+)
+
+# Sums over axes.
+MATMUL = _trait("matmul", "matmul bmm mm addmm baddbmm einsum linear mv dot _grouped_mm inner")
+CONVOLUTION = _trait(
+    "convolution",
+    "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding convolution conv_tbc "
+    "conv_transpose2d.input",
+)
+REDUCTION = _trait("reduction", "median nanmedian histc", _tagged(torch.Tag.reduction))
+MAXIMUM_ALONG = _trait("maximum along an axis", "amax max.dim")
+PLAIN_SOFTMAX = _trait("plain softmax", "softmax.int _softmax")  # exp(x) / Σ exp(x) in every row
+SOFTMAX = _trait("softmax", "softmax.int _softmax _safe_softmax")
+LOG_SOFTMAX = _trait("log softmax", "log_softmax.int _log_softmax")
+NORM = _trait("norm", "layer_norm rms_norm group_norm")
+BATCH_NORM = _trait("batch norm", "batch_norm _native_batch_norm_legit_no_training")
+ATTENTION = _trait("attention", "scaled_dot_product_attention")
+ROTARY = _trait("rotary")
+RECURRENCE = _trait("recurrence")  # one step after the other
+CUMULATIVE = _trait("cumulative", "cumsum cumprod cummax cummin logcumsumexp")
+FOURIER = _trait(
+    "Fourier transform",
+    "fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn "
+    "fft_ifftn fft_rfftn fft_irfftn _fft_c2c _fft_r2c _fft_c2r",
+)
+
+# Tensors that are made of sizes and numbers.
+FILL = _trait(  # one number everywhere
+    "fill",
+    "full full_like new_full scalar_tensor zeros zeros_like new_zeros ones ones_like new_ones",
+)
+RANGE = _trait("range", "arange arange.start arange.start_step")
+UNSET = _trait("unset", "empty.memory_format empty_like new_empty")  # whatever the memory holds
+RANDOM = _trait("random", "", _tagged(torch.Tag.nondeterministic_seeded))
+MUTATING = _trait("mutating", "", lambda definition: definition.mutates)
+
+# Ops that no reading sees through, whose other traits nobody asks for.
+OPAQUE = _trait(
+    "opaque",
+    "_adaptive_avg_pool3d _cdist_forward _local_scalar_dense _pdist_forward adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d argsort argsort.stable as_strided avg_pool2d "
+    "avg_pool3d bincount bucketize.Tensor conj cosine_similarity cross_entropy_loss diag "
+    "diag_embed diagonal embedding_bag embedding_bag.padding_idx eye eye.m hamming_window item "
+    "kthvalue masked_select max_pool2d max_unpool2d max_unpool3d median.dim nanmedian.dim nonzero "
+    "one_hot quantile searchsorted.Scalar searchsorted.Tensor sort sort.stable topk tril_indices "
+    "unfold upsample_bicubic2d upsample_bilinear2d upsample_nearest2d vander view.dtype "
+    "view_as_complex view_as_real",
+)
+
+
+def traits_of(op: str) -> tuple[Trait, ...]:
+    """All that hold for an op."""
+    return tuple(trait for trait in TRAITS.values() if op in trait)
