@@ -29,7 +29,9 @@ class Trait:
         self._listed = listed
         self._known: dict[str, bool] = {}
 
-    def __contains__(self, op: str) -> bool:
+    def __contains__(self, op: object) -> bool:
+        if not isinstance(op, str):
+            return False
         known = self._known.get(op)
         if known is not None:
             return known
