@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attngraph.export.lowering.formulas import FORMULAS
-from attngraph.export.lowering.registry import _LOWERINGS
 
 import attngraph.export  # noqa: F401  (registers the lowerings)
 from attngraph.errors import IRError
+from attngraph.export.lowering.emission.registry import _LOWERINGS
+from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS
 from attngraph.ir.ops import op, op_def, registered_ops
 from attngraph.ir.traits import (
     ADDITIVE,
