@@ -12,19 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attngraph.analysis.layout.element_ids import is_pointwise
+from attngraph.analysis.rows.batching import resized, tracks
+from attngraph.analysis.rows.row_wise import linked
 from attngraph.ir import Dim, Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dims import same_shape
-from attngraph.ir.effects import is_function
 from attngraph.ir.ops import attribute
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LAYOUT
 
-_ALONG = "softmax.int _softmax log_softmax.int split_with_sizes slice.Tensor cat glu"
-_ALONG_LAST = frozenset(f"aten.{name}" for name in _ALONG.split())
-_REDUCTIONS = frozenset(["aten.mean.dim", "aten.sum.dim_IntList", "aten.amax", "aten.amin"])
-_NORMS = frozenset(["aten.layer_norm", "aten.rms_norm"])
 Order = tuple[int, ...]
 
 
@@ -47,26 +43,13 @@ class SettleRows:
 
 def _regions(graph: Graph) -> list[list[Node]]:
     """Row-wise nodes that hand rows of one shape to each other, each region in graph order."""
-    leader: dict[Node, Node] = {}
-
-    def root(node: Node) -> Node:
-        while leader[node] is not node:
-            leader[node] = leader[leader[node]]
-            node = leader[node]
-        return node
-
-    for node in graph:
-        if not _is_row_wise(node):
-            continue
-        leader[node] = node
-        for value in node.inputs:
-            made = None if value is None else value.producer
-            if made in leader and made is not None and value is not None and _has_rows(value, node):
-                leader[root(made)] = root(node)
-    regions: dict[Node, list[Node]] = {}
-    for node in leader:
-        regions.setdefault(root(node), []).append(node)
-    return list(regions.values())
+    operands = {node: found for node in graph if (found := _row_operands(node))}
+    place = {node: at for at, node in enumerate(operands)}
+    groups = (
+        [node, *(value.producer for value in found if value.producer in operands)]
+        for node, found in operands.items()
+    )
+    return [sorted(region, key=place.__getitem__) for region in linked(groups)]
 
 
 def _rows(node: Node) -> tuple[Dim, ...]:
@@ -87,31 +70,25 @@ def _lacks_rows(value: Value, node: Node) -> bool:
     return all(dim == 1 for dim in value.shape[:-1]) and len(value.shape) <= len(_rows(node)) + 1
 
 
-def _is_row_wise(node: Node) -> bool:
-    """Whether each row of the results is made from the same row of the operands alone."""
-    if not node.outputs or not is_function(node):
-        return False
-    if any(not isinstance(value.type, TensorType) for value in node.outputs):
-        return False
-    rank = len(node.outputs[0].shape)
+def _row_operands(node: Node) -> list[Value]:
+    """The operands with the rows of the results; none where the node isn't row-wise.
+
+    Each row of the results is then made from the same row of these, and from all of the others.
+    """
+    found = tracks(node)
+    if found is None:
+        return []
+    rank, operands = len(node.outputs[0].shape), list[Value]()
     if rank < 3 or any(len(value.shape) != rank for value in node.outputs):
-        return False
-    operands = [value for value in node.inputs if value is not None]
-    if node.op == "aten.linear":
-        return bool(operands) and _has_rows(operands[0], node)
-    if node.op in _NORMS:
-        return len(attribute(node, "normalized_shape")) == 1
-    if not all(_has_rows(value, node) or _lacks_rows(value, node) for value in operands):
-        return False
-    if not any(_has_rows(value, node) for value in operands):
-        return False
-    if node.op in _ALONG_LAST:
-        alike = all(_has_rows(value, node) for value in operands)
-        return alike and attribute(node, "dim") % rank == rank - 1
-    if node.op in _REDUCTIONS:
-        dims = [dim % rank for dim in attribute(node, "dim") or []]
-        return dims == [rank - 1] and attribute(node, "keepdim") is True
-    return is_pointwise(node)
+        return []
+    rows = tuple(range(rank - 1))
+    for value, track in zip(node.inputs, found, strict=True):
+        if value is None or set(rows).isdisjoint(track) or _lacks_rows(value, node):
+            continue
+        if track[:-1] != rows or not _has_rows(value, node):
+            return []
+        operands.append(value)
+    return operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +103,7 @@ def _border(graph: Graph, region: Sequence[Node]) -> _Border:
     inside = set(region)
     entering: dict[Value, None] = {}
     for node in region:
-        for value in _permuted_operands(node):
+        for value in _row_operands(node):
             if value.producer not in inside:
                 entering[value] = None
     leaving = [
@@ -136,16 +113,6 @@ def _border(graph: Graph, region: Sequence[Node]) -> _Border:
         if value in graph.outputs or any(user not in inside for user in value.users)
     ]
     return _Border(list(entering), leaving)
-
-
-def _permuted_operands(node: Node) -> list[Value]:
-    """The operands that have the node's rows; the others are weights and the like."""
-    operands = node.inputs[:1] if node.op in _NORMS or node.op == "aten.linear" else node.inputs
-    return [
-        value
-        for value in operands
-        if value is not None and not _lacks_rows(value, node) and _has_rows(value, node)
-    ]
 
 
 def _order(node: Node | None) -> Order | None:
@@ -194,14 +161,15 @@ def _reorder(graph: Graph, checked: Checked, region: Sequence[Node], order: Orde
     moved: dict[Value, Value] = {}
     for node in region:
         inputs = list(node.inputs)
-        permuted = set(_permuted_operands(node))
+        permuted = set(_row_operands(node))
         for position, value in enumerate(inputs):
             if value is not None and value in permuted:
                 if value not in moved:
                     moved[value] = _permute(graph, value, order, node)
                 inputs[position] = moved[value]
         types = [_permuted_type(value, order) for value in node.outputs]
-        again = graph.create(node.op, inputs, node.attrs, types=types, loc=node.loc, before=node)
+        op, attrs = resized(node, [_rows(node)[axis] for axis in order[:-1]])
+        again = graph.create(op, inputs, attrs, types=types, loc=node.loc, before=node)
         moved |= dict(zip(node.outputs, again.outputs, strict=True))
     back = _inverse(order)
     pairs = []

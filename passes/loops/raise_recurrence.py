@@ -17,7 +17,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
-from attngraph.passes.loops.stacked import Plan, plan
+from attngraph.passes.loops.batched_steps import Plan, plan
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS

@@ -17,7 +17,7 @@ from attngraph.analysis.masks.predicates import TRUE, conjuncts
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.rows.padded_reads import Tokens
 from attngraph.analysis.rows.padding import find_tokens
-from attngraph.analysis.rows.row_wise import row_operands
+from attngraph.analysis.rows.row_wise import linked, row_operands
 from attngraph.ir import Graph, Node, Remark, Value, clone
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import same_shape
@@ -140,20 +140,13 @@ def _is_over_tokens(site: Masked, tokens: Tokens) -> bool:
 
 def _worthwhile(tokens: Tokens, nodes: Sequence[Node]) -> list[Node]:
     """Without the regions, of nodes that hand rows to each other, that hold no linear."""
-    leader = {node: node for node in nodes}
-
-    def root(node: Node) -> Node:
-        while leader[node] is not node:
-            leader[node] = leader[leader[node]]
-            node = leader[node]
-        return node
-
-    for node in nodes:
-        for value in row_operands(node, tokens.rows) or ():
-            if value.producer is not None and value.producer in leader:
-                leader[root(value.producer)] = root(node)
-    worth = {root(node) for node in nodes if node.op == _WORTH}
-    return [node for node in nodes if root(node) in worth]
+    inside = set(nodes)
+    pairs = (
+        [node, *(v.producer for v in row_operands(node, tokens.rows) or () if v.producer in inside)]
+        for node in nodes
+    )
+    worth = [region for region in linked(pairs) if any(node.op == _WORTH for node in region)]
+    return [node for node in nodes if any(node in region for region in worth)]
 
 
 def _joint(tokens: Tokens) -> Reader:

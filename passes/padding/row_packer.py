@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 
-from attngraph.analysis.layout.axes import RESHAPES
+from attngraph.analysis.rows.batching import resized
 from attngraph.analysis.rows.padded_reads import Tokens
 from attngraph.analysis.rows.row_wise import broadcasts, lead, row_operands
 from attngraph.ir import Dim, Graph, Node, Remark, TensorType, Value
@@ -124,7 +124,7 @@ class RowPacker:
         if rows is None or self._failed:
             return False
         inputs = [self._operand(node, value, rows) for value in node.inputs]
-        op, attrs = _over_packed(node)
+        op, attrs = resized(node, [1, -1])
         types = [self._type(value) for value in node.outputs]
         new = self.graph.create(op, inputs, attrs, types=types, loc=node.loc, before=node)
         leaves = [value for value in (*node.inputs, self.valid) if value is not None]
@@ -240,13 +240,3 @@ class RowPacker:
     ) -> Value:
         node = self.graph.create(op, inputs, attrs, types=[kind], loc=before.loc, before=before)
         return node.output
-
-
-def _over_packed(node: Node) -> tuple[str, Mapping[str, Any]]:
-    """The op and attributes of a row-wise node for rows (1, N)."""
-    shape = [1, -1, *node.outputs[0].shape[2:]]
-    if node.op in RESHAPES:
-        return "aten.reshape", {"shape": shape}
-    if node.op == "aten.expand":
-        return node.op, {**node.attrs, "size": shape}
-    return node.op, node.attrs

@@ -1,1 +1,1 @@
-"""How ops act on rows, and which rows are padding."""
+"""How ops act on rows and on new axes (batching rules), and which rows are padding."""

@@ -7,14 +7,15 @@ could read it hides it as a key, and no other op mixes its row into another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from attngraph.analysis.masks.key_masks import attentions
 from attngraph.analysis.masks.propositions import any_of
 from attngraph.analysis.rows.padded_reads import Tokens, follow
-from attngraph.analysis.rows.row_wise import Rows, has_rows, row_operands
+from attngraph.analysis.rows.row_wise import Rows, has_rows, linked, row_operands
 from attngraph.ir import Graph, Value
 from attngraph.ir.dims import same_shape
+from attngraph.ir.ops import input_of
 
 
 def find_tokens(graph: Graph) -> list[Tokens]:
@@ -26,48 +27,29 @@ def find_tokens(graph: Graph) -> list[Tokens]:
         if not first.hides or any(same_shape(rows, first.rows) for rows in known):
             continue
         known.append(first.rows)
-        for linked in _linked(graph, first.rows):
-            readers = [site for site in sites if not linked.isdisjoint(site.node.inputs[1:3])]
+        for values in _linked(graph, first.rows):
+            readers = [site for site in sites if not values.isdisjoint(site.node.inputs[1:3])]
             if not any(site.hides for site in readers):
                 continue
-            tokens = Tokens(first.rows, linked, readers, any_of([s.shown for s in readers]))
+            tokens = Tokens(
+                first.rows, frozenset(values), readers, any_of([s.shown for s in readers])
+            )
             follow(graph, tokens)
             found.append(tokens)
     order = {site.node: place for place, site in enumerate(sites)}
     return sorted(found, key=lambda tokens: order[tokens.first.node])
 
 
-def _linked(graph: Graph, rows: Rows) -> list[frozenset[Value]]:
+def _linked(graph: Graph, rows: Rows) -> list[set[Value]]:
     """Values that have the same rows: by row-wise ops, query and context, and key and value."""
-    leader: dict[Value, Value] = {}
-
-    def root(value: Value) -> Value:
-        leader.setdefault(value, value)
-        while leader[value] is not value:
-            leader[value] = leader[leader[value]]
-            value = leader[value]
-        return value
-
-    def join(values: Iterable[Value]) -> None:
-        first, *others = values
-        for other in others:
-            leader[root(other)] = root(first)
-
+    groups: list[Sequence[Value]] = []
     for node in graph:
         if node.op == "attn.attention":
-            query, key, value = node.inputs[:3]
-            assert query is not None
-            assert key is not None
-            assert value is not None
+            query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
             if has_rows(query, rows):
-                join([query, node.outputs[0]])
+                groups.append([query, node.outputs[0]])
             if has_rows(key, rows):
-                join([key, value])
-            continue
-        operands = row_operands(node, rows)
-        if operands is not None:
-            join([*operands, *node.outputs])
-    groups: dict[Value, set[Value]] = {}
-    for value in list(leader):
-        groups.setdefault(root(value), set()).add(value)
-    return [frozenset(group) for group in groups.values()]
+                groups.append([key, value])
+        elif operands := row_operands(node, rows):
+            groups.append([*operands, *node.outputs])
+    return linked(groups)

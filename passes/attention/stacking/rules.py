@@ -1,85 +1,95 @@
-"""How ops that compute row by row, or only move elements, run on stacked branches."""
+"""How the ops between attentions run on stacked branches: by their batching rules, mostly."""
 
 from __future__ import annotations
 
 import torch
 
 from attngraph.analysis.branches import SCALAR_OPS
+from attngraph.analysis.rows.batching import Batched, Behind, batched, rule_of
 from attngraph.ir import Builder, Node, Value
-from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import attribute
 from attngraph.passes.attention.stacking.plans import Plan, Stack, moved
 
-_NAMES = """add.Tensor sub.Tensor mul.Tensor div.Tensor add.Scalar sub.Scalar mul.Scalar div.Scalar
-    neg abs exp log sqrt rsqrt reciprocal square pow.Tensor_Scalar sigmoid tanh relu gelu silu
-    softplus clamp _to_copy masked_fill.Scalar where.self where.ScalarOther where.ScalarSelf
-    logical_not bitwise_not logical_and logical_or __and__.Tensor __or__.Tensor bitwise_and.Tensor
-    bitwise_or.Tensor maximum minimum eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor
-    eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar"""
-ELEMENTWISE = frozenset(f"aten.{name}" for name in _NAMES.split())
-REDUCTIONS = frozenset(["aten.mean.dim", "aten.sum.dim_IntList", "aten.amax"])
 
-
-def elementwise(stack: Stack, node: Node, trailing: int) -> Plan | None:
-    sources = [value for value in node.inputs if value is not None]
-    plans = [stack.plan(value, trailing) for value in sources]
-    known = [plan for plan in plans if plan is not None]
-    if len(known) < len(plans) or len(sources) < len(node.inputs):
+def over_branches(stack: Stack, node: Node, value: Value, trailing: int) -> Plan | None:
+    """One of the node's results: the node itself, over operands that have the branches' axis."""
+    rule = rule_of(node)
+    if rule is None or (len(value.shape) < trailing and not rule.broadcasts()):
         return None
-    scales = node.op in SCALAR_OPS
-    numbers = [attribute(item, "other") for item in stack.nodes(node)] if scales else []
-    if len(set(numbers)) <= 1:
-        full = any(plan.full for plan in known)
-        return Plan(lambda b: b(node.op, *(p(b) for p in known), **node.attrs), full)
-    dtype = node.output.dtype
-    if not dtype.is_floating_point or not all(type(n) in (int, float) for n in numbers):
+    carriers = rule.carriers(node)
+    plans: list[Plan | None] = []
+    for position, operand in enumerate(node.inputs):
+        carried = operand is not None and position in carriers
+        plans.append(stack.plan(operand, trailing) if operand and carried else None)
+        if carried and plans[-1] is None:
+            return None  # an operand that can't be stacked
+        if operand is not None and not carried and set(stack.family.column(operand)) != {operand}:
+            return None  # weights of their own, where the op wants the same for all rows
+    known = [plan for plan in plans if plan is not None]
+    full = any(plan.full for plan in known)
+    alike = rule.broadcasts() or len({plan.full for plan in known}) == 1
+    behind: Behind = [None if plan is None else trailing for plan in plans]
+    found = _anywhere(node, behind, stack.count if full else 1)
+    if found is None:
+        return None
+    result, in_front = found
+
+    def stacked(build: Builder, plan: Plan | None, value: Value | None) -> Value | None:
+        if plan is None:
+            return value
+        made = plan(build) if alike else stack.whole(plan, build, trailing)
+        return moved(build, made, len(made.shape) - 1 - trailing, 0) if in_front else made
+
+    def make(build: Builder) -> Value:
+        pairs = zip(plans, node.inputs, strict=True)
+        operands = [stacked(build, plan, value) for plan, value in pairs]
+        made = build.node(result.op, *operands, **result.attrs).outputs[value.index]
+        rank = len(made.shape)
+        return moved(build, made, rank - 1 - result.behind, rank - 1 - trailing)
+
+    return Plan(make, full)
+
+
+def _anywhere(node: Node, behind: Behind, size: int) -> tuple[Batched, bool] | None:
+    """The node with the new axis where it is, or in front of all others (True)."""
+    if (found := batched(node, behind, size)) is not None:
+        return found, False
+    pairs = zip(behind, node.inputs, strict=True)
+    ranks = [None if v is None or place is None else len(v.shape) for place, v in pairs]
+    if any(r is not None and p is not None and r < p for r, p in zip(ranks, behind, strict=True)):
+        return None  # stacked, it has dims of size 1 in front
+    found = batched(node, ranks, size)
+    return None if found is None else (found, True)
+
+
+def scaled(stack: Stack, node: Node, trailing: int) -> Plan | None:
+    """x + c, x · c and the like, with a number c per branch."""
+    source, dtype = node.inputs[0], node.output.dtype
+    numbers = [attribute(item, "other") for item in stack.nodes(node)]
+    plan = None if source is None else stack.plan(source, trailing)
+    if plan is None or not dtype.is_floating_point:
+        return None
+    if not all(type(number) in (int, float) for number in numbers):
         return None
     attrs = {name: value for name, value in node.attrs.items() if name != "other"}
     tensor = torch.tensor(numbers, dtype=dtype).reshape(-1, *[1] * trailing)
     op = node.op.replace(".Scalar", ".Tensor")
-    return Plan(lambda b: b(op, known[0](b), b.constant(tensor, "per_head"), **attrs))
+    return Plan(lambda b: b(op, plan(b), b.constant(tensor, "per_head"), **attrs))
 
 
-def along_trailing(stack: Stack, node: Node, trailing: int) -> Plan | None:
-    """Reductions and slices within the dims behind the branches."""
-    source = node.inputs[0]
-    plan = None if source is None else stack.plan(source, trailing)
-    if source is None or plan is None:
-        return None
-    if node.op in REDUCTIONS and not attribute(node, "keepdim"):
-        return None
-    rank, dims = len(source.shape), attribute(node, "dim")
-    counted = [dim % rank - rank for dim in ([dims] if isinstance(dims, int) else dims or [])]
-    if not counted or min(counted) < -trailing:
-        return None
-    attrs = dict(node.attrs) | {"dim": counted[0] if isinstance(dims, int) else counted}
-    return Plan(lambda build: build(node.op, plan(build), **attrs), plan.full)
-
-
-def split(stack: Stack, node: Node, value: Value, trailing: int) -> Plan | None:
-    source = node.inputs[0]
-    plan = None if source is None else stack.plan(source, trailing)
-    if source is None or plan is None:
-        return None
-    dim = attribute(node, "dim") % len(source.shape) - len(source.shape)
-    if dim < -trailing:
-        return None
-    start = sum(part.shape[dim] for part in node.outputs[: value.index])
-    end = start + value.shape[dim]
-
-    def make(build: Builder) -> Value:
-        return build("aten.slice.Tensor", plan(build), dim=dim, start=start, end=end)
-
-    return Plan(make, plan.full)
+def has_own_numbers(stack: Stack, node: Node) -> bool:
+    """Whether the branches scale or shift by numbers that differ."""
+    if node.op not in SCALAR_OPS:
+        return False
+    return len({attribute(item, "other") for item in stack.nodes(node)}) > 1
 
 
 def norm(stack: Stack, node: Node) -> Plan | None:
+    """Norms with weights of their own: one without any, and a product and a sum behind it."""
     source, *affine = node.inputs
     plan = None if source is None else stack.plan(source)
     if plan is None or len(attribute(node, "normalized_shape")) != 1:
         return None
-    if all(item.inputs[1:] == node.inputs[1:] for item in stack.nodes(node)):
-        return Plan(lambda b: b(node.op, plan(b), *affine, **node.attrs), plan.full)
     factors = [None if value is None else stack.plan(value) for value in affine]
     if any(p is None for p, v in zip(factors, affine, strict=True) if v is not None):
         return None
@@ -107,58 +117,3 @@ def rotary(stack: Stack, node: Node) -> Plan | None:
         return build("aten.reshape", turned, shape=shape)
 
     return Plan(make)
-
-
-def reshape(stack: Stack, node: Node, trailing: int) -> Plan | None:
-    source, shape = node.inputs[0], list(node.output.shape)
-    plan = None if source is None else stack.plan(source, trailing)
-    if source is None or plan is None or len(shape) < trailing or len(source.shape) < trailing:
-        return None
-
-    def make(build: Builder) -> Value:
-        value = plan(build)
-        at = len(source.shape) - trailing
-        size, place = value.shape[at], len(shape) - trailing
-        if same_shape(source.shape[at:], shape[place:]):
-            return build(node.op, value, shape=[*shape[:place], size, *shape[place:]])
-        value = build(node.op, moved(build, value, at, 0), shape=[size, *shape])
-        return moved(build, value, 0, place)
-
-    return Plan(make, plan.full)
-
-
-def permute(stack: Stack, node: Node, trailing: int) -> Plan | None:
-    source = node.inputs[0]
-    plan = None if source is None else stack.plan(source, trailing)
-    if source is None or plan is None:
-        return None
-    at = len(source.shape) - trailing
-    order = [dim % len(source.shape) for dim in attribute(node, "dims")]
-    order = [dim if dim < at else dim + 1 for dim in order]
-    order.insert(at, at)
-    return Plan(lambda build: build("aten.permute", plan(build), dims=order), plan.full)
-
-
-def expand(stack: Stack, node: Node, trailing: int) -> Plan | None:
-    source, shape = node.inputs[0], list(node.output.shape)
-    plan = None if source is None else stack.plan(source, trailing)
-    if plan is None:
-        return None
-    at = len(shape) - trailing
-
-    def make(build: Builder) -> Value:
-        value = plan(build)
-        size = value.shape[-1 - trailing]
-        return build("aten.expand", value, size=[*shape[:at], size, *shape[at:]])
-
-    return Plan(make, plan.full)
-
-
-def cat(stack: Stack, node: Node, trailing: int) -> Plan | None:
-    rank = len(node.output.shape)
-    dim = attribute(node, "dim") % rank - rank
-    plans = [stack.plan(value, trailing) for value in node.inputs if value is not None]
-    known = [plan for plan in plans if plan is not None]
-    if dim < -trailing or len(known) < len(plans):
-        return None
-    return Plan(lambda b: b("aten.cat", *(stack.whole(p, b, trailing) for p in known), dim=dim))

@@ -1,15 +1,17 @@
 """Isomorphic branches as one: each op runs once, on values that have the branches as an axis.
 
-plans.py says what such values are, rules.py and attention.py how each
-kind of op runs on them; which rule is whose stands here.
+plans.py says what such values are. Most ops run on them as their batching rules say (rules.py);
+attention.py and the rest of rules.py are about those whose weights or numbers differ by branch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attngraph.analysis.branches import ATTENTION, is_projection
 from attngraph.ir import Value
 from attngraph.passes.attention.stacking import attention as heads
-from attngraph.passes.attention.stacking import rules as rules
+from attngraph.passes.attention.stacking import rules
 from attngraph.passes.attention.stacking.parts import consecutive_parts
 from attngraph.passes.attention.stacking.plans import FEATURES, Plan, Stack, inserted, laid_out
 
@@ -33,25 +35,14 @@ class Stacking(Stack):
             return heads.attention(self, node) if (value.index, trailing) == (0, FEATURES) else None
         if is_projection(node):
             return heads.projection(self, node) if trailing == FEATURES else None
-        if node.op == "aten.split_with_sizes":
-            return rules.split(self, node, value, trailing)
-        if len(node.outputs) > 1:
-            return None
-        if node.op in rules.ELEMENTWISE:
-            return rules.elementwise(self, node, trailing)
-        if node.op in rules.REDUCTIONS or node.op == "aten.slice.Tensor":
-            return rules.along_trailing(self, node, trailing)
-        if node.op in _NORMS:
+        if node.op == "attn.rotary":
+            return rules.rotary(self, node) if trailing == FEATURES else None
+        if node.op in _NORMS and not self._is_shared(node.inputs[1:]):
             return rules.norm(self, node) if trailing == FEATURES else None
-        match node.op:
-            case "attn.rotary":
-                return rules.rotary(self, node) if trailing == FEATURES else None
-            case "aten.reshape":
-                return rules.reshape(self, node, trailing)
-            case "aten.permute":
-                return rules.permute(self, node, trailing)
-            case "aten.expand":
-                return rules.expand(self, node, trailing)
-            case "aten.cat":
-                return rules.cat(self, node, trailing)
-        return None
+        if rules.has_own_numbers(self, node):
+            return rules.scaled(self, node, trailing)
+        return rules.over_branches(self, node, value, trailing)
+
+    def _is_shared(self, values: Iterable[Value | None]) -> bool:
+        """Whether all branches read the same values."""
+        return all(v is None or set(self.family.column(v)) == {v} for v in values)

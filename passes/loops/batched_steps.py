@@ -6,17 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attngraph.analysis.attention.strays import is_pointwise
-from attngraph.ir import Builder, Dim, Node, TensorType, Value
-from attngraph.ir.ops import attribute
+from attngraph.analysis.rows.batching import batched
+from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.slices import backward_slice
-
-_NAMES = "cat select.int slice.Tensor split.Tensor split_with_sizes chunk softmax.int squeeze.dim"
-_ALONG = frozenset(f"aten.{name}" for name in [*_NAMES.split(), "log_softmax.int"])
-_MAKES_AXIS = frozenset(["aten.stack", "aten.unsqueeze"])
-_LAST_AXES = frozenset(["aten.layer_norm", "aten.rms_norm", "attn.rms_norm"])
-_SIZES = {"aten.reshape": "shape", "aten.expand": "size"}
-_PRODUCTS = {"aten.linear": "aten.linear", "aten.matmul": "aten.matmul", "aten.mm": "aten.matmul"}
 
 
 @dataclass(frozen=True)
@@ -62,38 +54,10 @@ def plan(
         if stacked.isdisjoint(node.inputs):
             made.append((node, node.op, node.attrs))
             continue
-        attrs = _attrs(node, stacked, steps)
-        if attrs is None:
+        behind = [len(v.shape) if v is not None and v in stacked else None for v in node.inputs]
+        rule = batched(node, behind, steps)
+        if rule is None or any(rule.behind != len(value.shape) for value in node.outputs):
             return None
-        made.append((node, _PRODUCTS.get(node.op, node.op), attrs))
+        made.append((node, rule.op, rule.attrs))
         stacked.update(node.outputs)
     return Plan(root, tuple(fixed), tuple(made))
-
-
-def _attrs(node: Node, stacked: set[Value], steps: Dim) -> Mapping[str, Any] | None:
-    """The attributes with a step's axes one further right; None where that isn't known."""
-    operands = [value for value in node.inputs if value is not None]
-    if not all(isinstance(value.type, TensorType) for value in operands):
-        return None
-    varying = [value for value in operands if value in stacked]
-    ranks = {len(value.shape) for value in varying}
-    if is_pointwise(node):
-        return node.attrs if ranks == {len(node.outputs[0].shape)} else None
-    if node.op in _PRODUCTS or node.op in _LAST_AXES:
-        return node.attrs if varying == [node.inputs[0]] else None
-    if node.op == "aten.embedding":
-        return node.attrs if varying == [node.inputs[1]] else None
-    if node.op in _SIZES:
-        name = _SIZES[node.op]
-        sizes = attribute(node, name)
-        return None if -1 in sizes else {**node.attrs, name: [steps, *sizes]}
-    if node.op == "aten.permute":
-        dims = [dim % len(operands[0].shape) + 1 for dim in attribute(node, "dims")]
-        return {"dims": [0, *dims]}
-    makes = node.op in _MAKES_AXIS
-    if not makes and node.op not in _ALONG:
-        return None
-    if len(varying) != len(operands) or len(ranks) != 1:
-        return None
-    rank, dim = ranks.pop() + makes, attribute(node, "dim")
-    return {**node.attrs, "dim": dim % rank + 1} if isinstance(dim, int) else None
