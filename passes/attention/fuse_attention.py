@@ -12,13 +12,13 @@ from typing import ClassVar, TypeAlias
 
 import torch
 
-from attngraph.analysis.attention.edge_softmax import edge_softmaxes
-from attngraph.analysis.attention.logits import Bias, Declined, Factor, Mask
+from attngraph.analysis.attention.logits import Bias, Factor, Mask
+from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import Stage, cheapest
 from attngraph.analysis.attention.score_bounds import is_unreached, may_cancel, weak_fills
 from attngraph.analysis.attention.site import SDPA, SOFTMAXES, Site, understand
-from attngraph.analysis.attention.strays import strays
 from attngraph.analysis.attention.terms import broadcastable
+from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, resolve, top
 from attngraph.analysis.masks.terms import is_scorelike
 from attngraph.analysis.values.scalars import is_cast
@@ -34,7 +34,6 @@ from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.materialize import materialize
 from attngraph.passes.rewriting.outcomes import Different, NotEvaluated, tally_of
 
-_LOWER = "Fill with -inf or torch.finfo(dtype).min, or mask last."
 _NOT_ATTENTION = frozenset(["pooling", "linear-attention", "graph-attention"])
 """Named, but without a softmax over an axis of keys: nothing that could have been fused."""
 
@@ -65,8 +64,7 @@ class FuseAttention:
             elif result is not None:
                 remarks.append(result)
             remarks += assumed
-        others = [*strays(graph), *edge_softmaxes(graph)]
-        return [*remarks, *(_declined(root, why) for root, why in others)]
+        return [*remarks, *(_declined(root, why) for root, why in without_softmax(graph))]
 
 
 def _fuse(
@@ -97,12 +95,9 @@ def _taken_for_granted(site: Site) -> list[Declined]:
     found = []
     weak = weak_fills(site.steps)
     if weak and not is_unreached(site):
-        said = f"A fill of {weak[0].fill:g} counts as -inf, as if no score or bias came near it."
-        found.append(Declined("weak-fill", said, site.anchor, _LOWER))
+        found.append(Refusal.FILL_REACHED.at(site.anchor, fill=weak[0].fill))
     if may_cancel(site.steps):
-        said = "Biases are added up before they meet the scores, though they may cancel."
-        hint = "Give one of them as a bool mask, or add them up before the scores."
-        found.append(Declined("biases-cancel", said, site.anchor, hint))
+        found.append(Refusal.BIASES_CANCEL.at(site.anchor))
     return found
 
 
@@ -136,16 +131,7 @@ def _emitted(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Re
         for node in reversed(graph):
             if node.number > latest:
                 graph.erase(node)
-        return _defect(site, f"The fused form can't be written down: {error}")
-
-
-def _defect(site: Site, reason: str) -> Declined:
-    return Declined(
-        "unequal",
-        reason,
-        site.root,
-        "This is a defect of fuse-attention: please report it with the model's source line.",
-    )
+        return Refusal.UNWRITABLE.at(site.root, why=error)
 
 
 _Placed: TypeAlias = tuple[Operand, Axes]
@@ -174,56 +160,36 @@ def _planned(site: Site) -> _Plan | Declined:
     roles = site.roles
     kv_heads, groups = _static_size(roles.kv_heads), _static_size(roles.groups)
     if kv_heads is None or groups is None:
-        return Declined("heads-dynamic", "The number of heads is only known at run time.")
+        return Refusal.HEADS_DYNAMIC.at()
     chosen = _operands(site)
     if chosen is None:
-        return Declined("axes-not-attention", "The operands can't be laid out as heads.")
+        return Refusal.AXES.at(why="the operands can't be laid out as heads")
     query, key, _ = chosen
     scale = site.scale * query.factor * key.factor
     if not math.isfinite(scale) or scale == 0:
-        return Declined("scale-unknown", f"The scores are scaled by {scale:g}.")
+        return Refusal.SCALE_UNKNOWN.at(scale=f"{scale:g}")
     keys = set(resolve(roles.keys))
     rows = set(resolve((*roles.queries, *roles.groups)))
     on_keys = [factor for factor in site.factors if keys & set(factor.atoms)]
     if any(rows & set(factor.atoms) for factor in on_keys):
-        return Declined(
-            "scores-times-tensor",
-            "The scores are multiplied by a tensor that differs from query to query and from key "
-            "to key.",
-            hint="Multiply the queries and the keys by a factor of their own instead.",
-        )
+        return Refusal.SCALED_BY_PAIRS.at()
     weak = weak_fills(site.steps)
     if weak and _bias_after(site.steps, weak[0]):
-        return Declined(
-            "weak-fill",
-            f"Scores are filled with {weak[0].fill:g} and then changed again, so a row in which "
-            "everything is masked depends on both.",
-            hint=_LOWER,
-        )
+        return Refusal.FILL_CHANGED.at(fill=weak[0].fill)
     outer, inner = _gains(site)
     if outer is None or inner is None:
-        return Declined(
-            "weights-times-tensor",
-            "The attention weights are multiplied by a tensor that differs from query to query and "
-            "from key to key.",
-            hint="Mask the scores before the softmax instead.",
-        )
+        return Refusal.WEIGHTS_SCALED_BY_PAIRS.at()
     below = [top(stage.operand).value for stage in site.value]
     below += [factor.operand.value for factor in inner if factor.operand is not None]
     if len(site.anchor.output.users) > 1 and _needs(below, site.anchor):
-        return Declined(
-            "values-from-weights",
-            "The values are computed from the attention weights that are to be multiplied with "
-            "them.",
-            hint="It is kept as it is; values that don't depend on the weights would fuse.",
-        )
+        return Refusal.VALUES_FROM_WEIGHTS.at()
     sinks = broadcastable(site.sinks, roles.scores) if site.sinks is not None else None
     if site.sinks is not None and sinks is None:
-        return Declined("axes-not-attention", "The sink has axes that the scores lack.")
+        return Refusal.AXES.at(why="the sink has axes that the scores lack")
     places = [broadcastable(step.operand, roles.scores) for step in site.steps]
     terms = [place for place in places if place is not None]
     if len(terms) < len(places):
-        return Declined("axes-not-attention", "A bias has axes that the scores lack.")
+        return Refusal.AXES.at(why="a bias has axes that the scores lack")
     heads = kv_heads * groups
     return _Plan(kv_heads, heads, chosen, scale, on_keys, outer, inner, sinks, terms)
 
@@ -268,15 +234,9 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     outcome = evidence.compare(pairs, leaves, infinite)
     tally_of(graph).count(outcome)
     if isinstance(outcome, Different):
-        reason = f"The fused form is not equal, so it was taken back: {outcome.reason}."
-        return _defect(site, reason)
+        return Refusal.UNEQUAL.at(site.root, why=outcome.reason)
     if isinstance(outcome, NotEvaluated):
-        return Declined(
-            "not-evaluated",
-            "No trial could tell whether the fused form is equal, so it was left out: "
-            f"{outcome.reason}.",
-            site.root,
-        )
+        return Refusal.NOT_EVALUATED.at(site.root, why=outcome.reason)
     for old, new in pairs:
         graph.replace_uses(old, new)
     if site.weights is not None:

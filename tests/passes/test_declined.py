@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-# No input is known for them: "unequal" tells of a defect (test_evidence.py plants one), and heads
-# whose number is symbolic are read as batch.
-WITHOUT_FIXTURE = {"unequal", "not-evaluated", "heads-dynamic"}
+import pytest
 
+from attngraph.analysis.attention.refusals import Refusal
 
-def _given() -> set[str]:
-    calls = (
-        node
-        for folder in (ROOT / "attngraph" / "analysis", ROOT / "passes")
-        for path in folder.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    )
-    return {
-        call.args[0].value
-        for call in calls
-        if call.func.id == "Declined" and call.args and isinstance(call.args[0], ast.Constant)
-    }
-
-
-def _shown() -> dict[str, set[str]]:
-    """The codes in each file's remarks."""
-    folder = ROOT / "tests" / "passes" / "fuse-attention"
-    given = r"^# remark: (?:declined|named) \[([a-z-]+)\]"
-    return {
-        path.stem: set(re.findall(given, path.read_text(), re.M)) for path in folder.glob("*.ir")
-    }
-
-
-def test_each_code_has_a_fixture() -> None:
-    given, shown = _given(), set().union(*_shown().values())
-    assert len(given) > 15
-    assert given - shown == WITHOUT_FIXTURE
-    assert shown <= given
+FOLDER = Path(__file__).parent / "fuse-attention"
+_REMARK = re.compile(r"^# remark: (?:declined|named) \[([a-z-]+)\] (.+)$", re.MULTILINE)
+_PLACE = re.compile(r"\\\{\w+(?::g)?\\\}")
+# No input is known for them: the first three tell of a defect (test_evidence.py plants one), and
+# heads whose number is symbolic are read as batch.
+WITHOUT_FIXTURE = {
+    Refusal.UNEQUAL,
+    Refusal.UNWRITABLE,
+    Refusal.NOT_EVALUATED,
+    Refusal.HEADS_DYNAMIC,
+}
+SHOWN = {path.stem: _REMARK.findall(path.read_text("utf-8")) for path in FOLDER.glob("*.ir")}
 
 
 def test_a_fixture_named_after_a_code_shows_that_code_alone() -> None:
-    for name, codes in _shown().items():
+    for name, remarks in SHOWN.items():
         if name.startswith("declined-"):
-            assert codes == {name.removeprefix("declined-")}, name
+            assert {code for code, _ in remarks} == {name.removeprefix("declined-")}, name
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_each_row_of_the_table_is_shown_by_a_fixture(refusal: Refusal) -> None:
+    sentence = re.compile(_PLACE.sub(".+", re.escape(refusal.sentence)))
+    shown = {
+        name
+        for name, remarks in SHOWN.items()
+        for code, said in remarks
+        if code == refusal.code and sentence.fullmatch(said)
+    }
+    assert bool(shown) != (refusal in WITHOUT_FIXTURE)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attngraph.analysis.attention.logits import Declined, Factor, Mask
+from attngraph.analysis.attention.logits import Factor, Mask
+from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.layout.axes import (
     COPIES,
     LAYOUTS,
@@ -31,6 +32,7 @@ from attngraph.analysis.values.scalars import (
     uniform,
     widens,
 )
+from attngraph.analysis.walks import readers
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 
@@ -62,11 +64,11 @@ class Below:
     probabilities: Operand
     value: Operand
     summed: tuple[Atom, ...]
-    guard: Operand | None
-    gain: float
-    gains: tuple[Factor, ...]
-    refills: tuple[Mask, ...]
-    nodes: tuple[Node, ...]
+    guard: Operand | None = None
+    gain: float = 1.0
+    gains: tuple[Factor, ...] = ()
+    refills: tuple[Mask, ...] = ()
+    nodes: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +183,6 @@ def hands_on(node: Node) -> bool:
     return node.op in _GUARDS or node.op in _PRODUCTS or node.op in LAYOUTS
 
 
-def _consumers(probabilities: Value) -> Iterator[Node]:
-    """Nodes that may multiply the probabilities with values, nearest first."""
-    queue, seen = [probabilities], {probabilities}
-    while queue:
-        value = queue.pop(0)
-        for node in value.users:
-            if hands_on(node):
-                queue.extend(v for v in node.outputs if v not in seen)
-                seen.update(node.outputs)
-            else:
-                yield node
-
-
 def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
     """The product of the probabilities with values, summed over exactly axis `dim`.
 
@@ -202,17 +191,20 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
     """
     elsewhere: Declined | None = None
     total: Below | None = None
-    for node in _consumers(probabilities):
-        if len(node.outputs) != 1:
+    # No limit: one softmax may serve a hundred heads that are taken apart behind it.
+    consumers = (
+        ()
+        if probabilities.producer is None
+        else readers(probabilities.producer, hands_on, limit=None)
+    )
+    for node in consumers:
+        if hands_on(node) or len(node.outputs) != 1:
             continue
         output = fresh_axes(node.output.shape)
         product = read_contraction(node, output)
         if product is None:
             continue
-        for mine, other in (
-            (product.left, product.right),
-            (product.right, product.left),
-        ):
+        for mine, other in (product.sides, product.sides[::-1]):
             if not other.value.dtype.is_floating_point:
                 continue
             reached = _reach(mine, probabilities, node.output.dtype)
@@ -251,15 +243,5 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
 def _other_axis(node: Node, other: Operand, probabilities: Operand) -> Declined:
     # What has no axis of its own is no values, but weights of the weights.
     if other.value.is_constant or set(top(other).atoms) <= set(probabilities.atoms):
-        return Declined(
-            "talking-heads",
-            "The attention weights are mixed across heads before they meet the values.",
-            node,
-            "No attention op mixes heads; the layer stays as it is.",
-        )
-    return Declined(
-        "softmax-axis",
-        "The weights are normalised over one axis and multiplied with values over another.",
-        node,
-        "If this is meant to be attention, take the softmax over the keys.",
-    )
+        return Refusal.WEIGHTS_MIXED.at(node)
+    return Refusal.OTHER_AXIS.at(node)

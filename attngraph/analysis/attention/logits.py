@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL, WEAKEST_FILL
@@ -28,16 +29,6 @@ from attngraph.analysis.values.scalars import (
 )
 from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """Why a site stays as it is: a code of docs/remarks.md, a sentence, the blamed node, a hint."""
-
-    code: str
-    reason: str
-    node: Node | None = None
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +82,7 @@ class Logits:
     @property
     def is_projection(self) -> bool:
         """Whether a constant, and not queries or keys, is a side of the product."""
-        product = self.contraction
-        return any(top(side).value.is_constant for side in (product.left, product.right))
+        return any(top(side).value.is_constant for side in self.contraction.sides)
 
     def scaled(self, factor: float) -> Logits | None:
         """factor · these logits; None where a mask would turn into the opposite."""
@@ -115,12 +105,7 @@ class Logits:
 def narrowed(node: Node, source: torch.dtype) -> Declined:
     """Why scores that `node` casts from `source` to fewer bits stay as they are."""
     before, after = (str(dtype).removeprefix("torch.") for dtype in (source, node.output.dtype))
-    return Declined(
-        "scores-narrowed",
-        f"The scores are rounded from {before} to {after}, in which they may overflow.",
-        node,
-        "Compute the scores, the softmax and the values in one dtype.",
-    )
+    return Refusal.NARROWED.at(node, before=before, after=after)
 
 
 Preference = Callable[[Contraction], int | None]
@@ -156,9 +141,7 @@ class _Reader:
     def read(self, operand: Operand) -> Logits | Declined:
         node = operand.value.producer
         if node is None:
-            return Declined(
-                "logits-not-a-product", "The logits are an input or a constant, not a product."
-            )
+            return Refusal.SCORES_GIVEN.at()
         found = self._at(node, operand)
         return replace(found, nodes=(*found.nodes, node)) if isinstance(found, Logits) else found
 
@@ -173,9 +156,7 @@ class _Reader:
             inner = self.read(Operand(scaling[0], operand.axes))
             if isinstance(inner, Declined):
                 return inner
-            return inner.scaled(scaling[1]) or Declined(
-                "mask-negated", "A masked score is multiplied by a negative number.", node
-            )
+            return inner.scaled(scaling[1]) or Refusal.MASK_NEGATED.at(node)
         if (filling := fill_of(node)) is not None:
             return self._fill(node, operand, filling)
         if (blended := blend_of(node)) is not None:
@@ -191,12 +172,7 @@ class _Reader:
         if node.op == "aten.tanh":
             return self._tanh(node, operand)
         if node.op in ("aten.tril", "aten.triu"):
-            return Declined(
-                "fill-not-a-mask",
-                "Scores outside of a triangle are replaced by 0, which is not low enough to mask.",
-                node,
-                "Fill masked scores with -inf or torch.finfo(dtype).min.",
-            )
+            return Refusal.WEAK_FILL.at(node, fill=0.0)
         if node.op in (
             "aten.clamp",
             "aten.clamp_min",
@@ -221,27 +197,18 @@ class _Reader:
         """The same number on every logit."""
         source = node.inputs[0]
         if source is None or number(attribute(node, "other")) is None or not self.shifts:
-            return Declined("logits-not-a-product", f"{node.op} is not understood here.", node)
+            return Refusal.NOT_UNDERSTOOD.at(node, op=node.op)
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Logits) and any(isinstance(step, Mask) for step in inner.steps):
-            return Declined("mask-shifted", "A number is added to masked scores.", node)
+            return Refusal.MASK_SHIFTED.at(node)
         return inner
 
     def _product(self, node: Node, axes: Axes) -> Logits | Declined:
         product = read_contraction(node, axes)
         if product is None:
-            return Declined(
-                "logits-not-a-product",
-                f"The logits come from {node.op}, which is not read as a product of Q and K.",
-                node,
-                "Write the scores as a matrix product of queries and keys.",
-            )
+            return Refusal.NOT_A_PRODUCT.at(node, op=node.op)
         if self.prefer(product) is None:
-            return Declined(
-                "logits-not-a-product",
-                "The product behind the logits doesn't pair queries with keys.",
-                node,
-            )
+            return Refusal.NOT_OF_PAIRS.at(node)
         steps = tuple(Bias(operand, factor) for operand, factor in product.addends)
         return Logits(product, node, product.factor, steps=steps)
 
@@ -252,40 +219,26 @@ class _Reader:
         if isinstance(inner, Declined):
             return inner
         if math.isnan(fill) or fill > WEAKEST_FILL:
-            return Declined(
-                "fill-not-a-mask",
-                f"Scores are replaced by {fill:g}, which is not low enough to mask them.",
-                node,
-                "Fill masked scores with -inf or torch.finfo(dtype).min.",
-            )
+            return Refusal.WEAK_FILL.at(node, fill=fill)
         axes = broadcast_axes(operand.axes, predicate.shape, shape)
         step = Mask(Operand(predicate, axes), keep, fill)
         return replace(inner, steps=(*inner.steps, step))
 
     def _sum(self, node: Node, operand: Operand) -> Logits | Declined:
-        left, right = node.inputs[:2]
-        if left is None or right is None:
-            return Declined("logits-not-a-product", "A sum lacks an operand.", node)
-        shape = node.output.shape
-        sides = [
-            Operand(value, broadcast_axes(operand.axes, value.shape, shape))
-            for value in (left, right)
-        ]
+        sides = _sides(node, operand.axes)
         sign = -1.0 if node.op.startswith("aten.sub") else 1.0
         alpha = number(attribute(node, "alpha"))
         if alpha is None:
-            return Declined("logits-not-a-product", "The alpha of a sum is symbolic.", node)
+            return Refusal.ALPHA_SYMBOLIC.at(node)
         factors = [1.0, sign * alpha]
         best: Logits | Declined | None = None
         barred: Declined | None = None
         for index, side in enumerate(sides):
             found = self.read(side)
-            if isinstance(found, Declined) and found.code != "logits-not-a-product":
+            if isinstance(found, Declined) and found.code != Refusal.NOT_A_PRODUCT.code:
                 barred = found
             if isinstance(found, Logits) and factors[index] != 1.0:
-                found = found.scaled(factors[index]) or Declined(
-                    "mask-negated", "A masked score is multiplied by a negative number.", node
-                )
+                found = found.scaled(factors[index]) or Refusal.MASK_NEGATED.at(node)
             if isinstance(found, Logits):
                 other = 1 - index
                 if not self._is_row_maximum(sides[other]):
@@ -317,14 +270,7 @@ class _Reader:
         )
 
     def _factor(self, node: Node, operand: Operand) -> Logits | Declined:
-        left, right = node.inputs
-        if left is None or right is None:
-            return Declined("logits-not-a-product", "A product lacks an operand.", node)
-        shape = node.output.shape
-        sides = [
-            Operand(value, broadcast_axes(operand.axes, value.shape, shape))
-            for value in (left, right)
-        ]
+        sides = _sides(node, operand.axes)
         order = (0, 1) if node.op == "aten.mul.Tensor" else (0,)
         declined: Declined | None = None
         for index in order:
@@ -334,14 +280,8 @@ class _Reader:
                 continue
             if inner.steps or inner.outer is not None:
                 if index == 0 and len(order) == 2 and isinstance(self.read(sides[1]), Logits):
-                    what = "The logits are two products that are multiplied element by element."
-                    return Declined("logits-not-a-product", what, node)
-                return Declined(
-                    "scores-times-tensor",
-                    "Scores that already hold a bias or mask are multiplied by a tensor.",
-                    node,
-                    "Multiply the queries by it instead, before the scores are computed.",
-                )
+                    return Refusal.TWO_PRODUCTS.at(node)
+                return Refusal.SCALED_LATE.at(node, what="a tensor")
             factor = Factor(sides[1 - index], divides=node.op == "aten.div.Tensor")
             return replace(inner, factors=(*inner.factors, factor))
         assert declined is not None
@@ -351,17 +291,12 @@ class _Reader:
         """A scale that depends on a length."""
         source, other = node.inputs[0], attribute(node, "other")
         if source is None or number(other) is not None:
-            return Declined("scale-unknown", f"The scores are scaled by {other}.", node)
+            return Refusal.SCALE_UNKNOWN.at(node, scale=other)
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Declined):
             return inner
         if inner.steps or inner.outer is not None:
-            return Declined(
-                "scores-times-tensor",
-                "Scores that already hold a bias or mask are scaled by a length.",
-                node,
-                "Scale the queries by it instead, before the scores are computed.",
-            )
+            return Refusal.SCALED_LATE.at(node, what="a length")
         factor = Factor(None, divides=node.op == "aten.div.Scalar", number=other)
         return replace(inner, factors=(*inner.factors, factor))
 
@@ -372,12 +307,7 @@ class _Reader:
         if isinstance(inner, Declined):
             return inner
         if inner.steps or inner.outer is not None:
-            return Declined(
-                "softcap-after-mask",
-                "The scores are capped by tanh after a bias or mask was applied.",
-                node,
-                "Cap the scores first, then add the bias and the mask.",
-            )
+            return Refusal.CAPPED_LATE.at(node)
         return replace(inner, outer=1.0)
 
     def _floor(self, node: Node, operand: Operand) -> Logits | Declined:
@@ -395,12 +325,7 @@ class _Reader:
             low = number(attribute(node, "min"))
             high = attribute(node, "max") if node.op == "aten.clamp" else None
         if source is None or low is None or high is not None or low > ABSORBING_FILL:
-            return Declined(
-                "logits-clamped",
-                "The scores are clamped, which no attention op does.",
-                node,
-                "Drop the clamp, or cap the scores smoothly: c * tanh(scores / c) fuses.",
-            )
+            return Refusal.CLAMPED.at(node)
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Declined):
             return inner
@@ -411,6 +336,13 @@ class _Reader:
             for step in inner.steps
         )
         return replace(inner, steps=steps)
+
+
+def _sides(node: Node, axes: Axes) -> list[Operand]:
+    """The first two inputs of an elementwise node whose output is indexed by `axes`."""
+    shape = node.output.shape
+    inputs = [value for value in node.inputs[:2] if value is not None]
+    return [Operand(value, broadcast_axes(axes, value.shape, shape)) for value in inputs]
 
 
 def _range(dtype: torch.dtype) -> int:

@@ -12,7 +12,8 @@ from itertools import combinations
 
 import torch
 
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, climb, is_symbolic
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, climb, is_symbolic, resolve
+from attngraph.analysis.layout.contraction import Contraction
 from attngraph.analysis.layout.cost import cost, layout_cost
 from attngraph.analysis.values.scalars import is_cast, scale_of
 from attngraph.ir import Node, Value
@@ -50,6 +51,22 @@ def stages(operand: Operand) -> list[Stage]:
             return found
         source = Operand(scaling[0], stage.operand.axes)
         found.append(Stage(source, stage.factor * scaling[1]))
+
+
+def computed(operand: Operand) -> Operand:
+    """What an operand is read from: above its last layout op and constant factor."""
+    return stages(operand)[-1].operand
+
+
+def pair_of(product: Contraction, keys: tuple[Atom, ...]) -> tuple[Operand, Operand] | None:
+    """(Q, K): the side that has the key axis is K; None where both or neither have it."""
+    wanted = set(resolve(keys))
+    left, right = (wanted & set(computed(side).atoms) for side in product.sides)
+    if right == wanted and not left:
+        return product.left, product.right
+    if left == wanted and not right:
+        return product.right, product.left
+    return None
 
 
 def _widened(node: Node) -> Value | None:

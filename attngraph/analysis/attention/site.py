@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from attngraph.analysis.attention.context import Below, find_below, hands_on
-from attngraph.analysis.attention.decline import (
+from attngraph.analysis.attention.context import Below, find_below
+from attngraph.analysis.attention.logits import Bias, Factor, Logits, Mask, narrowed, read_logits
+from attngraph.analysis.attention.refusals import Declined, Refusal
+from attngraph.analysis.attention.roles import Roles, Stage, assign, pair_of, stages
+from attngraph.analysis.attention.shapes import (
     additive,
-    convolved,
-    is_mixture,
-    is_product,
-    joined,
-    mixed_heads,
-    pairs_activations,
-    pointer,
-    pooling,
+    escapes,
     projection,
     renormalised,
+    reused,
     synthesizer,
+    without_product,
+    without_roles,
+    without_values,
 )
-from attngraph.analysis.attention.explain import explain
-from attngraph.analysis.attention.logits import (
-    Bias,
-    Declined,
-    Factor,
-    Logits,
-    Mask,
-    narrowed,
-    read_logits,
-)
-from attngraph.analysis.attention.reuse import escapes, reused
-from attngraph.analysis.attention.roles import Roles, Stage, assign, stages
 from attngraph.analysis.attention.shared_order import shared_order
 from attngraph.analysis.attention.terms import refilled
 from attngraph.analysis.layout.axes import (
@@ -43,9 +31,10 @@ from attngraph.analysis.layout.axes import (
     resolve,
     top,
 )
-from attngraph.analysis.layout.contraction import Contraction, read_contraction
+from attngraph.analysis.layout.contraction import Contraction
 from attngraph.analysis.masks.row_policy import of_softmax
-from attngraph.analysis.values.scalars import is_cast, keeps_values, widens
+from attngraph.analysis.values.scalars import keeps_values
+from attngraph.analysis.walks import sources
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 
@@ -82,9 +71,6 @@ class Site:
     is_part: bool = False
 
 
-_FAR = 64  # nodes between a softmax and the product with its values
-
-
 def understand(anchor: Node) -> Site | Declined | None:
     """The attention at a softmax or SDPA node; None where the softmax is over something else."""
     return _from_sdpa(anchor) if anchor.op == SDPA else _from_softmax(anchor)
@@ -114,19 +100,14 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
     if isinstance(logits, Logits) and (twice := renormalised(anchor, axes, logits, keys)):
         return twice
     if not isinstance(below, Below):
-        return _without_values(anchor, below, logits)
+        return without_values(anchor, below, logits)
     if isinstance(logits, Declined):
-        return explain(anchor, below, logits, keys)
+        return without_product(anchor, below, logits, keys)
     guarded = below.guard is not None or anchor.op == "aten._safe_softmax"
     if below.refills:
         steps = refilled(logits.steps, below.refills)
-        if isinstance(steps, str):
-            return Declined(
-                "weights-masked",
-                steps,
-                below.nodes[0],
-                "Mask the scores before the softmax instead.",
-            )
+        if isinstance(steps, Refusal):
+            return steps.at(below.nodes[0])
         logits, guarded = replace(logits, steps=steps), True
     if not keeps_values(source.dtype, anchor.output.dtype) and source.dtype != result:
         return narrowed(anchor, source.dtype)  # the softmax casts its input first
@@ -139,23 +120,19 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
     if (named := projection(anchor, logits, pair, below.value)) is not None:
         return named
     if not is_part and escapes(logits.node, {anchor, below.root}):
-        return synthesizer(logits, anchor) or reused(logits.node, anchor)
+        return synthesizer(logits) or reused(logits.node, anchor)
     sinks = None
     if sink is not None:
         sinks = top(Operand(sink, broadcast_axes(axes, sink.shape, source.shape)))
-    return _assemble(
+    return _assembled(
         anchor,
-        below.root,
-        (pair[0], pair[1], below.value),
+        below,
+        pair,
         logits,
-        Operand(anchor.output, axes),
         keys,
-        below.output,
         masked_rows=of_softmax(guarded=guarded or sink is not None),
-        weights=weights,
         nodes=(*logits.nodes, anchor, *below.nodes, below.root),
-        gain=below.gain,
-        gains=below.gains,
+        weights=weights,
         sinks=sinks,
         is_part=is_part,
     )
@@ -171,18 +148,13 @@ def _returned(anchor: Node, below: Below, axes: Axes) -> Operand | Declined | No
     if below.guard.value.producer is not None:
         after = below.nodes[: below.nodes.index(below.guard.value.producer) + 1]
     if _leaks([anchor, *below.nodes[len(after) :]], inside):
-        return Declined(
-            "weights-unguarded",
-            "The attention weights are returned before their NaN rows are replaced.",
-            anchor,
-            "Return the weights after the guard.",
-        )
+        return Refusal.WEIGHTS_UNGUARDED.at(anchor)
     return below.guard if _leaks(after, inside) else None
 
 
 def _tests(node: Node) -> list[Node]:
     """The isnan that a guard reads."""
-    producers = [value.producer for value in node.inputs if value is not None]
+    producers = [value.producer for value in sources(node)]
     return [node for node in producers if node is not None and node.op == "aten.isnan"]
 
 
@@ -195,150 +167,55 @@ def _leaks(nodes: Iterable[Node], inside: set[Node]) -> bool:
     )
 
 
-def pair_of(product: Contraction, keys: tuple[Atom, ...]) -> tuple[Operand, Operand] | None:
-    """(Q, K): the side that has the key axis is K; None where both or neither have it."""
-    wanted = set(resolve(keys))
-    sides = (stages(side)[-1].operand for side in (product.left, product.right))
-    left, right = (wanted & set(side.atoms) for side in sides)
-    if right == wanted and not left:
-        return product.left, product.right
-    if left == wanted and not right:
-        return product.right, product.left
-    return None
-
-
-def _without_values(
-    anchor: Node, below: Declined | None, logits: Logits | Declined
-) -> Declined | None:
-    """Scores of two activations without values are worth a remark; a classifier is not."""
-    if (mixed := convolved(anchor)) is not None:
-        return mixed
-    if isinstance(logits, Declined):
-        source = anchor.inputs[0]
-        stray = below if source is not None and is_product(source) else None
-        return joined(anchor) or stray or pointer(anchor) or _mixture(anchor, below)
-    # Talking heads mix such scores with weights before the softmax, and the probabilities after it.
-    inner = () if below is None else _inner(logits.contraction)
-    if not any(map(pairs_activations, (logits.contraction, *inner))):
-        return pointer(anchor) or _mixture(anchor, below)
-    return (
-        below
-        or _changed(anchor)
-        or Declined(
-            "no-values",
-            "The attention weights are not multiplied with values over the key axis.",
-            anchor,
-            "Only the weights are used: there is no attention to fuse.",
-        )
-    )
-
-
-def _mixture(anchor: Node, below: Declined | None) -> Declined | None:
-    """Weights that meet activations in another way than an attention's do; else a classifier's."""
-    return None if below is None and _changed(anchor) is None else pooling(anchor)
-
-
-def _changed(anchor: Node) -> Declined | None:
-    """Weights that pass through some function before a product with values."""
-    queue: list[tuple[Node, Node | None]] = [(anchor, None)]
-    seen: set[Node] = set()
-    while queue and len(seen) < 2 * _FAR:
-        node, function = queue.pop(0)
-        for user in node.output.users:
-            if len(user.outputs) != 1 or user in seen:
-                continue
-            seen.add(user)
-            product = read_contraction(user, fresh_axes(user.output.shape))
-            if product is not None and function is not None and pairs_activations(product):
-                if function.op in ("aten.tril", "aten.triu"):
-                    return Declined(
-                        "weights-masked",
-                        "The attention weights outside of a triangle are set to zero, where the "
-                        "scores were not masked.",
-                        function,
-                        "Mask the scores before the softmax instead.",
-                    )
-                return Declined(
-                    "weights-changed",
-                    f"The attention weights go through {function.op} before they meet the values.",
-                    function,
-                    "Multiply the weights with the values as they come from the softmax.",
-                )
-            is_known = (hands_on(user) and not _rounds(user)) or function is not None
-            if product is None and (is_known or user.output.shape == anchor.output.shape):
-                queue.append((user, function if is_known else user))
-    return None
-
-
-def _rounds(node: Node) -> bool:
-    return is_cast(node) and not widens(node)
-
-
-def _inner(product: Contraction) -> Iterator[Contraction]:
-    """The contractions that a contraction's sides are."""
-    for side in (product.left, product.right):
-        operand = stages(side)[-1].operand
-        node = operand.value.producer
-        inner = None if node is None else read_contraction(node, operand.axes)
-        if inner is not None:
-            yield inner
-
-
-def _assemble(
+def _assembled(
     anchor: Node,
-    root: Node,
-    operands: tuple[Operand, Operand, Operand],
+    below: Below,
+    pair: tuple[Operand, Operand],
     logits: Logits,
-    scores: Operand,
     keys: tuple[Atom, ...],
-    output: Axes,
     *,
     masked_rows: str,
-    weights: Operand | None,
     nodes: tuple[Node, ...],
+    weights: Operand | None = None,
     causal: bool = False,
-    gain: float = 1.0,
-    gains: tuple[Factor, ...] = (),
     sinks: Operand | None = None,
     is_part: bool = False,
-) -> Site | Declined | None:
-    query, key, value = map(stages, operands)
+) -> Site | Declined:
+    """The site, once each of its axes has a part to play."""
+    query, key, value = map(stages, (*pair, below.value))
     roles = assign(
         query,
         key,
         value,
-        scores.atoms,
+        below.probabilities.atoms,
         resolve(keys),
         shared_order(query, key, logits.contraction.summed),
-        [atom for dim in output for atom in resolve(dim)],
+        [atom for dim in below.output for atom in resolve(dim)],
         [step.operand.atoms for step in logits.steps],
     )
     if isinstance(roles, str):
-        if is_mixture(logits, stages(operands[2]), scores, keys):
-            return pooling(anchor)
-        named = mixed_heads(logits, roles) or synthesizer(logits, anchor)
-        return named or Declined("axes-not-attention", f"This is no attention op: {roles}.", anchor)
-    scale, cap, steps = logits.scale, logits.outer, logits.steps
+        return without_roles(anchor, logits, below, keys, roles)
+    scale, cap = logits.scale, logits.outer
     if cap is not None:
         scale, cap = (scale * abs(cap), abs(cap)) if cap > 0 else (-scale * abs(cap), abs(cap))
     return Site(
         anchor,
-        root,
+        below.root,
         query,
         key,
         value,
-        output,
+        below.output,
         roles,
         scale,
         cap or 0.0,
         logits.factors,
-        steps,
+        logits.steps,
         causal,
         masked_rows,
         weights,
         nodes,
-        gain,
-        gains,
+        below.gain,
+        below.gains,
         sinks,
         is_part,
     )
@@ -357,7 +234,7 @@ def _from_sdpa(anchor: Node) -> Site | Declined | None:
         groups = batch_shape[-1] // key.shape[-3] if key.shape[-3] else 1
         for atom in batch[-1]:
             if groups != 1 and not atom.split(groups):
-                return Declined("axes-not-attention", "The head counts don't divide.", anchor)
+                return Refusal.AXES.at(anchor, why="the head counts don't divide")
         parts = resolve(batch[-1])
         shared[-1] = parts[:-1] if groups != 1 else parts
     lead = len(batch)
@@ -375,7 +252,7 @@ def _from_sdpa(anchor: Node) -> Site | Declined | None:
     if scale is None:
         width = query.shape[-1]
         if not isinstance(width, int):
-            return Declined("scale-unknown", "The head size is only known at run time.", anchor)
+            return Refusal.HEAD_SIZE_UNKNOWN.at(anchor)
         scale = width**-0.5
     scores = (*batch, rows, keys)
     steps: tuple[Bias | Mask, ...] = ()
@@ -384,16 +261,13 @@ def _from_sdpa(anchor: Node) -> Site | Declined | None:
         where = Operand(mask, broadcast_axes(scores, mask.shape, shape))
         is_bool = mask.dtype.is_floating_point is False
         steps = (Mask(where, True, float("-inf")) if is_bool else Bias(where, 1.0),)
-    return _assemble(
+    return _assembled(
         anchor,
-        anchor,
-        (q, k, v),
+        Below(anchor, output, Operand(anchor.output, scores), v, keys),
+        (q, k),
         Logits(Contraction(q, k, summed), anchor, float(scale), steps=steps),
-        Operand(anchor.output, scores),
         keys,
-        output,
         masked_rows=of_softmax(guarded=True),
-        weights=None,
         nodes=(anchor,),
         causal=bool(attribute(anchor, "is_causal")),
     )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attngraph.analysis.attention.logits import Bias, Mask
-from attngraph.analysis.attention.roles import stages
+from attngraph.analysis.attention.refusals import Refusal
+from attngraph.analysis.attention.roles import computed, stages
 from attngraph.analysis.layout.axes import Axes, Operand, resolve
 from attngraph.analysis.layout.cost import cost
 from attngraph.analysis.masks.fills import may_hide
@@ -33,7 +34,7 @@ def broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes] | None
 
 def refilled(
     steps: Sequence[Bias | Mask], refills: Sequence[Mask]
-) -> tuple[Bias | Mask, ...] | str:
+) -> tuple[Bias | Mask, ...] | Refusal:
     """The steps, once the weights were set to zero where a mask had masked the scores already.
 
     That leaves no trace of the fill but in rows where everything is masked, which become zero: as a
@@ -42,13 +43,12 @@ def refilled(
     """
     masks = [step for step in steps if isinstance(step, Mask)]
     if len(masks) != 1 or any(not _same(masks[0], refill) for refill in refills):
-        return "The attention weights are set to zero where the scores were not masked."
+        return Refusal.WEIGHTS_REFILLED
     if any(isinstance(step, Bias) and may_hide(step.operand.value) for step in steps):
-        return "The attention weights are set to zero in rows that a bias may hide besides."
+        return Refusal.WEIGHTS_REFILLED_BIASED
     return tuple(replace(s, fill=-math.inf) if isinstance(s, Mask) else s for s in steps)
 
 
 def _same(mask: Mask, other: Mask) -> bool:
-    ends = [stages(step.operand)[-1].operand for step in (mask, other)]
-    first, second = ends
+    first, second = computed(mask.operand), computed(other.operand)
     return first.value is second.value and first.dims == second.dims and mask.keep == other.keep

@@ -20,6 +20,11 @@ class Contraction:
     factor: float = 1.0
     addends: tuple[tuple[Operand, float], ...] = ()
 
+    @property
+    def sides(self) -> tuple[Operand, Operand]:
+        """Both operands of the product."""
+        return self.left, self.right
+
 
 def read_contraction(node: Node, axes: Axes) -> Contraction | None:
     """Reads the node whose output is indexed by `axes`; None if it is no contraction of two."""

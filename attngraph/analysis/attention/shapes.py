@@ -1,0 +1,423 @@
+"""Shapes of graph around a softmax that no attention op computes, each with its refusal.
+
+Where the algebra of logits.py and context.py ends without an attention, these say what stands there
+instead: additive attention, scores that are convolved or compared, weights that are mixed or read
+twice. They only name: a shape that none of them knows is refused with the reason of the reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeGuard
+
+import torch
+
+from attngraph.analysis.attention.context import Below, hands_on
+from attngraph.analysis.attention.exponentials import SOFTMAXES
+from attngraph.analysis.attention.logits import Logits
+from attngraph.analysis.attention.refusals import Declined, Refusal
+from attngraph.analysis.attention.roles import computed
+from attngraph.analysis.layout.axes import (
+    COPIES,
+    LAYOUTS,
+    RESHAPES,
+    Atom,
+    Axes,
+    Operand,
+    fresh_axes,
+    resolve,
+    top,
+)
+from attngraph.analysis.layout.contraction import Contraction, read_contraction
+from attngraph.analysis.values.scalars import is_cast, widens
+from attngraph.analysis.walks import FAR, origin, readers, sources, users, varying, walk
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute, op_def
+
+_NONLINEAR = frozenset(
+    ["aten.tanh", "aten.relu", "aten.leaky_relu", "aten.sigmoid", "aten.gelu", "aten.silu"]
+)
+ELEMENTWISE = frozenset(
+    "aten." + name
+    for name in ["add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Scalar", "div.Tensor"]
+)
+MASKS = frozenset(
+    [
+        "aten.where.self",
+        "aten.where.ScalarOther",
+        "aten.where.ScalarSelf",
+        "aten.masked_fill.Scalar",
+    ]
+)
+TRIANGLES = frozenset(["aten.tril", "aten.triu"])
+_CONV = "aten.conv2d"
+_PICKS = ("aten.topk", "aten.gather")
+_KEEPING = frozenset(["aten.add.Scalar", "aten.clamp_min", "aten.clamp", "aten.mul.Scalar"])
+_WEIGHTED = frozenset(["aten.linear", "aten.matmul", "aten.addmm", "aten.sum.dim_IntList"])
+_PROJECTIONS = frozenset(["aten.linear", "aten.addmm", "aten.conv1d", "aten.conv2d"])
+_PRODUCTS = frozenset(["aten.matmul", "aten.bmm", "aten.einsum"])
+_PAIRS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
+_REDUCTIONS = frozenset(
+    ["aten.sum.dim_IntList", "aten.mean.dim", "aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim"]
+)
+
+
+def is_layout(node: Node) -> bool:
+    """Whether a node only moves elements, or changes their type."""
+    return node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether torch says that each element of the result depends on one element of each input."""
+    return torch.Tag.pointwise in getattr(op_def(node.op).function, "tags", ())
+
+
+def keeps_scores(node: Node) -> bool:
+    """Whether scores are still scores behind a node: layout, masks, biases, factors."""
+    return node.op in ELEMENTWISE or node.op in MASKS or is_layout(node)
+
+
+def _is_elementwise(node: Node) -> bool:
+    return node.op in MASKS or is_layout(node) or is_pointwise(node)
+
+
+def contraction_at(node: Node) -> Contraction | None:
+    """The contraction that a node computes, over new axes."""
+    return read_contraction(node, fresh_axes(node.output.shape)) if len(node.outputs) == 1 else None
+
+
+def pairs_activations(product: Contraction) -> bool:
+    """Whether neither side of a product is a constant, past layout and scales."""
+    return not any(computed(side).value.is_constant for side in product.sides)
+
+
+def is_product(value: Value | None) -> bool:
+    """Whether a value is a product of two activations, past layout, scales, caps and masks."""
+    node = None if value is None else origin(value, _is_elementwise).producer
+    product = None if node is None else contraction_at(node)
+    return product is not None and pairs_activations(product)
+
+
+def _is_context(operand: Operand) -> bool:
+    """Whether values are a product of activations themselves, or an attention's result."""
+    values = computed(operand)
+    node = values.value.producer
+    if node is None or node.op == "attn.attention":
+        return node is not None
+    product = read_contraction(node, values.axes) if len(node.outputs) == 1 else None
+    return product is not None and pairs_activations(product)
+
+
+# What is read, but is no attention
+
+
+def additive(anchor: Node, *, has_values: bool = True) -> Declined | None:
+    """Additive attention; without values, one whose weights are the result (pointer networks)."""
+    node = _nonlinear_sum(anchor)
+    if node is None or has_values:
+        return None if node is None else Refusal.ADDITIVE.at(node)
+    total = sources(node)[0]
+    is_spread = any(side.shape != total.shape for side in sources(total.producer or node))
+    return Refusal.NO_VALUES_OF_ADDITIVE.at(node) if is_spread else None
+
+
+def _nonlinear_sum(anchor: Node) -> Node | None:
+    """The nonlinearity of a sum, of which the logits are a weighted sum by constant weights."""
+
+    def above(place: tuple[Value, bool]) -> Iterable[tuple[Value, bool]]:
+        value, is_weighted = place
+        node = value.producer
+        if node is None or node.op in _NONLINEAR:
+            return []
+        inputs = varying(node)
+        if node.op in _WEIGHTED:
+            return [(inputs[0], True)] if not is_weighted and len(inputs) == 1 else []
+        # What several inputs of a weighted sum hold is computed further on.
+        if not keeps_scores(node) or (is_weighted and len(inputs) != 1):
+            return []
+        return [(source, is_weighted) for source in inputs]
+
+    for value, is_weighted in walk([(source, False) for source in sources(anchor)[:1]], above):
+        node = value.producer
+        if node is None or node.op not in _NONLINEAR or node.inputs[0] is None:
+            continue
+        is_cap = node.op == "aten.tanh" and not is_weighted
+        if not is_cap and _is_joined(node.inputs[0].producer):
+            return node
+    return None
+
+
+def _is_joined(node: Node | None) -> bool:
+    """A sum of queries and keys, or a projection of their concatenation."""
+    if node is None or node.op == "aten.add.Tensor":
+        return node is not None
+    source = node.inputs[0] if node.op == "aten.linear" else None
+    above = None if source is None else origin(source, is_layout).producer
+    return above is not None and above.op == "aten.cat"
+
+
+def renormalised(anchor: Node, axes: Axes, logits: Logits, keys: Sequence[Atom]) -> Declined | None:
+    """Weights that are normalised again after the softmax, over another axis than its own.
+
+    Not where a projection makes both axes of each token: those weights mix what the token has.
+    """
+    sides = [set(top(side).atoms) for side in logits.contraction.sides]
+    own = {*resolve(keys)}
+    for total in readers(anchor, lambda node: node.op in _KEEPING or is_cast(node)):
+        if total.op != "aten.sum.dim_IntList":
+            continue
+        again = {atom for dim in attribute(total, "dim") or () for atom in resolve(axes[dim])}
+        is_mixture = any(again | own <= side for side in sides)
+        is_divided = any(node.inputs[0] is total.inputs[0] for node in divisions(total))
+        if again and not again & own and is_divided and not is_mixture:
+            return Refusal.RENORMALISED.at(total)
+    return None
+
+
+def divisions(total: Node) -> list[Node]:
+    """The divisions by a sum, or by the sum and a small number."""
+    found = readers(total, lambda node: node.op in _KEEPING or is_layout(node))
+    return [node for node in found if node.op == "aten.div.Tensor"]
+
+
+def projection(
+    anchor: Node, logits: Logits, pair: tuple[Operand, Operand], value: Operand
+) -> Declined | None:
+    """Scores that a projection makes of the keys, or of the queries, alone; None if attention fits.
+
+    Queries that are weights fit, where one set of keys serves them all: not if each has values, or
+    a copy of the keys, of its own.
+    """
+    query, key = map(computed, pair)
+    if _is_context(pair[1]):
+        return None  # scores that are weighed again: heads that are mixed
+    if key.value.is_constant:
+        return Refusal.SOFTMAX_OF_PROJECTION.at(logits.node) if _is_context(value) else None
+    known, values = set(query.atoms), set(computed(value).atoms)
+    if not query.value.is_constant or not known & values - set(key.atoms):
+        return None
+    known |= set(key.atoms)
+    if any(set(step.operand.atoms) - known for step in logits.steps):
+        return Refusal.NO_QUERIES.at(logits.node)
+    if set(query.atoms) - set(logits.contraction.summed) <= values:
+        return Refusal.POOLING.at(anchor)
+    return Refusal.SOFTMAX_OF_PROJECTION.at(logits.node)
+
+
+def without_roles(
+    anchor: Node, logits: Logits, below: Below, keys: Sequence[Atom], why: str
+) -> Declined:
+    """What a product, a softmax and a product are whose axes are not those of an attention."""
+    ends = [computed(side) for side in logits.contraction.sides]
+    constant = [end.value.is_constant for end in ends]
+    rows = set(below.probabilities.atoms) - set(resolve(keys))
+    # Constant keys that weigh what each row has of its own: experts.
+    if any(constant) and rows <= set(computed(below.value).atoms):
+        return Refusal.POOLING.at(anchor)
+    for end, other_is_constant in zip(ends, reversed(constant), strict=True):
+        node = end.value.producer
+        inner = None if node is None else read_contraction(node, end.axes)
+        if inner is not None and other_is_constant and "query" in why:
+            return Refusal.SCORES_MIXED.at(logits.node)
+    return synthesizer(logits) or Refusal.AXES.at(anchor, why=why)
+
+
+def synthesizer(logits: Logits) -> Declined | None:
+    """Weights that a projection makes of each token alone (Tay et al., 2021)."""
+    return Refusal.SYNTHESIZER.at(logits.node) if logits.is_projection else None
+
+
+# Scores that are not read as a product
+
+
+def without_product(
+    anchor: Node, below: Below, declined: Declined, keys: Sequence[Atom]
+) -> Declined | None:
+    """What logits that are no product are; None where the softmax is no attention."""
+    if declined.code != Refusal.NOT_A_PRODUCT.code:
+        return declined
+    if not resolve(keys):  # an axis of one element
+        return Refusal.POOLING.at(anchor)
+    source = anchor.inputs[0]
+    if source is None or top(below.value).value.is_constant:
+        return None  # an expectation under a distribution
+    start = origin(source, keeps_scores)
+    node = start.producer
+    if _is_convolution(node):
+        return _mixed_by("scores", node)
+    if node is not None and node.op in _PICKS and is_product(node.inputs[0]):
+        return Refusal.PICKED.at(node, op=node.op)
+    if _is_compared(source):
+        return Refusal.COMPARED.at(declined.node)
+    rows = set(below.probabilities.atoms) - set(resolve(keys))
+    if rows and rows <= set(below.value.atoms):
+        return Refusal.POOLING.at(anchor)
+    blamed = declined.node or anchor
+    is_projected = not start.is_constant if node is None else node.op in _PROJECTIONS
+    if not is_projected:
+        return replace(declined, node=blamed)
+    is_linear = _is_context(below.value) or _is_value_again(below.root)
+    return (Refusal.SOFTMAX_OF_PROJECTION if is_linear else Refusal.SYNTHESIZER).at(blamed)
+
+
+def _mixed_by(what: str, mixer: Node) -> Declined:
+    """A convolution of (B, H, S, T)."""
+    weight = mixer.inputs[1]
+    is_small = weight is not None and weight.shape[-2:] == (1, 1)
+    across = "across heads" if is_small else "with those of other queries and keys"
+    return Refusal.CONVOLVED.at(mixer, what=what, across=across)
+
+
+def _is_compared(logits: Value) -> bool:
+    """Whether the logits are a sum over a difference or sum that is taken of every pair.
+
+    That is so for -‖q - k‖²: a query is broadcast along the keys there.
+    """
+
+    def above(place: tuple[Value, bool]) -> Iterable[tuple[Value, bool]]:
+        value, is_summed = place
+        node = value.producer
+        if node is None or len(node.outputs) != 1:
+            return []
+        if node.op in _REDUCTIONS:
+            return [(source, True) for source in varying(node)[:1]]
+        return [(s, is_summed) for s in varying(node)] if _is_elementwise(node) else []
+
+    for value, is_summed in walk([(logits, False)], above):
+        node = value.producer
+        if node is None or len(node.outputs) != 1:
+            continue
+        if node.op == "aten.cdist":
+            return True
+        pair = varying(node) if is_summed and node.op in _PAIRS else []
+        if len(pair) == 2 and any(1 in s.shape[:-1] and s.shape != value.shape for s in pair):
+            return True
+    return False
+
+
+def _is_value_again(root: Node) -> bool:
+    """Whether a product of weights and values enters another product of activations."""
+    products = map(contraction_at, readers(root, keeps_scores))
+    return any(found and found.summed and pairs_activations(found) for found in products)
+
+
+# Weights that don't meet values
+
+
+def without_values(
+    anchor: Node, below: Declined | None, logits: Logits | Declined
+) -> Declined | None:
+    """What a softmax is that no product with values follows; None for a classifier's.
+
+    `below` says what follows instead. Scores of two activations are worth a remark in any case.
+    """
+    source = anchor.inputs[0]
+    if source is not None and (mixed := _convolved(anchor, source)) is not None:
+        return mixed
+    if isinstance(logits, Logits) and _are_scores(logits.contraction):
+        return below or _changed(anchor) or Refusal.NO_VALUES.at(anchor)
+    if isinstance(logits, Declined):
+        found = _joined(anchor) or (below if is_product(source) else None)
+        if found is not None:
+            return found
+    # Weights that meet activations in another way than an attention's do.
+    is_mixture = below is not None or _changed(anchor) is not None
+    pooled = Refusal.POOLING.at(anchor) if is_mixture else None
+    return additive(anchor, has_values=False) or pooled
+
+
+def _are_scores(product: Contraction) -> bool:
+    """Whether a product is one of two activations, or has such a product as a side.
+
+    So talking heads mix scores with constant weights before the softmax.
+    """
+    ends = map(computed, product.sides)
+    inner = [read_contraction(end.value.producer, end.axes) for end in ends if end.value.producer]
+    return any(found and pairs_activations(found) for found in (product, *inner))
+
+
+def _convolved(anchor: Node, source: Value) -> Declined | None:
+    """Scores or weights that a convolution mixes across heads, or with their neighbours."""
+    mixer = origin(source, keeps_scores).producer
+    before = mixer if _is_convolution(mixer) else None
+    if before is None and not is_product(source):
+        return None
+    after = next((node for node in readers(anchor, keeps_scores) if node.op == _CONV), None)
+    blamed = after or before
+    return None if blamed is None else _mixed_by("weights" if before is None else "scores", blamed)
+
+
+def _is_convolution(node: Node | None) -> TypeGuard[Node]:
+    """Whether a node convolves scores, which are a product of queries and keys."""
+    return node is not None and node.op == _CONV and is_product(node.inputs[0])
+
+
+def _joined(anchor: Node) -> Declined | None:
+    """Several products of queries and keys, joined along the keys for one softmax."""
+
+    def above(value: Value) -> Iterable[Value]:
+        node = value.producer
+        return [] if node is None or not _is_elementwise(node) else sources(node)
+
+    for value in walk(sources(anchor)[:1], above):
+        node = value.producer
+        if node is not None and node.op == "aten.cat" and any(map(is_product, sources(node))):
+            return Refusal.JOINED_SCORES.at(node)
+    return None
+
+
+def _changed(anchor: Node) -> Declined | None:
+    """Weights that pass through some function before a product with values."""
+
+    def below(place: tuple[Node, Node | None]) -> Iterable[tuple[Node, Node | None]]:
+        node, function = place
+        for user in users(node):
+            if len(user.outputs) != 1 or contraction_at(user) is not None:
+                continue
+            rounds = is_cast(user) and not widens(user)
+            if function is not None or (hands_on(user) and not rounds):
+                yield user, function
+            elif user.output.shape == anchor.output.shape:
+                yield user, user
+
+    start: tuple[Node, Node | None] = (anchor, None)
+    for node, function in walk([start], below):
+        for user in users(node) if function is not None else ():
+            product = contraction_at(user)
+            if function is None or product is None or not pairs_activations(product):
+                continue
+            is_cut = function.op in TRIANGLES
+            return (Refusal.WEIGHTS_CUT if is_cut else Refusal.WEIGHTS_CHANGED).at(
+                function, op=function.op
+            )
+    return None
+
+
+# Scores that something besides their softmax reads
+
+
+def escapes(node: Node, until: set[Node]) -> bool:
+    """Whether a node's result reaches the graph's outputs other than through `until`."""
+    outputs = set(node.graph.outputs) if node.graph else set()
+    found = list(walk([node], lambda at: [user for user in users(at) if user not in until]))
+    return len(found) == FAR or any(outputs & set(at.outputs) for at in found)
+
+
+def reused(scores: Node, anchor: Node) -> Declined:
+    """What else reads the scores: another softmax, a later layer's scores, their logsumexp."""
+    made = {scores}
+    for user in readers(scores, lambda node: node is not anchor):
+        if user is anchor:
+            continue
+        if user.op in SOFTMAXES:
+            return Refusal.READ_BY_SOFTMAX.at(scores, loc=user.loc)
+        if user.op == "aten.logsumexp":
+            return Refusal.READ_BY_LOGSUMEXP.at(user)
+        others = [value for value in sources(user) if value.producer not in made]
+        if user.op == "aten.add.Tensor" and any(map(is_product, others)):
+            return Refusal.READ_BY_RESIDUAL.at(scores, loc=user.loc)
+        if user.op in _PRODUCTS:
+            return Refusal.READ_BY_PRODUCT.at(scores, loc=user.loc)
+        made.add(user)
+    return Refusal.READ_ELSEWHERE.at(scores)

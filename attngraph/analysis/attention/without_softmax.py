@@ -1,0 +1,225 @@
+"""Attention without a softmax over keys: scores that weigh values after some other function.
+
+Sigmoid and ReLU attention, sparsemax, exponentials that are normalised in a way that is no softmax,
+a softmax in blocks with a running maximum; linear attention (Katharopoulos et al., 2020), which
+multiplies keys with values first, or scores with a decay (RetNet); attention over the edges of a
+graph (Veličković et al., 2018). No operator computes them, so each is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from attngraph.analysis.attention.exponentials import EXP, NORM, SUM, added, placed
+from attngraph.analysis.attention.refusals import Declined, Refusal
+from attngraph.analysis.attention.roles import pair_of
+from attngraph.analysis.attention.shapes import (
+    ELEMENTWISE,
+    MASKS,
+    TRIANGLES,
+    contraction_at,
+    divisions,
+    is_layout,
+    is_pointwise,
+    pairs_activations,
+)
+from attngraph.analysis.attention.site import SOFTMAXES
+from attngraph.analysis.layout.axes import Operand, climb, fresh_axes, resolve, top
+from attngraph.analysis.layout.contraction import Contraction, read_contraction
+from attngraph.analysis.values.scalars import is_cast
+from attngraph.analysis.walks import origin, readers, sources, users, walk
+from attngraph.ir import Graph, Node, TensorType, Value
+from attngraph.ir.ops import attribute
+
+_FACTORS = frozenset(["aten.mul.Tensor", "aten.div.Tensor"])
+_MORE = "neg add.Scalar sub.Scalar rsub.Scalar rsub.Tensor"
+_LINEAR = ELEMENTWISE | MASKS | TRIANGLES | {f"aten.{name}" for name in _MORE.split()}
+_GATHERS = frozenset(["aten.index_select", "aten.gather", "aten.index.Tensor"])
+_SCATTERS = frozenset(["aten.scatter_add", "aten.index_add", "aten.scatter_reduce.two"])
+
+
+def without_softmax(graph: Graph) -> Iterator[tuple[Node, Declined]]:
+    """Each product with values, or division of a scattered sum, that is one of these, and which."""
+    named: set[Node] = set()
+    for root in list(graph):
+        for scores, declined in chain(_weighed(root), _over_edges(root)):
+            if scores not in named:
+                named.add(scores)
+                yield root, declined
+
+
+def _over_edges(quotient: Node) -> Iterator[tuple[Node, Declined]]:
+    """Exponentials that are divided by their sums, which are scattered, one for each target."""
+    scatter = _above(quotient, 1, _SCATTERS) if quotient.op == "aten.div.Tensor" else None
+    if scatter is None or scatter.attrs.get("reduce", "sum") != "sum":
+        return
+    if (exponential := _above(scatter, 2, {EXP})) is not None:
+        yield exponential, Refusal.GRAPH.at(scatter)
+
+
+def _above(node: Node, index: int, wanted: set[str] | frozenset[str]) -> Node | None:
+    """The first of these ops above an input, past layout, gathers and a small number."""
+    source = node.inputs[index]
+
+    def passes(node: Node) -> bool:
+        return is_layout(node) or node.op in _GATHERS or added(node) is not None
+
+    found = None if source is None else origin(source, passes).producer
+    return found if found is not None and found.op in wanted else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """A product of queries and keys, and the functions between it and the product with values.
+
+    `weighed` is what makes some of the scores matter more: a mask, or a factor for each pair.
+    """
+
+    product: Contraction
+    node: Node
+    functions: tuple[Node, ...]
+    weighed: Node | None = None
+
+
+def _weighed(root: Node) -> Iterator[tuple[Node, Declined]]:
+    """Products of queries and keys that weigh the values of another product, `root`."""
+    kind = root.output.type if len(root.outputs) == 1 else None
+    if not isinstance(kind, TensorType) or not kind.dtype.is_floating_point:
+        return
+    values = contraction_at(root)
+    if values is None or not values.summed or not pairs_activations(values):
+        return
+    for weights, other in (values.sides, values.sides[::-1]):
+        scores = _climb_to_scores(weights, values)
+        if scores is None or not _has_features(other, scores.product):
+            continue  # scores that are weighed themselves: an index of heads
+        if (found := _name(scores, other, values, root)) is not None:
+            yield scores.node, found
+
+
+def _has_features(values: Operand, scores: Contraction) -> bool:
+    """Whether values have an axis of their own, as the features of an attention are."""
+    known = {atom for side in scores.sides for atom in top(side).atoms}
+    return bool(set(top(values).atoms) - known)
+
+
+def _is_linear(node: Node) -> bool:
+    return node.op in _LINEAR or is_cast(node)
+
+
+def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
+    """Past layout and pointwise functions, but no softmax, to a product that has the key axis.
+
+    Of several ways to it, the one with most functions.
+    """
+    keys = {*resolve(values.summed)}
+
+    def above(place: tuple[Operand, _Scores]) -> Iterator[tuple[Operand, _Scores]]:
+        operand, way = place
+        node = operand.value.producer
+        if node is None or node.op in SOFTMAXES or _product(operand) is not None:
+            return
+        if (source := climb(operand)) is not None:
+            yield source, way
+            return
+        if not _is_linear(node):
+            if not is_pointwise(node) or len(node.outputs) != 1:
+                return
+            way = replace(way, functions=(*way.functions, node))
+        inputs = [v for v in sources(node) if v.tensor_type.dtype.is_floating_point]
+        sides = [placed(operand.axes, value, node) for value in inputs]
+        for side in sides:
+            others = [set(top(other).atoms) for other in sides if other is not side]
+            pairs = any(atoms & keys and atoms - keys for atoms in others)
+            masks = node.op in MASKS or node.op in TRIANGLES
+            weighed = node if masks or (node.op in _FACTORS and pairs) else way.weighed
+            yield side, replace(way, weighed=weighed)
+
+    found: _Scores | None = None
+    start = weights.value.producer
+    starts = [] if start is None else [(weights, _Scores(values, start, ()))]
+    for operand, way in walk(starts, above):
+        node, product = operand.value.producer, _product(operand)
+        if node is None or product is None or not product.summed:
+            continue
+        if pairs_activations(product) and pair_of(product, values.summed):
+            is_further = found is None or len(way.functions) > len(found.functions)
+            if found is None or (is_further and node is found.node):
+                found = replace(way, product=product, node=node)
+    return found
+
+
+def _product(operand: Operand) -> Contraction | None:
+    node = operand.value.producer
+    if node is None or node.op in SOFTMAXES or len(node.outputs) != 1:
+        return None
+    return read_contraction(node, operand.axes)
+
+
+def _name(scores: _Scores, other: Operand, values: Contraction, root: Node) -> Declined | None:
+    if not scores.functions:
+        pair = pair_of(scores.product, values.summed)
+        if pair is None:
+            return None
+        query, key = pair
+        if _has_feature_map(key) and (_has_feature_map(other) or _has_feature_map(query)):
+            if not set(top(query).atoms) - set(top(key).atoms):
+                return None  # a sum of keys
+            return Refusal.LINEAR.at(scores.node, what="feature maps of queries and keys")
+        if scores.weighed is not None:
+            return Refusal.LINEAR.at(scores.weighed, what="scores with a mask or a decay")
+        if (total := _own_total(scores.node)) is not None:
+            return Refusal.NO_SOFTMAX.at(total, weights="the scores divided by their own sum")
+        return None
+    exponential = next((node for node in scores.functions if node.op == EXP), None)
+    if exponential is not None and (total := _with_epsilon(exponential)) is not None:
+        does = "is added to" if total.op == "aten.add.Scalar" else "is the least value of"
+        return Refusal.EPSILON.at(total, epsilon=added(total), does=does)
+    if exponential is not None and _is_rescaled(root):
+        return Refusal.ONLINE.at(exponential)
+    names = [node.op.removeprefix("aten.").partition(".")[0] for node in scores.functions]
+    weights = f"{' of '.join(dict.fromkeys(names))} of the scores"
+    return Refusal.NO_SOFTMAX.at(scores.functions[-1], weights=weights)
+
+
+def _is_rescaled(root: Node) -> bool:
+    """Whether a product with values, or a sum it enters, is scaled by exponentials.
+
+    So are results for blocks of keys, when a block brings a larger maximum.
+    """
+
+    def is_scaled(value: Value | None) -> bool:
+        node = None if value is None else value.producer
+        sides = sources(node) if node is not None and node.op == "aten.mul.Tensor" else ()
+        tops = [top(Operand(side, fresh_axes(side.shape))).value.producer for side in sides]
+        return any(above is not None and above.op == EXP for above in tops)
+
+    sums = [user for user in users(root) if user.op == "aten.add.Tensor"]
+    after = [value for node in (root, *sums) for user in users(node) for value in user.outputs]
+    return any(map(is_scaled, [*after, *(side for node in sums for side in node.inputs)]))
+
+
+def _own_total(scores: Node) -> Node | None:
+    """The sum of scores, or of their absolute values, that divides them."""
+    for user in readers(scores, lambda node: _is_linear(node) or node.op == "aten.abs"):
+        if user.op == SUM or (user.op == NORM and attribute(user, "ord") == 1):
+            return user if divisions(user) else None
+    return None
+
+
+def _with_epsilon(exponential: Node) -> Node | None:
+    """The node that adds a number to the sum of exponentials, past casts and masks of them."""
+    totals = [node for node in readers(exponential, _is_linear) if node.op in (SUM, NORM)]
+    return next((user for node in totals for user in users(node) if added(user) is not None), None)
+
+
+def _has_feature_map(operand: Operand) -> bool:
+    """Whether a nonlinear function, but no softmax, made an operand."""
+
+    def passes(node: Node) -> bool:
+        return is_layout(node) or _is_linear(node) or node.op == "aten.cat"
+
+    node = origin(operand.value, passes).producer
+    return node is not None and is_pointwise(node) and not passes(node)

@@ -1,0 +1,67 @@
+"""One way to walk a graph: nearest first, each node once, and no further than an attention goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+from attngraph.ir import Node, Value
+
+T = TypeVar("T")
+
+FAR = 64
+"""How many places a walk visits. What lies further from a softmax is outside its attention."""
+
+
+def walk(
+    starts: Iterable[T], onward: Callable[[T], Iterable[T]], limit: int | None = FAR
+) -> Iterator[T]:
+    """The starts and what `onward` leads to from each, breadth first and without repetition."""
+    queue = list(dict.fromkeys(starts))
+    seen = set(queue)
+    for place in queue:  # grows while it is read
+        yield place
+        for further in onward(place):
+            if further not in seen and (limit is None or len(queue) < limit):
+                seen.add(further)
+                queue.append(further)
+
+
+def users(node: Node) -> Iterator[Node]:
+    """The nodes that read a result of this one."""
+    return (user for value in node.outputs for user in value.users)
+
+
+def readers(node: Node, through: Callable[[Node], bool], limit: int | None = FAR) -> Iterator[Node]:
+    """What reads a node, directly or by way of nodes that satisfy `through`, nearest first."""
+    found = walk([node], lambda at: users(at) if at is node or through(at) else (), limit)
+    return islice(found, 1, None)
+
+
+def sources(node: Node) -> list[Value]:
+    """The inputs that are there."""
+    return [value for value in node.inputs if value is not None]
+
+
+def varying(node: Node) -> list[Value]:
+    """The inputs that are no constants."""
+    return [value for value in sources(node) if not value.is_constant]
+
+
+def origin(value: Value, through: Callable[[Node], bool]) -> Value:
+    """What a value is made of: up from it past nodes that satisfy `through`.
+
+    Of several inputs the one that matters is an activation with most dims: a mask or a bias
+    broadcasts to the scores, not the other way round.
+    """
+
+    def above(value: Value) -> list[Value]:
+        node = value.producer
+        if node is None or not through(node):
+            return []
+        inputs = [source for source in varying(node) if source.dtype.is_floating_point]
+        return [max(inputs, key=lambda source: len(source.shape))] if inputs else []
+
+    *_, last = walk([value], above)
+    return last
