@@ -16,7 +16,7 @@ from attngraph.analysis.attention.logits import Bias, Factor, Mask
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import Stage, cheapest
 from attngraph.analysis.attention.score_bounds import is_unreached, may_cancel, weak_fills
-from attngraph.analysis.attention.site import SDPA, SOFTMAXES, Site, understand
+from attngraph.analysis.attention.site import SDPA, Site, understand
 from attngraph.analysis.attention.terms import broadcastable
 from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, resolve, top
@@ -26,6 +26,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.graph import fuse_locs
+from attngraph.ir.traits import SOFTMAX
 from attngraph.passes.attention.joined_order import joined_alike
 from attngraph.passes.attention.masking import Masking, averaged, dtype_for
 from attngraph.passes.rewriting.evidence import Evidence
@@ -56,7 +57,7 @@ class FuseAttention:
         build, evidence = Builder(graph), Evidence(graph)
         remarks = []
         for anchor in list(graph):
-            if anchor.graph is None or (anchor.op not in SOFTMAXES and anchor.op != SDPA):
+            if anchor.graph is None or (anchor.op not in SOFTMAX and anchor.op != SDPA):
                 continue
             result, assumed = _fuse(graph, build, evidence, anchor, exact_only=self.exact_only)
             if isinstance(result, Declined):

@@ -28,7 +28,6 @@ import torch
 from attngraph.analysis.attention.exponentials import (
     EXP,
     NORM,
-    SOFTMAXES,
     SUM,
     Exponent,
     Total,
@@ -47,6 +46,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import product
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import PLAIN_SOFTMAX
 from attngraph.passes.attention.hidden_rows import Settler
 from attngraph.passes.attention.sink_gate import raise_sink_gate
 from attngraph.passes.attention.sinks import raise_plus_one, raise_sink_column
@@ -85,7 +85,7 @@ class RaiseSoftmax:
                 node = _natural(build, checked, node)
             if node.op == EXP:
                 _raise_log(build, checked, settler, node)
-            elif node.op in SOFTMAXES:
+            elif node.op in PLAIN_SOFTMAX:
                 raise_sink_column(build, checked, node)
             elif _raise_sink(build, checked, settler, node):
                 continue

@@ -116,15 +116,6 @@ def test_neither_name_is_loaded_after_importing_everything() -> None:
 OPS_BY_NAME: dict[str, str] = {}
 # Files whose sets still have to become traits.
 OP_SETS = {
-    "attngraph/analysis/attention/context.py",
-    "attngraph/analysis/attention/decline.py",
-    "attngraph/analysis/attention/edge_softmax.py",
-    "attngraph/analysis/attention/explain.py",
-    "attngraph/analysis/attention/exponentials.py",
-    "attngraph/analysis/attention/logits.py",
-    "attngraph/analysis/attention/reuse.py",
-    "attngraph/analysis/attention/site.py",
-    "attngraph/analysis/attention/strays.py",
     "attngraph/analysis/branches.py",
     "attngraph/analysis/layout/axes.py",
     "attngraph/analysis/layout/feature_sums.py",

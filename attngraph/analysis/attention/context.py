@@ -11,9 +11,6 @@ import torch
 from attngraph.analysis.attention.logits import Factor, Mask
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.layout.axes import (
-    COPIES,
-    LAYOUTS,
-    RESHAPES,
     Atom,
     Axes,
     Operand,
@@ -35,20 +32,10 @@ from attngraph.analysis.values.scalars import (
 from attngraph.analysis.walks import readers
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import CAST, CHOICE, FLOAT_TEST, LAYOUT, MULTIPLICATIVE, SCALE
 
 _SUM = "aten.sum.dim_IntList"
-_PRODUCTS = frozenset(["aten.mul.Tensor", "aten.div.Tensor", "aten.mul.Scalar", "aten.div.Scalar"])
-_GUARDS = frozenset(
-    [
-        "aten.nan_to_num",
-        "aten.where.self",
-        "aten.where.ScalarSelf",
-        "aten.where.ScalarOther",
-        "aten.masked_fill.Scalar",
-        "aten.masked_fill.Tensor",
-        "aten.isnan",
-    ]
-)
+_HANDS_ON = LAYOUT | CAST | CHOICE | FLOAT_TEST | MULTIPLICATIVE | SCALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +96,7 @@ def guarded(node: Node) -> Value | None:
 def _all_masked(predicate: Value, probabilities: Value) -> bool:
     """Whether a predicate is true in the rows whose logits are all -inf."""
     node = predicate.producer
-    if node is None or node.op not in ("aten.all.dim", "aten.all.dims") or node.inputs[0] is None:
+    if node is None or not node.op.startswith("aten.all.dim") or node.inputs[0] is None:
         return False
     test, softmax = node.inputs[0].producer, probabilities.producer
     if test is None or softmax is None or test.op != "aten.eq.Scalar":
@@ -164,7 +151,7 @@ def _up(node: Node, state: _Reached, goal: Value, result: torch.dtype) -> Iterat
         refills = (*state.refills, Mask(where, keep, fill))
         axes = broadcast_axes(operand.axes, source.shape, shape)
         yield replace(at(source, axes), refills=refills, guard=operand)
-    elif node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
+    elif node.op in MULTIPLICATIVE:
         sides = [value for value in node.inputs if value is not None]
         for index in range(2 if node.op == "aten.mul.Tensor" else 1):
             mine, other = sides[index], sides[1 - index]
@@ -178,9 +165,7 @@ def _up(node: Node, state: _Reached, goal: Value, result: torch.dtype) -> Iterat
 
 def hands_on(node: Node) -> bool:
     """Whether a node may lie between probabilities and their product with the values."""
-    if node.op in RESHAPES or node.op in COPIES or is_cast(node):
-        return True
-    return node.op in _GUARDS or node.op in _PRODUCTS or node.op in LAYOUTS
+    return node.op in _HANDS_ON or node.op == "aten.nan_to_num"
 
 
 def find_below(probabilities: Value, dim: int) -> Below | Declined | None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from attngraph.analysis.layout.axes import (
-    COPIES,
-    RESHAPES,
     Atom,
     Axes,
     Operand,
@@ -22,10 +20,10 @@ from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.values.scalars import fill_of, is_binary, is_cast, number, uniform, widens
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import COPY, PLAIN_SOFTMAX, RESHAPE, TRIANGLE
 
 EXP = "aten.exp"
 SUM = "aten.sum.dim_IntList"
-SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax"])
 NORM = "aten.linalg_vector_norm"
 
 
@@ -72,12 +70,12 @@ def read_exponent(value: Value, dims: tuple[int, ...]) -> Exponent | None:
     source = node.inputs[0] if node.inputs else None
     if node.op == EXP:
         return None if source is None else Exponent(source)
-    if node.op in SOFTMAXES and source is not None:
+    if node.op in PLAIN_SOFTMAX and source is not None:
         is_same = dims == (attribute(node, "dim") % len(source.shape),)
         return Exponent(source, is_normalised=True) if is_same else None
     if is_cast(node) and source is not None and source.dtype == value.dtype:
         return read_exponent(source, dims)
-    if node.op in ("aten.tril", "aten.triu") and source is not None:
+    if node.op in TRIANGLE and source is not None:
         inner = read_exponent(source, dims)
         return None if inner is None or inner.is_masked else replace(inner, triangle=node)
     if (filling := fill_of(node)) is not None and filling[3] == 0.0:
@@ -262,7 +260,7 @@ def unshifted(x: Value, dims: tuple[int, ...]) -> tuple[Value, str]:
         return x, ""
     rows = tuple(1 if dim in dims else size for dim, size in enumerate(x.shape))
     row = shift.producer
-    while row is not None and (row.op in COPIES or row.op in RESHAPES):
+    while row is not None and (row.op in COPY | RESHAPE):
         row = row.inputs[0].producer if row.inputs[0] is not None else None
     if row is None or row.inputs[:1] != (source,) or shift.shape != rows:
         return x, ""

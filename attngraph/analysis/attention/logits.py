@@ -29,6 +29,16 @@ from attngraph.analysis.values.scalars import (
 )
 from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import (
+    ADDITIVE,
+    CLAMP,
+    MAXIMUM,
+    MAXIMUM_ALONG,
+    MULTIPLICATIVE,
+    SCALE,
+    SHIFT,
+    TRIANGLE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,25 +171,19 @@ class _Reader:
             return self._fill(node, operand, filling)
         if (blended := blend_of(node)) is not None:
             return self._fill(node, operand, blended)
-        if node.op in ("aten.add.Tensor", "aten.sub.Tensor"):
+        if node.op in ADDITIVE:
             return self._sum(node, operand)
-        if node.op in ("aten.add.Scalar", "aten.sub.Scalar"):
+        if node.op in SHIFT:
             return self._same(node, operand)
-        if node.op in ("aten.mul.Tensor", "aten.div.Tensor"):
+        if node.op in MULTIPLICATIVE:
             return self._factor(node, operand)
-        if node.op in ("aten.mul.Scalar", "aten.div.Scalar"):
+        if node.op in SCALE:
             return self._number(node, operand)
         if node.op == "aten.tanh":
             return self._tanh(node, operand)
-        if node.op in ("aten.tril", "aten.triu"):
+        if node.op in TRIANGLE:
             return Refusal.WEAK_FILL.at(node, fill=0.0)
-        if node.op in (
-            "aten.clamp",
-            "aten.clamp_min",
-            "aten.maximum",
-            "aten.max.other",
-            "aten.nan_to_num",
-        ):
+        if node.op in CLAMP | MAXIMUM or node.op == "aten.nan_to_num":
             return self._floor(node, operand)
         return self._product(node, operand.axes)
 
@@ -265,7 +269,7 @@ class _Reader:
         return (
             self.shifts
             and node is not None
-            and node.op in ("aten.amax", "aten.max.dim", "aten.logsumexp")
+            and (node.op in MAXIMUM_ALONG or node.op == "aten.logsumexp")
             and not keys & set(operand.atoms)
         )
 
@@ -319,11 +323,10 @@ class _Reader:
         if node.op == "aten.nan_to_num":
             low, high = attribute(node, "neginf"), attribute(node, "posinf")
             low = torch.finfo(node.output.dtype).min if low is None else low
-        elif node.op in ("aten.maximum", "aten.max.other"):
+        elif node.op in MAXIMUM:
             low, high = uniform(node.inputs[1]), None
         else:
-            low = number(attribute(node, "min"))
-            high = attribute(node, "max") if node.op == "aten.clamp" else None
+            low, high = number(node.attrs.get("min")), node.attrs.get("max")
         if source is None or low is None or high is not None or low > ABSORBING_FILL:
             return Refusal.CLAMPED.at(node)
         inner = self.read(Operand(source, operand.axes))

@@ -11,75 +11,56 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-import torch
-
 from attngraph.analysis.attention.context import Below, hands_on
-from attngraph.analysis.attention.exponentials import SOFTMAXES
 from attngraph.analysis.attention.logits import Logits
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import computed
-from attngraph.analysis.layout.axes import (
-    COPIES,
-    LAYOUTS,
-    RESHAPES,
-    Atom,
-    Axes,
-    Operand,
-    fresh_axes,
-    resolve,
-    top,
-)
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, fresh_axes, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.values.scalars import is_cast, widens
+from attngraph.analysis.values.scalars import widens
 from attngraph.analysis.walks import FAR, origin, readers, sources, users, varying, walk
 from attngraph.ir import Node, Value
-from attngraph.ir.ops import attribute, op_def
+from attngraph.ir.ops import attribute
+from attngraph.ir.traits import (
+    ACTIVATION,
+    ADDITIVE,
+    CAST,
+    CHOICE,
+    CLAMP,
+    CONVOLUTION,
+    GATHER,
+    LAYOUT,
+    MATMUL,
+    MULTIPLICATIVE,
+    POINTWISE,
+    REDUCTION,
+    SCALE,
+    SHIFT,
+    SOFTMAX,
+    TRIANGLE,
+)
 
-_NONLINEAR = frozenset(
-    ["aten.tanh", "aten.relu", "aten.leaky_relu", "aten.sigmoid", "aten.gelu", "aten.silu"]
-)
-ELEMENTWISE = frozenset(
-    "aten." + name
-    for name in ["add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Scalar", "div.Tensor"]
-)
-MASKS = frozenset(
-    [
-        "aten.where.self",
-        "aten.where.ScalarOther",
-        "aten.where.ScalarSelf",
-        "aten.masked_fill.Scalar",
-    ]
-)
-TRIANGLES = frozenset(["aten.tril", "aten.triu"])
 _CONV = "aten.conv2d"
-_PICKS = ("aten.topk", "aten.gather")
-_KEEPING = frozenset(["aten.add.Scalar", "aten.clamp_min", "aten.clamp", "aten.mul.Scalar"])
-_WEIGHTED = frozenset(["aten.linear", "aten.matmul", "aten.addmm", "aten.sum.dim_IntList"])
-_PROJECTIONS = frozenset(["aten.linear", "aten.addmm", "aten.conv1d", "aten.conv2d"])
-_PRODUCTS = frozenset(["aten.matmul", "aten.bmm", "aten.einsum"])
-_PAIRS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
-_REDUCTIONS = frozenset(
-    ["aten.sum.dim_IntList", "aten.mean.dim", "aten.linalg_vector_norm", "aten.norm.ScalarOpt_dim"]
-)
+_SUM = "aten.sum.dim_IntList"
+_KEEPS_SIGN = SHIFT | SCALE | CLAMP
 
 
-def is_layout(node: Node) -> bool:
-    """Whether a node only moves elements, or changes their type."""
-    return node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
+def _is_layout(node: Node) -> bool:
+    return node.op in LAYOUT | CAST
 
 
-def is_pointwise(node: Node) -> bool:
-    """Whether torch says that each element of the result depends on one element of each input."""
-    return torch.Tag.pointwise in getattr(op_def(node.op).function, "tags", ())
+def _is_projection(node: Node) -> bool:
+    """Whether a node multiplies one value with a constant."""
+    return node.op in MATMUL | CONVOLUTION and len(varying(node)) == 1
 
 
 def keeps_scores(node: Node) -> bool:
     """Whether scores are still scores behind a node: layout, masks, biases, factors."""
-    return node.op in ELEMENTWISE or node.op in MASKS or is_layout(node)
+    return node.op in LAYOUT | CAST | CHOICE | ADDITIVE | MULTIPLICATIVE | SCALE
 
 
 def _is_elementwise(node: Node) -> bool:
-    return node.op in MASKS or is_layout(node) or is_pointwise(node)
+    return node.op in LAYOUT | POINTWISE
 
 
 def contraction_at(node: Node) -> Contraction | None:
@@ -128,10 +109,10 @@ def _nonlinear_sum(anchor: Node) -> Node | None:
     def above(place: tuple[Value, bool]) -> Iterable[tuple[Value, bool]]:
         value, is_weighted = place
         node = value.producer
-        if node is None or node.op in _NONLINEAR:
+        if node is None or node.op in ACTIVATION:
             return []
         inputs = varying(node)
-        if node.op in _WEIGHTED:
+        if node.op in MATMUL or node.op == _SUM:
             return [(inputs[0], True)] if not is_weighted and len(inputs) == 1 else []
         # What several inputs of a weighted sum hold is computed further on.
         if not keeps_scores(node) or (is_weighted and len(inputs) != 1):
@@ -140,7 +121,7 @@ def _nonlinear_sum(anchor: Node) -> Node | None:
 
     for value, is_weighted in walk([(source, False) for source in sources(anchor)[:1]], above):
         node = value.producer
-        if node is None or node.op not in _NONLINEAR or node.inputs[0] is None:
+        if node is None or node.op not in ACTIVATION or node.inputs[0] is None:
             continue
         is_cap = node.op == "aten.tanh" and not is_weighted
         if not is_cap and _is_joined(node.inputs[0].producer):
@@ -153,7 +134,7 @@ def _is_joined(node: Node | None) -> bool:
     if node is None or node.op == "aten.add.Tensor":
         return node is not None
     source = node.inputs[0] if node.op == "aten.linear" else None
-    above = None if source is None else origin(source, is_layout).producer
+    above = None if source is None else origin(source, _is_layout).producer
     return above is not None and above.op == "aten.cat"
 
 
@@ -164,8 +145,8 @@ def renormalised(anchor: Node, axes: Axes, logits: Logits, keys: Sequence[Atom])
     """
     sides = [set(top(side).atoms) for side in logits.contraction.sides]
     own = {*resolve(keys)}
-    for total in readers(anchor, lambda node: node.op in _KEEPING or is_cast(node)):
-        if total.op != "aten.sum.dim_IntList":
+    for total in readers(anchor, lambda node: node.op in _KEEPS_SIGN | CAST):
+        if total.op != _SUM:
             continue
         again = {atom for dim in attribute(total, "dim") or () for atom in resolve(axes[dim])}
         is_mixture = any(again | own <= side for side in sides)
@@ -177,7 +158,7 @@ def renormalised(anchor: Node, axes: Axes, logits: Logits, keys: Sequence[Atom])
 
 def divisions(total: Node) -> list[Node]:
     """The divisions by a sum, or by the sum and a small number."""
-    found = readers(total, lambda node: node.op in _KEEPING or is_layout(node))
+    found = readers(total, lambda node: node.op in _KEEPS_SIGN | LAYOUT | CAST)
     return [node for node in found if node.op == "aten.div.Tensor"]
 
 
@@ -246,7 +227,8 @@ def without_product(
     node = start.producer
     if _is_convolution(node):
         return _mixed_by("scores", node)
-    if node is not None and node.op in _PICKS and is_product(node.inputs[0]):
+    is_pick = node is not None and (node.op == "aten.topk" or node.op in GATHER)
+    if node is not None and is_pick and is_product(node.inputs[0]):
         return Refusal.PICKED.at(node, op=node.op)
     if _is_compared(source):
         return Refusal.COMPARED.at(declined.node)
@@ -254,7 +236,7 @@ def without_product(
     if rows and rows <= set(below.value.atoms):
         return Refusal.POOLING.at(anchor)
     blamed = declined.node or anchor
-    is_projected = not start.is_constant if node is None else node.op in _PROJECTIONS
+    is_projected = not start.is_constant if node is None else _is_projection(node)
     if not is_projected:
         return replace(declined, node=blamed)
     is_linear = _is_context(below.value) or _is_value_again(below.root)
@@ -280,7 +262,7 @@ def _is_compared(logits: Value) -> bool:
         node = value.producer
         if node is None or len(node.outputs) != 1:
             return []
-        if node.op in _REDUCTIONS:
+        if node.op in REDUCTION:
             return [(source, True) for source in varying(node)[:1]]
         return [(s, is_summed) for s in varying(node)] if _is_elementwise(node) else []
 
@@ -290,7 +272,7 @@ def _is_compared(logits: Value) -> bool:
             continue
         if node.op == "aten.cdist":
             return True
-        pair = varying(node) if is_summed and node.op in _PAIRS else []
+        pair = varying(node) if is_summed and node.op in ADDITIVE else []
         if len(pair) == 2 and any(1 in s.shape[:-1] and s.shape != value.shape for s in pair):
             return True
     return False
@@ -375,7 +357,7 @@ def _changed(anchor: Node) -> Declined | None:
         for user in users(node):
             if len(user.outputs) != 1 or contraction_at(user) is not None:
                 continue
-            rounds = is_cast(user) and not widens(user)
+            rounds = user.op in CAST and not widens(user)
             if function is not None or (hands_on(user) and not rounds):
                 yield user, function
             elif user.output.shape == anchor.output.shape:
@@ -387,7 +369,7 @@ def _changed(anchor: Node) -> Declined | None:
             product = contraction_at(user)
             if function is None or product is None or not pairs_activations(product):
                 continue
-            is_cut = function.op in TRIANGLES
+            is_cut = function.op in TRIANGLE
             return (Refusal.WEIGHTS_CUT if is_cut else Refusal.WEIGHTS_CHANGED).at(
                 function, op=function.op
             )
@@ -410,14 +392,14 @@ def reused(scores: Node, anchor: Node) -> Declined:
     for user in readers(scores, lambda node: node is not anchor):
         if user is anchor:
             continue
-        if user.op in SOFTMAXES:
+        if user.op in SOFTMAX:
             return Refusal.READ_BY_SOFTMAX.at(scores, loc=user.loc)
         if user.op == "aten.logsumexp":
             return Refusal.READ_BY_LOGSUMEXP.at(user)
         others = [value for value in sources(user) if value.producer not in made]
         if user.op == "aten.add.Tensor" and any(map(is_product, others)):
             return Refusal.READ_BY_RESIDUAL.at(scores, loc=user.loc)
-        if user.op in _PRODUCTS:
+        if user.op in MATMUL:
             return Refusal.READ_BY_PRODUCT.at(scores, loc=user.loc)
         made.add(user)
     return Refusal.READ_ELSEWHERE.at(scores)

@@ -39,7 +39,6 @@ from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 
 SINK_SOFTMAX = "attn.sink_softmax"
-SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "aten._safe_softmax", SINK_SOFTMAX])
 SDPA = "aten.scaled_dot_product_attention"
 
 

@@ -15,29 +15,30 @@ from itertools import chain
 from attngraph.analysis.attention.exponentials import EXP, NORM, SUM, added, placed
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import pair_of
-from attngraph.analysis.attention.shapes import (
-    ELEMENTWISE,
-    MASKS,
-    TRIANGLES,
-    contraction_at,
-    divisions,
-    is_layout,
-    is_pointwise,
-    pairs_activations,
-)
-from attngraph.analysis.attention.site import SOFTMAXES
+from attngraph.analysis.attention.shapes import contraction_at, divisions, pairs_activations
 from attngraph.analysis.layout.axes import Operand, climb, fresh_axes, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.values.scalars import is_cast
 from attngraph.analysis.walks import origin, readers, sources, users, walk
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import (
+    ADDITIVE,
+    CAST,
+    CHOICE,
+    GATHER,
+    JOIN,
+    LAYOUT,
+    MULTIPLICATIVE,
+    NEGATION,
+    POINTWISE,
+    SCALE,
+    SCATTER,
+    SHIFT,
+    SOFTMAX,
+    TRIANGLE,
+)
 
-_FACTORS = frozenset(["aten.mul.Tensor", "aten.div.Tensor"])
-_MORE = "neg add.Scalar sub.Scalar rsub.Scalar rsub.Tensor"
-_LINEAR = ELEMENTWISE | MASKS | TRIANGLES | {f"aten.{name}" for name in _MORE.split()}
-_GATHERS = frozenset(["aten.index_select", "aten.gather", "aten.index.Tensor"])
-_SCATTERS = frozenset(["aten.scatter_add", "aten.index_add", "aten.scatter_reduce.two"])
+_LINEAR = ADDITIVE | SHIFT | MULTIPLICATIVE | SCALE | NEGATION | CHOICE | TRIANGLE | CAST
 
 
 def without_softmax(graph: Graph) -> Iterator[tuple[Node, Declined]]:
@@ -52,22 +53,27 @@ def without_softmax(graph: Graph) -> Iterator[tuple[Node, Declined]]:
 
 def _over_edges(quotient: Node) -> Iterator[tuple[Node, Declined]]:
     """Exponentials that are divided by their sums, which are scattered, one for each target."""
-    scatter = _above(quotient, 1, _SCATTERS) if quotient.op == "aten.div.Tensor" else None
-    if scatter is None or scatter.attrs.get("reduce", "sum") != "sum":
+    if quotient.op != "aten.div.Tensor":
         return
-    if (exponential := _above(scatter, 2, {EXP})) is not None:
+    scatter = _above(quotient.inputs[1])
+    if scatter is None or scatter.op not in SCATTER or not _is_sum(scatter):
+        return
+    exponential = _above(scatter.inputs[2])
+    if exponential is not None and exponential.op == EXP:
         yield exponential, Refusal.GRAPH.at(scatter)
 
 
-def _above(node: Node, index: int, wanted: set[str] | frozenset[str]) -> Node | None:
-    """The first of these ops above an input, past layout, gathers and a small number."""
-    source = node.inputs[index]
+def _is_sum(scatter: Node) -> bool:
+    return scatter.op.endswith("_add") or scatter.attrs.get("reduce") == "sum"
+
+
+def _above(source: Value | None) -> Node | None:
+    """What makes a value, past layout, gathers and a small number."""
 
     def passes(node: Node) -> bool:
-        return is_layout(node) or node.op in _GATHERS or added(node) is not None
+        return node.op in LAYOUT | CAST | GATHER or added(node) is not None
 
-    found = None if source is None else origin(source, passes).producer
-    return found if found is not None and found.op in wanted else None
+    return None if source is None else origin(source, passes).producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +111,6 @@ def _has_features(values: Operand, scores: Contraction) -> bool:
     return bool(set(top(values).atoms) - known)
 
 
-def _is_linear(node: Node) -> bool:
-    return node.op in _LINEAR or is_cast(node)
-
-
 def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
     """Past layout and pointwise functions, but no softmax, to a product that has the key axis.
 
@@ -119,13 +121,13 @@ def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
     def above(place: tuple[Operand, _Scores]) -> Iterator[tuple[Operand, _Scores]]:
         operand, way = place
         node = operand.value.producer
-        if node is None or node.op in SOFTMAXES or _product(operand) is not None:
+        if node is None or node.op in SOFTMAX or _product(operand) is not None:
             return
         if (source := climb(operand)) is not None:
             yield source, way
             return
-        if not _is_linear(node):
-            if not is_pointwise(node) or len(node.outputs) != 1:
+        if node.op not in _LINEAR:
+            if node.op not in POINTWISE or len(node.outputs) != 1:
                 return
             way = replace(way, functions=(*way.functions, node))
         inputs = [v for v in sources(node) if v.tensor_type.dtype.is_floating_point]
@@ -133,8 +135,8 @@ def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
         for side in sides:
             others = [set(top(other).atoms) for other in sides if other is not side]
             pairs = any(atoms & keys and atoms - keys for atoms in others)
-            masks = node.op in MASKS or node.op in TRIANGLES
-            weighed = node if masks or (node.op in _FACTORS and pairs) else way.weighed
+            masks = node.op in CHOICE | TRIANGLE
+            weighed = node if masks or (node.op in MULTIPLICATIVE and pairs) else way.weighed
             yield side, replace(way, weighed=weighed)
 
     found: _Scores | None = None
@@ -153,7 +155,7 @@ def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
 
 def _product(operand: Operand) -> Contraction | None:
     node = operand.value.producer
-    if node is None or node.op in SOFTMAXES or len(node.outputs) != 1:
+    if node is None or node.op in SOFTMAX or len(node.outputs) != 1:
         return None
     return read_contraction(node, operand.axes)
 
@@ -203,7 +205,7 @@ def _is_rescaled(root: Node) -> bool:
 
 def _own_total(scores: Node) -> Node | None:
     """The sum of scores, or of their absolute values, that divides them."""
-    for user in readers(scores, lambda node: _is_linear(node) or node.op == "aten.abs"):
+    for user in readers(scores, lambda node: node.op in _LINEAR or node.op == "aten.abs"):
         if user.op == SUM or (user.op == NORM and attribute(user, "ord") == 1):
             return user if divisions(user) else None
     return None
@@ -211,7 +213,11 @@ def _own_total(scores: Node) -> Node | None:
 
 def _with_epsilon(exponential: Node) -> Node | None:
     """The node that adds a number to the sum of exponentials, past casts and masks of them."""
-    totals = [node for node in readers(exponential, _is_linear) if node.op in (SUM, NORM)]
+    totals = [
+        node
+        for node in readers(exponential, lambda node: node.op in _LINEAR)
+        if node.op in (SUM, NORM)
+    ]
     return next((user for node in totals for user in users(node) if added(user) is not None), None)
 
 
@@ -219,7 +225,7 @@ def _has_feature_map(operand: Operand) -> bool:
     """Whether a nonlinear function, but no softmax, made an operand."""
 
     def passes(node: Node) -> bool:
-        return is_layout(node) or _is_linear(node) or node.op == "aten.cat"
+        return node.op in LAYOUT | JOIN | _LINEAR
 
     node = origin(operand.value, passes).producer
-    return node is not None and is_pointwise(node) and not passes(node)
+    return node is not None and node.op in POINTWISE and not passes(node)
