@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import sympy
@@ -13,40 +12,31 @@ from attngraph.errors import IRError
 from attngraph.ir.graph import Graph
 from attngraph.ir.interpreter import interpret
 from attngraph.ir.ops import op
-from attngraph.ir.parser import parse
 from attngraph.ir.traits import RECURRENCE
 from attngraph.ir.types import TensorType
 
 
-@functools.lru_cache(maxsize=64)
-def body_of(text: str) -> Graph:
-    """The loop's body as a graph; it is shared, so nobody may change it."""
-    return parse(text)
-
-
 @op("attn.scan", [RECURRENCE], outputs=None)
 def scan(
-    tensors: list[torch.Tensor], *, body: str, carried: int, scanned: int
+    tensors: list[torch.Tensor], *, body: Graph, carried: int, scanned: int
 ) -> tuple[torch.Tensor, ...]:
     """Runs `body` once per step, and hands what it carries from each step to the next.
 
     `tensors` are the initial values of what is carried, then what is scanned along its first axis
-    (T, …), then what every step reads as it is. `body` is the text of a graph whose inputs are the
-    same with the scanned ones as one step's (…); it returns the next carried values, then what the
-    step gives.
+    (T, …), then what every step reads as it is. The inputs of `body` are the same with the scanned
+    ones as one step's (…); it returns the next carried values, then what the step gives.
 
     Returns the last carried values, then what the steps gave, stacked (T, …). T is at least 1.
     """
-    graph = body_of(body)
     states, fixed = list(tensors[:carried]), list(tensors[carried + scanned :])
     sequences = tensors[carried : carried + scanned]
     steps = sequences[0].shape[0]
     if any(isinstance(tensor, FakeTensor) for tensor in tensors):
         operands = [*states, *(sequence[0] for sequence in sequences), *fixed]
-        return tuple(_results(graph, operands, carried, steps))
-    stacks: list[list[torch.Tensor]] = [[] for _ in graph.outputs[carried:]]
+        return tuple(_results(body, operands, carried, steps))
+    stacks: list[list[torch.Tensor]] = [[] for _ in body.outputs[carried:]]
     for step in range(steps):
-        results = interpret(graph, [*states, *(each[step] for each in sequences), *fixed])
+        results = interpret(body, [*states, *(each[step] for each in sequences), *fixed])
         states = list(results[:carried])
         for stack, result in zip(stacks, results[carried:], strict=True):
             stack.append(result)

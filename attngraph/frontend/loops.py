@@ -12,7 +12,7 @@ from attngraph.frontend.inline import BODY
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.translate import Translator
 from attngraph.ir.graph import Value
-from attngraph.ir.printer import format_graph
+from attngraph.ir.printer import used_dims
 
 
 class LoopTranslator(Translator):
@@ -41,7 +41,7 @@ class LoopTranslator(Translator):
             "attn.scan",
             [*initial, *sequences, *given, *lifted],
             {
-                "body": format_graph(body.graph),
+                "body": body.graph,
                 "carried": len(initial),
                 "scanned": len(sequences),
             },
@@ -68,8 +68,10 @@ class _Body(LoopTranslator):
 
     def finish(self) -> None:
         results: list[Any] = self.run()
-        self.graph.dims.update(self._symbols.infos)
         self.graph.set_outputs(results, [f"result_{at}" for at in range(len(results))])
+        used = used_dims(self.graph)
+        infos = self._symbols.infos.items()
+        self.graph.dims.update((name, info) for name, info in infos if name in used)
 
     def _inputs(self) -> None:
         nodes = [node for node in self._functional.graph.nodes if node.op == "placeholder"]

@@ -1,19 +1,39 @@
-"""An independent copy of a graph; constants share their data."""
+"""An independent copy of a graph; constants share their data, nodes their regions."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
 
 from attngraph.ir.graph import Graph, Value
 
 
-def clone(graph: Graph) -> Graph:
-    """Same names, types, locations and order. Changing one leaves the other alone."""
+def clone(
+    graph: Graph,
+    *,
+    bound: Mapping[Value, torch.Tensor] | None = None,
+    freed: Collection[Value] = (),
+) -> Graph:
+    """Same names, types, locations and order. Changing one leaves the other alone.
+
+    Inputs that are `bound` to data become constants; constants that are `freed` become inputs, the
+    last ones.
+    """
+    data = bound or {}
     copy = Graph(graph.name)
     copy.dims, copy.conditions = dict(graph.dims), graph.conditions
     known: dict[Value, Value] = {}
     for value in graph.inputs:
-        known[value] = copy.add_input(value.name, value.type)
+        if value in data:
+            known[value] = copy.add_constant(value.name, data[value], value.type)
+        else:
+            known[value] = copy.add_input(value.name, value.type)
     for value in graph.constants.values():
-        known[value] = copy.add_constant(value.name, value.data, value.type)
+        if value in freed:
+            known[value] = copy.add_input(value.name, value.type)
+        else:
+            known[value] = copy.add_constant(value.name, value.data, value.type)
     for node in graph:
         twin = copy.create(
             node.op,

@@ -111,6 +111,11 @@ class Node:
             raise IRError(f"{self.op} has {len(self.outputs)} outputs where one is expected.")
         return self.outputs[0]
 
+    @property
+    def regions(self) -> tuple[Graph, ...]:
+        """The graphs among the attributes, as the body of a loop is."""
+        return tuple(item for item in self.attrs.values() if isinstance(item, Graph))
+
     def __repr__(self) -> str:
         names = ", ".join(f"%{value.name}" if value else "none" for value in self.inputs)
         return f"{', '.join(map(repr, self.outputs))} = {self.op}({names})"
@@ -118,6 +123,9 @@ class Node:
 
 class Graph:
     """Inputs, constants, nodes in execution order, outputs, and the named dims of their shapes.
+
+    A node may hold graphs among its attributes: its regions, such as the body of a loop. Clones and
+    rewritten nodes share them, so a graph is frozen once a node holds it; `clone` is not.
 
     `conditions` say for which sizes of the dims, beside their ranges, the graph is the model.
     `created` is the number of the latest node; `epoch` counts mutations. `keep`, where there is
@@ -132,13 +140,25 @@ class Graph:
         self.constants: dict[str, Value] = {}
         self.dims: dict[str, DimInfo] = {}
         self.conditions: tuple[Condition, ...] = ()
-        self.epoch = 0
+        self._epoch = 0
+        self._frozen = False
         self.created = 0
         self.keep: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._names: dict[str, int] = {}
         self._first: Node | None = None
         self._last: Node | None = None
         self._count = 0
+
+    @property
+    def epoch(self) -> int:
+        """The number of mutations so far."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, count: int) -> None:
+        if self._frozen:
+            raise IRError(f"Graph {self.name} is a node's region; change a clone of it.")
+        self._epoch = count
 
     def __iter__(self) -> Iterator[Node]:
         """The nodes of this moment in order; those erased meanwhile are skipped."""
@@ -160,6 +180,13 @@ class Graph:
 
     def __len__(self) -> int:
         return self._count
+
+    def walk(self) -> Iterator[Node]:
+        """The nodes in order, each followed by those in its regions."""
+        for node in self:
+            yield node
+            for region in node.regions:
+                yield from region.walk()
 
     def values(self) -> Iterator[Value]:
         """Inputs, constants, then every node's outputs."""
@@ -223,6 +250,8 @@ class Graph:
         )
         self._link(node, before)
         self._add_uses(node)
+        for region in node.regions:
+            region._frozen = True
         return node
 
     def set_inputs(self, node: Node, inputs: Sequence[Value | None]) -> None:

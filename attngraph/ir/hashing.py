@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from attngraph.ir.graph import Graph
+from attngraph.ir.printer import format_graph, is_inline
+
 
 def hashable(value: Any) -> Hashable:
     """A key that is equal for equal attributes only: 1, 1.0 and True differ, and so do ±0.0."""
@@ -12,6 +15,9 @@ def hashable(value: Any) -> Hashable:
         return tuple(sorted((name, hashable(item)) for name, item in value.items()))
     if isinstance(value, (list, tuple)):
         return tuple(map(hashable, value))
+    if isinstance(value, Graph):
+        weights = [v.data for v in value.constants.values() if not is_inline(v)]
+        return Graph, format_graph(value), tuple(map(id, weights))
     if isinstance(value, float):
         return float, value.hex()
     if isinstance(value, (bool, int)):

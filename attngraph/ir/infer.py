@@ -21,20 +21,12 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from attngraph.errors import IRError
 from attngraph.ir.dims import Dim, DimInfo, as_dim, settled, symbol, symbols_of
 from attngraph.ir.graph import Value
+from attngraph.ir.hashing import hashable
 from attngraph.ir.ops import OpDef, call
 from attngraph.ir.types import ScalarType, TensorType, Type
 
 _SHARED: dict[Hashable, tuple[Type, ...]] = {}
 _SHARED_MOST = 1 << 14
-
-
-def _hashable(value: Any) -> Hashable:
-    """An attribute value as a key; True and 1 differ."""
-    if isinstance(value, Mapping):
-        return tuple((name, _hashable(item)) for name, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(_hashable(item) for item in value)
-    return type(value), value
 
 
 class TypeInference:
@@ -66,7 +58,7 @@ class TypeInference:
         self, definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
     ) -> tuple[Type, ...]:
         """The output types of an op. Raises IRError where its evaluation rejects the inputs."""
-        key = (definition.name, tuple(v and v.type for v in inputs), _hashable(attrs))
+        key = (definition.name, tuple(v and v.type for v in inputs), hashable(attrs))
         if key in self._known:
             return self._known[key]
         shared = self._shared_key(definition, inputs, attrs, key)

@@ -19,7 +19,7 @@ import torch
 
 from attngraph.errors import IRError
 from attngraph.ir.dims import substitute
-from attngraph.ir.graph import Node
+from attngraph.ir.graph import Graph, Node
 
 REQUIRED = object()
 _IGNORED = frozenset({"device", "layout", "pin_memory", "non_blocking", "generator"})
@@ -29,13 +29,14 @@ _PACKED = frozenset({"aten.view", "aten.view.dtype", "aten.view_as_complex"})
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """One argument: `kind` is "tensor", "tensors" (a list) or "attr"."""
+    """One argument: `kind` is "tensor", "tensors" (a list) or "attr"; a `region` is a graph."""
 
     name: str
     kind: str
     default: Any = REQUIRED
     keyword: bool = False
     optional: bool = False
+    region: bool = False
 
     def is_default(self, value: Any) -> bool:
         """1, 1.0 and True are three values."""
@@ -102,6 +103,7 @@ def op(
                     REQUIRED if default is inspect.Parameter.empty else default,
                     keyword=parameter.kind is inspect.Parameter.KEYWORD_ONLY,
                     optional=default is None,
+                    region=hint is Graph,
                 )
             )
         doc = inspect.getdoc(function) or ""

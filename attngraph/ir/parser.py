@@ -14,6 +14,7 @@ from attngraph.ir.builder import Builder
 from attngraph.ir.conditions import parse_condition
 from attngraph.ir.dims import DimInfo, parse_dim
 from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
+from attngraph.ir.ops import op_def
 from attngraph.ir.types import DTYPES, ScalarType, TensorType, Type
 
 _NAME = r"%[\w.$/-]+"
@@ -91,6 +92,12 @@ def _parse_loc(text: str) -> Loc:
     return Loc(json.loads(match[1]), int(match[2]), json.loads(match[3]), fused)
 
 
+def _region(op: str, name: str, attr: Any) -> Any:
+    """An attribute; the text of a region as the graph that it is."""
+    is_text = isinstance(attr, str) and attr.startswith("graph @")
+    return parse(attr) if is_text and op_def(op).arg(name).region else attr
+
+
 def _balanced(text: str, start: int) -> int:
     """The position of the bracket that closes the one before `start`."""
     depth, position = 1, start
@@ -156,7 +163,7 @@ class _Parser:
             close = _balanced(rest, 1)
             for item in split_top(rest[1:close]):
                 key, _, attr = item.partition(" = ")
-                attrs[key] = parse_attr(attr)
+                attrs[key] = _region(match[2], key, parse_attr(attr))
             rest = rest[close + 1 :].strip()
         types_text, _, loc_text = rest.partition("@")
         loc = _parse_loc(loc_text) if loc_text else UNKNOWN

@@ -18,7 +18,7 @@ INLINE_ELEMENTS = 16
 
 
 def format_attr(value: Any) -> str:
-    """A number, bool, none, string, dtype, dim expression, or a list of these."""
+    """A number, bool, none, string, dtype, dim expression, a list of these, or a region's text."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -29,6 +29,8 @@ def format_attr(value: Any) -> str:
         return dtype_name(value)
     if isinstance(value, torch.memory_format):
         return str(value).removeprefix("torch.")
+    if isinstance(value, Graph):
+        return format_attr(format_graph(value))
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(format_attr, value))}]"
     if isinstance(value, (int, sympy.Basic)):
@@ -56,10 +58,15 @@ def format_node(node: Node, *, loc: bool = True) -> str:
     return line + (f" @ {format_loc(node.loc)}" if loc and node.loc != UNKNOWN else "")
 
 
+def is_inline(value: Value) -> bool:
+    """Whether the text holds a constant's elements, and not its name alone."""
+    data = value.data
+    return data is not None and data.numel() <= INLINE_ELEMENTS and not data.is_complex()
+
+
 def _constant(value: Value) -> str:
     data = value.data
-    elements = math.inf if data is None else data.numel()
-    if data is None or elements > INLINE_ELEMENTS or data.is_complex():
+    if data is None or not is_inline(value):
         return f"parameter %{value.name} : {value.type}"
     return f"constant %{value.name} = {format_attr(data.tolist())} : {value.type}"
 
@@ -68,7 +75,8 @@ def _dim(name: str, info: DimInfo) -> str:
     return f"dim {name} = {info.hint} in {info.low}..{'' if info.high is None else info.high}"
 
 
-def _used_dims(graph: Graph) -> set[str]:
+def used_dims(graph: Graph) -> set[str]:
+    """The dims that a type or an attribute mentions."""
     used: set[str] = set()
     for value in graph.values():
         if isinstance(value.type, TensorType):
@@ -83,7 +91,7 @@ def _used_dims(graph: Graph) -> set[str]:
 def format_graph(graph: Graph, *, loc: bool = True) -> str:
     """The whole graph. Constants of at most 16 elements are written out; weights only named."""
     lines = []
-    used = _used_dims(graph)
+    used = used_dims(graph)
     for name, info in graph.dims.items():
         if name in used:
             lines.append(_dim(name, info))

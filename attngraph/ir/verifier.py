@@ -16,12 +16,15 @@ from attngraph.ir.types import TensorType
 def verify(graph: Graph, *, types_of: Iterable[Node] | None = None) -> None:
     """Raises IRError at the first violation, showing the node and a few lines around it.
 
-    `types_of` limits the re-inference (default: every node); structure is always checked whole.
+    Regions are graphs and verify as such. `types_of` limits the re-inference (default: every node);
+    the graph's own structure is always checked whole.
     """
     _structure(graph)
     inference = TypeInference(dict(graph.dims))
     for node in graph if types_of is None else types_of:
         if node.graph is graph:
+            for region in node.regions:
+                verify(region)
             _types(graph, node, inference)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from attngraph.export.lowering.lower import lower
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import ReferenceOutputs, in_float64
 from attngraph.export.target import Target
-from attngraph.ir import Graph, Loc, Node, Value, clone, interpret, parse
+from attngraph.ir import Graph, Loc, Node, Value, clone, interpret
 from attngraph.ir.ops import attribute, input_of
 
 _SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "attn.sink_softmax"])
@@ -101,10 +101,7 @@ def hidden_in_loops(graph: Graph) -> list[str]:
     """A sentence about each loop over time whose steps hold attentions: those are not shown."""
     told = []
     for node in graph:
-        if node.op != "attn.scan":
-            continue
-        body = parse(attribute(node, "body"))
-        count = sum(1 for _ in _attentions(body))
+        count = sum(1 for region in node.regions for _ in _attentions(region.walk()))
         if count:
             told.append(
                 f"The loop over time at {node.loc.file}:{node.loc.line} holds "
@@ -114,9 +111,9 @@ def hidden_in_loops(graph: Graph) -> list[str]:
     return told
 
 
-def _attentions(graph: Graph) -> Iterator[Node]:
+def _attentions(nodes: Iterable[Node]) -> Iterator[Node]:
     """The nodes whose weights can be had."""
-    for node in graph:
+    for node in nodes:
         is_softmax = node.op in _SOFTMAXES and 2 <= len(node.output.shape) <= 4 and _over_rows(node)
         if node.op == "attn.attention" or is_softmax:
             yield node

@@ -12,7 +12,6 @@ from attngraph.analysis.recurrence.cells import Cell, read_cell
 from attngraph.analysis.recurrence.steps import known_data, read_step
 from attngraph.analysis.recurrence.unrolled import Chain, steps_in_a_row, unify, unrolled_loops
 from attngraph.analysis.values.scalars import uniform
-from attngraph.dialect.loops import body_of
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.graph import fuse_locs
@@ -69,29 +68,30 @@ def _unrolled(steps: int, last: Node) -> Remark:
 
 
 def _raise_scan(graph: Graph, checked: Checked, node: Node) -> None:
-    body, carried, scanned = (attribute(node, name) for name in ("body", "carried", "scanned"))
-    step_graph, own = body_of(body), carried + scanned
+    body: Graph = attribute(node, "body")
+    carried, scanned = attribute(node, "carried"), attribute(node, "scanned")
+    own = carried + scanned
     if not 1 <= carried <= 2 or not scanned:
         return
-    states, items = step_graph.inputs[:carried], step_graph.inputs[carried:own]
-    operands = dict(zip(step_graph.inputs, node.inputs, strict=True))
+    states, items = body.inputs[:carried], body.inputs[carried:own]
+    operands = dict(zip(body.inputs, node.inputs, strict=True))
 
     def data(value: Value) -> torch.Tensor | None:
         return known_data(operands.get(value, value))
 
-    step = read_step(states, items, step_graph.outputs[:carried], data)
+    step = read_step(states, items, body.outputs[:carried], data)
     cell = None if step is None else read_cell(step)
     if cell is None:
         return
-    after = [step_graph.outputs[at] for at in cell.states]
+    after = [body.outputs[at] for at in cell.states]
     before = [states[at] for at in cell.states]
 
     def is_outside(value: Value) -> bool:
-        return value in step_graph.inputs[own:] or value.data is not None
+        return value in body.inputs[own:] or value.data is not None
 
     varying, steps = {*items, after[0], before[0]}, node.inputs[carried].shape[0]
     plans: list[tuple[Value, Plan]] = []
-    for old, root in zip(node.outputs[carried:], step_graph.outputs[carried:], strict=True):
+    for old, root in zip(node.outputs[carried:], body.outputs[carried:], strict=True):
         if old.uses or old in graph.outputs:
             made = plan(root, varying, steps, is_outside)
             if made is None:
@@ -140,7 +140,7 @@ class _Layer:
         batched = len(state.shape) == 2
         x = sequences[0] if len(sequences) == 1 else build("aten.cat", *sequences, dim=-1)
         if not batched:
-            x = _with_axis(build, x, 1)
+            x = build("aten.unsqueeze", x, dim=1)
         stem = state.name if state.producer is None else "recurrent"
         weights = [
             None if data is None else build.constant(data[None].to(state.dtype), f"{stem}.{name}")
@@ -163,15 +163,9 @@ class _Layer:
 
     def shifted(self) -> Value:
         """The state before each step."""
-        first = _with_axis(self.build, self.initial[0], 0)
+        first = self.build("aten.unsqueeze", self.initial[0], dim=0)
         rest = self.build("aten.slice.Tensor", self.stacked, dim=0, start=0, end=-1)
         return self.build("aten.cat", first, rest, dim=0)
-
-
-def _with_axis(build: Builder, value: Value, dim: int) -> Value:
-    """The value with one axis more, of size 1."""
-    shape = value.shape
-    return build("aten.reshape", value, shape=[*shape[:dim], 1, *shape[dim:]])
 
 
 def _raise_unrolled(graph: Graph, checked: Checked, refused: set[tuple[Value, ...]]) -> bool:
@@ -204,7 +198,7 @@ def _replace_chain(graph: Graph, checked: Checked, chain: Chain, cell: Cell) -> 
     layer = _Layer(build, cell, [x], [begin[at] for at in cell.states])
     y = layer.stacked
     if start:
-        y = build("aten.cat", _with_axis(build, hidden[0], 0), y, dim=0)
+        y = build("aten.cat", build("aten.unsqueeze", hidden[0], dim=0), y, dim=0)
     pairs = []
     for node, made, flipped in gathered:
         known = {hidden[1]: y, chain.items[1]: _sequence(build, chain, 0)}

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from attngraph.dialect.loops import body_of
-from attngraph.ir import TensorType, clone, format_graph
+from attngraph.ir import Graph, TensorType, clone
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +22,26 @@ class _Again:
 
 def wide_node(node: Any) -> Any:
     """The node to evaluate on float64 in its place: its dtype attributes ask for no less."""
-    if node.op == "attn.scan":
-        return _Again(node.op, {**node.attrs, "body": _wide_body(node.attrs["body"])})
-    if not any(isinstance(value, torch.dtype) for value in node.attrs.values()):
+    if not any(isinstance(value, torch.dtype | Graph) for value in node.attrs.values()):
         return node
     return _Again(node.op, {name: _wide(value) for name, value in node.attrs.items()})
 
 
 @functools.lru_cache(maxsize=64)
-def _wide_body(text: str) -> str:
-    """The text of a loop's body whose nodes compute in float64."""
-    body = clone(body_of(text))
+def _wide_region(region: Graph) -> Graph:
+    """A region whose nodes compute in float64."""
+    body = clone(region)
     for value in body.constants.values():
         value.data = widened(value.data)
         value.type = TensorType(_wide(value.dtype), value.shape)
     for node in body:
         node.attrs = dict(wide_node(node).attrs)
-    return format_graph(body)
+    return body
 
 
 def _wide(value: Any) -> Any:
+    if isinstance(value, Graph):
+        return _wide_region(value)
     if isinstance(value, torch.dtype) and value.is_complex:
         return torch.complex128
     is_narrow = isinstance(value, torch.dtype) and value.is_floating_point

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from attngraph.dialect.loops import body_of
 from attngraph.export.lowering.emission.context import Context
 from attngraph.export.lowering.emission.registry import register_lowering
-from attngraph.ir import Node, Value
+from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute
 
 
@@ -18,7 +17,7 @@ def lower_scan(ctx: Context, node: Node) -> Sequence[ir.Value]:
     """What every step reads as it is comes from the graph around the body."""
     from attngraph.export.lowering.lower import lower_body
 
-    body = body_of(attribute(node, "body"))
+    body: Graph = attribute(node, "body")
     carried, scanned = attribute(node, "carried"), attribute(node, "scanned")
     operands: list[Value] = [value for value in node.inputs if value is not None]
     own = carried + scanned
