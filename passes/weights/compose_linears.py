@@ -21,12 +21,12 @@ from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dead import discard
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import ADDITIVE
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LINEAR
 from attngraph.passes.weights.folding import store
 
-_SUMS = {"aten.add.Tensor": 1.0, "aten.sub.Tensor": -1.0}
 _MOST_LINEARS = 16
 
 
@@ -68,9 +68,10 @@ class _Tree:
         """The map from the source to a value of the tree."""
         node = value.producer if value is not None else None
         assert node is not None
-        if node.op in _SUMS:
+        if node.op in ADDITIVE:
             left, right = map(self.multiplied, node.inputs)
-            return left.plus(right, _SUMS[node.op] * float(attribute(node, "alpha")))
+            factor = float(attribute(node, "alpha"))
+            return left.plus(right, -factor if node.op == "aten.sub.Tensor" else factor)
         linear = read_linear(node)
         assert linear is not None
         if linear.source is self.source:
@@ -80,7 +81,7 @@ class _Tree:
 
 def _trees(graph: Graph, node: Node) -> list[_Tree]:
     """The node's value as a tree of each value from which only linears lead to it."""
-    if node.op in _SUMS:
+    if node.op in ADDITIVE:
         return _sums(graph, node)
     linear = read_linear(node)
     if linear is None or not linear.is_known or linear.source.is_constant:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from attngraph.analysis.values.affine import PRODUCTS, Affine, Numbers, read_linear
+from attngraph.analysis.values.affine import Affine, Numbers, read_linear
 from attngraph.analysis.values.matching import without_trailing
 from attngraph.analysis.values.weights import Owners, derived, is_known, weight_bytes
 from attngraph.ir import Graph, Node, TensorType, Value
@@ -49,7 +49,7 @@ def before(product: Node, scaling: Affine, owners: Owners) -> Plan | None:
 
     γ ⊙ (W x + b) + β is (diag γ · W) x + (γ ⊙ b + β).
     """
-    linear = read_linear(product, PRODUCTS)
+    linear = read_linear(product, or_convolution=True)
     if linear is None or not (linear.bias is None or is_known(linear.bias)):
         return None
     if scaling.factor is not None and not (linear.is_known and owners.is_sole(linear.weight)):

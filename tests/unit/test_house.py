@@ -200,7 +200,6 @@ OP_SETS = {
     "attngraph/analysis/masks/terms.py",
     "attngraph/analysis/recurrence/unrolled.py",
     "attngraph/analysis/rows/row_wise.py",
-    "attngraph/analysis/values/affine.py",
     "attngraph/analysis/values/intervals.py",
     "attngraph/analysis/values/matching.py",
     "attngraph/analysis/values/scalars.py",
@@ -228,9 +227,7 @@ OP_SETS = {
     "passes/rewriting/conditions.py",
     "passes/rewriting/regions.py",
     "passes/rewriting/sparse_products.py",
-    "passes/weights/compose_linears.py",
     "passes/weights/fold_norms.py",
-    "passes/weights/fold_scales.py",
     "passes/weights/merge_projections.py",
 }
 

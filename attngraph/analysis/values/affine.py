@@ -17,7 +17,7 @@ file of many gigabytes, or have no data at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,8 +28,7 @@ from attngraph.analysis.values.matching import only_read_by
 from attngraph.analysis.values.weights import is_known, is_power_of_two, wide
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import input_of
-
-PRODUCTS = frozenset(["aten.linear", "aten.conv1d", "aten.conv2d", "aten.conv3d"])
+from attngraph.ir.traits import WEIGHTED
 
 Numbers: TypeAlias = torch.Tensor | Value
 """Computed numbers in float64, or a constant of the graph as it is stored."""
@@ -139,12 +138,12 @@ class Linear:
         return is_known(self.weight) and (self.bias is None or is_known(self.bias))
 
 
-def read_linear(node: Node, ops: Collection[str] = ("aten.linear",)) -> Linear | None:
+def read_linear(node: Node, *, or_convolution: bool = False) -> Linear | None:
     """The node as a product with a weight; None if it is none.
 
-    linearize leaves no other spelling of a linear; `PRODUCTS` are all that are read.
+    linearize leaves no other spelling of a linear.
     """
-    if node.op not in ops:
+    if node.op not in WEIGHTED or not (or_convolution or node.op == "aten.linear"):
         return None
     source, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
     if weight.dtype != source.dtype or (node.op == "aten.linear" and len(weight.shape) != 2):
@@ -187,7 +186,7 @@ def product_above(graph: Graph, value: Value, reader: Node) -> LaidOut | None:
         if producer is None:
             return None
         path.insert(0, producer)
-        if producer.op in PRODUCTS:
+        if producer.op in WEIGHTED:
             return LaidOut(operand, axes, path[:-1])
         above = climb(operand)
         if above is None:

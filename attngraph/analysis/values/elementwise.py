@@ -17,10 +17,10 @@ from attngraph.analysis.values.scalars import number, uniform
 from attngraph.analysis.values.weights import is_known, wide
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import BATCH_NORM
 
 _MOST_ELEMENTS = 1 << 16  # of a factor per feature; a table of positions is none
 _MINUS_ONE = torch.tensor(-1.0, dtype=torch.float64)
-_BATCH_NORMS = frozenset(["aten.batch_norm", "aten._native_batch_norm_legit_no_training"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Scaling:
 
 def read_scaling(node: Node) -> Scaling | None:
     """The node as an affine map of its one input that is no constant; None if it is none."""
-    found = _batch_norm(node) if node.op in _BATCH_NORMS else _arithmetic(node)
+    found = _batch_norm(node) if node.op in BATCH_NORM else _arithmetic(node)
     if found is None or not same_type(found.source, node.outputs[0]):
         return None
     if not found.source.dtype.is_floating_point or found.source.is_constant:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from attngraph.analysis.values.affine import (
-    PRODUCTS,
     Affine,
     numbers,
     product_above,
@@ -145,7 +144,7 @@ def test_a_linear_is_read_with_its_bias_and_nothing_else_is() -> None:
     assert read_linear(vector) is None  # (6,) has no features to scale
     assert read_linear(computed) is None
     assert read_linear(convolution) is None
-    assert read_linear(convolution, PRODUCTS) is not None
+    assert read_linear(convolution, or_convolution=True) is not None
 
 
 def test_the_product_above_is_found_through_layouts_that_nobody_else_reads() -> None:
