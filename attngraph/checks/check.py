@@ -10,10 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attngraph.checks.bisect import difference
-from attngraph.checks.coverage import of_attentions, of_masks, of_outputs, of_parameters
+from attngraph.checks.coverage import Coverage, of_attentions, of_masks, of_outputs, of_parameters
 from attngraph.checks.influence import Influence, influence
 from attngraph.checks.padded import Padding, annotated, packed_tokens
-from attngraph.checks.probing import drawn, draws_of, roles_of, sizes_for, without_masks
+from attngraph.checks.probing import bounds_of, drawn, draws_of, roles_of, sizes_for, without_masks
 from attngraph.checks.reaching import goals_of, reach
 from attngraph.checks.sizes import choose_sizes, equal_sizes, resized_inputs
 from attngraph.checks.weight_only import errors_of, reference_of
@@ -32,7 +32,6 @@ from attngraph.ir.ranges import Ranges
 from attngraph.ir.storage import address_of, wraps
 from attngraph.mapped import are_large, release_large
 from attngraph.passes import PassResult
-from attngraph.reports.coverage import Coverage
 
 Cases = Mapping[str, tuple[torch.Tensor, ...]]
 """Inputs by label, in the order of the graph's."""
@@ -75,6 +74,10 @@ class Check:
         self.rejected: list[str] = []
         self.notes: list[str] = []
         self.padding = Padding([])
+        self._tied: dict[str, str] = {}
+        self._ties_told: list[str] = []
+        self._bounds = bounds_of(self.pristine)
+        self._is_given = cases is not None
         self.model = model
         self.captured = captured
         self.precision = precision
@@ -123,13 +126,58 @@ class Check:
 
     def all_references(self) -> Mapping[str, ReferenceOutputs]:
         """Eager's outputs in every case; what they were computed from is then released."""
-        cases = self.all_cases()
+        cases = self._runnable()
         missing = [label for label in cases if label not in self._known]
         for label in missing:
             self._known[label] = self.references(cases[label])
         if missing:
             release_large(self.module)
         return self._known
+
+    def _runnable(self) -> Cases:
+        """All cases; with dims that the sample has equal kept equal, if the model needs that.
+
+        torch.export may leave axes apart (Dim.AUTO) that the model takes as one, such as those of
+        a mask and of what it masks.
+        """
+        cases, makes_them = self.all_cases(), not self._is_given
+        if self._tied or not makes_them:
+            return cases
+        sample = self._sizes_of(self.captured.args)
+        for label, tensors in cases.items():
+            if label in self._known or self._sizes_of(tensors) == sample:
+                continue
+            try:
+                self._known[label] = self.references(tensors)
+            except UsageError:
+                return self._tie(cases)
+        return cases
+
+    def _tie(self, cases: Cases) -> Cases:
+        """The cases drawn anew with tied dims, where the model takes those."""
+        sample = self._sizes_of(self.captured.args)
+        groups = [
+            [name for name in sample if sample[name] == size] for size in set(sample.values())
+        ]
+        self._tied = {name: group[0] for group in groups for name in group}
+        known, drawn, rejected = dict(self._known), self.drawn, self.rejected
+        self.cases, self.drawn, self.rejected = None, [], []
+        try:
+            tied = self.all_cases()
+            for label, tensors in tied.items():
+                if label not in self._known:
+                    self._known[label] = self.references(tensors)
+        except UsageError:
+            self._tied, self._known = {}, known
+            self.cases, self.drawn, self.rejected = cases, drawn, rejected
+            return cases
+        self.notes = self._ties_told = [
+            f"The model was only checked where {' = '.join(sorted(group))}: it fails at sizes "
+            "where all dims differ. Give axes that belong together one Dim."
+            for group in groups
+            if len(group) > 1
+        ]
+        return tied
 
     def covered(self, graph: Graph | None = None) -> Coverage:
         """What the cases exercised of the model, and of the optimised graph's attentions."""
@@ -246,6 +294,10 @@ class Check:
                     break
         return found
 
+    def agrees(self, graph: Graph) -> bool:
+        """Whether a captured graph computes what the model does in every case."""
+        return all(self._is_traced(graph, tensors) for tensors in self.all_cases().values())
+
     def _is_traced(self, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
         """Whether the captured graph is what the model computes; False where that fails."""
         try:
@@ -281,7 +333,15 @@ class Check:
         def allowed(sizes: Mapping[str, int]) -> bool:
             return not limits.broken(sizes)
 
-        return [sample, *choose_sizes(sample, ranges, allowed)] if sample else [{}]
+        if not sample:
+            return [{}]
+        found = [sample, *map(self._together, choose_sizes(sample, ranges, allowed))]
+        return [sizes for place, sizes in enumerate(found) if sizes not in found[:place]]
+
+    def _together(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes with tied dims equal, as far as the ranges allow."""
+        tied = {name: sizes[self._tied.get(name, name)] for name in sizes}
+        return dict(sizes) if self.limits.broken(tied) else tied
 
     def final(self, candidate: Candidate, done: Callable[[], None] = lambda: None) -> Parity:
         """Parity over all cases. `done` is called when the candidate has run for the last time.
@@ -360,7 +420,7 @@ class Check:
             return
         known = [self._sizes_of(tensors) for tensors in cases.values()]
         reached = reach(goals, known, dims, self.limits)
-        self.notes = reached.notes
+        self.notes = [*self._ties_told, *reached.notes]
         for sizes in reached.sizes:
             label = ", ".join(f"{name}={size}" for name, size in sizes.items())
             tensors = self.at(sizes)
@@ -390,13 +450,13 @@ class Check:
             (tensor.shape[:2].numel() for tensor in captured.args), default=1
         )
         found: dict[str, tuple[torch.Tensor, ...]] = {}
-        done: set[bool] = set()
-        for draw in draws_of(roles, captured.args):
+        done: set[tuple[bool, bool | None]] = set()
+        for draw in draws_of(roles, captured.args, constant=bool(captured.branches)):
             if draw.hides_rows and (not self.hides_rows or work > _MOST_WORK):
                 continue
-            if draw.hides_rows in done:
+            if (draw.hides_rows, draw.constant) in done:
                 continue
-            sizes = sizes_for(draw, sample, dims, batch)
+            sizes = self._together(sizes_for(draw, sample, dims, batch))
             if self.limits.broken(sizes):
                 sizes = sample
             said = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
@@ -409,7 +469,7 @@ class Check:
                 continue
             found[label] = tensors
             self.drawn.append(label)
-            done.add(draw.hides_rows)
+            done.add((draw.hides_rows, draw.constant))
         return found
 
     def _equal_sizes(self) -> Cases:
@@ -452,7 +512,16 @@ class Check:
                 if is_derived and symbols_of(dim) <= sizes.keys():
                     dynamic[index, axis] = str(dim)
                     known[str(dim)] = substitute(dim, sizes)
-        return resized_inputs(self.captured.args, dynamic, known)
+        resized = resized_inputs(self.captured.args, dynamic, known)
+        below = {
+            place: substitute(size, sizes)
+            for place, size in self._bounds.items()
+            if symbols_of(size) <= sizes.keys()
+        }
+        return tuple(
+            tensor % below[place] if below.get(place, 0) > 0 else tensor
+            for place, tensor in enumerate(resized)
+        )
 
 
 def _storage(weight: torch.Tensor) -> int:

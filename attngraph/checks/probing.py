@@ -14,7 +14,7 @@ import torch
 
 from attngraph.checks.sizes import is_mask
 from attngraph.ir import Graph, Node, TensorType, Value
-from attngraph.ir.dims import DimInfo
+from attngraph.ir.dims import Dim, DimInfo
 
 _CARRIED_NAMES = """alias clone contiguous detach expand expand_as flatten lift_fresh_copy narrow
     permute repeat reshape select slice squeeze t to _to_copy transpose unflatten unsqueeze view
@@ -28,6 +28,7 @@ _SUMMED = frozenset(_SUMMED_NAMES.split())
 _ADDED_NAMES = "add sub clamp masked_fill maximum minimum where"
 _ADDED = frozenset(_ADDED_NAMES.split())
 _NORMALISED = frozenset(["softmax", "_softmax", "log_softmax", "logsumexp", "exp"])
+_BY_AXIS = frozenset(["gather", "index_select", "scatter", "scatter_add", "scatter_reduce"])
 _SDPA = "scaled_dot_product_attention"
 _DEPTH = 12
 _BOX = 4
@@ -62,13 +63,15 @@ class Role:
 @dataclass(frozen=True)
 class Draw:
     """One set of drawn inputs: whether whole rows are hidden, the factor of floats, and what is
-    drawn: masks alone, or ids and floats too. `label` says it in words.
+    drawn: masks alone, or ids and floats too. With a `constant` masks are that
+    everywhere. `label` says it in words.
     """
 
     hides_rows: bool
     scale: float
     label: str
     masks_only: bool = False
+    constant: bool | None = None
 
 
 def roles_of(graph: Graph, args: Sequence[torch.Tensor]) -> list[Role]:
@@ -103,6 +106,31 @@ def _role(value: Value, tensor: torch.Tensor) -> Role:
     if not role.masks and not tables and not role.length and is_mask(tensor):
         _polarity(tensor, role)
     return role
+
+
+def bounds_of(graph: Graph) -> dict[int, Dim]:
+    """Below which size the integers of an input stay, where they index an axis of a dynamic one."""
+    found: dict[int, Dim] = {}
+    for place, value in enumerate(graph.inputs):
+        if not isinstance(value.type, TensorType) or value.dtype not in (torch.int64, torch.int32):
+            continue
+        sizes = [_indexed(node, held) for node, held in _readers(value, _CARRIED)]
+        dynamic = {size for size in sizes if size is not None and not isinstance(size, int)}
+        if len(dynamic) == 1:
+            found[place] = dynamic.pop()
+    return found
+
+
+def _indexed(node: Node, held: Value) -> Dim | None:
+    """The size of the axis that an integer chooses from."""
+    stem, source = stem_of(node), node.inputs[0]
+    if source is None or source is held or not isinstance(source.type, TensorType):
+        return None
+    if stem in ("index", "embedding"):
+        return source.shape[0] if node.inputs[1:2] == (held,) else None
+    if stem in _BY_AXIS:
+        return source.shape[int(node.attrs.get("dim", 0))]
+    return None
 
 
 def without_masks(roles: Sequence[Role]) -> list[Role]:
@@ -194,9 +222,12 @@ def _polarity(tensor: torch.Tensor, role: Role) -> None:
     role.visible, role.hidden = (1.0, 0.0) if is_on else (0.0, 1.0)
 
 
-def draws_of(roles: Sequence[Role], args: Sequence[torch.Tensor]) -> list[Draw]:
+def draws_of(
+    roles: Sequence[Role], args: Sequence[torch.Tensor], *, constant: bool = False
+) -> list[Draw]:
     """The sets of inputs that are worth trying for such roles, the preferred first; a model may
-    take masks of its own sample's ids and floats only.
+    take masks of its own sample's ids and floats only. With `constant`, masks that hide nothing and
+    masks that hide everything are among them.
     """
     masks = any(role.masks or role.marks or role.length or role.tested for role in roles)
     floats = any(_is_scaled(role, tensor) for role, tensor in zip(roles, args, strict=True))
@@ -210,6 +241,9 @@ def draws_of(roles: Sequence[Role], args: Sequence[torch.Tensor]) -> list[Draw]:
         found.append(Draw(hides_rows, scale, ", ".join(said)))
         if masks and (floats or ids):
             found.append(Draw(hides_rows, scale, shape, masks_only=True))
+    if constant and masks:
+        for value in (True, False):
+            found.append(Draw(not value, 1.0, f"masks all {value}", True, constant=value))
     return found
 
 
@@ -227,8 +261,12 @@ def drawn(
         if role.masks:
             assert role.visible is not None
             assert role.hidden is not None
-            hidden = shapes_of_mask(tensor.shape, draw.hides_rows, place)
-            made = torch.full_like(tensor, role.visible).masked_fill(hidden, role.hidden)
+            made = torch.full_like(tensor, role.visible)
+            if draw.constant is not None:
+                made = made.fill_(role.visible if draw.constant else role.hidden)
+            else:
+                hidden = shapes_of_mask(tensor.shape, draw.hides_rows, place)
+                made = made.masked_fill(hidden, role.hidden)
         elif role.length and not tensor.is_floating_point():
             made = _lengths(tensor, sample, draw)
         elif draw.masks_only:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from attngraph.analysis.values.denormals import KEPT_KEY
 from attngraph.checks.bisect import blame
+from attngraph.checks.branches import settled
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.compiling.pipeline import pipeline
@@ -21,13 +21,14 @@ from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.weight_only import cost_on_cpu
-from attngraph.export.lowering.emission.buffers import Buffers, part_joined, require_in_place
+from attngraph.export.lowering.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.lowering.lower import lower
 from attngraph.export.parity.budget import Parity
 from attngraph.export.precision import own_precision, stored_bytes
 from attngraph.export.precision.quantize import quantise, require_linears
+from attngraph.export.runtime.denormals import KEPT_KEY
 from attngraph.export.runtime.session import elsewhere
-from attngraph.export.tuning.tune import tuned
+from attngraph.export.runtime.tune import tuned
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph, clone, verify
@@ -111,23 +112,26 @@ class Compilation:
         """Captures the model. Raises UsageError where it can't be had in the options' formats."""
         report = Report(model.source, str(options.device), options.precision or "fp32")
         passes = pipeline(**options.of_pipeline())
+        follows = options.verifies and prepare is None  # a decoder's cases come after its capture
         with stage("capture", report, progress):
-            captured = trace(model)
+            captured = trace(model, {} if follows else None)
         _check_weights(captured.graph, model.source)
         own = own_precision(captured.graph)
         report.precision = options.precision or own
         _check_formats(options, report.precision, own, model.source)
+        prepared = Prepared() if prepare is None else prepare(captured)
+
+        def checked(captured: Captured) -> Check:
+            hides_rows = "no-fully-masked-rows" not in options.assume
+            cases, at = prepared.cases, prepared.at
+            return Check(model, captured, own, cases, hides_rows=hides_rows, at=at)
+
+        check = checked(captured)
+        if captured.branches:
+            with stage("capture", report, progress):
+                captured, check = settled(model, check, checked)
         report.notes += captured.notes
         report.nodes_before = len(captured.graph)
-        prepared = Prepared() if prepare is None else prepare(captured)
-        check = Check(
-            model,
-            captured,
-            own,
-            prepared.cases,
-            hides_rows="no-fully-masked-rows" not in options.assume,
-            at=prepared.at,
-        )
         if prepared.cases is None:  # those of a decoder have sizes of 1
             report.notes += _require_suspects(captured, check, options.verifies)
         return cls(

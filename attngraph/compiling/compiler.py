@@ -100,7 +100,7 @@ def analyse(
     check_version()
     report = Report(model.source, str(options.device), "fp32")
     with stage("capture", report, progress):
-        graph = trace(model).graph
+        graph = trace(model, {}).graph
     run_passes(graph, pipeline(**options.of_pipeline()), report, progress)
     report.notes += assumptions_of(report.passes, options.assume)
     report.sites = sites_of(report.passes, choose_all(graph, options.device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
+from attngraph.frontend.branches import Place
 from attngraph.frontend.conditions import conditions_of, shape_env
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
@@ -47,7 +48,8 @@ class Captured:
     `signature` is how the model is called and what it returns. `sample` is the (args, kwargs) that
     was traced. `notes` are sentences for the user.
     `apart` are the pairs of dims that the trace took for unequal, and `suspects` conditions that
-    may be required: what the trace says of other sizes is to be checked.
+    may be required: what the trace says of other sizes is to be checked. `branches` are the places
+    where the code chooses by a tensor's values, with the side that was followed.
     """
 
     graph: Graph
@@ -60,6 +62,7 @@ class Captured:
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[str, str], ...] = ()
     suspects: tuple[Suspect, ...] = ()
+    branches: Mapping[Place, bool] = field(default_factory=dict)
 
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The eager model's (args, kwargs) with these tensors in place of the sample's."""
@@ -76,10 +79,12 @@ def capture(
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    sides: Mapping[Place, bool] | None = None,
 ) -> Captured:
     """Traces a module with torch.export, as it is at inference, undecomposed and functional.
 
-    `dynamic_shapes` is torch.export's. A Dim keeps its name; the same name is the same dim. The
+    `dynamic_shapes` is torch.export's. A Dim keeps its name; the same name is the same dim. With
+    `sides` a branch on a tensor's values is followed on one side, which is then to be checked. The
     module's training flags are as before afterwards. Raises CaptureError where torch.export can't
     trace it or a dim that was asked for becomes a constant, UsageError where the inputs don't fit.
     """
@@ -106,7 +111,7 @@ def capture(
     named = _in_signature_order(module, named)
     args, named = _distinct(args, named)
     with _ONE_AT_A_TIME:
-        traced = trace(module, args, named, combined, dynamic_shapes)
+        traced = trace(module, args, named, combined, dynamic_shapes, sides)
     parameters = inspect.signature(module.forward)
     captured = _captured(traced, (args, named), parameters)
     return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))
@@ -197,6 +202,7 @@ def _captured(
         Signature.of(parameters, sample, out_spec, fixed, frozenset(numbers)),
         sample,
         (
+            *traced.notes,
             *limits.notes,
             *map(_unread, unread),
             *_mutation_notes(functional.program),
@@ -204,6 +210,7 @@ def _captured(
         ),
         apart,
         limits.suspects,
+        traced.branches,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from attngraph.errors import UsageError
+from attngraph.frontend.branches import Place
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.load import Loaded
 
@@ -49,12 +50,20 @@ class Model:
         )
 
 
-def trace(model: Model) -> Captured:
-    """The model as a graph, whatever form it came in."""
+def trace(model: Model, sides: Mapping[Place, bool] | None = None) -> Captured:
+    """The model as a graph, whatever form it came in.
+
+    `sides` say which side of a branch on a tensor's values is followed (branches.py); with None
+    such a branch is an error.
+    """
     if model.program is not None:
         return from_program(model.program, dim_names=model.dim_names)
     if model.module is None:
         raise UsageError(f"{model.source} holds neither a module nor a program.")
     return capture(
-        model.module, model.args, kwargs=model.kwargs, dynamic_shapes=model.dynamic_shapes
+        model.module,
+        model.args,
+        kwargs=model.kwargs,
+        dynamic_shapes=model.dynamic_shapes,
+        sides=sides,
     )

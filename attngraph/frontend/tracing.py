@@ -16,7 +16,7 @@ from contextlib import (
     redirect_stderr,
     suppress,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
 import torch
@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
+from attngraph.frontend.branches import Place, followed_branches
 from attngraph.frontend.comparisons import decided_comparisons, wants_bool
 from attngraph.frontend.constants import depends_on_data, known_constants
 from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
@@ -79,13 +80,16 @@ class Traced:
     """A program and the dims that were asked for.
 
     `requests` have the ranges of the trace, `asked` those that the caller gave. `questions` are
-    what the model's code asked of its sizes.
+    what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes.
+    `branches` are the places where the code chooses by a tensor's values, with the side followed.
     """
 
     program: ExportedProgram
     requests: tuple[Request, ...]
     asked: tuple[Request, ...]
     questions: tuple[Question, ...] = ()
+    notes: tuple[str, ...] = ()
+    branches: Mapping[Place, bool] = field(default_factory=dict)
 
 
 def trace(
@@ -94,9 +98,12 @@ def trace(
     kwargs: Mapping[str, Any],
     combined: Mapping[str, Any],
     dynamic_shapes: Any,
+    sides: Mapping[Place, bool] | None = None,
 ) -> Traced:
     """Exports the module; narrows a dim's range where the model demands it.
 
+    `sides` say which side of a branch on a tensor's values is followed, true where they don't say;
+    with None such a branch is an error.
     Raises CaptureError with torch's reason and the user's line.
     """
     asked = requested_dims(combined, dynamic_shapes)
@@ -105,10 +112,12 @@ def trace(
     constant: list[Request] = []
     remedies = dict(_REMEDIES)
     taken: list[Callable[[], AbstractContextManager[None]]] = []
+    follows = bool(sides)
     for _ in range(_ATTEMPTS):
         requests = requested_dims(combined, dynamic_shapes)
         fixed: dict[str, tuple[str, int] | None] = {}
         questions: list[Question] = []
+        branches: dict[Place, bool] = {}
         try:
             with ExitStack() as stack:
                 for context in (*taken, recurrent_layers, Rewordings, forgetting, _quiet):
@@ -117,6 +126,8 @@ def trace(
                 _forget(module, args, kwargs, constant)
                 stack.enter_context(_watch_specialisations(fixed))
                 stack.enter_context(recorded_questions(questions))
+                if follows and sides is not None:
+                    stack.enter_context(followed_branches(sides, branches))
                 program = torch.export.export(
                     module,
                     args,
@@ -139,13 +150,16 @@ def trace(
             if not constant and (constant := _constants(error, requests)):
                 continue
             narrowed = _narrow(str(error), dynamic_shapes)
+            if narrowed is None and sides is not None and not follows and _chooses(error):
+                follows, bytecode = True, None
+                continue
             if narrowed is None:
                 told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
                 raise _explain(told, module, requests, fixed) from told
             dynamic_shapes = narrowed
         else:
-            _check_dynamic(program, requests, fixed)
-            return Traced(program, requests, asked, tuple(questions))
+            notes = _fixed_notes(program, requests, fixed)
+            return Traced(program, requests, asked, tuple(questions), notes, branches)
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
     )
@@ -279,15 +293,28 @@ def _narrow(message: str, dynamic_shapes: Any) -> Any:
     )
 
 
-def _check_dynamic(
-    program: ExportedProgram, requests: tuple[Request, ...], fixed: Mapping[str, Any]
-) -> None:
-    """Raises CaptureError where a dim that was asked for became a constant, as Dim.AUTO may."""
+def _fixed_notes(
+    program: ExportedProgram,
+    requests: tuple[Request, ...],
+    fixed: Mapping[str, tuple[str, int] | None],
+) -> tuple[str, ...]:
+    """A sentence for each axis of Dim.AUTO, "where the model allows", that became a constant.
+
+    Raises CaptureError where a dim that was asked for by name became one.
+    """
     placeholders = user_placeholders(program)
+    notes = []
     for request in requests:
         size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        if not isinstance(size, torch.SymInt) or size.node.expr.is_number:
+        if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
+            continue
+        if request.name is not None:
             raise _specialised(request, fixed)
+        notes.append(
+            f"{_sentence(request)} stays {request.size}: the model makes a constant of it"
+            f"{_where(request, fixed)}. For other sizes take it from the tensor's shape there."
+        )
+    return tuple(notes)
 
 
 def user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
@@ -297,16 +324,20 @@ def user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
 
 
 def _specialised(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> CaptureError:
+    return CaptureError(
+        f"{_sentence(request)} can't be dynamic: the model fixes it to {request.size}"
+        f"{_where(request, fixed)}. Take the size from the tensor there, or leave the dim static."
+    )
+
+
+def _where(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> str:
+    """The line at which a request's size became a constant, as far as it is known."""
     head = re.split(r"\W", request.input)[0]
     place = None
     for source, frame in fixed.items():
         if source.endswith(f".size()[{request.axis}]") and f"'{head}'" in source:
             place = frame
-    where = f" at {quote(*place)}" if place else ""
-    return CaptureError(
-        f"{_sentence(request)} can't be dynamic: the model fixes it to "
-        f"{request.size}{where}. Take the size from the tensor there, or leave the dim static."
-    )
+    return f" at {quote(*place)}" if place else ""
 
 
 def _sentence(request: Request) -> str:
@@ -348,6 +379,12 @@ def _explain(
     where = f" at {quote(*place)}" if place else ""
     text = _data_dependent(str(_deepest(error))) or reason(error)
     return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
+
+
+def _chooses(error: Exception) -> bool:
+    """Whether Python decides by the values of a tensor, not by a size or a number made of them."""
+    message = str(_deepest(error))
+    return depends_on_data(message) and "specialized integer" not in message
 
 
 def _data_dependent(message: str) -> str:

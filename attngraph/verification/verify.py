@@ -11,7 +11,9 @@ import onnx_ir
 import torch
 
 from attngraph.checks.bisect import blame
+from attngraph.checks.branches import settled
 from attngraph.checks.check import Cases, Check
+from attngraph.checks.coverage import Coverage
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
 from attngraph.compiling.compilation import Progress, out_of_memory
 from attngraph.compiling.provenance import Provenance
@@ -19,7 +21,7 @@ from attngraph.decoding.compile import buffers_of, decoding_cases, generated_par
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import AttngraphError, UsageError
-from attngraph.export.lowering.emission.buffers import Buffers
+from attngraph.export.lowering.buffers import Buffers
 from attngraph.export.lowering.lower import value_names
 from attngraph.export.parity.budget import Parity, merge
 from attngraph.export.precision import own_precision
@@ -35,7 +37,6 @@ from attngraph.mapped import release_large
 from attngraph.optimized import Optimized
 from attngraph.options import DEFAULTS, Options
 from attngraph.passes import run
-from attngraph.reports.coverage import Coverage
 from attngraph.reports.report import Report
 from attngraph.verification.stored_weights import Weights, compare_weights
 from attngraph.versions import own_version
@@ -209,7 +210,10 @@ def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captur
         declared = _declared_output(path, layout.logits)
         whole = len(declared) < 2 or declared[1] != 1
         model = of_causal_lm(model, all_logits=whole, padding=layout.mask is not None)
-    captured = trace(model)
+    captured = trace(model, {} if layout is None else None)
+    if captured.branches:
+        own = own_precision(captured.graph)
+        captured, _ = settled(model, Check(model, captured, own), lambda c: Check(model, c, own))
     if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
         return model, captured, None
     captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)

@@ -44,9 +44,6 @@ class PassResult:
 
 Hook = Callable[[Graph, PassResult], None]
 
-OBSERVERS: list[Hook] = []
-"""Called between passes in every run of this process, those over loop bodies included."""
-
 _PASSES: dict[str, Callable[[], Pass]] = {}
 
 
@@ -127,8 +124,8 @@ def run(
         changed = graph.epoch != epoch
         result = PassResult(item.name, seconds, before, len(graph), changed, remarks, tally)
         results.append(result)
-        for observer in OBSERVERS if after_each is None else [*OBSERVERS, after_each]:
-            observer(graph, result)
+        if after_each is not None:
+            after_each(graph, result)
     for value in origin.constants.values():  # nodes and graphs are cycles, which stay for a while
         value.data = None
     return results

@@ -1,1 +1,0 @@
-"""The forms that this machine runs fastest, measured."""

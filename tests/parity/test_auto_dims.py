@@ -1,0 +1,79 @@
+"""Dim.AUTO: what the model fixes is told, what it takes together is checked together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.errors import AttngraphError, CaptureError
+
+AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
+
+
+class Counted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.arange(int(x.shape[1]), dtype=x.dtype)[:, None]
+
+
+class Gathered(nn.Module):
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        return torch.gather(x, 1, index[..., None].expand(-1, -1, 16)) * 2
+
+
+class Picky(nn.Module):
+    """What torch.export can't see: eager takes equal lengths only."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if not torch.compiler.is_compiling():
+            assert x.shape[1] == y.shape[1], "lengths differ"
+        return x * 2, y * 3
+
+
+def test_a_size_that_becomes_a_constant_is_fixed_and_told() -> None:
+    module, x = Counted(), torch.randn(3, 7, 16)
+    optimized = attngraph.optimize(module, (x,), dynamic_shapes=(AUTO,))
+    (note,) = (note for note in optimized.report.notes if "stays 7" in note)
+    assert "axis 1" in note
+    assert "test_auto_dims.py" in note
+    wider = torch.randn(5, 7, 16)
+    torch.testing.assert_close(optimized(wider), module(wider))
+    with pytest.raises(AttngraphError, match="7"):
+        optimized(torch.randn(3, 8, 16))
+
+
+def test_a_named_dim_that_becomes_a_constant_is_refused() -> None:
+    with pytest.raises(CaptureError, match="can't be dynamic"):
+        attngraph.optimize(Counted(), (torch.randn(3, 7, 16),), dynamic_shapes=({1: Dim("n")},))
+
+
+def test_an_index_stays_within_the_axis_that_it_chooses_from() -> None:
+    index = torch.tensor([[6, 0, 3, 5, 1, 2, 6]] * 3)
+    optimized = attngraph.optimize(
+        Gathered(), (torch.randn(3, 7, 16), index), dynamic_shapes=(AUTO, AUTO)
+    )
+    x, other = torch.randn(4, 9, 16), torch.tensor([[8, 1]] * 4)
+    torch.testing.assert_close(optimized(x, other), Gathered()(x, other))
+
+
+def test_dims_that_the_model_takes_together_are_checked_together() -> None:
+    given = (torch.randn(3, 7, 16), torch.randn(3, 7, 16))
+    optimized = attngraph.optimize(Picky(), given, dynamic_shapes=(AUTO, AUTO))
+    (note,) = (note for note in optimized.report.notes if "x_1 = y_1" in note)
+    assert "one Dim" in note
+    assert optimized.report.parity is not None
+    cases = {output.case for output in optimized.report.parity.outputs}
+    assert len(cases) > 1  # other sizes than the sample's
+
+
+def test_a_model_that_fails_at_other_sizes_is_refused() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.compiler.is_compiling():
+                assert x.shape[1] == 7, "seven"
+            return x * 2
+
+    with pytest.raises(AttngraphError, match="itself fails"):
+        attngraph.optimize(Fixed(), (torch.randn(3, 7, 16),), dynamic_shapes=(AUTO,))

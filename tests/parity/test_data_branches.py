@@ -1,0 +1,136 @@
+"""Branches on a tensor's values: followed on the side that is right on both, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.errors import CaptureError
+
+X = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
+OPEN = torch.zeros(3, 7, dtype=torch.bool)
+PADDED = torch.arange(7).expand(3, 7) > 4
+AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def attend(self, x: Tensor, hidden: Tensor | None) -> Tensor:
+        attended: Tensor = self.inner(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+        return attended
+
+
+class WithoutPadding(Attends):
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return self.attend(x, hidden if hidden.any() else None)
+
+
+class AllVisible(Attends):
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        visible = hidden.logical_not()
+        if visible.all():
+            return self.attend(x, None)
+        return self.attend(x, ~visible)
+
+
+class Clamped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 3
+        if (y.abs() > 20).any():
+            y = y.clamp(-20, 20)
+        return y
+
+
+class Differs(nn.Module):
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return x * 2 if hidden.any() else x + 1
+
+
+class Rare(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0 if (x.abs() > 1e6).any() else x * 2
+
+
+class Endless(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        while (x > 1).any():
+            x = x / 2
+        return x
+
+
+class Asserts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert bool((x.abs() < 100).all())
+        return x * 2
+
+
+def _optimized(module: nn.Module, args: tuple[Any, ...], **options: Any) -> Any:
+    torch.manual_seed(0)
+    return attngraph.optimize(module.eval(), args, **options)
+
+
+@pytest.mark.parametrize("kind", [WithoutPadding, AllVisible])
+@pytest.mark.parametrize("sample", [OPEN, PADDED], ids=["open", "padded"])
+@pytest.mark.parametrize("shapes", [None, (AUTO, AUTO)], ids=["static", "dynamic"])
+def test_a_shortcut_is_left_out(kind: type[Attends], sample: Tensor, shapes: Any) -> None:
+    module = kind()
+    optimized = _optimized(module, (X, sample), dynamic_shapes=shapes)
+    assert [site.status for site in optimized.report.sites] == ["fused"]
+    (note,) = (note for note in optimized.report.notes if "chooses by a tensor's values" in note)
+    assert "test_data_branches.py" in note
+    with torch.no_grad():
+        for hidden in (OPEN, PADDED, PADDED.flip(1)):
+            torch.testing.assert_close(optimized(X, hidden), module(X, hidden))
+
+
+def test_the_causal_mask_that_torch_looks_for() -> None:
+    module = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    optimized = _optimized(module, (X, X[:, :5]), kwargs={"tgt_mask": causal})
+    other = causal.clone()
+    other[3, 1] = -torch.inf  # of the same size, and not causal
+    with torch.no_grad():
+        for mask in (causal, other):
+            expected = module(X, X[:, :5], tgt_mask=mask)
+            torch.testing.assert_close(optimized(X, X[:, :5], tgt_mask=mask), expected)
+
+
+def test_a_clamp_that_is_only_made_where_it_does_something() -> None:
+    optimized = _optimized(Clamped(), (X,))
+    for x in (X, X * 100):
+        torch.testing.assert_close(optimized(x), Clamped()(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "said"),
+    [
+        (Differs(), (X, OPEN), "compute different things"),
+        (Differs(), (X, PADDED), "compute different things"),
+        (Rare(), (X,), "compute different things"),
+        (Endless(), (X,), "data-dependent condition"),
+    ],
+    ids=["differs, open", "differs, padded", "rare", "endless"],
+)
+def test_sides_that_differ_are_refused(module: nn.Module, args: Any, said: str) -> None:
+    with pytest.raises(CaptureError, match=said) as refused:
+        _optimized(module, args)
+    assert "test_data_branches.py" in str(refused.value)
+
+
+def test_nothing_is_followed_that_is_not_checked() -> None:
+    for call in (attngraph.capture, lambda *a: attngraph.optimize(*a, verify="off")):
+        with pytest.raises(CaptureError, match="data-dependent condition"):
+            call(WithoutPadding().eval(), (X, OPEN))
+
+
+def test_an_assertion_is_told() -> None:
+    optimized = _optimized(Asserts(), (X,))
+    assert any("the file doesn't check it" in note for note in optimized.report.notes)
