@@ -12,18 +12,13 @@ from attngraph.errors import UsageError
 from attngraph.export.parity.budget import Parity
 from attngraph.export.parity.reference import ReferenceOutputs
 from attngraph.ir import interpret
-from attngraph.passes.padding.pack_tokens import PADDING, Packed
+from attngraph.passes.rewriting.findings import Packed
 from attngraph.passes.rewriting.manager import PassResult
 
 
 def packed_tokens(results: Iterable[PassResult]) -> list[Packed]:
     """What the passes packed, one entry for each padding mask."""
-    return [
-        remark.details[PADDING]
-        for result in results
-        for remark in result.remarks
-        if PADDING in remark.details
-    ]
+    return [packed for result in results for packed in result.findings.packed]
 
 
 def notes_of(results: Iterable[PassResult]) -> list[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from attngraph.ir.graph import UNKNOWN, Loc
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """`status` is "fused", "declined", "named" (a softmax with values that is no attention) or
+    """Output: nothing is computed from it (passes/rewriting/findings.py has what is).
+
+    `status` is "fused", "declined", "named" (a softmax with values that is no attention) or
     "note"; docs/remarks.md explains each `code`.
     """
 
@@ -22,7 +23,6 @@ class Remark:
     hint: str = ""
     node: str = ""
     blamed: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.loc}: {self.status} [{self.code}] {self.reason}"

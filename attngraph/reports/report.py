@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -164,16 +164,13 @@ class Report:
         }
 
 
-def sites_of(results: Iterable[PassResult], kernels: Mapping[Node, Choice]) -> list[Site]:
+def sites_of(results: Sequence[PassResult], kernels: Mapping[Node, Choice]) -> list[Site]:
     """One entry per attention, in the order of the graph, with its mask's and its own new form.
 
     An attention that a later pass has rewritten is found by its source line and module.
     """
     remarks = [remark for result in results for remark in result.remarks]
     notes: dict[tuple[str, str], str] = {(r.code, r.node): r.reason for r in remarks}
-    # An attention that took a cache in is another node since.
-    now = {r.details["replaces"]: r.node for r in remarks if "replaces" in r.details}
-    merged = {name: remark for remark in remarks for name in remark.details.get("merged", ())}
     by_name = {node.outputs[0].name: choice for node, choice in kernels.items()}
     by_place = {
         (loc.file, loc.line, loc.module): choice
@@ -184,20 +181,31 @@ def sites_of(results: Iterable[PassResult], kernels: Mapping[Node, Choice]) -> l
     for remark in remarks:
         if remark.status not in ("fused", "declined", "named"):
             continue
-        loc, choice = remark.loc, None
-        node = now.get(remark.node, remark.node)
-        said = {code: notes.get((code, node), "") for code in ("mask", "cache")}
-        while (joined := merged.get(node)) is not None:  # some are merged in two steps
-            node, said["merged"] = joined.node, joined.reason
+        loc, choice, node = remark.loc, None, remark.node
+        said = dict.fromkeys(("mask", "cache", "merged"), "")
+        for node in _names(remark.node, results):
+            said = {code: notes.get((code, node), known) for code, known in said.items()}
         if remark.status == "fused":
             choice = by_name.get(node) or by_place.get((loc.file, loc.line, loc.module))
         sites.append(_site(remark, said, choice))
     return sites
 
 
+def _names(node: str, results: Iterable[PassResult]) -> Iterator[str]:
+    """What an attention is called after each pass that replaced it, some of them in two steps.
+
+    A later pass may use a name again that an earlier one has freed.
+    """
+    yield node
+    for result in results:
+        left = dict(result.findings.became)
+        while (new := left.pop(node, None)) is not None:
+            yield (node := new)
+
+
 def assumptions_of(results: Iterable[PassResult], assume: Iterable[str]) -> list[str]:
     """A sentence on each assumption: at how many attentions a rewrite relies on it."""
-    used = Counter(r.details.get("assumed") for result in results for r in result.remarks)
+    used = Counter(name for result in results for name in result.findings.assumed)
     notes = []
     for name in dict.fromkeys(assume):
         count = f"{used[name]} attention{'s' if used[name] != 1 else ''}"

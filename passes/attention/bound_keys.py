@@ -32,9 +32,10 @@ from attngraph.ir.effects import dim_definers
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.attention.apply_masking import apply_masking
 from attngraph.passes.attention.mask_building import EarlyBuilder
+from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.mask_evidence import Unreached, compare_maskings
-from attngraph.passes.rewriting.outcomes import Equal, tally_of
+from attngraph.passes.rewriting.outcomes import Equal
 
 
 @register

@@ -46,9 +46,10 @@ from attngraph.ir.dead import erase_dead
 from attngraph.ir.effects import dim_definers
 from attngraph.passes.attention.apply_masking import apply_masking
 from attngraph.passes.attention.mask_building import EarlyBuilder, Unbuildable, build, rebuild
+from attngraph.passes.rewriting.findings import findings_of, tally_of
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.mask_evidence import Unreached, compare_maskings
-from attngraph.passes.rewriting.outcomes import Equal, tally_of
+from attngraph.passes.rewriting.outcomes import Equal
 
 
 @register
@@ -89,8 +90,8 @@ class FoldMasks:
             if found.after is not None:
                 apply_masking(graph, site, found.after)
             said = Remark("note", "mask", found.reason, site.loc, site.op)
-            details = {"assumed": NO_MASKED_ROWS} if found.assumed else {}
-            remarks.append(replace(said, node=site.outputs[0].name, details=details))
+            findings_of(graph).assumed += [NO_MASKED_ROWS] * found.assumed
+            remarks.append(replace(said, node=site.outputs[0].name))
         unread = [value.producer for value in replaced if value.producer is not None]
         erase_dead(graph, [*make.made, *unread], definers=definers)
         return remarks

@@ -30,10 +30,11 @@ from attngraph.ir.traits import SOFTMAX
 from attngraph.passes.attention.joined_order import joined_alike
 from attngraph.passes.attention.masking import Masking, averaged, dtype_for
 from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.labels import reassociated
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.materialize import materialize
-from attngraph.passes.rewriting.outcomes import Different, NotEvaluated, tally_of
+from attngraph.passes.rewriting.outcomes import Different, NotEvaluated
 
 _NOT_ATTENTION = frozenset(["pooling", "linear-attention", "graph-attention"])
 """Named, but without a softmax over an axis of keys: nothing that could have been fused."""
@@ -249,7 +250,6 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
         loc,
         op="attn.attention",
         node=node.outputs[0].name,
-        details={"heads": plan.heads, "kv_heads": plan.kv_heads, "scale": abs(plan.scale)},
     )
 
 

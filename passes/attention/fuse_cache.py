@@ -30,6 +30,7 @@ from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.findings import findings_of
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.materialize import materialize
 from attngraph.passes.rewriting.trials import ATTENTION
@@ -108,6 +109,7 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     infinite = [bias] if bias is not None and math.isinf(magnitude(bias)) else []
     if not checked.replace(pairs, leaves=leaves, biases=infinite):
         return None
+    findings_of(graph).became[site.outputs[0].name] = fused.outputs[0].name
     erase_dead(graph, [site])
     graph.sort()
     return Remark(
@@ -117,7 +119,6 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
         loc,
         op="attn.attention",
         node=fused.outputs[0].name,
-        details={"replaces": site.outputs[0].name},
     )
 
 

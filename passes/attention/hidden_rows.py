@@ -8,6 +8,7 @@ from attngraph.analysis.masks.fills import Fills
 from attngraph.analysis.masks.masking import NO_MASKED_ROWS
 from attngraph.analysis.masks.row_policy import SOFTMAX, Formula
 from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.passes.rewriting.findings import findings_of
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Settler:
             return None
         if found.assumed and fills.has_unknown:
             self.remarks.append(_assumed(node))
+            findings_of(self.graph).assumed.append(NO_MASKED_ROWS)
         return found.logits
 
 
@@ -69,7 +71,4 @@ def _stays(node: Node) -> Remark:
 
 def _assumed(node: Node) -> Remark:
     said = "What a caller adds to these logits hides some keys of a row, and not all: assumed."
-    details = {"assumed": NO_MASKED_ROWS}
-    return Remark(
-        "note", "mask", said, node.loc, op=node.op, node=node.outputs[0].name, details=details
-    )
+    return Remark("note", "mask", said, node.loc, op=node.op, node=node.outputs[0].name)

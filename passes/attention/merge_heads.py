@@ -14,6 +14,7 @@ from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.attention.stacking.joins import Join, read_join
 from attngraph.passes.attention.stacking.stacking import Stacking
 from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.findings import findings_of
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import ATTENTION as ATTENTION_TRIALS
 
@@ -101,6 +102,8 @@ class _Merger:
         for nodes, merged in reversed(stacking.merged):  # readers before what they read
             self._read_parts(nodes, merged, [*leaves], biases)
             if merged.op == ATTENTION:
+                names = [node.outputs[0].name for node in nodes]
+                findings_of(self.graph).became |= dict.fromkeys(names, merged.outputs[0].name)
                 self.remarks.append(_remark(nodes, merged))
         return new.producer
 
@@ -161,5 +164,4 @@ def _remark(nodes: Sequence[Node], merged: Node) -> Remark:
         merged.loc,
         op=merged.op,
         node=merged.outputs[0].name,
-        details={"merged": [node.outputs[0].name for node in nodes]},
     )

@@ -8,8 +8,8 @@ from typing import ClassVar
 from attngraph.ir import Graph, Node, Remark, Value, clone
 from attngraph.ir.ops import attribute
 from attngraph.ir.printer import format_graph, is_inline
+from attngraph.passes.rewriting.findings import findings_of
 from attngraph.passes.rewriting.manager import Pass, register, run
-from attngraph.passes.rewriting.outcomes import tally_of
 
 
 @register
@@ -44,7 +44,7 @@ class LoopBodies:
         body = clone(held, bound=bound)
         remarks = self.run(body)
         for result in run(body, self.stages):
-            tally_of(graph).add(result.tally)
+            findings_of(graph).add(result.findings, node.outputs[0].name)
             remarks += [replace(r, node=f"{node.outputs[0].name}/{r.node}") for r in result.remarks]
         weights = [value for value in body.constants.values() if not is_inline(value)]
         closed = clone(body, freed=weights)

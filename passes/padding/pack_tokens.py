@@ -25,26 +25,10 @@ from attngraph.ir.effects import dim_definers
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.attention.mask_building import EarlyBuilder, Unbuildable, build
 from attngraph.passes.padding.row_packer import RowPacker
+from attngraph.passes.rewriting.findings import Packed, findings_of
 from attngraph.passes.rewriting.manager import register
 
-PADDING = "padding"
-"""The key of a remark's details under which `Packed` is found."""
-
 _WORTH = "aten.linear"  # a region without one costs less than gathering its rows
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The tokens that were packed, and which elements of the graph's outputs they leave unsaid.
-
-    `valid` computes from the graph's inputs which tokens are no padding, bool (B, T). For each
-    output of the graph that depends on them, by its position: None where its rows (b, t) are the
-    tokens themselves, else the places along T that it reads. Such an output is pooled: an element
-    is unsaid where one of these places is padding, or every token is.
-    """
-
-    valid: Graph
-    outputs: Mapping[int, tuple[int, ...] | None]
 
 
 @register
@@ -105,6 +89,7 @@ def _pack(graph: Graph, tokens: Tokens, pass_name: str, attention: bool) -> list
     others = f" and {len(done) - linears} other row-wise nodes"
     if attentions:
         others = f", {attentions} attentions{others}"
+    findings_of(graph).packed.append(Packed(_alone(graph, packer.valid), outputs))
     said = Remark(
         "note",
         "packed",
@@ -112,7 +97,6 @@ def _pack(graph: Graph, tokens: Tokens, pass_name: str, attention: bool) -> list
         f"unmasked{_unspecified(graph, outputs)}",
         site.node.loc,
         site.node.op,
-        details={PADDING: Packed(_alone(graph, packer.valid), outputs)},
     )
     return [said, *kept, *packer.remarks]
 

@@ -16,8 +16,9 @@ from attngraph.analysis.values.weights import Derivation
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import discard, erase_dead
 from attngraph.passes.rewriting.evidence import TOLERANCE, Evidence
+from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.labels import reassociated
-from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated, Outcome, tally_of
+from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated, Outcome
 from attngraph.passes.rewriting.trials import ARITHMETIC
 
 _DEPTH = 24  # nodes above a rewrite in which what it relied on is looked for

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol, cast
 
 from attngraph.errors import UsageError
 from attngraph.ir import Graph, Remark, clone
-from attngraph.passes.rewriting.outcomes import Tally, tallied
+from attngraph.passes.rewriting.findings import Findings, recorded
+from attngraph.passes.rewriting.outcomes import Tally
 
 
 class Pass(Protocol):
@@ -29,8 +30,8 @@ class Pass(Protocol):
 
 @dataclass
 class PassResult:
-    """What one pass did: seconds, nodes before and after, whether it changed anything, remarks, and
-    how many of its rewrites were proved, evaluated and left out.
+    """What one pass did: seconds, nodes before and after, whether it changed anything, what there
+    is to say of it, and what it found that later stages compute with.
     """
 
     name: str
@@ -39,7 +40,12 @@ class PassResult:
     nodes_after: int
     changed: bool
     remarks: list[Remark] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    findings: Findings = field(default_factory=Findings)
+
+    @property
+    def tally(self) -> Tally:
+        """How many of its rewrites were proved, evaluated and left out."""
+        return self.findings.tally
 
 
 Hook = Callable[[Graph, PassResult], None]
@@ -112,17 +118,17 @@ def run(
     for item in passes:
         epoch, before, start = graph.epoch, len(graph), time.perf_counter()
         try:
-            with tallied(graph) as tally:
+            with recorded(graph) as found:
                 remarks = item.run(graph)
             done.append(item)
         except Exception as error:  # a defect, and no reason to give the user nothing
-            remarks, tally = [_stopped(item, error)], Tally()
+            remarks, found = [_stopped(item, error)], Findings()
             graph.become(clone(origin))
             for earlier in done:
                 earlier.run(graph)
         seconds = time.perf_counter() - start
         changed = graph.epoch != epoch
-        result = PassResult(item.name, seconds, before, len(graph), changed, remarks, tally)
+        result = PassResult(item.name, seconds, before, len(graph), changed, remarks, found)
         results.append(result)
         if after_each is not None:
             after_each(graph, result)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TypeAlias
-from weakref import WeakKeyDictionary
-
-from attngraph.ir import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +65,3 @@ class Tally:
         self.by_evaluation += other.by_evaluation
         self.different += other.different
         self.not_evaluated += other.not_evaluated
-
-
-_RUNNING: WeakKeyDictionary[Graph, Tally] = WeakKeyDictionary()
-
-
-@contextmanager
-def tallied(graph: Graph) -> Iterator[Tally]:
-    """Counts the rewrites that are made of a graph meanwhile."""
-    outer, tally = _RUNNING.get(graph), Tally()
-    _RUNNING[graph] = tally
-    try:
-        yield tally
-    finally:
-        if outer is None:
-            del _RUNNING[graph]
-        else:
-            _RUNNING[graph] = outer
-
-
-def tally_of(graph: Graph) -> Tally:
-    """The tally of the pass that runs on the graph; outside of any, one that nobody reads."""
-    return _RUNNING.get(graph) or Tally()

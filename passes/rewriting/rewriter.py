@@ -18,7 +18,7 @@ from attngraph.ir.effects import dim_definers
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import op_def
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.outcomes import tally_of
+from attngraph.passes.rewriting.findings import tally_of
 
 _REWRITES_PER_NODE = 32
 

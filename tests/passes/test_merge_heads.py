@@ -8,6 +8,7 @@ import torch
 from attngraph.analysis import branches
 from attngraph.ir import Builder, Graph, Remark, TensorType, Value, verify
 from attngraph.passes import PassResult, make
+from attngraph.passes.rewriting.findings import recorded
 from attngraph.reports.report import sites_of
 
 _DEPTH = 32
@@ -78,6 +79,7 @@ def test_each_head_stays_a_site_and_names_what_it_is_part_of() -> None:
     graph = _model(layers=1, heads=3)
     names = [node.outputs[0].name for node in graph if node.op == "attn.attention"]
     fused = [Remark("fused", "attention", "1 head", op="attn.attention", node=n) for n in names]
-    remarks = make("merge-heads")[0].run(graph)
-    sites = sites_of([PassResult("all", 0.0, 0, 0, True, fused + remarks)], {})
+    with recorded(graph) as found:
+        remarks = make("merge-heads")[0].run(graph)
+    sites = sites_of([PassResult("all", 0.0, 0, 0, True, fused + remarks, found)], {})
     assert [site.merged for site in sites] == ["3 attentions are one of 3 heads."] * 3

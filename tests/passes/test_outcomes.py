@@ -11,14 +11,13 @@ from attngraph.ir import Builder, Graph, format_graph, parse
 from attngraph.passes import run
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.findings import findings_of, recorded, tally_of
 from attngraph.passes.rewriting.outcomes import (
     Different,
     Equal,
     NotEvaluated,
     Outcome,
     Tally,
-    tallied,
-    tally_of,
 )
 from attngraph.passes.weights import merge_projections
 from tests.passes.test_checked import SIBLINGS, graph_of
@@ -71,10 +70,10 @@ def test_a_rewrite_that_is_not_evaluated_is_left_out_and_told() -> None:
   return %y""")
     before, (old,) = format_graph(graph), graph.outputs
     checked = Checked(graph, "some-pass")
-    with tallied(graph) as tally:
+    with recorded(graph) as found:
         new = Builder(graph)("aten.abs", old)
         assert not checked.replace([(old, new)])
-    assert tally == Tally(not_evaluated=1)
+    assert found.tally == Tally(not_evaluated=1)
     assert format_graph(graph) == before
     (remark,) = checked.remarks
     assert (remark.status, remark.code) == ("note", "not-evaluated")
@@ -89,13 +88,13 @@ def test_a_proof_stands_where_nothing_can_be_evaluated_but_not_against_what_is()
   return %y""")
         checked = Checked(graph, "some-pass")
         (old,) = graph.outputs
-        with tallied(graph) as tally:
+        with recorded(graph) as found:
             if expected is None:
                 with pytest.raises(AssertionError, match="some-pass made something else"):
                     checked.replace([(old, Builder(graph)(name, old))], proved=True)
             else:
                 assert checked.replace([(old, Builder(graph)(name, old))], proved=True)
-                assert tally == expected
+                assert found.tally == expected
 
 
 def test_weights_without_data_are_merged_as_drawn() -> None:
@@ -136,15 +135,15 @@ def test_a_new_constant_that_nothing_derives_is_not_evaluated() -> None:
 
 def test_what_a_loop_and_its_graph_count_is_one_tally() -> None:
     graph = graph_of(SIBLINGS)
-    with tallied(graph) as outer:
+    with recorded(graph) as outer:
         tally_of(graph).count(Equal())
-        with tallied(graph) as inner:
+        with recorded(graph) as inner:
             tally_of(graph).count(Different("it is"))
-        tally_of(graph).add(inner)
-    assert outer == Tally(by_evaluation=1, different=1)
-    assert outer.left_out == 1
+        findings_of(graph).add(inner, "loop")
+    assert outer.tally == Tally(by_evaluation=1, different=1)
+    assert outer.tally.left_out == 1
     tally_of(graph).count(Equal())
-    assert outer.by_evaluation == 1
+    assert outer.tally.by_evaluation == 1
 
 
 def test_the_dtype_in_which_constants_are_drawn_is_the_sources() -> None:
