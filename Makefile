@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-all test-other-blas lint docs corpus fuzz bench gpu clean
+.PHONY: demo test test-machine test-other-blas test-all lint docs corpus fuzz bench gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_model out/model.pt2
@@ -18,16 +18,20 @@ demo: $(INSTALLED)
 # One thread per worker; a file's tests stay on one worker, where they share what they compiled.
 # Files are dealt in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder
-test test-all test-other-blas: export OMP_NUM_THREADS := 1
+test test-machine test-other-blas test-all: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not machine'
+
+# What no change to a pass can break: onnxruntime's kernels, hostile files, clocks, memory.
+test-machine: $(INSTALLED)
+	$(PYTEST) -m 'machine and not slow'
 
 test-all: $(INSTALLED)
 	$(PYTEST)
 
 # Stands for the CPU that is not at hand: tests/products.py.
 test-other-blas: $(INSTALLED)
-	$(PYTEST) -m 'not slow' --other-blas tests/capture tests/passes
+	$(PYTEST) -m 'not slow and not machine' --other-blas tests/capture tests/passes
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

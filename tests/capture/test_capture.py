@@ -35,7 +35,10 @@ NAMES = [case.name for case in CASES]
 
 each_case = pytest.mark.parametrize("name", NAMES)
 
-each_mode = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+# With the sizes of the sample they are captured in tests/parity/test_models.py as well.
+each_mode = pytest.mark.parametrize(
+    "dynamic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["static", "dynamic"]
+)
 
 
 @each_mode
@@ -70,6 +73,7 @@ def test_every_node_has_a_line_a_module_and_no_side_effect(name: str, dynamic: b
         assert "torch/" not in node.loc.file
         assert node.loc.module in paths
         assert not op_def(node.op).mutates
+    assert bool(result.dynamic) is dynamic
 
 
 @each_case
@@ -85,7 +89,6 @@ def test_dims_have_the_users_names_and_ranges(name: str) -> None:
         info = result.graph.dims[dim.__name__]
         assert info == DimInfo(max(dim.min, 1), dim.max, TRACED[dim.__name__])
     assert result.input_names == model.input_names
-    assert not captured(name, False).dynamic
 
 
 @pytest.mark.parametrize("name", [case.name for case in (*CASES, *KEPT)])
@@ -105,7 +108,7 @@ def test_every_named_dim_and_site_is_kept(name: str) -> None:
 
 
 def test_softmax_is_located_in_the_attention_of_the_models_own_file() -> None:
-    result = captured("llama-eager", False)
+    result = captured("llama-eager", True)
     locations = [node.loc for node in result.graph if node.op == "aten.softmax.int"]
     assert [loc.module.removeprefix("model.model.") for loc in locations] == [
         "layers.0.self_attn",
@@ -115,7 +118,7 @@ def test_softmax_is_located_in_the_attention_of_the_models_own_file() -> None:
 
 
 def test_tied_weights_are_one_shared_constant() -> None:
-    model, result = built("t5-sdpa"), captured("t5-sdpa", False)
+    model, result = built("t5-sdpa"), captured("t5-sdpa", True)
     pointers = [v.data.data_ptr() for v in result.graph.constants.values() if v.data is not None]
     assert len(pointers) == len(set(pointers))
     assert {parameter.data_ptr() for parameter in model.module.parameters()} <= set(pointers)
@@ -137,16 +140,31 @@ def test_training_flags_and_the_fast_path_are_as_before() -> None:
     assert not weight.requires_grad
 
 
-def test_a_saved_program_gives_the_same_graph(tmp_path: Path) -> None:
-    model = built("t5-sdpa")  # mutates a temporary, which only the retrace sees after loading
+@pytest.mark.parametrize(
+    "name", ["encoder-lengths", pytest.param("t5-sdpa", marks=pytest.mark.slow)]
+)
+def test_a_saved_program_gives_the_same_graph(name: str, tmp_path: Path) -> None:
+    model = built(name)
     program = _export(model)
     torch.export.save(program, tmp_path / "model.pt2")
     loaded = load_program(tmp_path / "model.pt2", trust_pickle=False)
     result = from_program(loaded, model.args, dynamic_shapes=model.dynamic_shapes)
     verify(result.graph)
-    assert result.dynamic == captured("t5-sdpa", True).dynamic
+    assert result.dynamic == captured(name, True).dynamic
     assert_eager(result.graph, model.module, *model.inputs({**TRACED, **model.sizes[0]}))
     assert all(node.loc.line for node in result.graph)
+
+
+def test_a_temporary_that_a_saved_program_mutates_is_a_value(tmp_path: Path) -> None:
+    """Only the retrace after loading sees that the operator mutates."""
+    module = Formula(lambda self, x, y: (x + 1).mul_(2).softmax(-1)).eval()
+    program = torch.export.export(module, (X,), dynamic_shapes=({0: BATCH},), strict=False)
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = load_program(tmp_path / "model.pt2", trust_pickle=False)
+    assert "aten.mul_.Tensor" in {str(node.target) for node in loaded.graph.nodes}
+    result = from_program(loaded, (X,), dynamic_shapes=({0: BATCH},))
+    assert not any(op_def(node.op).mutates for node in result.graph)
+    assert_eager(result.graph, module, states(5, 9))
 
 
 def test_a_program_without_names_has_dims_named_after_inputs() -> None:

@@ -42,6 +42,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contest, "Server", Here)
 
 
+@pytest.mark.machine
 def test_engines_are_timed_on_one_input_once_their_parity_is_known(attngraph: Any) -> None:
     ran = attngraph("bench", *MODEL, *EAGER, *OURS, *QUICK, "--json")
     assert (ran.code, ran.err) == (0, "")

@@ -20,6 +20,8 @@ from attngraph.measuring import contest, turns, worker
 from bench import decode
 from tests.gpu import checks, run
 
+pytestmark = pytest.mark.machine
+
 ARGUMENTS = ("--quick", "--target", "cpu", "--precision", "fp32", "--at-once", "1")
 BENCH = ("--workload", "per_head", "--engine", "eager", "attngraph")
 

@@ -17,6 +17,8 @@ from tests.kernels.emitted import composed, of_torchlib, own
 from tests.kernels.runner import Call, emitted, graph_of, observe
 from tests.kernels.table import CASES
 
+pytestmark = pytest.mark.machine
+
 ELSEWHERE = {
     "Constant": "becomes an initializer",
     "PackedMultiHeadAttention": "has a CUDA kernel alone: tests/gpu",

@@ -24,6 +24,8 @@ from tests.load.hostile_programs import PROGRAMS, WEIGHTS, Change
 from tests.load.hostile_zips import GIB, ZIPS, Members, bomb, members_of, named, zipped
 from tests.load.model_files import SOURCE, write_pt2
 
+pytestmark = pytest.mark.machine
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -187,7 +187,7 @@ def _stack(name: str, layers: int, dims: Any) -> Graph:
 @pytest.mark.parametrize("name", _named(ATTENDS))
 def test_what_each_layer_builds_is_built_once(name: str) -> None:
     dims: Any = ({0: Dim("batch", max=8), 1: Dim("seq", max=64)},)
-    graphs = [_stack(name, layers, dims) for layers in (2, 4)]
+    graphs = [_stack(name, layers, dims) for layers in (1, 2)]
     assert bool(built_of(graphs[0])) == (name != "window")  # which becomes an attribute
     assert_built_once(*graphs)
 
@@ -202,7 +202,7 @@ def test_with_static_lengths_nothing_is_built(name: str) -> None:
 def test_positions_of_transformers_are_built_once(name: str) -> None:
     row, attention, options = POSITIONS[name]
     row = f"{row} {options} dims=batch,seq"
-    graphs = [compiled(row.replace("{n}", str(n)), attention) for n in (2, 4)]
+    graphs = [compiled(row.replace("{n}", str(n)), attention) for n in (1, 2)]
     fused = [Counter(node.op for node in graph)["attn.attention"] for graph in graphs]
     assert fused[1] == 2 * fused[0] > 0
     assert_built_once(*graphs)
@@ -211,14 +211,14 @@ def test_positions_of_transformers_are_built_once(name: str) -> None:
 def test_bloom_joins_its_mask_and_its_bias_once() -> None:
     """Positions are integers, so what they bias is far from the fill: the mask is a bool one."""
     row = "bloom n_layer={n} num_hidden_layers={n} dims=batch,seq"
-    graphs = [compiled(row.replace("{n}", str(n)), "eager") for n in (2, 4)]
+    graphs = [compiled(row.replace("{n}", str(n)), "eager") for n in (1, 2)]
     ops = [Counter(node.op_type for node in lower(graph).graph) for graph in graphs]
     assert not {"Where", "Transpose"} & (ops[1] - ops[0]).keys()
 
 
 def test_relative_biases_of_swin_are_constants() -> None:
     """Windows are static: each block's table is read at compile time."""
-    row = "swin depths=[{n},2] image_size=32 window_size=4 patch_size=2 num_heads=[2,4] dims=batch"
+    row = "swin depths=[{n},1] image_size=16 window_size=4 patch_size=2 num_heads=[2,4] dims=batch"
     graphs = [compiled(row.replace("{n}", str(n)), "sdpa") for n in (2, 4)]
     assert_built_once(*graphs)
     assert not {"aten.index.Tensor", "aten.embedding"} & {node.op for node in graphs[1]}

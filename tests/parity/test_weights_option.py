@@ -297,8 +297,15 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "int3" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("decode", [False, True])
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(
+    ("weights", "decode"),
+    [
+        ("int8", False),
+        ("int4", True),
+        pytest.param("int8", True, marks=pytest.mark.slow),
+        pytest.param("int4", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_written_file_is_verified_with_its_weights(
     weights: str, decode: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

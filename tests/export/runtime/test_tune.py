@@ -124,6 +124,7 @@ def test_a_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch) -> No
     assert tune.cache_folder().is_absolute()
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize(
     ("operands", "attrs"),
     [
@@ -144,6 +145,7 @@ def test_what_is_measured_for_real_is_what_is_emitted(
     check(graph, lower(graph, kernels=choices), (1, 9))
 
 
+@pytest.mark.machine
 def test_every_form_is_timed_at_every_length() -> None:
     graph = site(attrs=CAUSAL)
     (node,) = graph
