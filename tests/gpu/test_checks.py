@@ -50,6 +50,7 @@ def test_kernels_are_read_from_the_log() -> None:
     assert kernels_of(log) == [["Attention", "FLASH_ATTENTION"]]
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize("name", ["mha", "encoder, padding ignored"])
 def test_a_model_is_examined_where_there_is_no_gpu_too(name: str) -> None:
     """On the CPU provider, whose dispatch isn't logged: all the rest must work."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 
@@ -11,15 +12,15 @@ import pytest
 from attngraph import passes
 from attngraph.compiling.pipeline import pipeline
 from attngraph.export.lowering.lower import lower
-from attngraph.frontend.capture import capture
-from tests.models import CASES
+from attngraph.ir import clone
+from tests.capture.formula import captured
 
 _LAYER = re.compile(r"\.(?:layers?|h)\.1\.")
 
 
+@functools.cache
 def _nodes(name: str, target: str = "cpu") -> list[onnx_ir.Node]:
-    built = next(case for case in CASES if case.name == name).build()
-    graph = capture(built.module, built.args, dynamic_shapes=built.dynamic_shapes).graph
+    graph = clone(captured(name, True).graph)
     passes.run(graph, pipeline(part=target == "cpu"))
     return list(lower(graph, target=target).graph)
 
