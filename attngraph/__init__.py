@@ -54,6 +54,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     elif name == "__version__":
+        # importlib.metadata takes a while to import, and few ask for the version.
         from attngraph.versions import own_version
 
         value = own_version()

@@ -13,7 +13,7 @@ import torch
 from attngraph.errors import UsageError
 from attngraph.export.files.save import save, to_session
 from attngraph.export.files.staged import Staged
-from attngraph.export.lowering.buffers import Buffers
+from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.signature import Signature

@@ -32,8 +32,8 @@ from attngraph.export.kernels.crossovers import case_of
 from attngraph.export.kernels.facts import BOOL, CAUSAL, LENGTHS, SINKS, WINDOW
 from attngraph.export.kernels.table import MASKED, PRIMITIVE
 from attngraph.export.lowering.lower import lower
-from attngraph.export.runtime.timing import milliseconds, site_graph, time_forms
 from attngraph.export.target import Target
+from attngraph.export.tuning.timing import milliseconds, site_graph, time_forms
 from attngraph.ir import DimInfo, Graph, TensorType
 from attngraph.ir.dims import symbol
 from bench import machine

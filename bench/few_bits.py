@@ -28,7 +28,7 @@ import onnxruntime
 import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from attngraph.export.runtime.timing import milliseconds
+from attngraph.export.tuning.timing import milliseconds
 from bench.machine import write
 
 ROWS = (1, 128)

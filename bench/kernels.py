@@ -19,8 +19,8 @@ import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from attngraph.export.runtime.session import Session
-from attngraph.export.runtime.timing import milliseconds
 from attngraph.export.target import Target
+from attngraph.export.tuning.timing import milliseconds
 from bench.machine import write
 
 CPU = Target("cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,15 +37,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name == "unit")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def every_pass_is_verified() -> Iterator[None]:
+    """Every graph is verified after every pass, with the normal form once it is canonical."""
+    from attngraph.passes.rewriting import manager
+    from tests.passes.verified import Verified
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "OBSERVERS", [Verified()])
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_pass_is_wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rewrite that is taken back, or a pass that stops, is a defect: the test fails.
 
-    Tests that plant a defect are marked `defect`.
+    Tests that plant a defect are marked `defect`; their graphs are not verified either.
     """
-    if request.node.get_closest_marker("defect") is not None:
-        return
     from attngraph.passes.rewriting import manager
+
+    if request.node.get_closest_marker("defect") is not None:
+        monkeypatch.setattr(manager, "OBSERVERS", [])
+        return
     from attngraph.passes.rewriting.checked import Checked
 
     def fail(checked: Checked, old: Any, difference: str) -> None:

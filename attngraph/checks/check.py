@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attngraph.checks.bisect import difference
-from attngraph.checks.coverage import Coverage, of_attentions, of_masks, of_outputs, of_parameters
+from attngraph.checks.coverage import of_attentions, of_masks, of_outputs, of_parameters
 from attngraph.checks.influence import Influence, influence
 from attngraph.checks.padded import Padding, annotated, packed_tokens
 from attngraph.checks.probing import bounds_of, drawn, draws_of, roles_of, sizes_for, without_masks
@@ -32,6 +32,7 @@ from attngraph.ir.ranges import Ranges
 from attngraph.ir.storage import address_of, wraps
 from attngraph.mapped import are_large, release_large
 from attngraph.passes import PassResult
+from attngraph.reports.coverage import Coverage
 
 Cases = Mapping[str, tuple[torch.Tensor, ...]]
 """Inputs by label, in the order of the graph's."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -14,55 +13,13 @@ from attngraph.ir import Graph, TensorType, Value, clone, interpret
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import input_of
 from attngraph.passes import run
+from attngraph.reports.coverage import Coverage, counted
 
 _SHOWN = 3
 _MOST_MASKS = 64
 _HIDING = -1e4
 """A bias from here on down hides a key."""
 _ATTENTION = "attn.attention"
-
-
-@dataclass
-class Coverage:
-    """What the cases of a check saw.
-
-    `parameters` are those that the graph reads, of which `without` change no output in any case,
-    and of `unknown` it wasn't found out. Of `masks` predicates on inputs `halves` were only ever
-    true or only ever false. `drawn` counts the sets of inputs that the check made, `rejected` those
-    that the model itself fails on. `notes` are sentences on what was not exercised.
-    """
-
-    parameters: int = 0
-    without: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    masks: int = 0
-    halves: list[str] = field(default_factory=list)
-    tables: dict[str, tuple[int, int]] = field(default_factory=dict)
-    drawn: int = 0
-    rejected: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def whole(self) -> bool:
-        """Whether nothing was left out that was looked for."""
-        return not (self.without or self.unknown or self.halves)
-
-    def __str__(self) -> str:
-        """`100 % of 53 parameters and 4 masks exercised`."""
-        parts = []
-        if self.parameters:
-            seen = self.parameters - len(self.without) - len(self.unknown)
-            share = 100 * seen // self.parameters
-            parts.append(f"{share} % of {_counted(self.parameters, 'parameter')}")
-        if self.masks:
-            seen = self.masks - len(self.halves)
-            of = "" if seen == self.masks else f"{seen} of "
-            parts.append(f"{of}{_counted(self.masks, 'mask')}")
-        return f"{' and '.join(parts)} exercised" if parts else "nothing to exercise"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and dicts."""
-        return {**asdict(self), "summary": str(self)}
 
 
 def of_parameters(coverage: Coverage, names: Sequence[str], found: Influence) -> None:
@@ -267,10 +224,6 @@ def _several(length: int, bias: torch.Tensor | None, mask: torch.Tensor | None) 
     return bool((visible.sum(-1) > 1).any())
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _named(names: Sequence[str]) -> str:
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
@@ -278,4 +231,4 @@ def _named(names: Sequence[str]) -> str:
 
 def _listed(names: Sequence[str], what: str) -> str:
     have = "has" if len(names) == 1 else "have"
-    return f"{_counted(len(names), what)} ({_named(names)}) {have}"
+    return f"{counted(len(names), what)} ({_named(names)}) {have}"

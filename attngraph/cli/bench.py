@@ -20,8 +20,8 @@ from attngraph.cli.flags import (
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
-from attngraph.export.files.paths import require_file
 from attngraph.options import Options
+from attngraph.paths import require_file
 
 
 @grouped
@@ -78,6 +78,7 @@ def bench(
             source = given.of(model)
             source.check()
             stages("import torch")
+            from attngraph.cli.render_bench import print_contest
             from attngraph.measuring.contest import hold
             from attngraph.measuring.job import Job
 
@@ -88,8 +89,6 @@ def bench(
         if as_json:
             print(json.dumps(contest.to_dict(), indent=2, allow_nan=False))
         else:
-            from attngraph.cli.render_bench import print_contest
-
             print_contest(contest)
         ours = contest.ours
         if ours is not None and ours.status == "out of parity":

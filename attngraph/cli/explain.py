@@ -45,17 +45,15 @@ def explain(
             source = given.of(model)
             source.check()
             stages("import torch")
+            from attngraph.cli.render import print_sites
+            from attngraph.cli.report_page import page_of
             from attngraph.cli.work import analysed
 
             report = analysed(source, options, stages=stages)
         if report_page is not None:
-            from attngraph.cli.report_page import page_of
-
             write_page(report_page, page_of(report))
         if as_json:
             full = report.to_dict()
             print(json.dumps({key: full[key] for key in _SHOWN}, indent=2, allow_nan=False))
         else:
-            from attngraph.cli.render import print_sites
-
             print_sites(report)

@@ -223,6 +223,8 @@ def optimize(
             source.check()
             stages("import torch")
             from attngraph.cli import work
+            from attngraph.cli.render import print_summary
+            from attngraph.cli.report_page import page_of
             from attngraph.export.files.staged import Staged
 
             staged = held.enter_context(Staged(output))
@@ -247,12 +249,8 @@ def optimize(
         size = written_bytes(output, report.weight_bytes)
         written: dict[str, str | int] = {"path": str(output), "bytes": size}
         if report_page is not None:
-            from attngraph.cli.report_page import page_of
-
             write_page(report_page, page_of(report, written))
         if as_json:
             print(json.dumps({**report.to_dict(), "output": written}, indent=2, allow_nan=False))
         else:
-            from attngraph.cli.render import print_summary
-
             print_summary(report, output, size)

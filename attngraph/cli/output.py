@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from attngraph.errors import UsageError
-from attngraph.export.files.paths import require_place, unwritable
+from attngraph.paths import require_place, unwritable
 
 
 def check_output(path: Path, inputs: tuple[Path | None, ...]) -> None:
@@ -31,6 +31,7 @@ def _same(path: Path, other: Path) -> bool:
 
 def write_page(path: Path, text: str) -> None:
     """Writes a text file whole or not at all. Raises OutputError."""
+    # It brings torch along, which has been loaded by the time there is something to write.
     from attngraph.export.files.save import whole_file
 
     try:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-from attngraph.checks.coverage import Coverage
 from attngraph.cli.text import Page, counted, human_bytes
 from attngraph.export.parity.budget import OutputParity, Parity
 from attngraph.export.precision.quantize import Quantised
+from attngraph.reports.coverage import Coverage
 from attngraph.reports.report import Report
 from attngraph.reports.site_groups import SiteGroup, site_groups
 from attngraph.verification.verify import Verification

@@ -19,8 +19,8 @@ from attngraph.cli.flags import (
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
-from attngraph.export.files.paths import require_file
 from attngraph.options import Options
+from attngraph.paths import require_file
 
 
 @grouped
@@ -62,14 +62,13 @@ def verify(
             source = given.of(models[0] if models else None)
             source.check()
             stages("import torch")
+            from attngraph.cli.render import print_verification
             from attngraph.cli.work import verified
 
             found = verified(source, path, options, stages=stages)
         if as_json:
             print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
         else:
-            from attngraph.cli.render import print_verification
-
             print_verification(found)
         if not found.passed:
             raise typer.Exit(ParityError.exit_code)

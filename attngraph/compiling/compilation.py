@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from attngraph.analysis.values.denormals import KEPT_KEY
 from attngraph.checks.bisect import blame
 from attngraph.checks.branches import settled
 from attngraph.checks.check import Cases, Check
@@ -21,14 +22,13 @@ from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.weight_only import cost_on_cpu
-from attngraph.export.lowering.buffers import Buffers, part_joined, require_in_place
+from attngraph.export.lowering.emission.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.lowering.lower import lower
 from attngraph.export.parity.budget import Parity
 from attngraph.export.precision import own_precision, stored_bytes
 from attngraph.export.precision.quantize import quantise, require_linears
-from attngraph.export.runtime.denormals import KEPT_KEY
 from attngraph.export.runtime.session import elsewhere
-from attngraph.export.runtime.tune import tuned
+from attngraph.export.tuning.tune import tuned
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph, clone, verify

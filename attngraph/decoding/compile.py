@@ -20,7 +20,7 @@ from attngraph.decoding.tokens import positions
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision, Weights
-from attngraph.export.lowering.buffers import LENGTH, Buffers
+from attngraph.export.lowering.emission.buffers import LENGTH, Buffers
 from attngraph.export.parity.budget import Parity, compare, merge
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.export.precision import own_precision

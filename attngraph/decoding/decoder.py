@@ -12,7 +12,7 @@ from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache
 from attngraph.decoding.sampling import Sampling
 from attngraph.decoding.tokens import Seen, end_tokens, positions, shown_tokens, token_id, token_ids
 from attngraph.errors import UsageError
-from attngraph.export.lowering.buffers import CAPACITY, by_row, row_of
+from attngraph.export.lowering.emission.buffers import CAPACITY, by_row, row_of
 from attngraph.export.runtime.bound_steps import InPlace
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target

@@ -171,6 +171,9 @@ CONVOLUTION = _trait(
     "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding convolution conv_tbc "
     "conv_transpose2d.input",
 )
+WEIGHTED = _trait(  # a product with a weight (N, …), which has a row for each feature of the result
+    "weighted", "linear conv1d conv2d conv3d"
+)
 REDUCTION = _trait("reduction", "median nanmedian histc", _tagged(torch.Tag.reduction))
 MAXIMUM_ALONG = _trait("maximum along an axis", "amax max.dim")
 PLAIN_SOFTMAX = _trait("plain softmax", "softmax.int _softmax")  # exp(x) / Σ exp(x) in every row

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from attngraph.cli.work import read_model
 from attngraph.compiling.compiler import Model
 from attngraph.export.formats import Precision
 from attngraph.export.parity.samples import DTYPE
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target, parse_target
 from attngraph.frontend.factory import importable_cwd
+from attngraph.frontend.read_source import read_model
 from attngraph.frontend.source import Source
 
 _JOB, _INPUTS = "job.json", "inputs.pt"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from attngraph.checks.coverage import Coverage
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import Choice
 from attngraph.export.parity.budget import Parity
@@ -15,6 +14,7 @@ from attngraph.export.precision.quantize import Quantised
 from attngraph.ir import Node, Remark
 from attngraph.passes.rewriting.manager import PassResult
 from attngraph.passes.rewriting.outcomes import Tally
+from attngraph.reports.coverage import Coverage
 
 
 @dataclass(frozen=True)

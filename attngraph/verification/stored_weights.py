@@ -11,7 +11,7 @@ import onnx_ir
 import torch
 
 from attngraph.export.kernels import choose_all
-from attngraph.export.lowering.buffers import Buffers, part_joined
+from attngraph.export.lowering.emission.buffers import Buffers, part_joined
 from attngraph.export.lowering.lower import lower, value_names
 from attngraph.export.target import Target
 from attngraph.ir import Graph

@@ -13,7 +13,6 @@ import torch
 from attngraph.checks.bisect import blame
 from attngraph.checks.branches import settled
 from attngraph.checks.check import Cases, Check
-from attngraph.checks.coverage import Coverage
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
 from attngraph.compiling.compilation import Progress, out_of_memory
 from attngraph.compiling.provenance import Provenance
@@ -21,7 +20,7 @@ from attngraph.decoding.compile import buffers_of, decoding_cases, generated_par
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import AttngraphError, UsageError
-from attngraph.export.lowering.buffers import Buffers
+from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.lowering.lower import value_names
 from attngraph.export.parity.budget import Parity, merge
 from attngraph.export.precision import own_precision
@@ -37,6 +36,7 @@ from attngraph.mapped import release_large
 from attngraph.optimized import Optimized
 from attngraph.options import DEFAULTS, Options
 from attngraph.passes import run
+from attngraph.reports.coverage import Coverage
 from attngraph.reports.report import Report
 from attngraph.verification.stored_weights import Weights, compare_weights
 from attngraph.versions import own_version

@@ -14,10 +14,10 @@ import onnx_ir as ir
 import torch
 
 from attngraph.errors import OutputError
-from attngraph.export.files.paths import require_place, unwritable
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.mapped import Reader, is_large, no_holes
+from attngraph.paths import require_place, unwritable
 
 EXTERNAL_ABOVE = 1 << 30
 _TEMPORARY_ABOVE = 16 << 20  # bytes of weights that onnxruntime had better map than parse

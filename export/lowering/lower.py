@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from attngraph.analysis.values.denormals import KEPT_KEY, written_in
 from attngraph.errors import AttngraphError, LoweringError
 from attngraph.export.kernels import Choice, choose_all
 from attngraph.export.lowering import find_lowering, registered
-from attngraph.export.lowering.buffers import CAPACITY, Buffers
-from attngraph.export.lowering.emission.context import MICROSOFT, OPSET, Context
+from attngraph.export.lowering.emission.buffers import CAPACITY, Buffers
+from attngraph.export.lowering.emission.context import MICROSOFT, OPSET, LoweringContext
 from attngraph.export.lowering.emission.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.lowering.fallback.decompose import decompose
 from attngraph.export.lowering.fallback.formulas import FORMULAS
 from attngraph.export.lowering.size_guard import guard_inputs, guard_output, is_guarded, limits_of
-from attngraph.export.runtime.denormals import KEPT_KEY, written_in
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.versions import own_version
@@ -46,7 +46,9 @@ def lower(
     target = parse_target(target) if isinstance(target, str) else target
     static = buffers is not None
     kernels = choose_all(graph, target, static=static) if kernels is None else kernels
-    context = Context(graph, target, value_names(graph), kernels, buffers=buffers)
+    context = LoweringContext(
+        graph, target, value_names(graph), kernels, lower_body=_lower_body, buffers=buffers
+    )
     lengths: list[ir.Value] = []
     if buffers is not None:
         lengths.append(_vector(buffers.length))
@@ -94,14 +96,22 @@ def lower(
     return model
 
 
-def lower_body(context: Context, body: Graph, captured: Mapping[Value, Value]) -> ir.Graph:
+def _lower_body(context: LoweringContext, body: Graph, captured: Mapping[Value, Value]) -> ir.Graph:
     """A loop's body as a subgraph. `captured` inputs are values of the graph around it.
 
     Names are unique over both graphs, as ONNX wants, and constants lie in the outer one.
     """
     names = {value: context.unique(f"{body.name}/{value.name}") for value in body.values()}
     kernels = choose_all(body, context.target)
-    inner = Context(body, context.target, names, kernels, context, captured)
+    inner = LoweringContext(
+        body,
+        context.target,
+        names,
+        kernels,
+        lower_body=_lower_body,
+        outer=context,
+        captured=captured,
+    )
     inputs = []
     for value in body.inputs:
         if value not in captured:
@@ -173,7 +183,7 @@ def _vector(name: str) -> TracedValue:
     return TracedValue(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
 
 
-def _lower_node(context: Context, node: Node) -> None:
+def _lower_node(context: LoweringContext, node: Node) -> None:
     context.node = node
     first = len(context.nodes)
     try:
@@ -201,9 +211,9 @@ def _lower_node(context: Context, node: Node) -> None:
         created.discard(result)
 
 
-def _results(context: Context, node: Node) -> list[ir.Value]:
+def _results(context: LoweringContext, node: Node) -> list[ir.Value]:
     own, reason = registered(node.op), None
-    parts = decompose(node, context.graph) if own is None and node.op in FORMULAS else None
+    parts = _parts(context, node) if own is None and node.op in FORMULAS else None
     if parts is None:
         lowering = own or find_lowering(node.op)
         try:
@@ -215,7 +225,7 @@ def _results(context: Context, node: Node) -> list[ir.Value]:
             results, reason = None, error
         if results is not None:
             return [results] if isinstance(results, ir.Value) else list(results)
-        parts = decompose(node, context.graph)
+        parts = _parts(context, node)
     if parts is None:
         raise reason or LoweringError("it has no ONNX lowering")
     for value, operand in zip(parts.inputs, filter(None, node.inputs), strict=True):
@@ -231,7 +241,11 @@ def _results(context: Context, node: Node) -> list[ir.Value]:
     return [context.value(value) for value in parts.outputs]
 
 
-def _outputs(graph: Graph, context: Context, names: Sequence[str]) -> list[ir.Value]:
+def _parts(context: LoweringContext, node: Node) -> Graph | None:
+    return decompose(node, context.graph, lambda op: find_lowering(op) is not None)
+
+
+def _outputs(graph: Graph, context: LoweringContext, names: Sequence[str]) -> list[ir.Value]:
     """The graph's outputs; what can't carry the output's name goes through an Identity."""
     outputs: list[ir.Value] = []
     for value, name in zip(graph.outputs, names, strict=True):

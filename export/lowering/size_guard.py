@@ -20,7 +20,7 @@ import sympy
 import torch
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.conditions import Condition, shown
 from attngraph.ir.dims import symbols_of
@@ -30,7 +30,7 @@ _NO_LIMIT = 2**62
 """A divisor that leaves 0 of every size."""
 
 
-def guard_inputs(ctx: Context) -> None:
+def guard_inputs(ctx: LoweringContext) -> None:
     """Lets the graph read an input only if its sizes are those that it is right for.
 
     To be called when the inputs are bound, before anything reads them. Raises LoweringError for a
@@ -42,7 +42,7 @@ def guard_inputs(ctx: Context) -> None:
         _guard(ctx, through, limits)
 
 
-def guard_output(ctx: Context) -> None:
+def guard_output(ctx: LoweringContext) -> None:
     """The same at an output, for a graph that reads no more of its inputs than their sizes."""
     for value in ctx.graph.outputs:
         tensor = ctx.value(value)
@@ -67,7 +67,7 @@ def is_guarded(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> bool:
     return False
 
 
-def limits_of(ctx: Context) -> list[Condition]:
+def limits_of(ctx: LoweringContext) -> list[Condition]:
     """What the file checks."""
     limits = list(Ranges.of(ctx.graph).limits())
     buffers = ctx.buffers
@@ -77,7 +77,7 @@ def limits_of(ctx: Context) -> list[Condition]:
     return limits
 
 
-def _guard(ctx: Context, through: Value, limits: Sequence[Condition]) -> None:
+def _guard(ctx: LoweringContext, through: Value, limits: Sequence[Condition]) -> None:
     tensor = ctx.value(through)
     largest, others = _by_axis(through, limits)
     index: ir.Value | None = None
@@ -98,7 +98,7 @@ def _guard(ctx: Context, through: Value, limits: Sequence[Condition]) -> None:
     ctx.bind(through, kept, own=False)
 
 
-def _through(ctx: Context, limits: Sequence[Condition]) -> Value | None:
+def _through(ctx: LoweringContext, limits: Sequence[Condition]) -> Value | None:
     """The input that is read through the check: the one that has most of the limits itself.
 
     Not one that is a buffer, or returned as it is: either would be copied.
@@ -132,7 +132,7 @@ def _by_axis(value: Value, limits: Sequence[Condition]) -> tuple[list[int], list
     return largest, others
 
 
-def _flags(ctx: Context, limits: Sequence[Condition]) -> Iterator[ir.Value]:
+def _flags(ctx: LoweringContext, limits: Sequence[Condition]) -> Iterator[ir.Value]:
     """For each condition a vector (1,) i64 that is 0 where it holds, and positive elsewhere."""
     for limit in limits:
         sides = limit.args if isinstance(limit, (sympy.Le, sympy.Eq)) else (limit, limit)
@@ -158,7 +158,7 @@ _OPPOSITE = {
 """The comparison that tells whether a relation fails, or whether it holds (True)."""
 
 
-def _fails(ctx: Context, condition: Condition) -> ir.Value:
+def _fails(ctx: LoweringContext, condition: Condition) -> ir.Value:
     """Whether a condition fails, (1,) bool."""
     if isinstance(condition, (sympy.And, sympy.Or)):
         op_type = "Or" if isinstance(condition, sympy.And) else "And"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import onnxruntime
 import torch
 
+from attngraph.export.runtime.session import Session
 from attngraph.export.runtime.tensors import to_ort, to_torch
-
-if TYPE_CHECKING:
-    from attngraph.export.runtime.session import Session
 
 
 class InPlace:

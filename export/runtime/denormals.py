@@ -10,19 +10,14 @@ without it. Its file says so, and its sessions count none as zero.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from attngraph.ir import Graph, Node, TensorType
+from attngraph.analysis.values.denormals import KEPT_KEY
 
-KEPT_KEY = "attngraph.denormals"
-"""The key of a file's metadata that says that its numbers below the least normal one count."""
-
-_FEW = 16  # elements of a constant that is written in code; weights may hold anything
 _LEAST, _ONE = 5e-324, 1.0
 
 
@@ -44,22 +39,6 @@ def denormals(*, flush: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
-
-
-def written_in(graph: Graph) -> Node | None:
-    """A node that computes with a denormal number of the model's own code."""
-    for node in graph:
-        dtypes = {value.dtype for value in node.outputs if isinstance(value.type, TensorType)}
-        for dtype in dtypes & {torch.float32, torch.bfloat16}:
-            least = torch.finfo(dtype).tiny
-            numbers = [number for number in node.attrs.values() if isinstance(number, float)]
-            for value in node.inputs:
-                data = None if value is None else value.data
-                if data is not None and not data.is_meta and data.numel() <= _FEW:
-                    numbers += data.flatten().tolist() if data.is_floating_point() else []
-            if any(math.isfinite(n) and 0 < abs(n) < least for n in numbers):
-                return node
-    return None
 
 
 def kept_by(metadata: Mapping[str, Any]) -> bool:

@@ -12,7 +12,6 @@ import onnxruntime
 import torch
 
 from attngraph.errors import AttngraphError, LoadError, ProviderError, UsageError
-from attngraph.export.files.paths import require_file
 from attngraph.export.runtime.arguments import Argument, check_inputs, in_order
 from attngraph.export.runtime.denormals import denormals, flushed, kept_by
 from attngraph.export.runtime.provider_options import provider_options as checked_options
@@ -26,6 +25,7 @@ from attngraph.export.runtime.session_options import GraphOptimization, session_
 from attngraph.export.runtime.tensors import to_ort, to_torch
 from attngraph.export.target import Target
 from attngraph.ir.ranges import GUARD_PREFIX
+from attngraph.paths import require_file
 
 OrtValue: TypeAlias = onnxruntime.OrtValue
 """A tensor in onnxruntime's hands, on whichever device."""

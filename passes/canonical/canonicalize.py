@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attngraph.ir import Graph, Remark
-from attngraph.passes.canonical.canonicalize_layout import LAYOUT_RULES
-from attngraph.passes.canonical.canonicalize_scatters import SCATTER_RULES
-from attngraph.passes.canonical.canonicalize_slices import SLICE_RULES
-from attngraph.passes.canonical.canonicalize_values import VALUE_RULES
+from attngraph.passes.canonical.identities import IDENTITIES
+from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.canonical.runtime_sizes import resolve_sizes
+from attngraph.passes.canonical.scatters import SCATTER_RULES
+from attngraph.passes.canonical.slices import SLICE_RULES
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.rewriter import Rewriter
 
@@ -35,7 +35,7 @@ class Canonicalize:
     bitwise: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        rules = VALUE_RULES + SLICE_RULES + SCATTER_RULES + LAYOUT_RULES
+        rules = FORMS + IDENTITIES + SLICE_RULES + SCATTER_RULES
         Rewriter(graph, rules).run()
         if resolve_sizes(graph):
             Rewriter(graph, rules).run()

@@ -163,9 +163,10 @@ def _summed(build: Builder, term: _Term, letters: str) -> _Term:
         return term
     dims = [term.letters.index(letter) for letter in letters]
     kept = "".join(letter for letter in term.letters if letter not in letters)
-    single = all(term.value.shape[dim] == 1 for dim in dims)
-    op = "aten.squeeze.dims" if single else "aten.sum.dim_IntList"
-    return _Term(build(op, term.value, dim=dims), kept)
+    if all(term.value.shape[dim] == 1 for dim in dims):
+        shape = [size for dim, size in enumerate(term.value.shape) if dim not in dims]
+        return _Term(build("aten.reshape", term.value, shape=shape), kept)
+    return _Term(build("aten.sum.dim_IntList", term.value, dim=dims), kept)
 
 
 def _kept(terms: Sequence[_Term], pair: tuple[_Term, _Term], output: str) -> str:

@@ -140,7 +140,7 @@ class _Layer:
         batched = len(state.shape) == 2
         x = sequences[0] if len(sequences) == 1 else build("aten.cat", *sequences, dim=-1)
         if not batched:
-            x = build("aten.unsqueeze", x, dim=1)
+            x = _with_axis(build, x, 1)
         stem = state.name if state.producer is None else "recurrent"
         weights = [
             None if data is None else build.constant(data[None].to(state.dtype), f"{stem}.{name}")
@@ -163,9 +163,15 @@ class _Layer:
 
     def shifted(self) -> Value:
         """The state before each step."""
-        first = self.build("aten.unsqueeze", self.initial[0], dim=0)
+        first = _with_axis(self.build, self.initial[0], 0)
         rest = self.build("aten.slice.Tensor", self.stacked, dim=0, start=0, end=-1)
         return self.build("aten.cat", first, rest, dim=0)
+
+
+def _with_axis(build: Builder, value: Value, dim: int) -> Value:
+    """The value with one axis more, of size 1."""
+    shape = value.shape
+    return build("aten.reshape", value, shape=[*shape[:dim], 1, *shape[dim:]])
 
 
 def _raise_unrolled(graph: Graph, checked: Checked, refused: set[tuple[Value, ...]]) -> bool:
@@ -198,7 +204,7 @@ def _replace_chain(graph: Graph, checked: Checked, chain: Chain, cell: Cell) -> 
     layer = _Layer(build, cell, [x], [begin[at] for at in cell.states])
     y = layer.stacked
     if start:
-        y = build("aten.cat", build("aten.unsqueeze", hidden[0], dim=0), y, dim=0)
+        y = build("aten.cat", _with_axis(build, hidden[0], 0), y, dim=0)
     pairs = []
     for node, made, flipped in gathered:
         known = {hidden[1]: y, chain.items[1]: _sequence(build, chain, 0)}

@@ -50,6 +50,9 @@ class PassResult:
 
 Hook = Callable[[Graph, PassResult], None]
 
+OBSERVERS: list[Hook] = []
+"""Called between passes in every run of this process, those over loop bodies included."""
+
 _PASSES: dict[str, Callable[[], Pass]] = {}
 
 
@@ -130,8 +133,8 @@ def run(
         changed = graph.epoch != epoch
         result = PassResult(item.name, seconds, before, len(graph), changed, remarks, found)
         results.append(result)
-        if after_each is not None:
-            after_each(graph, result)
+        for observer in OBSERVERS if after_each is None else [*OBSERVERS, after_each]:
+            observer(graph, result)
     for value in origin.constants.values():  # nodes and graphs are cycles, which stay for a while
         value.data = None
     return results

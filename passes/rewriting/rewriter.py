@@ -42,6 +42,14 @@ def rule(*ops: str) -> Callable[[Callable[[Rewriter, Node], Replacement]], Rule]
     return lambda function: Rule(ops, function)
 
 
+def source_of(node: Node) -> Value:
+    """The first input, which must be there."""
+    source = node.inputs[0]
+    if source is None:
+        raise IRError(f"{node!r} lacks its first input.")
+    return source
+
+
 class Rewriter:
     """Applies rules to a graph. Rules insert nodes with `emit`.
 
@@ -76,7 +84,7 @@ class Rewriter:
             self._queued.discard(node)
             if node.graph is not self.graph or node in self._definers:
                 continue
-            for item in self._rules.get(node.op, ()):
+            for item in self.rules_for(node):
                 if (item, node) in self._wrong:
                     continue
                 replacement = item.apply(self, node)
@@ -91,6 +99,14 @@ class Rewriter:
                         raise IRError(f"The rule {item.name} never settles on {node!r}.")
                     break
         return count
+
+    def rules_for(self, node: Node) -> Sequence[Rule]:
+        """The rules that look at a node's op, in order."""
+        return self._rules.get(node.op, ())
+
+    def above(self, value: Value) -> Node | None:
+        """The node that makes a value."""
+        return value.producer
 
     def emit(
         self,

@@ -11,28 +11,27 @@ stored twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from attngraph.analysis.layout.axes import Operand, climb, fresh_axes
+from attngraph.analysis.values.affine import Affine
 from attngraph.analysis.values.matching import without_trailing
 from attngraph.analysis.values.weights import Owners, is_known, weight_bytes, wide
 from attngraph.ir import Graph, Node, Remark, Value
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import attribute, input_of, op_def, split_inputs
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LINEAR
-from attngraph.passes.weights.folding import Folded, behind_input, fold, grows
+from attngraph.passes.weights.folding import Plan, behind, fold, grows, is_exact
 
-_NORMS = {  # op → where its scale and its bias stand among the inputs
-    "aten.layer_norm": (1, 2),
-    "attn.skip_layer_norm": (2, 3),
-    "attn.rms_norm": (1,),
-    "attn.skip_rms_norm": (2,),
-}
+_NORMS = frozenset(
+    ["aten.layer_norm", "attn.skip_layer_norm", "attn.rms_norm", "attn.skip_rms_norm"]
+)
+_PARTS = {"weight": "scale", "bias": "bias"}
 _MOST_ELEMENTS = 1 << 24  # of a weight; the product is then far more work than its norm
 
 
@@ -54,43 +53,23 @@ class FoldNorms:
         checked = Checked(graph, self.name, LINEAR, depth=None, exact_only=self.exact_only)
         owners = Owners(graph)
         for node in graph:
-            norm = _read(node) if node.op in _NORMS else None
-            readers = None if norm is None else _readers(graph, node.outputs[0])
-            if norm is None or readers is None:
-                continue
-            folded = _folded(norm, readers, owners)
-            if folded is not None:
-                _apply(checked, norm, readers, folded)
+            weights = _weights(node) if node.op in _NORMS else {}
+            readers = _readers(graph, node.outputs[0]) if weights else None
+            plan = None if readers is None else _plan(node, weights, readers, owners)
+            if readers is not None and plan is not None:
+                _apply(checked, node, weights, readers, plan)
         return checked.remarks
 
 
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    """A norm over the last axis, with its scale and bias (H,), None where it has none."""
-
-    node: Node
-    weight: Value | None
-    bias: Value | None
-
-    @property
-    def parts(self) -> list[str]:
-        named = (("scale", self.weight), ("bias", self.bias))
-        return [name for name, value in named if value is not None]
-
-
-def _read(node: Node) -> _Norm | None:
-    """The norm, where it has known weights."""
-    if node.op == "aten.layer_norm" and len(attribute(node, "normalized_shape")) != 1:
-        return None
-    weight, bias = (_input(node, place) for place in (*_NORMS[node.op], None)[:2])
-    given = [value for value in (weight, bias) if value is not None]
-    dtype = node.outputs[0].dtype
-    known = all(is_known(value) and value.dtype == dtype for value in given)
-    return _Norm(node, weight, bias) if given and known else None
-
-
-def _input(node: Node, place: int | None) -> Value | None:
-    return node.inputs[place] if place is not None and place < len(node.inputs) else None
+def _weights(norm: Node) -> dict[str, Value]:
+    """The norm's weight and bias (H,), where it has them and all of them are known."""
+    if norm.op == "aten.layer_norm" and len(attribute(norm, "normalized_shape")) != 1:
+        return {}
+    inputs = split_inputs(op_def(norm.op), norm.inputs, norm.attrs)
+    found = {name: inputs[name] for name in _PARTS if inputs.get(name) is not None}
+    dtype = norm.outputs[0].dtype
+    known = all(is_known(value) and value.dtype == dtype for value in found.values())
+    return found if known else {}
 
 
 def _readers(graph: Graph, value: Value) -> list[Node] | None:
@@ -129,59 +108,59 @@ def _moves_rows(node: Node) -> bool:
     return bool(above.dims[-1]) and above.dims[-1] == Operand(node.output, axes).dims[-1]
 
 
-def _folded(norm: _Norm, readers: Sequence[Node], owners: Owners) -> list[Folded] | None:
+def _plan(
+    norm: Node, weights: Mapping[str, Value], readers: Sequence[Node], owners: Owners
+) -> Plan | None:
     linears = [node for node in readers if node.op == "aten.linear"]
-    scale = None if norm.weight is None else wide(norm.weight)
-    shift = None if norm.bias is None else wide(norm.bias)
-    scale = None if scale is None or bool((scale == 1).all()) else scale
-    shift = None if shift is None or bool((shift == 0).all()) else shift
+    scale = _unless(1.0, weights.get("weight"))
+    shift = _unless(0.0, weights.get("bias"))
     if shift is not None and any(input_of(linear, "bias") is None for linear in linears):
         return None
-    weights = [input_of(linear, "weight") for linear in linears]
-    if scale is not None and any(_elements(weight) > _MOST_ELEMENTS for weight in weights):
+    sizes = [int(input_of(linear, "weight").tensor_type.numel) for linear in linears]
+    if scale is not None and max(sizes) > _MOST_ELEMENTS:
         return None
-    folded = behind_input(linears, scale, shift, owners)
-    width = norm.node.outputs[0].shape[-1:]
-    ones = 0 if norm.weight is None else weight_bytes(norm.weight.dtype, width)
-    if folded is None or grows(folded, owners, [norm.weight, norm.bias], ones):
-        return None  # kernels that ask for a scale get ones
-    return folded
+    plan = behind(linears, Affine(scale, shift), owners)
+    # Kernels that ask for a scale get ones.
+    ones = weight_bytes(norm.outputs[0].dtype, norm.outputs[0].shape[-1:])
+    beside = ones if "weight" in weights else 0
+    return None if plan is None or grows(plan, owners, weights.values(), beside) else plan
 
 
-def _elements(weight: Value) -> int:
-    return int(torch.Size([int(size) for size in weight.shape]).numel())
+def _unless(neutral: float, value: Value | None) -> torch.Tensor | None:
+    """A constant's numbers, where one of them isn't neutral."""
+    found = None if value is None else wide(value)
+    return None if found is None or bool((found == neutral).all()) else found
 
 
 def _apply(
-    checked: Checked, norm: _Norm, readers: Sequence[Node], folded: Sequence[Folded]
+    checked: Checked,
+    norm: Node,
+    weights: Mapping[str, Value],
+    readers: Sequence[Node],
+    plan: Plan,
 ) -> None:
     """A norm without weights, and linears with new ones."""
-    parts = " and ".join(norm.parts)
-    where = f"{len(folded)} linears" if len(folded) > 1 else "the linear"
-    what = f"A norm's {parts} went into {where} behind it."
-    if all(item.is_exact for item in folded):
-        what = ""
+    parts = " and ".join(_PARTS[name] for name in weights)
+    where = f"{len(plan)} linears" if len(plan) > 1 else "the linear"
+    what = "" if is_exact(plan) else f"A norm's {parts} went into {where} behind it."
     if not checked.allows(what):
         return
-    node, places = norm.node, _NORMS[norm.node.op]
-    kept = [None if place in places else value for place, value in enumerate(node.inputs)]
+    inputs = split_inputs(op_def(norm.op), norm.inputs, norm.attrs)
     bare = checked.graph.create(
-        node.op,
-        without_trailing(*kept),
-        node.attrs,
-        types=[value.type for value in node.outputs],
-        loc=node.loc,
-        before=node,
+        norm.op,
+        without_trailing(*(None if name in weights else v for name, v in inputs.items())),
+        norm.attrs,
+        types=[value.type for value in norm.outputs],
+        loc=norm.loc,
+        before=norm,
     )
     made = fold(
         checked,
-        folded,
+        plan,
         readers,
-        list(zip(node.outputs[1:], bare.outputs[1:], strict=True)),
-        renamed={node.outputs[0]: bare.outputs[0]},
-        absorbed=node,
-        constants=[norm.weight, norm.bias],
+        dict(zip(norm.outputs, bare.outputs, strict=True)),
+        constants=weights.values(),
         reassociates=what,
     )
     if made:
-        checked.graph.take_place(bare, node)
+        checked.graph.take_place(bare, norm)

@@ -1,88 +1,73 @@
-"""Linears and convolutions with other weights in the place of those there are.
+"""Writes products with other weights: the one place where passes make new weights and store them.
 
-The frame that the folds share: what each weight becomes is planned by the pass, in float64; here
-the products are made anew with the layout ops around them, compared with the old ones before the
-new weights are rounded (checked.py), and what nobody reads any more goes.
+A pass decides what each product is to compute, as an `Affine` map (analysis/values/affine.py).
+Here the products are made anew with the layout ops around them, compared with the old ones before
+the new weights are rounded (checked.py), and what nobody reads any more goes. Weights that are
+stacked or cut need no numbers: they are derived from the stored ones, which may have no data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TypeAlias
 
 import torch
 
+from attngraph.analysis.values.affine import Affine, Numbers, read_linear
 from attngraph.analysis.values.matching import without_trailing
-from attngraph.analysis.values.weights import (
-    Owners,
-    derived,
-    is_known,
-    is_power_of_two,
-    weight_bytes,
-    wide,
-)
-from attngraph.ir import Graph, Node, Value
+from attngraph.analysis.values.weights import Owners, derived, is_known, weight_bytes
+from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dead import discard, erase_dead
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import input_of
 from attngraph.passes.rewriting.checked import Checked
 
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """A product, and its new weight and bias in float64; None stays as it is."""
-
-    product: Node
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    is_exact: bool = False
-    drops_bias: bool = False
+Plan: TypeAlias = Mapping[Node, Affine]
+"""What each product is to compute of its new input."""
 
 
-def scaled_exactly(weight: Value, scaled: torch.Tensor, scale: torch.Tensor) -> bool:
-    """Whether scaling moved exponents only, and none out of the dtype's range."""
-    is_lossless = bool((scaled.to(weight.dtype).double() == scaled).all())
-    return is_lossless and is_power_of_two(scale)
+def behind(linears: Iterable[Node], scaling: Affine, owners: Owners) -> Plan | None:
+    """Linears of scaling(x) as linears of x; None where a weight is not theirs to change.
 
-
-def behind_input(
-    linears: Iterable[Node],
-    scale: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    owners: Owners,
-) -> list[Folded] | None:
-    """Linears of scale ⊙ x + shift as linears of x; None where a weight is not theirs to change.
-
-    W (γ ⊙ x + β) + b is (W · diag γ) x + (W β + b). `scale` and `shift` are (K,), None is 1 or 0.
+    W (γ ⊙ x + β) + b is (W · diag γ) x + (W β + b).
     """
-    folded = []
-    for linear in linears:
-        source, weight, bias = (input_of(linear, name) for name in ("input", "weight", "bias"))
-        if not is_known(weight) or weight.dtype != source.dtype:
+    plan = {}
+    for node in linears:
+        linear = read_linear(node)
+        if linear is None or not linear.is_known:
             return None
-        if scale is not None and not owners.is_sole(weight):
+        if scaling.factor is not None and not owners.is_sole(linear.weight):
             return None
-        if bias is not None and (not is_known(bias) or bias.dtype != weight.dtype):
-            return None
-        new_weight = None if scale is None else wide(weight) * scale
-        new_bias = None
-        if shift is not None:
-            new_bias = wide(weight) @ shift + (0.0 if bias is None else wide(bias))
-        is_exact = shift is None
-        if scale is not None and new_weight is not None:
-            is_exact = is_exact and scaled_exactly(weight, new_weight, scale)
-        folded.append(Folded(linear, new_weight, new_bias, is_exact))
-    return folded
+        plan[node] = linear.map.after(scaling)
+    return plan
 
 
-def grows(
-    folded: Iterable[Folded], owners: Owners, freed: Iterable[Value | None], beside: int = 0
-) -> bool:
+def before(product: Node, scaling: Affine, owners: Owners) -> Plan | None:
+    """A product whose result is scaled, as one; None where its weights are not its own to change.
+
+    γ ⊙ (W x + b) + β is (diag γ · W) x + (γ ⊙ b + β).
+    """
+    linear = read_linear(product, or_convolution=True)
+    if linear is None or not (linear.bias is None or is_known(linear.bias)):
+        return None
+    if scaling.factor is not None and not (linear.is_known and owners.is_sole(linear.weight)):
+        return None
+    return {product: scaling.after(linear.map)}
+
+
+def is_exact(plan: Plan) -> bool:
+    """Whether no rounding of the model changes."""
+    return all(item.is_exact for item in plan.values())
+
+
+def grows(plan: Plan, owners: Owners, freed: Iterable[Value | None], beside: int = 0) -> bool:
     """Whether more bytes are stored than before once `freed` is not needed, with some `beside`."""
     stored, old = beside, list(freed)
-    for item in folded:
-        weight, bias = input_of(item.product, "weight"), input_of(item.product, "bias")
-        if item.bias is not None:
+    for product, item in plan.items():
+        weight, bias = input_of(product, "weight"), input_of(product, "bias")
+        if isinstance(item.shift, torch.Tensor):
             stored += weight_bytes(weight.dtype, weight.shape[:1])
             old.append(bias)
     return stored > owners.freed(old)
@@ -90,12 +75,10 @@ def grows(
 
 def fold(
     checked: Checked,
-    folded: Iterable[Folded],
+    plan: Plan,
     nodes: Sequence[Node],
-    pairs: Sequence[tuple[Value, Value]] = (),
+    instead: Mapping[Value, Value] | None = None,
     *,
-    renamed: Mapping[Value, Value] | None = None,
-    absorbed: Node | None = None,
     constants: Iterable[Value | None] = (),
     leaves: Sequence[Value] | None = None,
     biases: Sequence[Value] = (),
@@ -103,26 +86,26 @@ def fold(
 ) -> list[Node] | None:
     """Makes `nodes` anew, inputs first, the products among them with their new weights.
 
-    They read what `renamed` maps a value to in the place of that value. For each pair the second
-    value, or its copy, takes the place of the first; so do the copies of all that others read,
-    `absorbed` not counted. `constants` go where nobody else reads them. `leaves`, `biases` and
-    `reassociates` are those of `Checked.replace`.
+    `instead` says for each result of a node that the weights absorb what takes its place: a value,
+    or its copy where one of `nodes` computes it. What others read of `nodes` is replaced by the
+    copies. `constants` go where nobody else reads them. `leaves`, `biases` and `reassociates` are
+    those of `Checked.replace`.
 
     Returns the new products; None where they were taken back.
     """
     if not checked.allows(reassociates):
         return None
-    graph, copies = checked.graph, dict(renamed or {})
-    plans = {item.product: item for item in folded}
+    graph, copies = checked.graph, dict(instead or {})
+    absorbed = next((value.producer for value in copies), None)
     unrounded: dict[Value, torch.Tensor] = {}
     made: list[tuple[Node, Node]] = []
     old = list(constants)
     for node in nodes:
         inputs = [None if value is None else copies.get(value, value) for value in node.inputs]
-        plan, loc = plans.get(node), node.loc
-        if plan is not None:
+        loc = node.loc
+        if node in plan:
             old += node.inputs[1:]
-            inputs = _weighted(graph, plan, inputs, unrounded)
+            inputs = without_trailing(inputs[0], *_weights(graph, node, plan[node], unrounded))
             loc = loc if absorbed is None else fuse_locs([node, absorbed], node)
         types = [value.type for value in node.outputs]
         copy = graph.create(node.op, inputs, node.attrs, types=types, loc=loc, before=node)
@@ -135,40 +118,96 @@ def fold(
         for value in node.outputs
         if value in returned or not inside.issuperset(value.users)
     ]
-    replaced = [(a, copies.get(b, b)) for a, b in (*pairs, *zip(read, read, strict=True))]
+    outside = [
+        value
+        for value in instead or ()
+        if value in returned or not set(nodes).issuperset(value.users)
+    ]
+    replaced = [(value, copies.get(copies[value], copies[value])) for value in (*outside, *read)]
     if not checked.replace(
         replaced,
         leaves=leaves,
         biases=biases,
         unrounded=unrounded,
         reassociates=reassociates,
-        at=next(iter(plans)),
+        at=next(iter(plan)),
     ):
         return None
-    for first, _ in replaced:
-        if first.producer is not None:
-            erase_dead(graph, [first.producer])
+    erase_dead(graph, [first.producer for first, _ in replaced])
     for node, copy in made:
         graph.take_place(copy, node)
     discard(graph, old)
-    return [copy for node, copy in made if node in plans]
+    return [copy for node, copy in made if node in plan]
 
 
-def _weighted(
-    graph: Graph,
-    plan: Folded,
-    inputs: Sequence[Value | None],
-    unrounded: dict[Value, torch.Tensor],
+def _weights(
+    graph: Graph, product: Node, item: Affine, unrounded: dict[Value, torch.Tensor]
 ) -> list[Value | None]:
-    """The inputs of a product with its new weights, which are noted before they are rounded."""
-    weight, bias = input_of(plan.product, "weight"), input_of(plan.product, "bias")
-    new_weight, new_bias = weight, None if plan.drops_bias else bias
-    if plan.weight is not None:
-        name = derived(weight, ".scaled")
-        new_weight = graph.add_constant(name, plan.weight.to(weight.dtype))
-        unrounded[new_weight] = plan.weight
-    if plan.bias is not None:
-        name = derived(weight if bias is None else bias, ".shifted")
-        new_bias = graph.add_constant(name, plan.bias.to(weight.dtype))
-        unrounded[new_bias] = plan.bias
-    return without_trailing(inputs[0], new_weight, new_bias)
+    """The weight and bias of a product; new ones are noted before they are rounded."""
+    weight, bias = input_of(product, "weight"), input_of(product, "bias")
+    shifted = derived(weight if bias is None else bias, ".shifted")
+    return [
+        store(graph, derived(weight, ".scaled"), item.factor, weight.dtype, unrounded),
+        store(graph, shifted, item.shift, weight.dtype, unrounded),
+    ]
+
+
+def store(
+    graph: Graph,
+    name: str,
+    data: Numbers | None,
+    dtype: torch.dtype,
+    unrounded: dict[Value, torch.Tensor],
+) -> Value | None:
+    """A constant of these numbers, noted before they are rounded. What is one stays the same."""
+    if not isinstance(data, torch.Tensor):
+        return data
+    value = graph.add_constant(name, data.to(dtype))
+    unrounded[value] = data
+    return value
+
+
+def stacked(checked: Checked, parts: Sequence[Value | None], rows: Sequence[int]) -> Value | None:
+    """One constant of the rows of all parts, zeros for absent ones; None where all are absent."""
+    given = [part for part in parts if part is not None]
+    if not given:
+        return None
+
+    def joined(data: Sequence[torch.Tensor]) -> torch.Tensor:
+        there = iter(data)
+        return torch.cat(
+            [
+                data[0].new_zeros(size, *data[0].shape[1:]) if part is None else next(there)
+                for part, size in zip(parts, rows, strict=True)
+            ]
+        )
+
+    kind = TensorType(given[0].dtype, (sum(rows), *given[0].shape[1:]))
+    return checked.derive(_joined([part.name for part in given]), kind, given, joined)
+
+
+def cut(checked: Checked, whole: Value, rows: Sequence[int]) -> list[Value]:
+    """A constant for each run of rows: a view, so that nothing is stored twice."""
+    parts = []
+    for index, (start, end) in enumerate(pairwise(accumulate(rows, initial=0))):
+        kind = TensorType(whole.dtype, (end - start, *whole.shape[1:]))
+        part = partial(_rows, start=start, end=end)
+        parts.append(checked.derive(f"{whole.name}.{index}", kind, [whole], part))
+    return parts
+
+
+def _rows(data: Sequence[torch.Tensor], *, start: int, end: int) -> torch.Tensor:
+    return data[0][start:end]
+
+
+def _joined(names: Iterable[str]) -> str:
+    """`attn.q.weight`, `attn.k.weight` → `attn.q-k.weight`."""
+    parts = [name.split(".") for name in dict.fromkeys(names)]
+    if len(parts) == 1:
+        return ".".join(parts[0])
+    shortest = min(map(len, parts))
+    head = next((i for i in range(shortest) if len({p[i] for p in parts}) > 1), shortest)
+    room = shortest - head
+    tail = next((i for i in range(room) if len({p[-1 - i] for p in parts}) > 1), room)
+    middle = "-".join(".".join(p[head : len(p) - tail]) for p in parts)
+    return ".".join([*parts[0][:head], middle, *parts[0][len(parts[0]) - tail :]])

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
 
-import torch
+import networkx as nx
 
-from attngraph.analysis.values.projection import Projection, read_projection
+from attngraph.analysis.values.affine import Linear, read_linear
+from attngraph.analysis.values.matching import without_trailing
 from attngraph.analysis.values.weights import Owners
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import discard
 from attngraph.ir.graph import UNKNOWN, fuse_locs
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
+from attngraph.passes.weights.folding import stacked
 
 _ATTENTIONS = frozenset(
     ["attn.attention", "aten.scaled_dot_product_attention", "aten.softmax.int", "aten._softmax"]
@@ -53,52 +55,48 @@ class MergeProjections:
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name)
-        found: dict[tuple[Value, str], list[Projection]] = {}
+        found: dict[Value, list[Linear]] = {}
         owners = Owners(graph)
-        order: dict[Node, tuple[int, int]] = {}
+        passed: dict[Node, int] = {}
         attentions = 0
-        for position, node in enumerate(graph):
+        for node in graph:
             attentions += node.op in _ATTENTIONS
-            order[node] = (position, attentions)
-            projection = read_projection(node, owners)
-            if projection is not None:
-                key = (projection.source, projection.family)
-                found.setdefault(key, []).append(projection)
+            passed[node] = attentions
+            linear = read_linear(node)
+            if linear is None or linear.source.is_constant or not owners.is_sole(linear.weight):
+                continue
+            found.setdefault(linear.source, []).append(linear)
         for candidates in found.values():
             if len(candidates) > 1:
-                for group in _groups(candidates, order):
+                for group in _groups(candidates, passed):
                     _merge(graph, checked, group)
         return checked.remarks
 
 
-def _groups(
-    candidates: Sequence[Projection], order: Mapping[Node, tuple[int, int]]
-) -> list[list[Projection]]:
-    """The candidates that belong together, each group in execution order."""
+def _groups(candidates: Sequence[Linear], passed: Mapping[Node, int]) -> list[list[Linear]]:
+    """The candidates that belong together, each group in execution order.
+
+    `passed` counts the attentions before each node.
+    """
     attentions = [_reachable(item.node, _ATTENTIONS, _ONTO_ATTENTION) for item in candidates]
     products = [_reachable(item.node, _PRODUCTS, _ONTO_PRODUCT) for item in candidates]
     is_memory = [
         bool(found) and not _feeds_queries(c.node)
         for c, found in zip(candidates, attentions, strict=True)
     ]
-    leader = list(range(len(candidates)))
+    related = nx.Graph()
+    related.add_nodes_from(range(len(candidates)))
     for first, second in combinations(range(len(candidates)), 2):
         a, b = candidates[first].node, candidates[second].node
-        if candidates[first].weight.dtype != candidates[second].weight.dtype:
-            continue
-        together = (
+        if (
             attentions[first] & attentions[second]
             or (is_memory[first] and is_memory[second])
             or products[first] & products[second]
-            or (order[a][1] == order[b][1] and _same_parent(a, b))
-        )
-        if together:
-            old, new = leader[second], leader[first]
-            leader = [new if item == old else item for item in leader]
-    groups: dict[int, list[Projection]] = {}
-    for index, item in enumerate(candidates):
-        groups.setdefault(leader[index], []).append(item)
-    return [group for group in groups.values() if len(group) > 1]
+            or (passed[a] == passed[b] and _same_parent(a, b))
+        ):
+            related.add_edge(first, second)
+    groups = (sorted(group) for group in nx.connected_components(related))
+    return [[candidates[index] for index in group] for group in groups if len(group) > 1]
 
 
 def _same_parent(a: Node, b: Node) -> bool:
@@ -134,16 +132,17 @@ def _reachable(start: Node, targets: frozenset[str], through: frozenset[str]) ->
     return found
 
 
-def _merge(graph: Graph, checked: Checked, group: Sequence[Projection]) -> None:
+def _merge(graph: Graph, checked: Checked, group: Sequence[Linear]) -> None:
     first = group[0]
     nodes = [item.node for item in group]
     loc = fuse_locs(nodes, first.node)
-    weight = _concatenated(checked, [item.weight for item in group], first.axis)
-    bias = _biases(checked, group)
     kind = first.node.output.tensor_type
     sizes = [item.width for item in group]
+    weight = stacked(checked, [item.weight for item in group], sizes)
+    bias = stacked(checked, [item.bias for item in group], sizes)
     merged = graph.create(
-        *first.product(weight, bias),
+        "aten.linear",
+        without_trailing(first.source, weight, bias),
         types=[TensorType(kind.dtype, (*kind.shape[:-1], sum(sizes)))],
         loc=loc,
         before=first.node,
@@ -163,42 +162,3 @@ def _merge(graph: Graph, checked: Checked, group: Sequence[Projection]) -> None:
     for node in nodes:
         graph.erase(node)
     discard(graph, [constant for item in group for constant in (item.weight, item.bias)])
-
-
-def _concatenated(checked: Checked, weights: Sequence[Value], axis: int) -> Value:
-    """One constant of all weights."""
-    shape = list(weights[0].shape)
-    shape[axis] = sum(int(weight.shape[axis]) for weight in weights)
-    kind = TensorType(weights[0].dtype, tuple(shape))
-    name = _joined([weight.name for weight in weights])
-    return checked.derive(name, kind, weights, lambda data: torch.cat(list(data), axis))
-
-
-def _biases(checked: Checked, group: Sequence[Projection]) -> Value | None:
-    """All biases as one constant, zeros for those that have none; None where none has."""
-    given = [item.bias for item in group if item.bias is not None]
-    if not given:
-        return None
-    kind = TensorType(given[0].dtype, (sum(item.width for item in group),))
-
-    def joined(data: Sequence[torch.Tensor]) -> torch.Tensor:
-        there = iter(data)
-        parts = [
-            data[0].new_zeros(item.width) if item.bias is None else next(there) for item in group
-        ]
-        return torch.cat(parts)
-
-    return checked.derive(_joined([bias.name for bias in given]), kind, given, joined)
-
-
-def _joined(names: Iterable[str]) -> str:
-    """`attn.q.weight`, `attn.k.weight` → `attn.q-k.weight`."""
-    parts = [name.split(".") for name in dict.fromkeys(names)]
-    if len(parts) == 1:
-        return ".".join(parts[0])
-    shortest = min(map(len, parts))
-    head = next((i for i in range(shortest) if len({p[i] for p in parts}) > 1), shortest)
-    room = shortest - head
-    tail = next((i for i in range(room) if len({p[-1 - i] for p in parts}) > 1), room)
-    middle = "-".join(".".join(p[head : len(p) - tail]) for p in parts)
-    return ".".join([*parts[0][:head], middle, *parts[0][len(parts[0]) - tail :]])

@@ -7,21 +7,21 @@ copies what the product has just written, which costs more than it brings (bench
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
+from itertools import zip_longest
 from typing import ClassVar
 
 import torch
 
-from attngraph.analysis.values.projection import Projection, read_projection
+from attngraph.analysis.values.affine import Linear, read_linear
+from attngraph.analysis.values.matching import without_trailing
 from attngraph.analysis.values.weights import Owners
-from attngraph.ir import Graph, Node, Remark, TensorType, Value
+from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dead import discard
 from attngraph.ir.ops import attribute
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
+from attngraph.passes.weights.folding import cut
 
 _FEW_ROWS = 32  # up to which the copy costs no more than the calls
 
@@ -46,13 +46,13 @@ class PartProjections:
         owners = Owners(graph)
         for node in list(graph):
             if node.op == "aten.split_with_sizes" and node.inputs[0] is not None:
-                projection = _read(graph, node, node.inputs[0], owners)
-                if projection is not None:
-                    _part(graph, checked, projection, node)
+                linear = _read(graph, node, node.inputs[0], owners)
+                if linear is not None:
+                    _part(graph, checked, linear, node)
         return checked.remarks
 
 
-def _read(graph: Graph, split: Node, packed: Value, owners: Owners) -> Projection | None:
+def _read(graph: Graph, split: Node, packed: Value, owners: Owners) -> Linear | None:
     if packed.producer is None or packed in graph.outputs or len(packed.uses) != 1:
         return None
     if attribute(split, "dim") % len(packed.shape) != len(packed.shape) - 1:
@@ -62,47 +62,29 @@ def _read(graph: Graph, split: Node, packed: Value, owners: Owners) -> Projectio
     rows = packed.shape[:-1]
     if all(isinstance(dim, int) for dim in rows) and math.prod(map(int, rows)) <= _FEW_ROWS:
         return None
-    return read_projection(packed.producer, owners)
+    linear = read_linear(packed.producer)
+    return linear if linear is not None and owners.is_sole(linear.weight) else None
 
 
-def _part(graph: Graph, checked: Checked, whole: Projection, split: Node) -> None:
-    ends = list(accumulate(int(value.shape[-1]) for value in split.outputs))
-    bounds = list(zip([0, *ends], ends, strict=False))
-    weights = _slices(checked, whole.weight, whole.axis, bounds)
-    sliced = [] if whole.bias is None else _slices(checked, whole.bias, 0, bounds)
-    biases = [_unless_zero(bias) for bias in sliced] or [None] * len(bounds)
+def _part(graph: Graph, checked: Checked, whole: Linear, split: Node) -> None:
+    rows = [int(value.shape[-1]) for value in split.outputs]
+    weights = cut(checked, whole.weight, rows)
+    biases = [] if whole.bias is None else cut(checked, whole.bias, rows)
     parts = [
         graph.create(
-            *whole.product(weight, bias),
+            "aten.linear",
+            without_trailing(whole.source, weight, bias),
             types=[old.type],
             loc=whole.node.loc,
             before=split,
         )
-        for weight, bias, old in zip(weights, biases, split.outputs, strict=True)
+        for weight, bias, old in zip_longest(weights, map(_unless_zero, biases), split.outputs)
     ]
     pairs = zip(split.outputs, (part.output for part in parts), strict=True)
     if checked.replace(pairs):
         graph.erase(split)
         graph.erase(whole.node)
-    discard(graph, [whole.weight, whole.bias, *weights, *sliced])
-
-
-def _slices(
-    checked: Checked, constant: Value, axis: int, bounds: Sequence[tuple[int, int]]
-) -> list[Value]:
-    """A constant for each part along an axis."""
-    made = []
-    for index, (start, end) in enumerate(bounds):
-        shape = list(constant.shape)
-        shape[axis] = end - start
-        kind = TensorType(constant.dtype, tuple(shape))
-        part = partial(_narrowed, axis=axis, start=start, length=end - start)
-        made.append(checked.derive(f"{constant.name}.{index}", kind, [constant], part))
-    return made
-
-
-def _narrowed(data: Sequence[torch.Tensor], *, axis: int, start: int, length: int) -> torch.Tensor:
-    return data[0].narrow(axis, start, length)
+    discard(graph, [whole.weight, whole.bias, *weights, *biases])
 
 
 def _unless_zero(bias: Value) -> Value | None:

@@ -70,7 +70,7 @@ def test_an_unexpected_error_asks_for_a_report(
     def fails(*_: object, **__: object) -> None:
         raise ArithmeticError("nobody thought of this")
 
-    monkeypatch.setattr("attngraph.cli.work.load", fails)
+    monkeypatch.setattr("attngraph.frontend.read_source.load", fails)
     ran = attngraph("explain", "--factory", "user_models:alone")
     assert ran.code == 70
     assert ran.out == ""

@@ -24,7 +24,7 @@ from attngraph.export.kernels.table import ATTENTION, BLOCKS
 from attngraph.export.lowering.attention import lower as attention
 from attngraph.export.lowering.attention.forms import emit
 from attngraph.export.lowering.attention.site import Emitted, Packed
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.model import Model
@@ -71,7 +71,7 @@ Prepare = Callable[..., object]
 def _long_from_40_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is fastest on the machine at hand."""
 
-    def split(ctx: Context, choice: Choice, site: Packed, prepared: Prepare) -> Emitted:
+    def split(ctx: LoweringContext, choice: Choice, site: Packed, prepared: Prepare) -> Emitted:
         chosen = replace(choice, form=BLOCKS[0], below=ATTENTION, start=LONG)
         return emit(ctx, chosen, site, prepared)  # type: ignore[arg-type]
 
@@ -94,7 +94,7 @@ def test_the_smallest_size_that_enters_a_branch_is_a_case() -> None:
 def test_a_wrong_long_branch_is_caught_as_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     right = attention.emit
 
-    def wrong(ctx: Context, choice: Choice, site: Packed, prepared: Prepare) -> Emitted:
+    def wrong(ctx: LoweringContext, choice: Choice, site: Packed, prepared: Prepare) -> Emitted:
         branch = ctx.branch
 
         def spoiled(condition: object, then: Callable[[], object], other: object) -> object:

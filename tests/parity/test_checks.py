@@ -21,7 +21,7 @@ from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.files.save import save, to_session
 from attngraph.export.formats import Weights
 from attngraph.export.lowering.emission import registry
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.parity.budget import compare
 from attngraph.export.target import Target
 from attngraph.frontend.model import Model, trace
@@ -147,13 +147,13 @@ def test_verifying_each_pass_passes_where_all_are_right() -> None:
     assert report.fused == 1
 
 
-def _wrong_tanh(ctx: Context, node: Node) -> onnx_ir.Value:
+def _wrong_tanh(ctx: LoweringContext, node: Node) -> onnx_ir.Value:
     value = node.inputs[0]
     assert value is not None
     return ctx.op("Softsign", ctx.value(value))
 
 
-def _one_percent_more(ctx: Context, node: Node) -> onnx_ir.Value:
+def _one_percent_more(ctx: LoweringContext, node: Node) -> onnx_ir.Value:
     lowering = registry.registered("right.attention")
     assert lowering is not None
     values = lowering(ctx, node)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import attngraph
-from attngraph.checks.coverage import Coverage
 from attngraph.checks.probing import Role, draws_of, roles_of, shapes_of_mask
 from attngraph.optimized import Optimized
+from attngraph.reports.coverage import Coverage
 
 MASK = torch.ones(2, 6, dtype=torch.bool)
 

@@ -18,7 +18,7 @@ from torch.export import Dim
 import attngraph
 from attngraph import Decoder, Optimized
 from attngraph.errors import CaptureError, UsageError
-from attngraph.export.lowering.buffers import Buffers
+from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.lowering.lower import lower
 from attngraph.ir import parse
 

@@ -9,8 +9,8 @@ import torch
 
 from attngraph.errors import IRError
 from attngraph.ir import Graph, parse
-from attngraph.passes.canonical.canonicalize_layout import copy
 from attngraph.passes.canonical.constant_fold import ConstantFold
+from attngraph.passes.canonical.layout_forms import copy
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
 from tests.passes import fixtures
 

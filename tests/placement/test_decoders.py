@@ -14,7 +14,7 @@ from attngraph.export.files.save import save
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.table import SHARED
-from attngraph.export.lowering.buffers import LENGTH, require_in_place
+from attngraph.export.lowering.emission.buffers import LENGTH, require_in_place
 from attngraph.export.lowering.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
 from attngraph.export.target import parse_target

@@ -34,8 +34,8 @@ from attngraph.export.kernels.table import (
     TURNED,
 )
 from attngraph.export.lowering.lower import lower
-from attngraph.export.runtime.timing import site_graph
 from attngraph.export.target import Target
+from attngraph.export.tuning.timing import site_graph
 from tests.placement.tool import SDPA_KERNELS, Tool
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -65,7 +65,7 @@ def weight_bytes(dtype: torch.dtype, shape: Sequence[Any]) -> int:
     return dtype.itemsize * math.prod(int(dim) for dim in shape)
 
 
-def is_known(value: Value | None) -> bool:
+def is_known(value: Value | None) -> TypeGuard[Value]:
     """Whether the value is a floating-point constant whose numbers are at hand."""
     if value is None or not isinstance(value.type, TensorType) or value.data is None:
         return False

@@ -16,7 +16,7 @@ import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from attngraph.export.lowering.attention.masks import Prepared, causal_mask, window_mask
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.values import onnx_shape
 from attngraph.ir import TensorType, Value
 from attngraph.ir.dims import Dim, as_dim, least, same
@@ -51,7 +51,7 @@ class Blocks:
 
 
 def prepare_blocks(
-    ctx: Context, count: int, query: Value, key: Value, prepared: Prepared, window: int
+    ctx: LoweringContext, count: int, query: Value, key: Value, prepared: Prepared, window: int
 ) -> Blocks:
     """The bounds and masks of `count` blocks, which layers share; `window` 0 is none.
 
@@ -75,7 +75,7 @@ def prepare_blocks(
 
 
 def in_blocks(
-    ctx: Context, blocks: Blocks, qkv: tuple[ir.Value, ir.Value, ir.Value], attend: Attend
+    ctx: LoweringContext, blocks: Blocks, qkv: tuple[ir.Value, ir.Value, ir.Value], attend: Attend
 ) -> ir.Value:
     """The blocks' contexts, one after the other, which are those of the whole."""
     queries: tuple[ir.Value, ...] = (qkv[0],)
@@ -102,7 +102,7 @@ def _bounds(queries: Dim, count: int) -> list[Dim]:
 
 
 def _block(
-    ctx: Context,
+    ctx: LoweringContext,
     first: Dim,
     last: Dim,
     queries: Dim,
@@ -128,7 +128,7 @@ def _block(
     return Block(first, last, begin, end, ctx.shape([begin]), ctx.shape([end]), mask)
 
 
-def _with_rules(ctx: Context, mask: ir.Value | None, rules: Sequence[ir.Value]) -> ir.Value:
+def _with_rules(ctx: LoweringContext, mask: ir.Value | None, rules: Sequence[ir.Value]) -> ir.Value:
     allowed = rules[0] if len(rules) == 1 else ctx.op("And", *rules)
     if mask is None:
         return allowed
@@ -139,7 +139,7 @@ def _with_rules(ctx: Context, mask: ir.Value | None, rules: Sequence[ir.Value]) 
     return ctx.op("Where", allowed, mask, ctx.constant(-torch.inf, dtype))
 
 
-def _first(ctx: Context, operand: ir.Value, block: Block, type: TensorType) -> ir.Value:
+def _first(ctx: LoweringContext, operand: ir.Value, block: Block, type: TensorType) -> ir.Value:
     """The keys, or the values, that a block sees; `type` is that of all keys."""
     if same(block.begin, 0) and same(block.keys, type.shape[1]):
         return operand

@@ -9,18 +9,18 @@ import torch
 from attngraph.export.lowering.attention.grouped_query import key_lengths
 from attngraph.export.lowering.attention.masks import Prepared
 from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
-from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import as_dim
 
 
-def pasts_of(ctx: Context, site: Packed) -> list[ir.Value]:
+def pasts_of(ctx: LoweringContext, site: Packed) -> list[ir.Value]:
     """The keys and values of the tokens so far, out of their buffers."""
     pasts = (site.past_key, site.past_value)
     return [past_of(ctx, past) for past in pasts if past is not None]
 
 
-def past_of(ctx: Context, past: Value) -> ir.Value:
+def past_of(ctx: LoweringContext, past: Value) -> ir.Value:
     """The tokens so far, out of their buffer where they lie in one."""
     value = ctx.value(past)
     if ctx.buffers is None or not ctx.buffers.holds(past):
@@ -30,7 +30,7 @@ def past_of(ctx: Context, past: Value) -> ir.Value:
     return ctx.op("Slice", value, ctx.constant([0]), end, ctx.constant([axis]))
 
 
-def put_behind(ctx: Context, site: Packed) -> list[ir.Value]:
+def put_behind(ctx: LoweringContext, site: Packed) -> list[ir.Value]:
     """The buffers of a static cache, with the new keys and values behind what they held."""
     written = []
     for past, part in ((site.past_key, site.key), (site.past_value, site.value)):
@@ -40,7 +40,7 @@ def put_behind(ctx: Context, site: Packed) -> list[ir.Value]:
     return written
 
 
-def put_into(ctx: Context, past: Value, new: ir.Value) -> ir.Value:
+def put_into(ctx: LoweringContext, past: Value, new: ir.Value) -> ir.Value:
     """The buffer of a past, with what is new behind what it held."""
     assert ctx.buffers is not None
     axis = ctx.buffers.axes[past.name]
@@ -53,7 +53,7 @@ def put_into(ctx: Context, past: Value, new: ir.Value) -> ir.Value:
 
 
 def in_cache(
-    ctx: Context,
+    ctx: LoweringContext,
     qkv: tuple[ir.Value, ir.Value, ir.Value],
     prepared: Prepared,
     site: Packed,

@@ -15,11 +15,11 @@ from attngraph.export.lowering.attention.masks import Prepared
 from attngraph.export.lowering.attention.operator import attention_op, padded, with_sink_key
 from attngraph.export.lowering.attention.primitive import primitive
 from attngraph.export.lowering.attention.site import Emitted, Packed
-from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 
 
 def emit(
-    ctx: Context, choice: Choice, site: Packed, prepared: Callable[[Form], Prepared]
+    ctx: LoweringContext, choice: Choice, site: Packed, prepared: Callable[[Form], Prepared]
 ) -> Emitted:
     """The context (B, S, H·E) and, where asked for, the probabilities (B, H, S, T)."""
     long = _form(ctx, choice.form, site, prepared(choice.form))
@@ -34,7 +34,9 @@ def emit(
     return ctx.branch(is_long, lambda: long()[0], lambda: short()[0]), None
 
 
-def _form(ctx: Context, form: Form, site: Packed, prepared: Prepared) -> Callable[[], Emitted]:
+def _form(
+    ctx: LoweringContext, form: Form, site: Packed, prepared: Prepared
+) -> Callable[[], Emitted]:
     """Emits what layers share, and returns what emits the rest."""
     qkv = ctx.value(site.query), ctx.value(site.key), ctx.value(site.value)
     if form.blocks:
@@ -64,7 +66,9 @@ def _form(ctx: Context, form: Form, site: Packed, prepared: Prepared) -> Callabl
     return lambda: attention_op(ctx, qkv, prepared, site)
 
 
-def _multi_head(ctx: Context, qkv: tuple[ir.Value, ir.Value, ir.Value], site: Packed) -> ir.Value:
+def _multi_head(
+    ctx: LoweringContext, qkv: tuple[ir.Value, ir.Value, ir.Value], site: Packed
+) -> ir.Value:
     """com.microsoft `MultiHeadAttention` without a mask."""
     return ctx.op(
         "MultiHeadAttention",

@@ -11,7 +11,7 @@ import torch
 from attngraph.export.kernels import Form
 from attngraph.export.lowering.attention.masks import whole
 from attngraph.export.lowering.attention.site import Packed
-from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim
 
@@ -33,7 +33,7 @@ class Grouped:
     norms: tuple[ir.Value, ir.Value] | tuple[None, None] = (None, None)
 
 
-def prepare_grouped(ctx: Context, form: Form, site: Packed) -> Grouped:
+def prepare_grouped(ctx: LoweringContext, form: Form, site: Packed) -> Grouped:
     """What the op takes in the place of masks and of what stands before it."""
     batch, keys = site.key.shape[0], site.key.shape[1]
     value = ctx.value(site.value)
@@ -56,7 +56,7 @@ def prepare_grouped(ctx: Context, form: Form, site: Packed) -> Grouped:
     return Grouped(*operands, last, count, (cos, sin), (query, key))
 
 
-def grouped(ctx: Context, op: Grouped, site: Packed) -> ir.Value:
+def grouped(ctx: LoweringContext, op: Grouped, site: Packed) -> ir.Value:
     """The context (B, S, H·D)."""
     presents = ctx.target.provider == "cuda"  # which that kernel writes to in any case
     turned, sinks = site.turned, site.sinks
@@ -91,7 +91,7 @@ def grouped(ctx: Context, op: Grouped, site: Packed) -> ir.Value:
     )[0]
 
 
-def key_counts(ctx: Context, lengths: Value, low: int, keys: Dim) -> ir.Value:
+def key_counts(ctx: LoweringContext, lengths: Value, low: int, keys: Dim) -> ir.Value:
     """Lengths between `low` and the number of keys, beyond which onnxruntime fails: int64 (B,)."""
 
     def make() -> ir.Value:
@@ -102,7 +102,7 @@ def key_counts(ctx: Context, lengths: Value, low: int, keys: Dim) -> ir.Value:
 
 
 def key_lengths(
-    ctx: Context, lengths: Value | None, batch: Dim, keys: Dim
+    ctx: LoweringContext, lengths: Value | None, batch: Dim, keys: Dim
 ) -> tuple[ir.Value, ir.Value]:
     """`seqlens_k`, the place of each element's last key, the first one where it has none; and
     `total_sequence_length`, the number of keys."""
@@ -110,7 +110,7 @@ def key_lengths(
     return _last(ctx, lengths, batch, keys), count
 
 
-def _last(ctx: Context, lengths: Value | None, batch: Dim, keys: Dim) -> ir.Value:
+def _last(ctx: LoweringContext, lengths: Value | None, batch: Dim, keys: Dim) -> ir.Value:
 
     def make() -> ir.Value:
         if lengths is None:
@@ -122,7 +122,7 @@ def _last(ctx: Context, lengths: Value | None, batch: Dim, keys: Dim) -> ir.Valu
     return ctx.once(("last key", lengths, batch, keys), make)
 
 
-def _beside(ctx: Context, size: Dim) -> ir.Value:
+def _beside(ctx: LoweringContext, size: Dim) -> ir.Value:
     """A size as an int64 (1,) that lies where tensors lie: `Range` reads sizes on the CPU, where
     they are computed, and anything else that met one on CUDA would copy it there."""
     if isinstance(size, int):
@@ -131,7 +131,7 @@ def _beside(ctx: Context, size: Dim) -> ir.Value:
     return ctx.once(("beside", size), lambda: ctx.op("Range", ctx.dim(size), end, ctx.constant(1)))
 
 
-def _table(ctx: Context, table: Value, dtype: torch.dtype) -> ir.Value:
+def _table(ctx: LoweringContext, table: Value, dtype: torch.dtype) -> ir.Value:
     """(1, S, R/2) as (S, R/2)."""
 
     def make() -> ir.Value:
@@ -140,7 +140,7 @@ def _table(ctx: Context, table: Value, dtype: torch.dtype) -> ir.Value:
     return ctx.once(("rotary table", table, dtype), make)
 
 
-def _weight(ctx: Context, weight: Value | None, heads: int, operand: Value) -> ir.Value:
+def _weight(ctx: LoweringContext, weight: Value | None, heads: int, operand: Value) -> ir.Value:
     if weight is not None:
         return ctx.value(weight)
     width = operand.shape[2]

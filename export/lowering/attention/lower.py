@@ -20,7 +20,7 @@ from attngraph.export.lowering.attention.forms import emit
 from attngraph.export.lowering.attention.masks import Mask, Prepared, prepare, whole
 from attngraph.export.lowering.attention.operator import emit_attention
 from attngraph.export.lowering.attention.site import Packed
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim, same
@@ -28,7 +28,7 @@ from attngraph.ir.ops import attribute, input_of
 
 
 @register_lowering("attn.attention")
-def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """In the form that was chosen: packed heads go in and out as the projections give them."""
     query, key, value, bias, mask = (
         input_of(node, name) for name in ("query", "key", "value", "bias", "mask")
@@ -85,7 +85,7 @@ def lower_attention(ctx: Context, node: Node) -> Sequence[ir.Value]:
     return [context, *presents] if weights is None else [context, weights, *presents]
 
 
-def _prepared(ctx: Context, wanted: Mask, form: Form) -> Prepared:
+def _prepared(ctx: LoweringContext, wanted: Mask, form: Form) -> Prepared:
     """The mask of what is not native to a form, and the rows that all of it leaves without keys."""
     entire = mask = replace(wanted, fused=form != PRIMITIVE)
     if WINDOW in form.native and (form != SHARED or wanted.is_band):
@@ -103,7 +103,7 @@ def _prepared(ctx: Context, wanted: Mask, form: Form) -> Prepared:
     )
 
 
-def _without_keys(ctx: Context, wanted: Mask) -> ir.Value:
+def _without_keys(ctx: LoweringContext, wanted: Mask) -> ir.Value:
     """(B, 1, 1, 1): the elements that have no key."""
     lengths = wanted.lengths
     assert lengths is not None
@@ -125,7 +125,7 @@ class _Context:
 
     def repair(
         self,
-        ctx: Context,
+        ctx: LoweringContext,
         context: ir.Value,
         prepared: Prepared,
         dtype: torch.dtype,
@@ -139,7 +139,7 @@ class _Context:
         repaired = ctx.op("Where", dead, replacement, by_head)
         return ctx.reshape(repaired, self.split, self.packed)
 
-    def _mean(self, ctx: Context, present: ir.Value | None) -> ir.Value:
+    def _mean(self, ctx: LoweringContext, present: ir.Value | None) -> ir.Value:
         """(B, 1, H, E): each head's mean over all keys; `present` (B, G, T, E) are all values."""
         batch, _, heads, width = self.split
         if present is None:
@@ -154,14 +154,18 @@ class _Context:
         return ctx.reshape(ctx.expand(mean, grouped, wide), wide, [batch, 1, heads, width])
 
 
-def _replacement(ctx: Context, prepared: Prepared, dtype: torch.dtype) -> ir.Value | None:
+def _replacement(ctx: LoweringContext, prepared: Prepared, dtype: torch.dtype) -> ir.Value | None:
     if prepared.repair == "mean":
         return None
     return ctx.constant(0.0 if prepared.repair == "zero" else torch.nan, dtype)
 
 
 def _repair_weights(
-    ctx: Context, weights: ir.Value | None, prepared: Prepared, keys: Dim, dtype: torch.dtype
+    ctx: LoweringContext,
+    weights: ir.Value | None,
+    prepared: Prepared,
+    keys: Dim,
+    dtype: torch.dtype,
 ) -> ir.Value | None:
     if weights is None:
         return None
@@ -172,7 +176,7 @@ def _repair_weights(
 
 
 @register_lowering("aten.scaled_dot_product_attention")
-def lower_sdpa(ctx: Context, node: Node) -> ir.Value:
+def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
     """SDPA as torch means it: causal is top-left, and a row with nothing allowed gives 0."""
     query, key, value, mask = (
         input_of(node, name) for name in ("query", "key", "value", "attn_mask")
@@ -223,7 +227,7 @@ def _joined_batch(lead: list[list[Dim]]) -> list[Dim]:
     ]
 
 
-def _four_axes(ctx: Context, operand: Value, dims: list[Dim], batch: list[Dim]) -> ir.Value:
+def _four_axes(ctx: LoweringContext, operand: Value, dims: list[Dim], batch: list[Dim]) -> ir.Value:
     """(B, H, S, D) from 2 to 4 axes, the batch broadcast."""
     value = ctx.value(operand)
     missing = 4 - len(operand.shape)

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 import sympy
 import torch
 
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim, same
-
-if TYPE_CHECKING:
-    from attngraph.export.lowering.emission.context import Context
 
 LOW = -1e30
 
@@ -94,12 +91,12 @@ class Prepared:
     repair: str = ""
 
 
-def prepare(ctx: Context, wanted: Mask) -> Prepared:
+def prepare(ctx: LoweringContext, wanted: Mask) -> Prepared:
     """The mask in the form the kernel takes, keeping the meaning of every row."""
     return ctx.once(("mask", wanted), lambda: _prepare(ctx, wanted))
 
 
-def _prepare(ctx: Context, wanted: Mask) -> Prepared:
+def _prepare(ctx: LoweringContext, wanted: Mask) -> Prepared:
     bias, policy = wanted.bias, wanted.policy
     bounded = bias is None or is_bounded(bias)
     if wanted.additive:
@@ -134,7 +131,7 @@ _Rule = tuple[ir.Value, list[Dim]]
 """A bool tensor and its shape."""
 
 
-def _rules(ctx: Context, wanted: Mask) -> list[_Rule]:
+def _rules(ctx: LoweringContext, wanted: Mask) -> list[_Rule]:
     """What a query may attend to, but for causality; each broadcasts to (B, H, S, T)."""
     rules: list[_Rule] = []
     if wanted.mask is not None:
@@ -149,7 +146,7 @@ def _rules(ctx: Context, wanted: Mask) -> list[_Rule]:
     return rules
 
 
-def _before(ctx: Context, lengths: Value, keys: Dim) -> ir.Value:
+def _before(ctx: LoweringContext, lengths: Value, keys: Dim) -> ir.Value:
     """(B, 1, 1, T): the keys of each element that come before its length."""
 
     def make() -> ir.Value:
@@ -159,12 +156,12 @@ def _before(ctx: Context, lengths: Value, keys: Dim) -> ir.Value:
     return ctx.once(("before", lengths, keys), make)
 
 
-def _lower(ctx: Context, wanted: Mask) -> _Rule:
+def _lower(ctx: LoweringContext, wanted: Mask) -> _Rule:
     end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
     return causal_mask(ctx, wanted.past, end, wanted.keys), [wanted.queries, wanted.keys]
 
 
-def _joint(ctx: Context, rules: Sequence[_Rule]) -> tuple[ir.Value | None, list[Dim]]:
+def _joint(ctx: LoweringContext, rules: Sequence[_Rule]) -> tuple[ir.Value | None, list[Dim]]:
     """Where all of them hold."""
     allowed: ir.Value | None = None
     shape: list[Dim] = []
@@ -185,7 +182,7 @@ def _repair(policy: str, bounded: bool, kernel: bool, finite: bool) -> str:
     return "" if bounded else "nan"
 
 
-def _has_kernel(ctx: Context, dtype: torch.dtype) -> bool:
+def _has_kernel(ctx: LoweringContext, dtype: torch.dtype) -> bool:
     """Whether the op runs as one kernel; onnxruntime's expansion gives NaN for empty rows."""
     if ctx.target.provider == "cuda":
         return dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -193,7 +190,7 @@ def _has_kernel(ctx: Context, dtype: torch.dtype) -> bool:
 
 
 def _additive(
-    ctx: Context,
+    ctx: LoweringContext,
     wanted: Mask,
     allowed: ir.Value | None,
     shape: Sequence[Dim],
@@ -210,14 +207,14 @@ def _additive(
     return _spread(ctx, value, total, wanted)
 
 
-def _full_bias(ctx: Context, wanted: Mask, bounded: bool) -> ir.Value | None:
+def _full_bias(ctx: LoweringContext, wanted: Mask, bounded: bool) -> ir.Value | None:
     if wanted.bias is None:
         return None
     value = _guarded(ctx, wanted.bias, wanted.dtype, bounded)
     return _spread(ctx, value, wanted.bias.shape, wanted)
 
 
-def _guarded(ctx: Context, bias: Value, dtype: torch.dtype, bounded: bool) -> ir.Value:
+def _guarded(ctx: LoweringContext, bias: Value, dtype: torch.dtype, bounded: bool) -> ir.Value:
     """The bias with −inf kept and every other low number lifted to where the kernel adds it."""
     value = ctx.cast(ctx.value(bias), dtype)
     if bounded:
@@ -228,7 +225,7 @@ def _guarded(ctx: Context, bias: Value, dtype: torch.dtype, bounded: bool) -> ir
     return ctx.op("Where", ctx.op("Equal", value, infinity), infinity, lifted)
 
 
-def causal_mask(ctx: Context, first: Dim, end: Dim, keys: Dim, begin: Dim = 0) -> ir.Value:
+def causal_mask(ctx: LoweringContext, first: Dim, end: Dim, keys: Dim, begin: Dim = 0) -> ir.Value:
     """bool, for the queries from `first` to `end` and the keys from `begin` to `keys`, both
     excluded: True for the keys up to the query's own position."""
 
@@ -239,7 +236,9 @@ def causal_mask(ctx: Context, first: Dim, end: Dim, keys: Dim, begin: Dim = 0) -
     return ctx.once(("causal", first, end, begin, keys), make)
 
 
-def window_mask(ctx: Context, first: Dim, end: Dim, begin: Dim, keys: Dim, window: int) -> ir.Value:
+def window_mask(
+    ctx: LoweringContext, first: Dim, end: Dim, begin: Dim, keys: Dim, window: int
+) -> ir.Value:
     """As `causal_mask`: True for the keys less than `window` before the query's own position."""
 
     def make() -> ir.Value:
@@ -250,17 +249,17 @@ def window_mask(ctx: Context, first: Dim, end: Dim, begin: Dim, keys: Dim, windo
     return ctx.once(("window", first, end, begin, keys, window), make)
 
 
-def whole(ctx: Context, lengths: Value) -> ir.Value:
+def whole(ctx: LoweringContext, lengths: Value) -> ir.Value:
     """Lengths as int64."""
     return ctx.once(("lengths", lengths), lambda: ctx.cast(ctx.value(lengths), torch.int64))
 
 
-def _positions(ctx: Context, first: Dim, end: Dim) -> ir.Value:
+def _positions(ctx: LoweringContext, first: Dim, end: Dim) -> ir.Value:
     bounds = ctx.dim(first), ctx.dim(end), ctx.constant(1)
     return ctx.once(("positions", first, end), lambda: ctx.op("Range", *bounds))
 
 
-def _empty_rows(ctx: Context, mask: ir.Value) -> ir.Value:
+def _empty_rows(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
     """Rows in which no key is allowed, the key axis kept as 1."""
     if mask.dtype == ir.DataType.BOOL:
         number = ctx.cast(mask, torch.int32)
@@ -271,7 +270,7 @@ def _empty_rows(ctx: Context, mask: ir.Value) -> ir.Value:
     return ctx.op("Equal", found, ctx.constant(-torch.inf, dtype))
 
 
-def _spread(ctx: Context, value: ir.Value, shape: Sequence[Dim], wanted: Mask) -> ir.Value:
+def _spread(ctx: LoweringContext, value: ir.Value, shape: Sequence[Dim], wanted: Mask) -> ir.Value:
     """(B|1, H|1, S, T): the kernel broadcasts the first two axes and rejects 1 in the others."""
     full = [1] * (4 - len(shape)) + list(shape)
     if not (same(full[2], wanted.queries) and same(full[3], wanted.keys)):

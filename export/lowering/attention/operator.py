@@ -11,7 +11,7 @@ import torch
 from attngraph.export.lowering.attention.cache import pasts_of
 from attngraph.export.lowering.attention.masks import Prepared
 from attngraph.export.lowering.attention.site import Emitted, Packed
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.values import onnx_shape
 from attngraph.ir import TensorType, Value
 from attngraph.ir.dims import Dim, as_dim
@@ -20,7 +20,7 @@ _SOFTMAX = 3  # qk_matmul_output_mode: the probabilities
 
 
 def attention_op(
-    ctx: Context,
+    ctx: LoweringContext,
     qkv: tuple[ir.Value, ir.Value, ir.Value],
     prepared: Prepared,
     site: Packed,
@@ -42,7 +42,7 @@ def attention_op(
 
 
 def emit_attention(
-    ctx: Context,
+    ctx: LoweringContext,
     qkv: tuple[ir.Value, ir.Value, ir.Value],
     prepared: Prepared,
     dtype: torch.dtype,
@@ -86,7 +86,7 @@ def emit_attention(
 
 
 def with_sink_key(
-    ctx: Context,
+    ctx: LoweringContext,
     qkv: tuple[ir.Value, ir.Value, ir.Value],
     prepared: Prepared,
     site: Packed,
@@ -110,7 +110,7 @@ def with_sink_key(
     return context, weights
 
 
-def sink_column(ctx: Context, site: Packed) -> ir.Value:
+def sink_column(ctx: LoweringContext, site: Packed) -> ir.Value:
     """The sinks as (B, H, S, 1)."""
     assert site.sinks is not None
     sinks, shape = ctx.cast(ctx.value(site.sinks), site.dtype), list(site.sinks.shape)
@@ -124,7 +124,7 @@ def _rows(site: Packed) -> list[Dim]:
     return [site.query.shape[0], site.heads, site.query.shape[1]]
 
 
-def _with_zero_key(ctx: Context, operand: ir.Value, packed: Value) -> ir.Value:
+def _with_zero_key(ctx: LoweringContext, operand: ir.Value, packed: Value) -> ir.Value:
     batch, keys, width = packed.shape
     number = ctx.constant(torch.zeros(1, 1, 1, dtype=packed.dtype))
     zero = ctx.once(
@@ -138,7 +138,7 @@ def _with_zero_key(ctx: Context, operand: ir.Value, packed: Value) -> ir.Value:
 
 
 def padded(
-    ctx: Context,
+    ctx: LoweringContext,
     qkv: tuple[ir.Value, ir.Value, ir.Value],
     prepared: Prepared,
     site: Packed,
@@ -162,7 +162,7 @@ def padded(
     return ctx.reshape(narrow, [*lead, heads, size], [*lead, heads * size])
 
 
-def _widened(ctx: Context, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
+def _widened(ctx: LoweringContext, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
     size = _head_size(shape[2], heads)
     if size % 8 == 0:
         return value

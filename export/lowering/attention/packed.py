@@ -17,7 +17,7 @@ from attngraph.export.kernels import choose, facts_of
 from attngraph.export.kernels.table import PACKED_ROWS
 from attngraph.export.lowering.attention.masks import Prepared
 from attngraph.export.lowering.attention.operator import emit_attention
-from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim
@@ -44,7 +44,7 @@ class _Segments:
 
 
 @register_lowering("attn.packed_attention")
-def lower_packed_attention(ctx: Context, node: Node) -> ir.Value:
+def lower_packed_attention(ctx: LoweringContext, node: Node) -> ir.Value:
     """As PackedMultiHeadAttention, or as an Attention that gets the padded layout back."""
     choice = ctx.kernels.get(node) or choose(facts_of(node, ctx.graph.dims), ctx.target)
     kept = input_of(node, "kept")
@@ -54,7 +54,7 @@ def lower_packed_attention(ctx: Context, node: Node) -> ir.Value:
     return _restored(ctx, node, kept, segments)
 
 
-def _segments(ctx: Context, kept: Value) -> _Segments:
+def _segments(ctx: LoweringContext, kept: Value) -> _Segments:
     batch, length = kept.shape
     number = ctx.cast(ctx.value(kept), torch.int64)
     lengths = ctx.op("ReduceSum", number, ctx.constant([1]), keepdims=1)
@@ -63,7 +63,7 @@ def _segments(ctx: Context, kept: Value) -> _Segments:
     return _Segments(lengths, ends, ctx.op("Less", along, lengths), (batch, length))
 
 
-def _offsets(ctx: Context, segments: _Segments) -> ir.Value:
+def _offsets(ctx: LoweringContext, segments: _Segments) -> ir.Value:
     """(B·T,) i64: the places with a row in their order, then the places without one."""
     flat = ctx.reshape(segments.inside, segments.shape, [segments.places])
     at = ctx.op("Range", ctx.constant(0), ctx.dim(segments.places), ctx.constant(1))
@@ -74,7 +74,7 @@ def _offsets(ctx: Context, segments: _Segments) -> ir.Value:
     return ctx.op("ScatterElements", at, ctx.op("Where", flat, row, rest), at, axis=0)
 
 
-def _packed(ctx: Context, node: Node, kept: Value, segments: _Segments) -> ir.Value:
+def _packed(ctx: LoweringContext, node: Node, kept: Value, segments: _Segments) -> ir.Value:
     def offsets() -> ir.Value:
         wide = ctx.reshape(_offsets(ctx, segments), [segments.places], list(segments.shape))
         return ctx.cast(wide, torch.int32)
@@ -100,7 +100,7 @@ def _packed(ctx: Context, node: Node, kept: Value, segments: _Segments) -> ir.Va
     return ctx.reshape(context, [rows, width], [1, rows, width])
 
 
-def _restored(ctx: Context, node: Node, kept: Value, segments: _Segments) -> ir.Value:
+def _restored(ctx: LoweringContext, node: Node, kept: Value, segments: _Segments) -> ir.Value:
     """`Attention` told how many keys there are; what lies behind them is a copy of the last."""
     batch, length = segments.shape
     query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
@@ -142,6 +142,6 @@ def _restored(ctx: Context, node: Node, kept: Value, segments: _Segments) -> ir.
     return ctx.reshape(packed, [rows, width], [1, rows, width])
 
 
-def _flat(ctx: Context, operand: Value) -> ir.Value:
+def _flat(ctx: LoweringContext, operand: Value) -> ir.Value:
     """(N, W) of (1, N, W)."""
     return ctx.reshape(ctx.value(operand), operand.shape, list(operand.shape[1:]))

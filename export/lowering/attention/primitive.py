@@ -10,13 +10,13 @@ from attngraph.export.lowering.attention.cache import pasts_of
 from attngraph.export.lowering.attention.masks import Prepared, causal_mask
 from attngraph.export.lowering.attention.operator import sink_column
 from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim
 
 
 def primitive(
-    ctx: Context,
+    ctx: LoweringContext,
     qkv: tuple[ir.Value, ir.Value, ir.Value],
     prepared: Prepared,
     site: Packed,
@@ -60,7 +60,7 @@ def primitive(
     return packed, weights if site.weights else None, *presents
 
 
-def _softmax(ctx: Context, logits: ir.Value, keys: Dim, site: Packed) -> ir.Value:
+def _softmax(ctx: LoweringContext, logits: ir.Value, keys: Dim, site: Packed) -> ir.Value:
     """Over the keys; sinks are one more logit, whose probability is dropped."""
     if site.sinks is None:
         return ctx.op("Softmax", logits, axis=-1)
@@ -70,7 +70,9 @@ def _softmax(ctx: Context, logits: ir.Value, keys: Dim, site: Packed) -> ir.Valu
     return ctx.op("Slice", weights, *bounds)
 
 
-def _repeated(ctx: Context, value: ir.Value, keys: Dim, packed: Value, site: Packed) -> ir.Value:
+def _repeated(
+    ctx: LoweringContext, value: ir.Value, keys: Dim, packed: Value, site: Packed
+) -> ir.Value:
     """(B, G, T, D) → (B, H, T, D), each group repeated for its heads."""
     heads, groups = site.heads, site.groups
     if heads == groups:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.export.kernels.prologue import Turned
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim
 
@@ -45,7 +45,7 @@ class Packed:
         return self.query.dtype
 
 
-def by_head(ctx: Context, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
+def by_head(ctx: LoweringContext, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
     """(B, S, H·D) → (B, H, S, D)."""
     split = ctx.reshape(value, shape, [*shape[:2], heads, shape[2] // heads])
     return ctx.op("Transpose", split, perm=[0, 2, 1, 3])

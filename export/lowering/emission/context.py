@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -13,7 +13,7 @@ import torch
 
 from attngraph.errors import LoweringError
 from attngraph.export.kernels import Choice
-from attngraph.export.lowering.buffers import Buffers
+from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.lowering.emission.runtime_sizes import Sizes
 from attngraph.export.lowering.emission.trusted_kernels import rewritten
 from attngraph.export.lowering.emission.values import TracedValue, onnx_dtype, onnx_shape
@@ -27,9 +27,10 @@ OPSET = 24
 MICROSOFT = "com.microsoft"
 
 T = TypeVar("T")
+LowerBody: TypeAlias = "Callable[[LoweringContext, Graph, Mapping[Value, Value]], ir.Graph]"
 
 
-class Context:
+class LoweringContext:
     """The ONNX graph under construction, seen from the IR node that is being lowered.
 
     `cache` keeps what later nodes can share (masks, sizes), by any hashable key. The nodes run in
@@ -38,6 +39,7 @@ class Context:
 
     A loop's body has a context of its own, whose `outer` is that of the graph around it;
     `captured` maps its inputs to the values of that graph which every step reads as they are.
+    `lower_body` makes such a body, so that a loop's lowering needs none of the others.
     `buffers` says which pasts are those of a static cache.
     """
 
@@ -47,7 +49,9 @@ class Context:
         target: Target,
         names: Mapping[Value, str],
         kernels: Mapping[Node, Choice],
-        outer: Context | None = None,
+        *,
+        lower_body: LowerBody,
+        outer: LoweringContext | None = None,
         captured: Mapping[Value, Value] | None = None,
         buffers: Buffers | None = None,
     ) -> None:
@@ -60,6 +64,7 @@ class Context:
         self.cache: dict[Hashable, Any] = {}
         self.node: Node | None = None
         self._names = names
+        self._lower_body = lower_body
         self._outer = outer
         self._captured = captured or {}
         self._taken: set[str] = outer._taken if outer is not None else set()
@@ -67,7 +72,7 @@ class Context:
         self._counts: dict[str, int] = {}
         self._values: dict[Value, ir.Value] = {}
         self._plain: set[Hashable] | None = None
-        self._sizes = Sizes(self)
+        self._sizes = Sizes(self, graph.dims)
 
     def args(self, node: Node) -> dict[str, Any]:
         """Every argument of the IR node by its schema name, defaults filled in.
@@ -287,6 +292,10 @@ class Context:
         return self.op(
             "If", condition, dtype=dtype, then_branch=branches[0], else_branch=branches[1]
         )
+
+    def loop_body(self, body: Graph, captured: Mapping[Value, Value]) -> ir.Graph:
+        """The body of a loop, whose `captured` inputs are values of this graph."""
+        return self._lower_body(self, body, captured)
 
     def dim(self, expr: Any) -> ir.Value:
         """A size as an i64 scalar. Each distinct expression is computed once per graph."""

@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Node
 
 Lowered: TypeAlias = "ir.Value | Sequence[ir.Value] | None"
-Lowering: TypeAlias = Callable[[Context, Node], Lowered]
+Lowering: TypeAlias = Callable[[LoweringContext, Node], Lowered]
 
 _LOWERINGS: dict[str, Lowering] = {}
 
@@ -19,9 +19,9 @@ _LOWERINGS: dict[str, Lowering] = {}
 def register_lowering(*ops: str) -> Callable[[Lowering], Lowering]:
     """Decorator: the function lowers the named ops, such as "aten.linear" or "mylib.myop".
 
-    It gets a `Context` and the IR node, emits ONNX nodes through the context, and returns one ONNX
-    value per output of the node, or None where the op's own evaluation, taken apart into smaller
-    ops, does as well. A later registration replaces an earlier one.
+    It gets a `LoweringContext` and the IR node, emits ONNX nodes through the context, and returns
+    one ONNX value per output of the node, or None where the op's own evaluation, taken apart into
+    smaller ops, does as well. A later registration replaces an earlier one.
     """
 
     def register(function: Lowering) -> Lowering:

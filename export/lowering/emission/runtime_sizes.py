@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 import sympy
 import torch
 
 from attngraph.errors import LoweringError
+from attngraph.export.lowering.emission.emitter import Emitter
 from attngraph.ir import ScalarType, Value
-from attngraph.ir.dims import Dim, as_dim, at_least, format_dim, same, symbol, symbols_of
-
-if TYPE_CHECKING:
-    from attngraph.export.lowering.emission.context import Context
+from attngraph.ir.dims import Dim, DimInfo, as_dim, at_least, format_dim, same, symbol, symbols_of
 
 INT64_MAX = 2**63 - 1
 
@@ -26,8 +24,9 @@ class Sizes:
     there is one, so that no size waits for a computation.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, emitter: Emitter, dims: Mapping[str, DimInfo]) -> None:
+        self._emitter = emitter
+        self._dims = dims
         self._sources: dict[str, tuple[ir.Value, int, Dim] | ir.Value] = {}
 
     def learn(self, value: Value, result: ir.Value) -> None:
@@ -54,9 +53,9 @@ class Sizes:
         """Sizes as a 1-D i64 tensor."""
         dims = [as_dim(dim) for dim in dims]
         if all(isinstance(dim, int) for dim in dims):
-            return self._context.constant(list(dims), torch.int64, name="shape")
+            return self._emitter.constant(list(dims), torch.int64, name="shape")
         key = ("sizes", tuple(dims))
-        if key not in self._context.cache:
+        if key not in self._emitter.cache:
             pieces: list[ir.Value] = []
             static: list[int] = []
             for dim in [*dims, None]:
@@ -64,36 +63,36 @@ class Sizes:
                     static.append(dim)
                     continue
                 if static:
-                    pieces.append(self._context.constant(static, torch.int64, name="shape"))
+                    pieces.append(self._emitter.constant(static, torch.int64, name="shape"))
                     static = []
                 if dim is not None:
                     pieces.append(self._size(dim))
-            joined = pieces[0] if len(pieces) == 1 else self._context.op("Concat", *pieces, axis=0)
-            self._context.cache[key] = joined
-        result: ir.Value = self._context.cache[key]
+            joined = pieces[0] if len(pieces) == 1 else self._emitter.op("Concat", *pieces, axis=0)
+            self._emitter.cache[key] = joined
+        result: ir.Value = self._emitter.cache[key]
         return result
 
     def scalar(self, expr: Any) -> ir.Value:
         """A size as a 0-D i64 tensor."""
         dim = as_dim(expr)
         if isinstance(dim, int):
-            return self._context.constant(dim, torch.int64)
+            return self._emitter.constant(dim, torch.int64)
         return self._as_scalar(("dim", dim), self._size(dim))
 
     def number(self, value: Any, dtype: torch.dtype) -> ir.Value:
         """A scalar of the dtype; expressions with fractions are computed in double."""
         if not isinstance(value, sympy.Basic):
-            return self._context.constant(value, dtype)
+            return self._emitter.constant(value, dtype)
         if value.is_number:
             exact = int(value) if value.is_Integer else float(value)
-            return self._context.constant(exact, dtype)
+            return self._emitter.constant(exact, dtype)
         key = ("number", value, dtype)
-        if key not in self._context.cache:
+        if key not in self._emitter.cache:
             whole = value.is_integer
             size = self._size(value) if whole else self._double(value)
             scalar = self._as_scalar(("scalar", value), size)
-            self._context.cache[key] = self._context.cast(scalar, dtype)
-        result: ir.Value = self._context.cache[key]
+            self._emitter.cache[key] = self._emitter.cast(scalar, dtype)
+        result: ir.Value = self._emitter.cache[key]
         return result
 
     def reshape(self, value: ir.Value, old: Sequence[Dim], new: Sequence[Dim]) -> ir.Value:
@@ -103,7 +102,7 @@ class Sizes:
         """
         if len(old) == len(new) and all(map(same, old, new)):
             return value
-        context = self._context
+        context = self._emitter
         if 0 in new or 0 in old:
             return context.op("Reshape", value, self.vector(new), allowzero=1)
         wanted: list[Dim] = list(new)
@@ -116,7 +115,7 @@ class Sizes:
             else:
                 computed.append(axis)
         may_be_zero = [new[axis] for axis in computed if self._may_be_zero(new[axis])]
-        if not all(at_least(dim, 1, context.graph.dims) for dim in may_be_zero):
+        if not all(at_least(dim, 1, self._dims) for dim in may_be_zero):
             # a computed 0 would be read as a kept dim
             return context.op("Reshape", value, self.vector(new), allowzero=1)
         if computed and not any(self._may_be_zero(dim) for dim in new):
@@ -133,16 +132,16 @@ class Sizes:
         kept = [
             1 if same(before, after) else after for before, after in zip(padded, new, strict=True)
         ]
-        return self._context.op("Expand", value, self.vector(kept))
+        return self._emitter.op("Expand", value, self.vector(kept))
 
     def _may_be_zero(self, dim: Dim) -> bool:
-        infos = self._context.graph.dims
+        infos = self._dims
         return any(name in infos and infos[name].low == 0 for name in symbols_of(dim))
 
     def _as_scalar(self, key: tuple[Any, ...], size: ir.Value) -> ir.Value:
-        cache = self._context.cache
+        cache = self._emitter.cache
         if key not in cache:
-            cache[key] = self._context.op("Squeeze", size, self._context.constant([0]))
+            cache[key] = self._emitter.op("Squeeze", size, self._emitter.constant([0]))
         result: ir.Value = cache[key]
         return result
 
@@ -150,15 +149,15 @@ class Sizes:
         """An integer expression as a 1-D tensor of one element."""
         expr = sympy.sympify(expr)
         if expr.is_Integer:
-            return self._context.constant([int(expr)], torch.int64)
+            return self._emitter.constant([int(expr)], torch.int64)
         key = ("size", expr)
-        if key not in self._context.cache:
-            self._context.cache[key] = self._emit(expr)
-        result: ir.Value = self._context.cache[key]
+        if key not in self._emitter.cache:
+            self._emitter.cache[key] = self._emit(expr)
+        result: ir.Value = self._emitter.cache[key]
         return result
 
     def _emit(self, expr: sympy.Expr) -> ir.Value:
-        op, kind = self._context.op, type(expr).__name__
+        op, kind = self._emitter.op, type(expr).__name__
         if isinstance(expr, sympy.Symbol):
             return self._symbol(expr)
         if isinstance(expr, (sympy.Add, sympy.Mul)):
@@ -177,28 +176,28 @@ class Sizes:
             real = self._double(expr.args[0])
             if kind != "TruncToInt":
                 real = op(kind.removesuffix("ToInt"), real)
-            return self._context.cast(real, torch.int64)
+            return self._emitter.cast(real, torch.int64)
         raise LoweringError(f"The size {format_dim(expr)} has no ONNX form; reshape without it.")
 
     def _fold(self, op_type: str, terms: Sequence[Any]) -> ir.Value:
         result = self._size(terms[-1])
         for term in reversed(terms[:-1]):
-            result = self._context.op(op_type, result, self._size(term))
+            result = self._emitter.op(op_type, result, self._size(term))
         return result
 
     def _floor_divide(self, numerator: Any, denominator: Any) -> ir.Value:
         a, b = self._size(numerator), self._size(denominator)
         if not (numerator.is_nonnegative and denominator.is_positive):
-            a = self._context.op("Sub", a, self._context.op("Mod", a, b))  # ONNX truncates
-        return self._context.op("Div", a, b)
+            a = self._emitter.op("Sub", a, self._emitter.op("Mod", a, b))  # ONNX truncates
+        return self._emitter.op("Div", a, b)
 
     def _double(self, expr: Any) -> ir.Value:
         """A real expression as a 1-D double tensor of one element."""
-        op, kind = self._context.op, type(expr).__name__
+        op, kind = self._emitter.op, type(expr).__name__
         if expr.is_number:
-            return self._context.constant([float(expr)], torch.float64)
+            return self._emitter.constant([float(expr)], torch.float64)
         if expr.is_integer:
-            return self._context.cast(self._size(expr), torch.float64)
+            return self._emitter.cast(self._size(expr), torch.float64)
         if kind in ("FloatTrueDiv", "IntTrueDiv"):
             return op("Div", self._double(expr.args[0]), self._double(expr.args[1]))
         if kind == "ToFloat":
@@ -215,11 +214,11 @@ class Sizes:
 
     def _symbol(self, expr: sympy.Symbol) -> ir.Value:
         source = self._sources.get(expr.name)
-        op = self._context.op
+        op = self._emitter.op
         if source is None:
             raise LoweringError(f"The size of dim {expr.name} can't be read from any value.")
         if isinstance(source, ir.Value):
-            return op("Reshape", source, self._context.constant([1]))
+            return op("Reshape", source, self._emitter.constant([1]))
         value, axis, dim = source
         read = op("Shape", value, start=axis, end=axis + 1)
         if isinstance(dim, sympy.Symbol):
@@ -229,8 +228,8 @@ class Sizes:
         if len(solutions) != 1:
             raise LoweringError(f"Dim {expr.name} can't be computed from a size of {dim}.")
         numerator, denominator = sympy.fraction(sympy.together(solutions[0]))
-        self._context.cache[("size", unknown)] = read
+        self._emitter.cache[("size", unknown)] = read
         whole = self._size(sympy.expand(numerator))
         result = whole if denominator == 1 else op("Div", whole, self._size(denominator))
-        del self._context.cache[("size", unknown)]
+        del self._emitter.cache[("size", unknown)]
         return result

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from attngraph.errors import LoweringError
-
-if TYPE_CHECKING:
-    from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.emitter import Emitter
 
 Operands = Sequence[ir.Value | None]
 
 
 def rewritten(
-    ctx: Context, op_type: str, domain: str, operands: Operands, attrs: Mapping[str, Any]
+    ctx: Emitter, op_type: str, domain: str, operands: Operands, attrs: Mapping[str, Any]
 ) -> ir.Value | None:
     """The operator by others, or None where its kernel is right for these operands."""
     first = next((value for value in operands if value is not None), None)
@@ -37,7 +35,7 @@ def rewritten(
     return None if rule is None else rule(ctx, operands)
 
 
-def _along(ctx: Context, operands: Operands, largest: bool, keep: bool) -> ir.Value:
+def _along(ctx: Emitter, operands: Operands, largest: bool, keep: bool) -> ir.Value:
     """The first of each axis in order."""
     x, axes = (*operands, None)[:2]
     assert x is not None
@@ -53,7 +51,7 @@ def _along(ctx: Context, operands: Operands, largest: bool, keep: bool) -> ir.Va
     return x if keep else ctx.op("Squeeze", x, axes)
 
 
-def _extremum(ctx: Context, a: ir.Value, b: ir.Value, largest: bool) -> ir.Value:
+def _extremum(ctx: Emitter, a: ir.Value, b: ir.Value, largest: bool) -> ir.Value:
     less = ctx.op("Less", a, b)
     return ctx.op("Where", less, b, a) if largest else ctx.op("Where", less, a, b)
 
@@ -62,15 +60,15 @@ def _present(operands: Operands) -> list[ir.Value]:
     return [value for value in operands if value is not None]
 
 
-def _max(ctx: Context, operands: Operands) -> ir.Value:
+def _max(ctx: Emitter, operands: Operands) -> ir.Value:
     return reduce(lambda a, b: _extremum(ctx, a, b, True), _present(operands))
 
 
-def _min(ctx: Context, operands: Operands) -> ir.Value:
+def _min(ctx: Emitter, operands: Operands) -> ir.Value:
     return reduce(lambda a, b: _extremum(ctx, a, b, False), _present(operands))
 
 
-def _clip(ctx: Context, operands: Operands) -> ir.Value:
+def _clip(ctx: Emitter, operands: Operands) -> ir.Value:
     """The upper bound last, which holds where the two are the wrong way round."""
     x, low, high = (*operands, None, None)[:3]
     assert x is not None
@@ -78,18 +76,18 @@ def _clip(ctx: Context, operands: Operands) -> ir.Value:
     return raised if high is None else _extremum(ctx, raised, high, False)
 
 
-def _relu(ctx: Context, operands: Operands) -> ir.Value:
+def _relu(ctx: Emitter, operands: Operands) -> ir.Value:
     return _max(ctx, [*operands, ctx.constant(0, torch.int64)])
 
 
-def _sign(ctx: Context, operands: Operands) -> ir.Value:
+def _sign(ctx: Emitter, operands: Operands) -> ir.Value:
     (x,) = operands
     zero = ctx.constant(0, torch.int64)
     above, below = (ctx.op(op_type, x, zero) for op_type in ("Greater", "Less"))
     return ctx.op("Sub", ctx.cast(above, torch.int64), ctx.cast(below, torch.int64))
 
 
-_RULES: dict[str, Callable[[Context, Operands], ir.Value]] = {
+_RULES: dict[str, Callable[[Emitter, Operands], ir.Value]] = {
     "Max": _max,
     "Min": _min,
     "Clip": _clip,

@@ -25,12 +25,15 @@ from attngraph.ir.ops import call, flatten_call, op_def, op_name
 from attngraph.ir.types import TensorType
 
 
-def decompose(node: Node, graph: Graph) -> Graph | None:
-    """The op as a graph over its own operands, in their order; None where torch can't divide it."""
+def decompose(node: Node, graph: Graph, has_lowering: Callable[[str], bool]) -> Graph | None:
+    """The op as a graph over its own operands, in their order; None where torch can't divide it.
+
+    An op of which `has_lowering` says so is not divided further.
+    """
     if any(value is not None and not isinstance(value.type, TensorType) for value in node.inputs):
         return None
     try:
-        parts = _Decomposer(graph).run(node)
+        parts = _Decomposer(graph, has_lowering).run(node)
     except (IRError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None
     return None if any(_is_again(part, node) for part in parts) else parts
@@ -45,8 +48,9 @@ def _is_again(part: Node, node: Node) -> bool:
 
 
 class _Decomposer(TypeInference):
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, has_lowering: Callable[[str], bool]) -> None:
         super().__init__(dict(graph.dims))
+        self.has_lowering = has_lowering
         self.parts = Graph("parts")
         self.parts.dims = dict(graph.dims)
         self.values: dict[int, Value] = {}
@@ -131,7 +135,7 @@ class _Decomposer(TypeInference):
     def _formula(self, function: Any) -> Callable[..., Any] | None:
         """What to run in the op's place: our formula, or torch's where there is no lowering."""
         name = op_name(function)
-        if name in FORMULAS or _has_lowering(name):
+        if name in FORMULAS or self.has_lowering(name):
             return FORMULAS.get(name)
         return get_decompositions([function]).get(function)
 
@@ -151,9 +155,3 @@ class _Decomposer(TypeInference):
 
     def _plain(self, item: Any) -> Any:
         return self._dim(item) if isinstance(item, torch.SymInt) else item
-
-
-def _has_lowering(op: str) -> bool:
-    from attngraph.export.lowering import find_lowering
-
-    return find_lowering(op) is not None

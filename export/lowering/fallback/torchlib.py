@@ -19,7 +19,7 @@ from onnxscript.function_libs.torch_lib import ops as _ops
 from onnxscript.function_libs.torch_lib.registration import default_registry
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import OPSET, Context
+from attngraph.export.lowering.emission.context import OPSET, LoweringContext
 from attngraph.export.lowering.emission.registry import Lowering
 from attngraph.export.lowering.emission.values import onnx_dtype
 from attngraph.ir import Node, TensorType
@@ -39,7 +39,7 @@ def torchlib_lowering(op: str) -> Lowering | None:
         return None
     function = default_registry[name].overloads[0]
 
-    def lower(ctx: Context, node: Node) -> Sequence[ir.Value]:
+    def lower(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
         args, kwargs = _arguments(ctx, node, function)
         with evaluator.default_as(_Recorder(ctx)):
             result = function(*args, **kwargs)
@@ -49,7 +49,7 @@ def torchlib_lowering(op: str) -> Lowering | None:
     return lower
 
 
-def _arguments(ctx: Context, node: Node, function: Any) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(ctx: LoweringContext, node: Node, function: Any) -> tuple[list[Any], dict[str, Any]]:
     """ATen's arguments as torchlib takes them; those it doesn't know are left to their defaults."""
     parameters = function.op_signature.params
     known = {parameter.name for parameter in parameters}
@@ -66,7 +66,7 @@ def _arguments(ctx: Context, node: Node, function: Any) -> tuple[list[Any], dict
     return args, kwargs
 
 
-def _convert(ctx: Context, value: Any) -> Any:
+def _convert(ctx: LoweringContext, value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return onnx_dtype(value)
     if isinstance(value, sympy.Basic):
@@ -81,7 +81,7 @@ def _convert(ctx: Context, value: Any) -> Any:
 class _Recorder(evaluator.Evaluator):
     """Turns the operator calls of a torchlib function into nodes, with dtypes and shapes."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: LoweringContext) -> None:
         self._ctx = ctx
 
     def eval_op(self, op: values.Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
 from attngraph.ir.ops import attribute
@@ -14,7 +14,7 @@ _KERNELS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @register_lowering("attn.bias_gelu")
-def lower_bias_gelu(ctx: Context, node: Node) -> ir.Value:
+def lower_bias_gelu(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     x, bias = args["x"], args["bias"]
     if node.output.dtype in _KERNELS:
@@ -23,7 +23,7 @@ def lower_bias_gelu(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("attn.quick_gelu")
-def lower_quick_gelu(ctx: Context, node: Node) -> ir.Value:
+def lower_quick_gelu(ctx: LoweringContext, node: Node) -> ir.Value:
     x, alpha = ctx.args(node)["x"], float(attribute(node, "alpha"))
     if node.output.dtype in _KERNELS:
         return ctx.op("QuickGelu", x, domain=MICROSOFT, alpha=alpha)

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.emission.values import onnx_dtype
 from attngraph.ir import Node
@@ -17,7 +17,7 @@ MAX_CONSTANT = 4096  # elements; a larger one is computed rather than stored
 
 
 @register_lowering("aten.arange", "aten.arange.start", "aten.arange.start_step")
-def lower_arange(ctx: Context, node: Node) -> ir.Value:
+def lower_arange(ctx: LoweringContext, node: Node) -> ir.Value:
     args, dtype = ctx.args(node), node.output.dtype
     start, end = args.get("start", 0), args["end"]
     step = args.get("step", 1)
@@ -42,7 +42,7 @@ _FILL = {"zeros": 0, "ones": 1, "empty": 0}
     "aten.new_zeros", "aten.new_ones", "aten.new_empty", "aten.full_like", "aten.zeros_like",
     "aten.ones_like", "aten.empty_like",
 )  # fmt: skip
-def lower_full(ctx: Context, node: Node) -> ir.Value:
+def lower_full(ctx: LoweringContext, node: Node) -> ir.Value:
     """A constant; where sizes are symbolic, one element broadcast to them."""
     name = node.op.split(".")[1].removeprefix("new_").removesuffix("_like")
     value: Any = node.attrs["fill_value"] if name == "full" else _FILL[name]
@@ -55,7 +55,7 @@ def lower_full(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.fill.Scalar", "aten.fill.Tensor")
-def lower_fill(ctx: Context, node: Node) -> ir.Value:
+def lower_fill(ctx: LoweringContext, node: Node) -> ir.Value:
     type = node.output.tensor_type
     tensor = op_def(node.op).arg("value").kind == "tensor"
     value = input_of(node, "value") if tensor else None
@@ -64,12 +64,12 @@ def lower_fill(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.scalar_tensor")
-def lower_scalar_tensor(ctx: Context, node: Node) -> ir.Value:
+def lower_scalar_tensor(ctx: LoweringContext, node: Node) -> ir.Value:
     return ctx.number(node.attrs["s"], node.output.dtype)
 
 
 @register_lowering("aten.tril", "aten.triu")
-def lower_triangle(ctx: Context, node: Node) -> ir.Value:
+def lower_triangle(ctx: LoweringContext, node: Node) -> ir.Value:
     """Bools go through int64: not every provider has a bool Trilu."""
     args, dtype = ctx.args(node), node.output.dtype
     x = args["self"] if dtype != torch.bool else ctx.cast(args["self"], torch.int64)
@@ -78,7 +78,7 @@ def lower_triangle(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.eye", "aten.eye.m")
-def lower_eye(ctx: Context, node: Node) -> ir.Value:
+def lower_eye(ctx: LoweringContext, node: Node) -> ir.Value:
     """Bools go through int64: the CPU has no bool EyeLike."""
     type = node.output.tensor_type
     dtype = torch.int64 if type.dtype == torch.bool else type.dtype

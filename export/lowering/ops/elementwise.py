@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, ScalarType
 from attngraph.ir.ops import attribute, input_of, op_def
@@ -17,7 +17,7 @@ from attngraph.ir.ops import attribute, input_of, op_def
 _WIDER = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.int16: torch.int32}
 
 
-def operand(ctx: Context, node: Node, name: str, dtype: torch.dtype) -> ir.Value:
+def operand(ctx: LoweringContext, node: Node, name: str, dtype: torch.dtype) -> ir.Value:
     """A tensor or scalar argument, in the dtype the op computes in."""
     if op_def(node.op).arg(name).kind == "attr":
         return ctx.number(attribute(node, name), dtype)
@@ -49,8 +49,8 @@ def promoted(node: Node, *names: str) -> torch.dtype:
 _LOGICAL = {"Add": "Or", "Mul": "And"}
 
 
-def _arithmetic(op_type: str) -> Callable[[Context, Node], ir.Value]:
-    def lower(ctx: Context, node: Node) -> ir.Value:
+def _arithmetic(op_type: str) -> Callable[[LoweringContext, Node], ir.Value]:
+    def lower(ctx: LoweringContext, node: Node) -> ir.Value:
         dtype = node.output.dtype
         left, right = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
         alpha = node.attrs.get("alpha", 1)
@@ -66,7 +66,7 @@ for _op, _type in {"add": "Add", "sub": "Sub", "mul": "Mul"}.items():
 
 
 @register_lowering("aten.rsub.Tensor", "aten.rsub.Scalar")
-def lower_rsub(ctx: Context, node: Node) -> ir.Value:
+def lower_rsub(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     left, right = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
     alpha = node.attrs.get("alpha", 1)
@@ -76,7 +76,7 @@ def lower_rsub(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
-def lower_div(ctx: Context, node: Node) -> ir.Value:
+def lower_div(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     return ctx.op("Div", operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype))
 
@@ -87,7 +87,7 @@ def lower_div(ctx: Context, node: Node) -> ir.Value:
     "aten.floor_divide",
     "aten.floor_divide.Scalar",
 )
-def lower_div_mode(ctx: Context, node: Node) -> ir.Value:
+def lower_div_mode(ctx: LoweringContext, node: Node) -> ir.Value:
     """Rounded division. Floats take the floor of a − fmod(a, b) over b, as torch does."""
     dtype = node.output.dtype
     mode = node.attrs.get("rounding_mode") if "mode" in node.op else "floor"
@@ -111,14 +111,14 @@ def lower_div_mode(ctx: Context, node: Node) -> ir.Value:
     return ctx.op("Where", by_zero, quotient, stepped)
 
 
-def _opposite(ctx: Context, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
+def _opposite(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
     """Where the signs differ, by a product of signs: that of the numbers may underflow."""
     signs = ctx.op("Mul", ctx.op("Sign", a), ctx.op("Sign", b))
     return ctx.op("Less", signs, ctx.constant(0.0, dtype))
 
 
 @register_lowering("aten.remainder.Tensor", "aten.remainder.Scalar")
-def lower_remainder(ctx: Context, node: Node) -> ir.Value:
+def lower_remainder(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     a, b = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
     if not dtype.is_floating_point:
@@ -129,7 +129,7 @@ def lower_remainder(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
-def lower_pow(ctx: Context, node: Node) -> ir.Value:
+def lower_pow(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     base = operand(ctx, node, "self", dtype)
     exponent = attribute(node, "exponent") if node.op.endswith("Tensor_Scalar") else None
@@ -146,7 +146,7 @@ def lower_pow(ctx: Context, node: Node) -> ir.Value:
     return ctx.op("Pow", base, operand(ctx, node, "exponent", dtype))
 
 
-def _integer_power(ctx: Context, base: ir.Value, exponent: int) -> ir.Value:
+def _integer_power(ctx: LoweringContext, base: ir.Value, exponent: int) -> ir.Value:
     """By products, which wrap as torch's do: `Pow` computes in double."""
     result = None
     while exponent:
@@ -160,7 +160,7 @@ def _integer_power(ctx: Context, base: ir.Value, exponent: int) -> ir.Value:
 
 
 @register_lowering("aten.maximum", "aten.max.other", "aten.minimum", "aten.min.other")
-def lower_extremum(ctx: Context, node: Node) -> ir.Value:
+def lower_extremum(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     op_type = "Max" if "max" in node.op else "Min"
     return ctx.op(op_type, operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype))
@@ -170,7 +170,7 @@ def lower_extremum(ctx: Context, node: Node) -> ir.Value:
     "aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_min.Tensor", "aten.clamp_max",
     "aten.clamp_max.Tensor", "aten.clip", "aten.clip.Tensor",
 )  # fmt: skip
-def lower_clamp(ctx: Context, node: Node) -> ir.Value:
+def lower_clamp(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     result = operand(ctx, node, "self", dtype)
     names = {arg.name for arg in op_def(node.op).args}
@@ -198,7 +198,7 @@ _COMPARE = {
 
 
 @register_lowering(*(f"aten.{op}.{kind}" for op in _COMPARE for kind in ("Tensor", "Scalar")))
-def lower_compare(ctx: Context, node: Node) -> ir.Value:
+def lower_compare(ctx: LoweringContext, node: Node) -> ir.Value:
     name = node.op.split(".")[1]
     dtype = promoted(node, "self", "other")
     dtype = _WIDER.get(dtype, dtype)
@@ -214,7 +214,7 @@ _BITWISE = {"and": "BitwiseAnd", "or": "BitwiseOr", "xor": "BitwiseXor"}
 
 
 @register_lowering(*(f"aten.logical_{op}" for op in _LOGIC))
-def lower_logical(ctx: Context, node: Node) -> ir.Value:
+def lower_logical(ctx: LoweringContext, node: Node) -> ir.Value:
     left = operand(ctx, node, "self", torch.bool)
     right = operand(ctx, node, "other", torch.bool)
     return ctx.op(_LOGIC[node.op.removeprefix("aten.logical_")], left, right)
@@ -228,7 +228,7 @@ def lower_logical(ctx: Context, node: Node) -> ir.Value:
         for kind in ("Tensor", "Scalar")
     )
 )
-def lower_bitwise(ctx: Context, node: Node) -> ir.Value:
+def lower_bitwise(ctx: LoweringContext, node: Node) -> ir.Value:
     name = node.op.split(".")[1].removeprefix("bitwise_").strip("_")
     dtype = node.output.dtype
     left, right = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
@@ -236,7 +236,7 @@ def lower_bitwise(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.logical_not", "aten.bitwise_not")
-def lower_not(ctx: Context, node: Node) -> ir.Value:
+def lower_not(ctx: LoweringContext, node: Node) -> ir.Value:
     if node.output.dtype == torch.bool:
         return ctx.op("Not", operand(ctx, node, "self", torch.bool))
     return ctx.op("BitwiseNot", operand(ctx, node, "self", node.output.dtype))
@@ -245,20 +245,22 @@ def lower_not(ctx: Context, node: Node) -> ir.Value:
 @register_lowering(
     "aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar"
 )
-def lower_where(ctx: Context, node: Node) -> ir.Value:
+def lower_where(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     chosen, other = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
     return _choose(ctx, operand(ctx, node, "condition", torch.bool), chosen, other)
 
 
 @register_lowering("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
-def lower_masked_fill(ctx: Context, node: Node) -> ir.Value:
+def lower_masked_fill(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     fill, value = operand(ctx, node, "value", dtype), operand(ctx, node, "self", dtype)
     return _choose(ctx, operand(ctx, node, "mask", torch.bool), fill, value)
 
 
-def _choose(ctx: Context, condition: ir.Value, chosen: ir.Value, other: ir.Value) -> ir.Value:
+def _choose(
+    ctx: LoweringContext, condition: ir.Value, chosen: ir.Value, other: ir.Value
+) -> ir.Value:
     """Where. Between bools it is logic: onnxruntime has no such kernel on CPU."""
     if chosen.dtype != ir.DataType.BOOL:
         return ctx.op("Where", condition, chosen, other)
@@ -274,7 +276,7 @@ _UNARY = {
 
 
 @register_lowering(*(f"aten.{name}" for name in _UNARY))
-def lower_unary(ctx: Context, node: Node) -> ir.Value:
+def lower_unary(ctx: LoweringContext, node: Node) -> ir.Value:
     value = operand(ctx, node, "self", node.output.dtype)
     whole = not node.output.dtype.is_floating_point
     if whole and node.op in ("aten.floor", "aten.ceil", "aten.round"):
@@ -285,7 +287,7 @@ def lower_unary(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.sign", "aten.sgn")
-def lower_sign(ctx: Context, node: Node) -> ir.Value:
+def lower_sign(ctx: LoweringContext, node: Node) -> ir.Value:
     """By comparisons: of NaN it is 0, and of a bool the bool, which `Sign` has otherwise."""
     dtype = node.output.dtype
     value = operand(ctx, node, "self", dtype)
@@ -298,7 +300,7 @@ def lower_sign(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.isnan", "aten.isinf")
-def lower_is(ctx: Context, node: Node) -> ir.Value:
+def lower_is(ctx: LoweringContext, node: Node) -> ir.Value:
     value = ctx.args(node)["self"]
     if not input_of(node, "self").dtype.is_floating_point:
         value = ctx.cast(value, torch.float32)
@@ -306,7 +308,7 @@ def lower_is(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.nan_to_num")
-def lower_nan_to_num(ctx: Context, node: Node) -> ir.Value:
+def lower_nan_to_num(ctx: LoweringContext, node: Node) -> ir.Value:
     args, dtype = ctx.args(node), node.output.dtype
     value: ir.Value = args["self"]
     if not dtype.is_floating_point:
@@ -325,18 +327,18 @@ def lower_nan_to_num(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.rsqrt")
-def lower_rsqrt(ctx: Context, node: Node) -> ir.Value:
+def lower_rsqrt(ctx: LoweringContext, node: Node) -> ir.Value:
     return ctx.op("Reciprocal", ctx.op("Sqrt", operand(ctx, node, "self", node.output.dtype)))
 
 
 @register_lowering("aten.square")
-def lower_square(ctx: Context, node: Node) -> ir.Value:
+def lower_square(ctx: LoweringContext, node: Node) -> ir.Value:
     value = operand(ctx, node, "self", node.output.dtype)
     return ctx.op("Mul", value, value)
 
 
 @register_lowering("aten.gelu")
-def lower_gelu(ctx: Context, node: Node) -> ir.Value | None:
+def lower_gelu(ctx: LoweringContext, node: Node) -> ir.Value | None:
     args = ctx.args(node)
     tanh = "tanh" if args["approximate"] == "tanh" else None
     if tanh and node.output.dtype == torch.float64:
@@ -345,7 +347,7 @@ def lower_gelu(ctx: Context, node: Node) -> ir.Value | None:
 
 
 @register_lowering("aten.silu")
-def lower_silu(ctx: Context, node: Node) -> ir.Value:
+def lower_silu(ctx: LoweringContext, node: Node) -> ir.Value:
     value = ctx.args(node)["self"]
     return ctx.op("Mul", value, ctx.op("Sigmoid", value))
 
@@ -356,7 +358,7 @@ def lower_silu(ctx: Context, node: Node) -> ir.Value:
     "aten.lift_fresh_copy", "aten.lift_fresh", "aten.view.dtype", "aten.positive", "aten.conj",
     "aten.resolve_conj", "aten.resolve_neg", "aten.conj_physical",
 )  # fmt: skip
-def lower_cast(ctx: Context, node: Node) -> ir.Value:
+def lower_cast(ctx: LoweringContext, node: Node) -> ir.Value:
     """A conversion, or the value itself where memory layout is all that changes."""
     source = node.inputs[0]
     if source is None or source.dtype.is_complex or node.output.dtype.is_complex:
@@ -367,7 +369,7 @@ def lower_cast(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.dropout", "aten.feature_dropout", "aten.alpha_dropout")
-def lower_dropout(ctx: Context, node: Node) -> ir.Value:
+def lower_dropout(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     if args["train"] and args["p"] > 0:
         raise LoweringError("the model is in training mode; call eval() before exporting it")
@@ -376,7 +378,7 @@ def lower_dropout(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.item", "aten._local_scalar_dense")
-def lower_item(ctx: Context, node: Node) -> ir.Value:
+def lower_item(ctx: LoweringContext, node: Node) -> ir.Value:
     kind = node.outputs[0].type
     scalar = ctx.op("Reshape", ctx.args(node)["self"], ctx.constant([], torch.int64))
     if isinstance(kind, ScalarType) and kind.kind == "int":

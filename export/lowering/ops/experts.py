@@ -6,14 +6,14 @@ import onnx_ir as ir
 import torch
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import input_of
 
 
 @register_lowering("aten._grouped_mm")
-def lower_grouped_mm(ctx: Context, node: Node) -> ir.Value:
+def lower_grouped_mm(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     left, right = input_of(node, "self"), input_of(node, "mat2")
     if args["bias"] is not None:
@@ -26,12 +26,12 @@ def lower_grouped_mm(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("transformers.grouped_mm_fallback")
-def lower_grouped_mm_fallback(ctx: Context, node: Node) -> ir.Value:
+def lower_grouped_mm_fallback(ctx: LoweringContext, node: Node) -> ir.Value:
     left, right = input_of(node, "input"), input_of(node, "weight")
     return _by_rows(ctx, left, right, ctx.args(node)["offs"])
 
 
-def _by_rows(ctx: Context, left: Value, right: Value, offsets: ir.Value) -> ir.Value:
+def _by_rows(ctx: LoweringContext, left: Value, right: Value, offsets: ir.Value) -> ir.Value:
     """(S, K) × (G, K, N) → (S, N), where rows offsets[g-1] to offsets[g] take matrix g.
 
     The rows are split at run time into one part per group, some of them empty, and a rest that no

@@ -6,13 +6,13 @@ import onnx_ir as ir
 import torch
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
 
 
 @register_lowering("aten.histc")
-def lower_histc(ctx: Context, node: Node) -> ir.Value:
+def lower_histc(ctx: LoweringContext, node: Node) -> ir.Value:
     """Equal bins from min to max, of which the last holds max too; what lies outside isn't counted.
 
     Numbers are compared in float32, as in torch.

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.fallback.torchlib import torchlib_lowering
 from attngraph.export.lowering.ops.layout import axis_of
@@ -18,7 +18,7 @@ from attngraph.ir.ops import attribute, input_of
 
 
 @register_lowering("aten.roll")
-def lower_roll(ctx: Context, node: Node) -> ir.Value | Sequence[ir.Value] | None:
+def lower_roll(ctx: LoweringContext, node: Node) -> ir.Value | Sequence[ir.Value] | None:
     """A Gather along each axis of a known size; torchlib's form otherwise."""
     x, shifts, dims = input_of(node, "self"), attribute(node, "shifts"), attribute(node, "dims")
     sizes = [x.shape[dim] for dim in dims]
@@ -34,7 +34,7 @@ def lower_roll(ctx: Context, node: Node) -> ir.Value | Sequence[ir.Value] | None
 
 
 @register_lowering("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def lower_index(ctx: Context, node: Node) -> ir.Value:
+def lower_index(ctx: LoweringContext, node: Node) -> ir.Value:
     """Advanced indexing: one index is a Gather; several are broadcast together for GatherND."""
     x: Value = input_of(node, "self")
     indices: list[Value | None] = input_of(node, "indices")
@@ -69,7 +69,7 @@ def lower_index(ctx: Context, node: Node) -> ir.Value:
     return ctx.op("Transpose", result, perm=moved)
 
 
-def _index_by_mask(ctx: Context, x: Value, given: list[tuple[int, Value]]) -> ir.Value:
+def _index_by_mask(ctx: LoweringContext, x: Value, given: list[tuple[int, Value]]) -> ir.Value:
     """One mask, of one axis or of several: the rows of these axes where it is true."""
     (axis, index), *others = given
     if others:
@@ -92,7 +92,7 @@ def _index_by_mask(ctx: Context, x: Value, given: list[tuple[int, Value]]) -> ir
 
 
 @register_lowering("aten.masked_select")
-def lower_masked_select(ctx: Context, node: Node) -> ir.Value:
+def lower_masked_select(ctx: LoweringContext, node: Node) -> ir.Value:
     x, mask = input_of(node, "self"), input_of(node, "mask")
     common = _broadcast([x, mask])
     flat = [
@@ -113,7 +113,7 @@ def _broadcast(values: list[Value]) -> list[Dim]:
 
 
 @register_lowering("aten.index_select")
-def lower_index_select(ctx: Context, node: Node) -> ir.Value:
+def lower_index_select(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     index = args["index"]
     if not input_of(node, "index").shape:
@@ -122,13 +122,13 @@ def lower_index_select(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.gather")
-def lower_gather(ctx: Context, node: Node) -> ir.Value:
+def lower_gather(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     return ctx.op("GatherElements", args["self"], args["index"], axis=args["dim"])
 
 
 @register_lowering("aten.scatter.src", "aten.scatter.value", "aten.scatter_add")
-def lower_scatter(ctx: Context, node: Node) -> ir.Value:
+def lower_scatter(ctx: LoweringContext, node: Node) -> ir.Value:
     args, dtype = ctx.args(node), node.output.dtype
     index = input_of(node, "index")
     if node.op == "aten.scatter.value":
@@ -148,7 +148,7 @@ def lower_scatter(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.index_add")
-def lower_index_add(ctx: Context, node: Node) -> ir.Value:
+def lower_index_add(ctx: LoweringContext, node: Node) -> ir.Value:
     """Adds slice i of the source to slice index[i]."""
     args, dtype = ctx.args(node), node.output.dtype
     axis = axis_of(args["dim"], len(node.output.shape))

@@ -10,7 +10,7 @@ import torch
 
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.attention.cache import past_of, put_into
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.emission.runtime_sizes import INT64_MAX
 from attngraph.ir import Node, Value
@@ -34,19 +34,19 @@ def axis_of(dim: int, rank: int) -> int:
     "aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten.using_ints", "aten.view_as",
     "aten.unflatten.int", "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_copy",
 )  # fmt: skip
-def lower_reshape(ctx: Context, node: Node) -> ir.Value:
+def lower_reshape(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     return ctx.reshape(ctx.value(value), value.shape, node.output.shape)
 
 
 @register_lowering("aten.unsqueeze")
-def lower_unsqueeze(ctx: Context, node: Node) -> ir.Value:
+def lower_unsqueeze(ctx: LoweringContext, node: Node) -> ir.Value:
     axis = axis_of(node.attrs["dim"], len(node.output.shape))
     return ctx.op("Unsqueeze", ctx.value(source(node)), ctx.constant([axis]))
 
 
 @register_lowering("aten.squeeze", "aten.squeeze.dim", "aten.squeeze.dims")
-def lower_squeeze(ctx: Context, node: Node) -> ir.Value:
+def lower_squeeze(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     rank = len(value.shape)
     dims = node.attrs.get("dim", range(rank))
@@ -56,7 +56,7 @@ def lower_squeeze(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.permute", "aten.transpose.int", "aten.t", "aten.numpy_T", "aten.mT")
-def lower_permute(ctx: Context, node: Node) -> ir.Value:
+def lower_permute(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     rank = len(value.shape)
     order = list(range(rank))
@@ -75,7 +75,7 @@ def lower_permute(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.movedim.int", "aten.movedim.intlist", "aten.swapaxes", "aten.swapdims")
-def lower_movedim(ctx: Context, node: Node) -> ir.Value:
+def lower_movedim(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     rank = len(value.shape)
     if "swap" in node.op:
@@ -91,13 +91,13 @@ def lower_movedim(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.expand_copy")
-def lower_expand(ctx: Context, node: Node) -> ir.Value:
+def lower_expand(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     return ctx.expand(ctx.value(value), value.shape, node.output.shape)
 
 
 @register_lowering("aten.slice.Tensor", "aten.narrow")
-def lower_slice(ctx: Context, node: Node) -> ir.Value:
+def lower_slice(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     axis = axis_of(node.attrs.get("dim", 0), len(value.shape))
     step = node.attrs.get("step", 1)
@@ -119,14 +119,14 @@ def lower_slice(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.select.int")
-def lower_select(ctx: Context, node: Node) -> ir.Value:
+def lower_select(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     axis = axis_of(node.attrs["dim"], len(value.shape))
     return ctx.op("Gather", ctx.value(value), ctx.dim(node.attrs["index"]), axis=axis)
 
 
 @register_lowering("aten.cat", "aten.concat", "aten.concatenate")
-def lower_cat(ctx: Context, node: Node) -> ir.Value:
+def lower_cat(ctx: LoweringContext, node: Node) -> ir.Value:
     # torch lets empty 1-D tensors take part in any concatenation
     parts = [v for v in node.inputs if v is not None and tuple(v.shape) != (0,)]
     values = [ctx.cast(ctx.value(value), node.output.dtype) for value in parts]
@@ -141,7 +141,7 @@ def lower_cat(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.stack")
-def lower_stack(ctx: Context, node: Node) -> ir.Value:
+def lower_stack(ctx: LoweringContext, node: Node) -> ir.Value:
     axis = axis_of(node.attrs.get("dim", 0), len(node.output.shape))
     parts = [ctx.cast(ctx.value(value), node.output.dtype) for value in node.inputs if value]
     raised = [ctx.op("Unsqueeze", part, ctx.constant([axis])) for part in parts]
@@ -152,7 +152,7 @@ def lower_stack(ctx: Context, node: Node) -> ir.Value:
     "aten.split.Tensor", "aten.split_with_sizes", "aten.split.sizes", "aten.chunk",
     "aten.tensor_split.sections", "aten.unsafe_split.Tensor", "aten.unsafe_chunk",
 )  # fmt: skip
-def lower_split(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_split(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     value = source(node)
     axis = axis_of(node.attrs.get("dim", 0), len(value.shape))
     if len(node.outputs) == 1:
@@ -162,7 +162,7 @@ def lower_split(ctx: Context, node: Node) -> Sequence[ir.Value]:
 
 
 @register_lowering("aten.unbind.int")
-def lower_unbind(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_unbind(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     value = source(node)
     axis = axis_of(node.attrs.get("dim", 0), len(value.shape))
     return [
@@ -172,7 +172,7 @@ def lower_unbind(ctx: Context, node: Node) -> Sequence[ir.Value]:
 
 
 @register_lowering("aten.repeat", "aten.tile")
-def lower_repeat(ctx: Context, node: Node) -> ir.Value:
+def lower_repeat(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     repeats = list(node.attrs["repeats" if node.op == "aten.repeat" else "dims"])
     rank = max(len(repeats), len(value.shape))
@@ -185,7 +185,7 @@ def lower_repeat(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.repeat_interleave.self_int")
-def lower_repeat_interleave(ctx: Context, node: Node) -> ir.Value:
+def lower_repeat_interleave(ctx: LoweringContext, node: Node) -> ir.Value:
     value, repeats = source(node), as_dim(node.attrs["repeats"])
     shape: list[Any] = list(value.shape)
     result = ctx.value(value)
@@ -203,7 +203,7 @@ def lower_repeat_interleave(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.constant_pad_nd", "aten.pad")
-def lower_pad(ctx: Context, node: Node) -> ir.Value:
+def lower_pad(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
     mode = node.attrs.get("mode", "constant")
     names = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim
@@ -16,7 +16,7 @@ from attngraph.ir.ops import attribute, input_of
 
 
 @register_lowering("aten.linear")
-def lower_linear(ctx: Context, node: Node) -> ir.Value:
+def lower_linear(ctx: LoweringContext, node: Node) -> ir.Value:
     """x Wᵀ + b. A matrix x takes Gemm, which reads W as it is."""
     x, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
     added = None if bias is None else ctx.value(bias)
@@ -28,7 +28,7 @@ def lower_linear(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("attn.quantized_linear")
-def lower_quantized_linear(ctx: Context, node: Node) -> ir.Value:
+def lower_quantized_linear(ctx: LoweringContext, node: Node) -> ir.Value:
     """MatMulNBits, which is to compute in float32: it may round activations to int8 otherwise."""
     x, codes, bias = (input_of(node, name) for name in ("x", "codes", "bias"))
     args, bits = ctx.args(node), int(attribute(node, "bits"))
@@ -47,7 +47,7 @@ def lower_quantized_linear(ctx: Context, node: Node) -> ir.Value:
 
 
 def _in_two_halves(
-    ctx: Context, codes: Value, args: Mapping[str, Any], width: Dim, block: int
+    ctx: LoweringContext, codes: Value, args: Mapping[str, Any], width: Dim, block: int
 ) -> ir.Value:
     """A product of 8 bits as two of 4, which have the fast kernel: c − 128 = 16 (h − 8) + l."""
     rows, blocks, _ = codes.shape
@@ -72,7 +72,7 @@ def _in_two_halves(
 
 
 def _few_bits(
-    ctx: Context,
+    ctx: LoweringContext,
     operands: tuple[ir.Value | None, ...],
     sizes: tuple[Dim, Dim],
     bits: tuple[int, int],
@@ -94,13 +94,13 @@ def _few_bits(
 
 
 @register_lowering("aten.matmul", "aten.bmm", "aten.mm", "aten.mv", "aten.dot")
-def lower_matmul(ctx: Context, node: Node) -> ir.Value:
+def lower_matmul(ctx: LoweringContext, node: Node) -> ir.Value:
     left, right = (ctx.value(value) for value in node.inputs if value is not None)
     return ctx.op("MatMul", left, right)
 
 
 @register_lowering("aten.addmm")
-def lower_addmm(ctx: Context, node: Node) -> ir.Value:
+def lower_addmm(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     alpha, beta = float(args["alpha"]), float(args["beta"])
     if not node.output.dtype.is_floating_point:
@@ -111,12 +111,12 @@ def lower_addmm(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.baddbmm")
-def lower_baddbmm(ctx: Context, node: Node) -> ir.Value:
+def lower_baddbmm(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     return _weighted(ctx, node, ctx.op("MatMul", args["batch1"], args["batch2"]))
 
 
-def _weighted(ctx: Context, node: Node, product: ir.Value) -> ir.Value:
+def _weighted(ctx: LoweringContext, node: Node, product: ir.Value) -> ir.Value:
     """alpha · product + beta · self; with beta 0 self is not read, as it may hold NaN."""
     args, dtype = ctx.args(node), node.output.dtype
     if args["alpha"] != 1:
@@ -130,7 +130,7 @@ def _weighted(ctx: Context, node: Node, product: ir.Value) -> ir.Value:
 
 
 @register_lowering("aten.einsum")
-def lower_einsum(ctx: Context, node: Node) -> ir.Value | None:
+def lower_einsum(ctx: LoweringContext, node: Node) -> ir.Value | None:
     if not node.output.dtype.is_floating_point:
         return None  # its parts: onnxruntime's kernel adds integers in double
     operands = [ctx.value(value) for value in node.inputs if value is not None]
@@ -138,7 +138,7 @@ def lower_einsum(ctx: Context, node: Node) -> ir.Value | None:
 
 
 @register_lowering("aten.embedding")
-def lower_embedding(ctx: Context, node: Node) -> ir.Value:
+def lower_embedding(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     return ctx.op("Gather", args["weight"], args["indices"], axis=0)
 
@@ -147,7 +147,7 @@ def lower_embedding(ctx: Context, node: Node) -> ir.Value:
     "aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.conv1d.padding", "aten.conv2d.padding",
     "aten.conv3d.padding",
 )  # fmt: skip
-def lower_conv(ctx: Context, node: Node) -> ir.Value:
+def lower_conv(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     x, weight = input_of(node, "input"), input_of(node, "weight")
     spatial = len(weight.shape) - 2

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute
 
 
 @register_lowering("attn.scan")
-def lower_scan(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_scan(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """What every step reads as it is comes from the graph around the body."""
-    from attngraph.export.lowering.lower import lower_body
-
     body: Graph = attribute(node, "body")
     carried, scanned = attribute(node, "carried"), attribute(node, "scanned")
     operands: list[Value] = [value for value in node.inputs if value is not None]
@@ -26,6 +24,6 @@ def lower_scan(ctx: Context, node: Node) -> Sequence[ir.Value]:
         "Scan",
         *(ctx.value(value) for value in operands[:own]),
         outputs=len(node.outputs),
-        body=lower_body(ctx, body, captured),
+        body=ctx.loop_body(body, captured),
         num_scan_inputs=scanned,
     )

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from attngraph.export.lowering.emission.context import MICROSOFT, Context
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 
 
-def _weight(ctx: Context, weight: Value | None, x: Value, shape: Sequence[int]) -> ir.Value:
+def _weight(ctx: LoweringContext, weight: Value | None, x: Value, shape: Sequence[int]) -> ir.Value:
     """The weight in x's dtype; ones where there is none."""
     if weight is None:
         return ctx.constant(torch.ones(list(shape), dtype=x.dtype), name="ones")
@@ -21,7 +21,7 @@ def _weight(ctx: Context, weight: Value | None, x: Value, shape: Sequence[int]) 
 
 
 @register_lowering("aten.layer_norm")
-def lower_layer_norm(ctx: Context, node: Node) -> ir.Value:
+def lower_layer_norm(ctx: LoweringContext, node: Node) -> ir.Value:
     x, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
     shape = attribute(node, "normalized_shape")
     scale = _weight(ctx, weight, x, shape)
@@ -33,7 +33,7 @@ def lower_layer_norm(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.rms_norm")
-def lower_aten_rms_norm(ctx: Context, node: Node) -> ir.Value:
+def lower_aten_rms_norm(ctx: LoweringContext, node: Node) -> ir.Value:
     x, weight = input_of(node, "input"), input_of(node, "weight")
     shape, epsilon = attribute(node, "normalized_shape"), attribute(node, "eps")
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
@@ -43,7 +43,7 @@ def lower_aten_rms_norm(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("attn.rms_norm")
-def lower_rms_norm(ctx: Context, node: Node) -> ir.Value:
+def lower_rms_norm(ctx: LoweringContext, node: Node) -> ir.Value:
     """A weight wider than x multiplies afterwards, as in the reference."""
     x, weight = input_of(node, "x"), input_of(node, "weight")
     epsilon = float(attribute(node, "eps"))
@@ -57,7 +57,7 @@ def lower_rms_norm(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("attn.skip_layer_norm")
-def lower_skip_layer_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_skip_layer_norm(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     args, x = ctx.args(node), input_of(node, "x")
     # The CPU's SkipLayerNormalization takes twice as long as its parts (bench/kernels.py).
     slow = ctx.target.provider == "cpu" and x.dtype == torch.float32
@@ -94,7 +94,7 @@ def _would_be_fused(node: Node) -> bool:
 
 
 @register_lowering("attn.skip_rms_norm")
-def lower_skip_rms_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_skip_rms_norm(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     args, x = ctx.args(node), input_of(node, "x")
     scale = _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]])
     epsilon = float(args["eps"])
@@ -113,7 +113,7 @@ def lower_skip_rms_norm(ctx: Context, node: Node) -> Sequence[ir.Value]:
     return ctx.op("RMSNormalization", total, scale, axis=-1, epsilon=epsilon), total
 
 
-def _fused(ctx: Context, node: Node) -> bool:
+def _fused(ctx: LoweringContext, node: Node) -> bool:
     """Whether onnxruntime's fused kernel takes these operands: one dtype, (B, S, H) or (S, H)."""
     operands = [value for value in node.inputs if value is not None]
     dtypes = {value.dtype for value in operands}
@@ -123,14 +123,14 @@ def _fused(ctx: Context, node: Node) -> bool:
 
 
 @register_lowering("aten.softmax.int", "aten._softmax", "aten.log_softmax.int", "aten._log_softmax")
-def lower_softmax(ctx: Context, node: Node) -> ir.Value:
+def lower_softmax(ctx: LoweringContext, node: Node) -> ir.Value:
     x = ctx.cast(ctx.args(node)["self"], node.output.dtype)
     op_type = "LogSoftmax" if "log" in node.op else "Softmax"
     return ctx.op(op_type, x, axis=attribute(node, "dim"))
 
 
 @register_lowering("aten.cosine_similarity")
-def lower_cosine_similarity(ctx: Context, node: Node) -> ir.Value:
+def lower_cosine_similarity(ctx: LoweringContext, node: Node) -> ir.Value:
     """x · y / (max(‖x‖, ε) max(‖y‖, ε)) along one axis."""
     x, y = (input_of(node, name) for name in ("x1", "x2"))
     rank = max(len(x.shape), len(y.shape))

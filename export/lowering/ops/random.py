@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
 
@@ -17,7 +17,7 @@ from attngraph.ir import Node
     "aten.rand", "aten.rand_like", "aten.randint", "aten.randint.low", "aten.randint_like",
     "aten.randint_like.low_dtype", "aten.randn", "aten.randn_like", "aten.randperm",
 )  # fmt: skip
-def refuse_random(ctx: Context, node: Node) -> ir.Value:
+def refuse_random(ctx: LoweringContext, node: Node) -> ir.Value:
     """A result that differs from run to run can't be checked against the model's."""
     raise LoweringError(
         "it draws random numbers, so no two runs agree and no result can be checked; make them an "

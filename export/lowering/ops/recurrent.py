@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
 from attngraph.ir.ops import attribute, input_of
@@ -21,7 +21,7 @@ _OPERATORS = {
 
 
 @register_lowering("attn.recurrent")
-def lower_recurrent(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_recurrent(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """ONNX's y is (T, D, B, H); ours joins the directions on the features, as torch does."""
     args = ctx.args(node)
     cell = attribute(node, "cell")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.emission.values import FLOATS
 from attngraph.ir import Node, Value
@@ -22,7 +22,7 @@ _REDUCE = {
 }  # fmt: skip
 
 
-def _reduce(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:
+def _reduce(ctx: LoweringContext, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:
     """All axes where dims is None or empty, as torch reads it."""
     if isinstance(dims, int):
         dims = [dims]
@@ -34,7 +34,7 @@ def _reduce(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -
     "aten.mean", "aten.mean.dim", "aten.sum", "aten.sum.dim_IntList", "aten.amax", "aten.amin",
     "aten.max", "aten.min", "aten.prod", "aten.prod.dim_int",
 )  # fmt: skip
-def lower_reduce(ctx: Context, node: Node) -> ir.Value:
+def lower_reduce(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     x = ctx.cast(args["self"], node.output.dtype)
     dims, keep = args.get("dim"), args.get("keepdim", False)
@@ -47,7 +47,7 @@ def lower_reduce(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.logsumexp")
-def lower_logsumexp(ctx: Context, node: Node) -> ir.Value:
+def lower_logsumexp(ctx: LoweringContext, node: Node) -> ir.Value:
     """m + log Σ exp(x − m), with m the largest element, or 0 where that is infinite.
 
     `ReduceLogSumExp` makes −∞ of a row of −∞ and finfo.min, which is how masks hide one.
@@ -68,7 +68,9 @@ def lower_logsumexp(ctx: Context, node: Node) -> ir.Value:
     )
 
 
-def _extremum(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:
+def _extremum(
+    ctx: LoweringContext, op_type: str, x: ir.Value, dims: object, keep: bool
+) -> ir.Value:
     """NaN where there is one: onnxruntime's reduction may lose it."""
     found = _reduce(ctx, op_type, x, dims, keep)
     if x.dtype not in FLOATS:
@@ -80,7 +82,7 @@ def _extremum(ctx: Context, op_type: str, x: ir.Value, dims: object, keep: bool)
     return ctx.op("Where", lost, ctx.constant(math.nan, dtype), found)
 
 
-def _exact_sum(ctx: Context, node: Node, x: ir.Value) -> ir.Value:
+def _exact_sum(ctx: LoweringContext, node: Node, x: ir.Value) -> ir.Value:
     """Running sums, of which the last is it: `ReduceSum` of int64 adds in double.
 
     A zero goes first along an axis that may be empty.
@@ -112,7 +114,7 @@ def _is_small(value: Value) -> bool:
     return node.inputs[0] is not None and node.inputs[0].dtype in _SMALL
 
 
-def _has_elements(ctx: Context, size: Dim) -> bool:
+def _has_elements(ctx: LoweringContext, size: Dim) -> bool:
     if isinstance(size, int):
         return size > 0
     info = ctx.graph.dims.get(str(size))
@@ -122,7 +124,7 @@ def _has_elements(ctx: Context, size: Dim) -> bool:
 @register_lowering(
     "aten.any", "aten.any.dim", "aten.any.dims", "aten.all", "aten.all.dim", "aten.all.dims"
 )
-def lower_any(ctx: Context, node: Node) -> ir.Value:
+def lower_any(ctx: LoweringContext, node: Node) -> ir.Value:
     """Through int32, whose reductions every provider has. uint8 stays uint8, as in torch."""
     args = ctx.args(node)
     x = ctx.cast(ctx.cast(args["self"], torch.bool), torch.int32)
@@ -133,7 +135,7 @@ def lower_any(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.max.dim", "aten.min.dim")
-def lower_extremum_along(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_extremum_along(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     args = ctx.args(node)
     keep = int(args["keepdim"])
     reduction, place = ("ReduceMax", "ArgMax") if "max" in node.op else ("ReduceMin", "ArgMin")
@@ -142,7 +144,7 @@ def lower_extremum_along(ctx: Context, node: Node) -> Sequence[ir.Value]:
 
 
 @register_lowering("aten.argmax", "aten.argmin")
-def lower_arg(ctx: Context, node: Node) -> ir.Value:
+def lower_arg(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     x, dim, keep = args["self"], args["dim"], int(args["keepdim"])
     if dim is None:
@@ -151,14 +153,14 @@ def lower_arg(ctx: Context, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.cumsum")
-def lower_cumsum(ctx: Context, node: Node) -> ir.Value:
+def lower_cumsum(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     x = ctx.cast(args["self"], node.output.dtype)
     return ctx.op("CumSum", x, ctx.constant(args["dim"], torch.int64))
 
 
 @register_lowering("aten.topk")
-def lower_topk(ctx: Context, node: Node) -> Sequence[ir.Value]:
+def lower_topk(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     args = ctx.args(node)
     return ctx.ops(
         "TopK",
@@ -176,7 +178,7 @@ _SORTED_AS = {torch.bool: torch.int32, torch.int8: torch.int32, torch.int16: tor
 
 
 @register_lowering("aten.sort", "aten.sort.stable", "aten.argsort", "aten.argsort.stable")
-def lower_sort(ctx: Context, node: Node) -> ir.Value | Sequence[ir.Value]:
+def lower_sort(ctx: LoweringContext, node: Node) -> ir.Value | Sequence[ir.Value]:
     """TopK of all: of equal elements it takes the one of the lower index first."""
     args, x = ctx.args(node), input_of(node, "self")
     data, dim = args["self"], args["dim"]
@@ -204,7 +206,7 @@ def lower_sort(ctx: Context, node: Node) -> ir.Value | Sequence[ir.Value]:
     "aten.var",
     "aten.std",
 )
-def lower_variance(ctx: Context, node: Node) -> ir.Value:
+def lower_variance(ctx: LoweringContext, node: Node) -> ir.Value:
     """Σ (x − mean)² / (n − correction), and its root for std."""
     args, dtype = ctx.args(node), node.output.dtype
     x: Value = input_of(node, "self")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
 from attngraph.ir.ops import attribute, input_of
@@ -17,7 +17,7 @@ _KERNELS = {
 
 
 @register_lowering("attn.rotary")
-def lower_rotary(ctx: Context, node: Node) -> ir.Value | None:
+def lower_rotary(ctx: LoweringContext, node: Node) -> ir.Value | None:
     """The 3-D form with a cosine and a sine per position of each batch element.
 
     In dtypes without a kernel it stays the products that it stands for.

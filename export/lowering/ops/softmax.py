@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
 from attngraph.ir.dims import Dim
@@ -12,7 +12,7 @@ from attngraph.ir.ops import attribute, input_of
 
 
 @register_lowering("attn.sink_softmax")
-def lower_sink_softmax(ctx: Context, node: Node) -> ir.Value:
+def lower_sink_softmax(ctx: LoweringContext, node: Node) -> ir.Value:
     """Softmax over one more column, which is then cut off."""
     x, sink = input_of(node, "x"), input_of(node, "sink")
     dim = attribute(node, "dim") % len(x.shape)

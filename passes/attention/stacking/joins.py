@@ -61,7 +61,9 @@ class Join:
         """The merged operands, in one piece where they are neighbours, among the others."""
         operands = list(self.operands)
         if self.kind == "stack":
-            operands = [build("aten.unsqueeze", v, dim=self.dim) for v in operands]
+            shape = list(block.shape)
+            shape[self.dim] = 1
+            operands = [build("aten.reshape", v, shape=shape) for v in operands]
         if members[-1] - members[0] == len(members) - 1:
             operands[members[0] : members[-1] + 1] = [block]
         else:

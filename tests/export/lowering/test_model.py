@@ -10,7 +10,7 @@ import torch
 
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission import registry
-from attngraph.export.lowering.emission.context import Context
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.lower import lower, value_names
 from attngraph.ir import Node
@@ -150,7 +150,7 @@ def test_an_op_without_a_lowering_names_its_line_and_the_way_out(custom_op: str)
 
 def test_a_user_can_register_a_lowering(custom_op: str) -> None:
     @register_lowering(custom_op)
-    def lower_twice(ctx: Context, node: Node) -> ir.Value:
+    def lower_twice(ctx: LoweringContext, node: Node) -> ir.Value:
         x = ctx.args(node)["x"]
         return ctx.op("Add", x, x)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attngraph.errors import UsageError
-from attngraph.export.lowering.buffers import Buffers, part_joined, require_in_place
+from attngraph.export.lowering.emission.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.lowering.lower import lower
 from attngraph.ir import Graph, interpret
 from tests.export.lowered import assert_same, graph_of, op_types, random_inputs, session_of

@@ -17,8 +17,8 @@ from attngraph.export.kernels import Choice, Facts, facts_of
 from attngraph.export.kernels.choice import Candidate, candidates, pick, version_of
 from attngraph.export.kernels.crossovers import Times
 from attngraph.export.kernels.facts import ATTENTION, PACKED, PACKED_ATTENTION, PAST
-from attngraph.export.runtime.timing import measure
 from attngraph.export.target import Target
+from attngraph.export.tuning.timing import measure
 from attngraph.ir import Graph, Node
 
 LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 2048)

@@ -1,12 +1,12 @@
-"""Rules for ops that move elements and compute nothing: reshape, permute, expand, copies."""
+"""Forms of ops that move elements and compute nothing: reshapes, permutes, broadcasts, cuts."""
 
 from __future__ import annotations
 
-from attngraph.ir import Node
-from attngraph.ir.dims import Dim, same, same_shape
-from attngraph.ir.ops import attribute
-from attngraph.passes.canonical.canonicalize_values import source_of
-from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
+from attngraph.analysis.values.matching import same_type
+from attngraph.ir import Node, Value
+from attngraph.ir.dims import Dim, as_dim, at_least, same, same_shape
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
 _RESHAPES = (
     "aten.reshape",
@@ -41,9 +41,10 @@ def copy(rewriter: Rewriter, node: Node) -> Replacement:
 def reshape(rewriter: Rewriter, node: Node) -> Replacement:
     """reshape(reshape(x)) is one reshape; to x's own shape, it is x."""
     source, shape = source_of(node), node.output.shape
-    inner = source.producer
-    while source.producer is not None and source.producer.op in _RESHAPES:
-        source = source_of(source.producer)
+    inner = above = rewriter.above(source)
+    while above is not None and above.op in _RESHAPES:
+        source = source_of(above)
+        above = rewriter.above(source)
     if same_shape(source.shape, shape):
         return source
     merged = source is not node.inputs[0]
@@ -80,7 +81,7 @@ def permute(rewriter: Rewriter, node: Node) -> Replacement:
     source = source_of(node)
     if node.output.tensor_type.rank == 0:
         return source
-    order, inner = _permutation(node), source.producer
+    order, inner = _permutation(node), rewriter.above(source)
     merged = inner is not None and inner.op == "aten.permute"
     if inner is not None and merged:
         first = _permutation(inner)
@@ -102,7 +103,7 @@ def expand(rewriter: Rewriter, node: Node) -> Replacement:
     source, shape = source_of(node), node.output.shape
     if not _broadcasts(source.shape, shape):
         return None
-    inner = source.producer
+    inner = rewriter.above(source)
     merged = inner is not None and inner.op == "aten.expand"
     if inner is not None and merged:
         source = source_of(inner)
@@ -125,4 +126,54 @@ def _wide(shape: tuple[Dim, ...]) -> list[Dim]:
     return [dim for dim in shape if not same(dim, 1)]
 
 
-LAYOUT_RULES = [copy, reshape, permute, expand]
+@rule("aten.narrow")
+def narrow(rewriter: Rewriter, node: Node) -> Replacement:
+    """narrow(x, dim, s, n) is x[s : s + n] along dim, where s isn't counted from the end."""
+    start, length = attribute(node, "start"), attribute(node, "length")
+    if not at_least(start, 0, rewriter.graph.dims):
+        return None
+    attrs = {"dim": attribute(node, "dim"), "start": start, "end": as_dim(start + length)}
+    return rewriter.emit("aten.slice.Tensor", [source_of(node)], attrs, at=node)
+
+
+@rule(
+    "aten.chunk",
+    "aten.unsafe_chunk",
+    "aten.split.Tensor",
+    "aten.split.sizes",
+    "aten.split_with_sizes",
+    "aten.unsafe_split.Tensor",
+    "aten.unsafe_split_with_sizes",
+    "aten.tensor_split.sections",
+    "aten.tensor_split.indices",
+)
+def split(rewriter: Rewriter, node: Node) -> Replacement:
+    """Every cut along an axis names the sizes of its parts."""
+    source = source_of(node)
+    if len(node.outputs) == 1:
+        return source if same_shape(source.shape, node.output.shape) else None
+    axis = attribute(node, "dim") % source.tensor_type.rank
+    sizes = [part.shape[axis] for part in node.outputs]
+    if (
+        node.op == "aten.split_with_sizes"
+        and list(node.attrs["split_sizes"]) == sizes
+        and attribute(node, "dim") == axis
+    ):
+        return None
+    attrs = {"split_sizes": sizes, "dim": axis}
+    return rewriter.emit("aten.split_with_sizes", [source], attrs, at=node)
+
+
+@rule("aten.copy")
+def copied(rewriter: Rewriter, node: Node) -> Replacement:
+    """copy(x, y) is y, in x's type."""
+    source: Value = input_of(node, "src")
+    if same_type(source, node.output):
+        return source
+    if source.dtype != node.output.dtype:
+        return None
+    shape = list(node.output.shape)
+    return rewriter.emit("aten.expand", [source], {"size": shape}, at=node)
+
+
+LAYOUT_FORMS = [copy, reshape, permute, expand, narrow, split, copied]

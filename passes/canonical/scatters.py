@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.passes.canonical.canonicalize_values import same_type, source_of
-from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
 _SCATTERS = ("aten.select_scatter", "aten.slice_scatter")
-
-
-@rule("aten.copy")
-def copied(rewriter: Rewriter, node: Node) -> Replacement:
-    """copy(x, y) is y, in x's type."""
-    source: Value = input_of(node, "src")
-    if same_type(source, node.output):
-        return source
-    if source.dtype != node.output.dtype:
-        return None
-    shape = list(node.output.shape)
-    return rewriter.emit("aten.expand", [source], {"size": shape}, at=node)
 
 
 @rule(*_SCATTERS)
@@ -90,4 +77,4 @@ def _joined(
     return rewriter.emit("aten.cat", parts, {"dim": dim}, at=node, fused=above)
 
 
-SCATTER_RULES = [copied, scatters]
+SCATTER_RULES = [scatters]

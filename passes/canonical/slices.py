@@ -1,4 +1,4 @@
-"""Rules for ops that cut a tensor along an axis or put it together: slice, split, cat."""
+"""Rules for slices and concatenations that say more than they do."""
 
 from __future__ import annotations
 
@@ -7,20 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from attngraph.ir import Node, Value
-from attngraph.ir.dims import as_dim, at_least, same_shape
+from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.ops import attribute, input_of
-from attngraph.passes.canonical.canonicalize_values import source_of
-from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
-
-
-@rule("aten.narrow")
-def narrow(rewriter: Rewriter, node: Node) -> Replacement:
-    """narrow(x, dim, s, n) is x[s : s + n] along dim, where s isn't counted from the end."""
-    start, length = attribute(node, "start"), attribute(node, "length")
-    if not at_least(start, 0, rewriter.graph.dims):
-        return None
-    attrs = {"dim": attribute(node, "dim"), "start": start, "end": as_dim(start + length)}
-    return rewriter.emit("aten.slice.Tensor", [source_of(node)], attrs, at=node)
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
 
 @rule("aten.slice.Tensor")
@@ -47,34 +36,6 @@ def slice_of_arange(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten.arange.start", [], attrs, at=node, fused=[inner])
 
 
-@rule(
-    "aten.chunk",
-    "aten.unsafe_chunk",
-    "aten.split.Tensor",
-    "aten.split.sizes",
-    "aten.split_with_sizes",
-    "aten.unsafe_split.Tensor",
-    "aten.unsafe_split_with_sizes",
-    "aten.tensor_split.sections",
-    "aten.tensor_split.indices",
-)
-def split(rewriter: Rewriter, node: Node) -> Replacement:
-    """Every cut along an axis names the sizes of its parts."""
-    source = source_of(node)
-    if len(node.outputs) == 1:
-        return source if same_shape(source.shape, node.output.shape) else None
-    axis = attribute(node, "dim") % source.tensor_type.rank
-    sizes = [part.shape[axis] for part in node.outputs]
-    if (
-        node.op == "aten.split_with_sizes"
-        and list(node.attrs["split_sizes"]) == sizes
-        and attribute(node, "dim") == axis
-    ):
-        return None
-    attrs = {"split_sizes": sizes, "dim": axis}
-    return rewriter.emit("aten.split_with_sizes", [source], attrs, at=node)
-
-
 @rule("aten.cat")
 def cat_of_nothing(rewriter: Rewriter, node: Node) -> Replacement:
     """cat([x]) is x; a part without elements adds none, as a new cache has."""
@@ -88,4 +49,4 @@ def cat_of_nothing(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten.cat", kept, {"dim": attribute(node, "dim")}, at=node)
 
 
-SLICE_RULES = [narrow, slice_of_all, slice_of_arange, split, cat_of_nothing]
+SLICE_RULES = [slice_of_all, slice_of_arange, cat_of_nothing]

@@ -12,8 +12,8 @@ import pytest
 from attngraph.export.kernels import Facts, Form
 from attngraph.export.kernels.table import ATTENTION, BLOCKS, GROUPED, MASKED
 from attngraph.export.lowering.lower import lower
-from attngraph.export.runtime import timing, tune
 from attngraph.export.target import Target
+from attngraph.export.tuning import timing, tune
 from attngraph.ir import DimInfo, Graph
 from tests.export.lowered import graph_of
 from tests.export.lowering.test_attention_forms import CAUSAL, check, site

@@ -1,0 +1,1 @@
+"""The forms that this machine runs fastest, measured."""

@@ -1,0 +1,148 @@
+"""Rules for elementwise ops that compute nothing new: neutral elements, double negation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from attngraph.analysis.values.matching import same_type
+from attngraph.ir import Node, TensorType, Value
+from attngraph.ir.ops import attribute, input_of
+from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
+
+_NEGATIONS = ("aten.bitwise_not", "aten.logical_not")
+
+
+@rule("aten.pad", "aten.constant_pad_nd")
+def padded_by_nothing(rewriter: Rewriter, node: Node) -> Replacement:
+    """Zero elements more on each side."""
+    return source_of(node) if all(amount == 0 for amount in attribute(node, "pad")) else None
+
+
+def _number(node: Node, name: str) -> Any:
+    """The other operand where it is one number: an attribute, or a constant of one element."""
+    if name in node.attrs:
+        return node.attrs[name]
+    other = node.inputs[1] if len(node.inputs) > 1 else None
+    return None if other is None else _element(other)
+
+
+def _element(value: Value) -> Any:
+    data = value.data
+    return data.item() if data is not None and not data.is_meta and data.numel() == 1 else None
+
+
+def _only(node: Node, source: Value | None) -> Value | None:
+    """`source` where it has the type of the result: no broadcast and no promotion is lost."""
+    return source if source is not None and same_type(source, node.output) else None
+
+
+@rule("aten.mul.Tensor", "aten.mul.Scalar")
+def times_one(rewriter: Rewriter, node: Node) -> Replacement:
+    """x · 1 and 1 · x."""
+    if _number(node, "other") == 1:
+        return _only(node, node.inputs[0])
+    return _only(node, node.inputs[1]) if _element(source_of(node)) == 1 else None
+
+
+@rule("aten.div.Tensor", "aten.div.Scalar")
+def over_one(rewriter: Rewriter, node: Node) -> Replacement:
+    """x / 1."""
+    return _only(node, node.inputs[0]) if _number(node, "other") == 1 else None
+
+
+@rule("aten.pow.Tensor_Scalar")
+def power_of_one(rewriter: Rewriter, node: Node) -> Replacement:
+    """x¹."""
+    return _only(node, node.inputs[0]) if attribute(node, "exponent") == 1 else None
+
+
+@rule("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar")
+def plus_zero(rewriter: Rewriter, node: Node) -> Replacement:
+    """x + 0 and x − 0. In floating point −0 + 0 is +0, so there the zero's sign must be right."""
+    if attribute(node, "alpha") != 1:
+        return None
+    adds = node.op.startswith("aten.add")
+    if _is_neutral(_number(node, "other"), node.output.dtype, negative=adds):
+        return _only(node, node.inputs[0])
+    if adds and _is_neutral(_element(source_of(node)), node.output.dtype, negative=True):
+        return _only(node, node.inputs[1])
+    return None
+
+
+def _is_neutral(number: Any, dtype: torch.dtype, *, negative: bool) -> bool:
+    if not isinstance(number, (int, float)) or number != 0 or dtype.is_complex:
+        return False
+    return not dtype.is_floating_point or (math.copysign(1.0, number) < 0) == negative
+
+
+@rule("aten.__and__.Tensor", "aten.bitwise_and.Tensor", "aten.logical_and")
+def and_true(rewriter: Rewriter, node: Node) -> Replacement:
+    """x & true, for bools."""
+    return _beside(node, True)
+
+
+@rule("aten.__or__.Tensor", "aten.bitwise_or.Tensor", "aten.logical_or")
+def or_false(rewriter: Rewriter, node: Node) -> Replacement:
+    """x | false, for bools."""
+    return _beside(node, False)
+
+
+def _beside(node: Node, neutral: bool) -> Value | None:
+    left, right = source_of(node), node.inputs[1]
+    if right is not None and _element(right) is neutral:
+        return _only(node, left)
+    return _only(node, right) if _element(left) is neutral else None
+
+
+@rule("aten.index_put")
+def assigned_under_mask(rewriter: Rewriter, node: Node) -> Replacement:
+    """x[:, mask] = number, with one bool mask over neighbouring axes."""
+    x, indices, values = (input_of(node, name) for name in ("self", "indices", "values"))
+    masks = [index for index in indices if index is not None]
+    if attribute(node, "accumulate") or len(masks) != 1 or indices[-1] is None:
+        return None
+    (mask,) = masks
+    if mask.dtype != torch.bool or values.tensor_type.numel != 1 or values.dtype != x.dtype:
+        return None
+    after = len(x.shape) - (len(indices) - 1) - len(mask.shape)
+    shape = [*mask.shape, *[1] * after]
+    types = [TensorType(torch.bool, tuple(shape))]
+    (spread,) = rewriter.emit("aten.reshape", [mask], {"shape": shape}, at=node, types=types)
+    (number,) = rewriter.emit(
+        "aten.reshape", [values], {"shape": []}, at=node, types=[TensorType(x.dtype, ())]
+    )
+    return rewriter.emit("aten.where.self", [spread, number, x], {}, at=node, types=[x.type])
+
+
+@rule("aten.neg", "aten.bitwise_not", "aten.logical_not")
+def double_negation(rewriter: Rewriter, node: Node) -> Replacement:
+    """−(−x), ~~x, and not not x of a bool, for which both kinds of not are one."""
+    source = source_of(node)
+    inner = source.producer
+    if inner is None or inner.op not in (_NEGATIONS if source.dtype == torch.bool else (node.op,)):
+        return None
+    return _only(node, source_of(inner))
+
+
+@rule("aten.where.self")
+def where_of_equals(rewriter: Rewriter, node: Node) -> Replacement:
+    """where(c, x, x) is x."""
+    _, chosen, other = node.inputs
+    return _only(node, chosen) if chosen is other else None
+
+
+IDENTITIES = [
+    padded_by_nothing,
+    times_one,
+    over_one,
+    power_of_one,
+    plus_zero,
+    and_true,
+    or_false,
+    assigned_under_mask,
+    double_negation,
+    where_of_equals,
+]

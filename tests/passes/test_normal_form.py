@@ -1,0 +1,73 @@
+"""The normal form: what the suite's observer finds between passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from attngraph.errors import IRError
+from attngraph.ir import Builder, Graph, Remark, parse
+from attngraph.passes import make, run
+from attngraph.passes.canonical.normal_form import check_normal_form
+
+GRAPH = """graph @main {
+  dim batch = 3 in 1..
+  input %x : f32[batch, 24]
+  %y = aten.relu(%x)
+  return %y
+}"""
+
+
+@dataclass(frozen=True)
+class Spells:
+    """Writes a transpose as nobody does behind canonicalize."""
+
+    name: ClassVar[str] = "spells"
+    exact: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        (y,) = graph.outputs
+        build = Builder(graph)
+        turned = build("aten.transpose.int", y, dim0=0, dim1=1)
+        graph.replace_uses(y, build("aten.permute", turned, dims=[1, 0]))
+        graph.set_inputs(turned.producer, [y])
+        return []
+
+
+@dataclass(frozen=True)
+class Mistypes:
+    """Leaves a value with a type that its node doesn't have."""
+
+    name: ClassVar[str] = "mistypes"
+    exact: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        (y,) = graph.outputs
+        (x,) = graph.inputs
+        wrong = graph.create("aten.abs", [x], types=[y.type, y.type])
+        graph.replace_uses(y, wrong.outputs[0])
+        return []
+
+
+def test_another_spelling_behind_canonicalize_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"After spells: aten\.transpose\.int is not in"):
+        run(parse(GRAPH), [*make("canonicalize"), Spells()])
+
+
+def test_what_stands_before_canonicalize_is_free() -> None:
+    graph = parse(GRAPH)
+    run(graph, [Spells(), *make("canonicalize")])
+    check_normal_form(graph)
+
+
+def test_a_node_of_another_type_is_found() -> None:
+    with pytest.raises(AssertionError, match="After mistypes: "):
+        run(parse(GRAPH), [Mistypes()])
+
+
+def test_the_check_names_the_node_and_the_rule() -> None:
+    text = GRAPH.replace("%y = aten.relu(%x)", "%y = aten.view(%x) {size = [-1, 24]}")
+    with pytest.raises(IRError, match=r"aten\.view is not in normal form: reshape .*\n.*> %y = "):
+        check_normal_form(parse(text))
