@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
@@ -74,39 +75,90 @@ def attention(
     if past_key is not None and past_value is not None:
         offset = past_key.shape[2]
         presents = k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
-    keys = k.shape[2]
     if heads != kv_heads:
         k = k.repeat_interleave(heads // kv_heads, 1)
         v = v.repeat_interleave(heads // kv_heads, 1)
     logits = torch.matmul(q, k.transpose(-1, -2)) * scale
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    if bias is not None:
-        logits = logits + bias
-    rows = torch.arange(length, device=query.device)[:, None] + offset
-    columns = torch.arange(keys, device=query.device)
-    rules = [] if mask is None else [mask]
-    if causal:
-        rules.append(columns <= rows)
-    if window:
-        rules.append(columns > rows - window)
-    if lengths is not None:
-        rules.append(columns < lengths.view(-1, 1, 1, 1))
-    allowed = functools.reduce(torch.logical_and, rules) if rules else None
-    if allowed is not None:
-        fill = torch.finfo(logits.dtype).min if masked_rows == "mean" else -torch.inf
-        logits = logits.masked_fill(~allowed, fill)
+    places = torch.arange(length, device=query.device)[:, None] + offset
+    logits = _masked(logits, bias, mask, lengths, places, causal, window, masked_rows)
     if sinks is None:
-        probabilities = torch.softmax(logits, -1)
+        probabilities = _normalised(logits, masked_rows, -math.inf)
     else:
         probabilities = sink_softmax(
             logits, sinks.view(-1, 1, 1) if sinks.dim() == 1 else sinks, dim=-1
         )
-    if masked_rows == "zero" and sinks is None:
-        dead = (logits == -torch.inf).all(-1, keepdim=True)
-        probabilities = probabilities.masked_fill(dead, 0.0)
     context = torch.matmul(probabilities, v).transpose(1, 2).flatten(-2)
     return (context, probabilities, *presents) if weights else (context, *presents)
+
+
+@op("attn.masked_softmax", [SOFTMAX])
+def masked_softmax(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+    *,
+    queries: int,
+    past: int = 0,
+    causal: bool = False,
+    window: int = 0,
+    masked_rows: str = "zero",
+    hidden: float = -math.inf,
+) -> torch.Tensor:
+    """The probabilities (B, H, R, T) that `attention` makes of logits under what masks them.
+
+    logits broadcast to (B, H, R, T): R of its `queries`, evenly spread, with all T keys; the other
+    arguments are those of `attention`. A row whose logits are all at most `hidden` is one that may
+    attend to nothing.
+    """
+    rows = torch.linspace(0, queries - 1, logits.shape[-2], dtype=torch.float64).long()
+
+    def of_rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None or tensor.dim() < 2 or tensor.shape[-2] == 1:
+            return tensor
+        return tensor[..., rows, :]
+
+    given = of_rows(bias), of_rows(mask), lengths
+    places = rows[:, None] + past
+    logits = _masked(logits, *given, places, causal, window, masked_rows)
+    return _normalised(logits, masked_rows, hidden)
+
+
+def _masked(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+    places: torch.Tensor,
+    causal: bool,
+    window: int,
+    masked_rows: str,
+) -> torch.Tensor:
+    """logits (B, H, R, T) of queries at `places` (R, 1) among the keys, biased and filled."""
+    if bias is not None:
+        logits = logits + bias
+    columns = torch.arange(logits.shape[-1], device=logits.device)
+    rules = [] if mask is None else [mask]
+    if causal:
+        rules.append(columns <= places)
+    if window:
+        rules.append(columns > places - window)
+    if lengths is not None:
+        rules.append(columns < lengths.view(-1, 1, 1, 1))
+    if not rules:
+        return logits
+    fill = torch.finfo(logits.dtype).min if masked_rows == "mean" else -torch.inf
+    return logits.masked_fill(~functools.reduce(torch.logical_and, rules), fill)
+
+
+def _normalised(logits: torch.Tensor, masked_rows: str, hidden: float) -> torch.Tensor:
+    probabilities = torch.softmax(logits, -1)
+    if masked_rows == "zero":
+        dead = (logits <= hidden).all(-1, keepdim=True)
+        probabilities = probabilities.masked_fill(dead, 0.0)
+    return probabilities
 
 
 @op("attn.packed_attention", [ATTENTION])

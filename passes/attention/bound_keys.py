@@ -30,12 +30,9 @@ from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.effects import dim_definers
 from attngraph.ir.ops import attribute, input_of
-from attngraph.passes.attention.apply_masking import apply_masking
 from attngraph.passes.attention.mask_building import EarlyBuilder
-from attngraph.passes.rewriting.findings import tally_of
+from attngraph.passes.attention.remasking import Remasking
 from attngraph.passes.rewriting.manager import register
-from attngraph.passes.rewriting.mask_evidence import Unreached, compare_maskings
-from attngraph.passes.rewriting.outcomes import Equal
 
 
 @register
@@ -49,16 +46,16 @@ class BoundKeys:
     def run(self, graph: Graph) -> list[Remark]:
         sites = [node for node in graph if node.op == "attn.attention"]
         sites = [node for node in sites if _is_candidate(node)]
-        make = EarlyBuilder(graph, dim_definers(graph))
+        make, remasking = EarlyBuilder(graph, dim_definers(graph)), Remasking(graph)
         found: dict[tuple[object, ...], Masking | None] = {}
         for site in sites:
             before, shape = masking_of(site), scores_shape(site)
             key = before, shape
             if key not in found:
-                found[key] = _bounded(graph, make, site, before)
+                found[key] = _bounded(remasking, make, site, before)
             after = found[key]
             if after is not None:
-                apply_masking(graph, site, after)
+                remasking.apply(site, after)
         return []
 
 
@@ -67,10 +64,12 @@ def _is_candidate(site: Node) -> bool:
     return input_of(site, "mask") is not None and not is_bounded(site) and not averages
 
 
-def _bounded(graph: Graph, make: EarlyBuilder, site: Node, before: Masking) -> Masking | None:
+def _bounded(
+    remasking: Remasking, make: EarlyBuilder, site: Node, before: Masking
+) -> Masking | None:
     """The masking with bounds in the place of the mask; None where the mask says more."""
     shape = scores_shape(site)
-    domain = Domain(shape, graph.dims)
+    domain = Domain(shape, remasking.graph.dims)
     reader = Reader(domain)
     assert before.mask is not None
     index = tuple(map(domain.index, VARIABLES))
@@ -91,9 +90,7 @@ def _bounded(graph: Graph, make: EarlyBuilder, site: Node, before: Masking) -> M
         return None
     made = {value for node in make.made for value in node.outputs}
     is_leaf = leaf_test(reader, made)
-    outcome = compare_maskings(before, after, shape, graph.dims, is_leaf)
-    tally_of(graph).count(outcome, proved=isinstance(outcome, Unreached))
-    return after if isinstance(outcome, Equal | Unreached) else None
+    return None if remasking.proved(before, after, shape, is_leaf) else after
 
 
 def _window(part: Predicate, masking: Masking, domain: Domain) -> int:

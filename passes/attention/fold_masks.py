@@ -44,12 +44,10 @@ from attngraph.analysis.values.value_numbering import number_values
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.effects import dim_definers
-from attngraph.passes.attention.apply_masking import apply_masking
 from attngraph.passes.attention.mask_building import EarlyBuilder, Unbuildable, build, rebuild
-from attngraph.passes.rewriting.findings import findings_of, tally_of
+from attngraph.passes.attention.remasking import Remasking
+from attngraph.passes.rewriting.findings import findings_of
 from attngraph.passes.rewriting.manager import register
-from attngraph.passes.rewriting.mask_evidence import Unreached, compare_maskings
-from attngraph.passes.rewriting.outcomes import Equal
 
 
 @register
@@ -72,7 +70,7 @@ class FoldMasks:
         definers = dim_definers(graph)
         replaced = [value for site in sites for value in masking_of(site).values]
         numbers = number_values(graph, replaced, definers)
-        make = EarlyBuilder(graph, definers)
+        make, remasking = EarlyBuilder(graph, definers), Remasking(graph)
         folded: dict[Hashable, Folded] = {}
         remarks = []
         for site in sites:
@@ -85,10 +83,10 @@ class FoldMasks:
                 scores_shape(site),
             )
             if key not in folded:
-                folded[key] = _fold(graph, make, site, masking, assume=self.no_masked_rows)
+                folded[key] = _fold(remasking, make, site, masking, assume=self.no_masked_rows)
             found = folded[key]
             if found.after is not None:
-                apply_masking(graph, site, found.after)
+                remasking.apply(site, found.after)
             said = Remark("note", "mask", found.reason, site.loc, site.op)
             findings_of(graph).assumed += [NO_MASKED_ROWS] * found.assumed
             remarks.append(replace(said, node=site.outputs[0].name))
@@ -120,9 +118,11 @@ class _Plan:
     masked_rows: str
 
 
-def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking, *, assume: bool) -> Folded:
+def _fold(
+    remasking: Remasking, make: EarlyBuilder, site: Node, before: Masking, *, assume: bool
+) -> Folded:
     shape = scores_shape(site)
-    domain = Domain(shape, graph.dims)
+    domain = Domain(shape, remasking.graph.dims)
     reader = Reader(domain)
     splitter = Splitter(reader)
     index = tuple(map(domain.index, VARIABLES))
@@ -141,10 +141,9 @@ def _fold(graph: Graph, make: EarlyBuilder, site: Node, before: Masking, *, assu
     if after != before:
         made = {value for node in make.made for value in node.outputs}
         is_leaf = leaf_test(reader, made | splitter.inner)
-        outcome = compare_maskings(before, after, shape, graph.dims, is_leaf, every_row=not assumed)
-        tally_of(graph).count(outcome, proved=isinstance(outcome, Unreached))
-        if not isinstance(outcome, Equal | Unreached):
-            problem = f"kept as it is: {outcome.reason}"
+        differs = remasking.proved(before, after, shape, is_leaf, every_row=not assumed)
+        if differs:
+            problem = f"kept as it is: {differs}"
     reason = describe(plan.allowed, causal, before, after, plan.rest, reader)
     if problem:
         return Folded(None, f"{reason}; {problem}")

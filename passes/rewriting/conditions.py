@@ -93,7 +93,7 @@ def _compares_itself(node: Node) -> bool:
 
 def _changing(region: Region, of_sizes: bool) -> set[Value]:
     """What differs between trials, or would at other sizes."""
-    changing = {v for v in region.leaves if not v.is_constant or v.data is None}
+    changing = {v for v in region.leaves if not v.is_constant or v.data is None or region.cuts(v)}
     for node in region.nodes:
         attrs = node.attrs if region.general is None else region.general.attrs.get(node, node.attrs)
         counts = node.op.startswith("aten.arange") and bool(symbols_of(list(attrs.values())))

@@ -1,4 +1,4 @@
-"""Evaluates a region before and after a rewrite, in float64, on inputs chosen to tell them apart.
+"""Evaluates a region before and after a rewrite, on inputs chosen to tell them apart.
 
 What the inputs are is in trials.py, how a region is evaluated in regions.py. Equal regions (the
 layers of a model) are evaluated once.
@@ -17,7 +17,13 @@ from attngraph.analysis.values.weights import Derivation
 from attngraph.ir import Graph, Value
 from attngraph.ir.slices import backward_slice
 from attngraph.passes.rewriting.conditions import Conditions, aims_of
-from attngraph.passes.rewriting.outcomes import Different, Equal, NotEvaluated, Outcome
+from attngraph.passes.rewriting.outcomes import (
+    Different,
+    Equal,
+    NotEvaluated,
+    Outcome,
+    Unreached,
+)
 from attngraph.passes.rewriting.regions import Misread, Region
 from attngraph.passes.rewriting.trials import (
     AIMED,
@@ -53,6 +59,7 @@ class Evidence:
         unrounded: Mapping[Value, torch.Tensor] | None = None,
         derived: Mapping[Value, Derivation] | None = None,
         final: bool = True,
+        as_typed: bool = False,
     ) -> Outcome:
         """Whether each pair of (old, new) values agrees wherever the old one can run.
 
@@ -62,11 +69,19 @@ class Evidence:
         to their dtype. `derived` says how new constants follow from old ones: where those have no
         data, both are drawn. Where other values at smaller sizes than its own may be told from
         values that are other, they are only if this is the `final` comparison of the pairs.
+
+        All of it is evaluated in float64. With `as_typed` it is in the graph's own dtypes, in which
+        the fills of a mask overflow and absorb, and what is equal at smaller sizes than its own is
+        so only if these show both sides of every condition: of a window, say.
         """
         cut = set(leaves)
         roots = [value for pair in pairs for value in pair]
         sampled, nodes = backward_slice(roots, cut.__contains__, depth)
         old, _ = backward_slice([old for old, _ in pairs], cut.__contains__)
+        if as_typed:
+            whole = {value for value in sampled if value.is_constant and not _counts(value)}
+            region = Region(sampled, nodes, known=frozenset(sampled) - whole, as_typed=True)
+            return self._compare_typed(pairs, region, kinds, tolerance)
         region = Region(
             sampled, nodes, frozenset(biases), frozenset(old), derived or {}, unrounded or {}
         )
@@ -102,6 +117,21 @@ class Evidence:
             return outcome or NotEvaluated(f"its largest tensor has {min(largest):,} elements")
         return _tried(pairs, region, [(sizes, fixed) for sizes in small], kinds, tolerance)
 
+    def _compare_typed(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        region: Region,
+        kinds: Sequence[str],
+        tolerance: float,
+    ) -> Outcome:
+        """As `_compare`, for a region that is evaluated as typed."""
+        trials = [(sizes, region.fixed(sizes)) for sizes in trial_sizes(self.graph.dims)]
+        if max(region.elements(*trial)[0] for trial in trials) > _CHEAP:
+            outcome = self._at_other_sizes(pairs, region, kinds, tolerance)
+            if type(outcome) is Equal:
+                return outcome
+        return _tried(pairs, region, trials, kinds, tolerance)
+
     def _at_other_sizes(
         self,
         pairs: Sequence[tuple[Value, Value]],
@@ -115,7 +145,8 @@ class Evidence:
             return None
         trials = []
         for place, sizes in enumerate(general_sizes(self.graph.dims, general.general.infos)):
-            fixed = general.fixed(sizes, tail=place % 2 == 1)
+            # The head of a mask is the mask of fewer positions; its tail is not.
+            fixed = general.fixed(sizes, tail=place % 2 == 1 and not region.as_typed)
             if general.elements(sizes, fixed)[1] <= _SMALL:
                 trials.append((sizes, fixed))
         if not trials:
@@ -194,7 +225,12 @@ def _tried(
     if free.run(trials, kinds) is None and free.tells:
         return Equal()
     named = " and ".join(f"%{value.name}" for value in constant[:2])
-    return NotEvaluated(f"no trial has seen both sides of {named}")
+    return Unreached(f"no trial has seen both sides of {named}")
+
+
+def _counts(constant: Value) -> bool:
+    """Whether a constant holds positions, or integers to compare: a part of it says as much."""
+    return not constant.dtype.is_floating_point and constant.dtype != torch.bool
 
 
 def _tells(found: Any) -> bool:

@@ -25,6 +25,10 @@ class NotEvaluated:
     reason: str
 
 
+class Unreached(NotEvaluated):
+    """Equal in every trial, none of which has seen both sides of some condition."""
+
+
 Outcome: TypeAlias = Equal | Different | NotEvaluated
 
 

@@ -1,4 +1,4 @@
-"""Regions of a graph, evaluated in float64.
+"""Regions of a graph, evaluated in float64, or in the dtypes that they have.
 
 Weights have their real values, but are never multiplied at full size: the activations that meet a
 large weight are zero in most places, and only the weight's rows that matter are read.
@@ -35,6 +35,7 @@ class Region:
 
     `known` are the leaves of the old form, which may be drawn. `derived` says of new constants what
     they are made of, `unrounded` what they were before they were rounded to their dtype.
+    `as_typed` evaluates in the graph's own dtypes, in which fills overflow, absorb and round.
     """
 
     leaves: Sequence[Value]
@@ -44,6 +45,7 @@ class Region:
     derived: Mapping[Value, Derivation] = field(default_factory=dict)
     unrounded: Mapping[Value, torch.Tensor] = field(default_factory=dict)
     general: Generalized | None = None
+    as_typed: bool = False
 
     def generalized(
         self, pairs: Iterable[tuple[Value, Value]], dims: Iterable[str]
@@ -67,6 +69,10 @@ class Region:
     def shape(self, value: Value) -> tuple[Dim, ...]:
         """The value's own shape, or what it was generalised to."""
         return value.shape if self.general is None else self.general.shapes[value]
+
+    def cuts(self, constant: Value) -> bool:
+        """Whether trials see a part of a constant only."""
+        return self.shape(constant) != constant.shape
 
     def key(self, roots: Sequence[Value]) -> Hashable:
         """Equal for regions that differ in names and in the data of weights only."""
@@ -100,6 +106,19 @@ class Region:
         changed = None if self.general is None else self.general.attrs.get(node)
         return node if changed is None else _Again(node.op, {**node.attrs, **changed})
 
+    def _typed(self, value: Value, data: Any) -> Any:
+        """A leaf's data in the dtype in which the region is evaluated."""
+        is_tensor = isinstance(data, torch.Tensor)
+        return data.to(value.dtype) if self.as_typed and is_tensor else widened(data)
+
+    def _evaluated(
+        self, node: Node, inputs: Sequence[Any], sizes: Mapping[str, int]
+    ) -> tuple[Any, ...]:
+        again = self._again(node)
+        if self.as_typed:
+            return evaluate(again, inputs, sizes)
+        return evaluate(wide_node(again), list(map(widened, inputs)), sizes)
+
     def fixed(self, sizes: Mapping[str, int], *, tail: bool = False) -> dict[Value, Any]:
         """What is the same for all trials at some sizes: constants, and large ones laid out anew.
 
@@ -112,9 +131,9 @@ class Region:
             data = self.unrounded.get(value, value.data)
             if data is not None and not data.is_meta:
                 data = self._cut(value, data.detach(), sizes, tail)
-                is_heavy = data.numel() > _HEAVY
-                memory[value] = data if is_heavy else widened(data)
-                heavy |= {value} if is_heavy else set()
+                stays = is_heavy(data) and not self.as_typed
+                memory[value] = data if stays else self._typed(value, data)
+                heavy |= {value} if stays else set()
         for node in self.nodes:
             if node.op in _VIEWS and node.inputs and all(value in heavy for value in node.inputs):
                 try:
@@ -166,13 +185,13 @@ class Region:
         Raises Misread where a value has another shape than the region was generalised to.
         """
         memory: dict[Value, Any] = dict(fixed)
-        sparse = any(is_heavy(tensor) for tensor in fixed.values())
+        sparse = not self.as_typed and any(is_heavy(tensor) for tensor in fixed.values())
         drawn = [value for value in self.leaves if value not in memory]
         for value in drawn:
             if value in self.known or value not in self.derived:
                 shape = None if isinstance(value.type, ScalarType) else self.shape(value)
                 try:
-                    memory[value] = sample(
+                    found = sample(
                         value,
                         sizes,
                         kind,
@@ -181,6 +200,7 @@ class Region:
                         shape=shape,
                         aims=aims,
                     )
+                    memory[value] = self._typed(value, found)
                 except (IRError, KeyError, RuntimeError, TypeError, ValueError):
                     return {}
         for value in drawn:
@@ -196,9 +216,7 @@ class Region:
                 inputs = only_needed(node, inputs)
             try:
                 with torch.no_grad():
-                    results = evaluate(
-                        wide_node(self._again(node)), list(map(widened, inputs)), sizes
-                    )
+                    results = self._evaluated(node, inputs, sizes)
             except Exception:
                 continue  # operators raise what they like; the caller sees that the value lacks
             results_of = zip(node.outputs, results, strict=True)

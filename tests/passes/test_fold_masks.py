@@ -49,13 +49,13 @@ def _kept(name: str, *, no_masked_rows: bool = False) -> str:
 
 def test_a_proof_that_always_succeeds_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Domain, "_bounded", lambda self, expr: True)
-    assert "other probabilities" in _kept("window")
+    assert "other values" in _kept("window")
 
 
 def test_a_wrong_claim_about_rows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Domain, "always_a_key", lambda self, predicate: True)
-    assert "other probabilities" in _kept("padding-nan-rows")
-    assert "other probabilities" in _kept("multiplier-of-bools")
+    assert "other values" in _kept("padding-nan-rows")
+    assert "other values" in _kept("multiplier-of-bools")
 
 
 def test_other_data_read_as_a_triangle_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,31 +63,31 @@ def test_other_data_read_as_a_triangle_is_caught(monkeypatch: pytest.MonkeyPatch
         return at_most(index[-1] - index[-2])
 
     monkeypatch.setattr(mask_reading, "band", triangle)
-    assert "other probabilities" in _kept("static-mask")
+    assert "other values" in _kept("static-mask")
 
 
 def test_a_lost_conjunct_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         fold_masks, "conjuncts", lambda p: [part for part in p.operands if part.expr.has(KEY)][:1]
     )
-    assert "other probabilities" in _kept("band-of-triangles")
+    assert "other values" in _kept("band-of-triangles")
 
 
 def test_summed_finite_fills_taken_for_one_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Domain, "always_a_key", lambda self, predicate: True)
-    assert "other probabilities" in _kept("two-finite-fills-stay")
+    assert "other values" in _kept("two-finite-fills-stay")
 
 
 def test_a_comparison_read_as_its_neighbour_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {**mask_reading._COMPARISONS, "lt": lambda a, b: at_most(a - b)}
     monkeypatch.setattr(mask_reading, "_COMPARISONS", wrong)
     monkeypatch.setattr(mask_reading.Reader, "_learn", lambda *args: None)
-    assert "other probabilities" in _kept("window")
+    assert "other values" in _kept("window")
 
 
 def test_rows_with_keys_are_compared_under_an_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold_masks, "conjuncts", lambda p: p.operands[:1])
-    assert "other probabilities" in _kept("finite-fill", no_masked_rows=True)
+    assert "other values" in _kept("finite-fill", no_masked_rows=True)
 
 
 def test_an_assumption_counts_only_where_it_is_needed() -> None:

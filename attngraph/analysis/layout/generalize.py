@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import sympy
+import torch
 
 from attngraph.analysis.layout.any_size import Sizes
 from attngraph.analysis.layout.axes import RESHAPES
@@ -76,6 +77,7 @@ class _Reader:
         self.sizes = sizes
         self.shapes: dict[Value, Shape] = {}
         self.attrs: dict[Node, dict[str, Any]] = {}
+        self.queries: dict[Value, Dim] = {}
 
     def resolved_attrs(self) -> Iterable[tuple[Node, Any]]:
         for node, attrs in self.attrs.items():
@@ -429,9 +431,23 @@ def _index(reader: _Reader, node: Node) -> Sequence[Shape] | None:
     places = [place for place, value in enumerate(indices) if value is not None]
     if not places or places != list(range(places[0], places[-1] + 1)):
         return None
+    for place in places:
+        if (index := indices[place]) is not None:
+            _unify_counted(reader, index, source[place])
     shapes = [reader.shape(indices[place]) for place in places]
     found = reader.broadcast(shapes, max(map(len, shapes)))
     return None if found is None else [(*source[: places[0]], *found, *source[places[-1] + 1 :])]
+
+
+def _unify_counted(reader: _Reader, index: Value, size: Dim) -> None:
+    """A constant 0, 1, 2 … that runs over a whole axis has as many elements as that."""
+    count = reader.sizes.number(size)
+    if index.data is None or index.data.is_meta or index.data.numel() != count:
+        return
+    if torch.equal(index.data.flatten().long(), torch.arange(count)):
+        for dim in reader.shape(index):
+            if reader.sizes.number(dim) == count:
+                reader.sizes.unify(dim, size)
 
 
 def _is_integer(value: Value) -> bool:
@@ -489,6 +505,25 @@ def _attention(reader: _Reader, node: Node) -> Sequence[Shape] | None:
             sizes.pin(list(reader.of(node, name)))
     weights = [scores] if attribute(node, "weights") else []
     return [(*query[:2], product([heads, out])), *weights, *rest]
+
+
+@_on("attn.masked_softmax")
+def _masked_softmax(reader: _Reader, node: Node) -> Sequence[Shape] | None:
+    logits = reader.of(node, "logits")
+    given = [reader.shape(value) for value in node.inputs[1:3] if value is not None]
+    scores = node.inputs[0]
+    if scores is None or attribute(node, "past"):
+        return None
+    # Both sides of a comparison read one tensor of scores, of as many queries.
+    if scores not in reader.queries:
+        reader.queries[scores] = reader.sizes.fresh(attribute(node, "queries"))
+    queries = reader.queries[scores]
+    rows = [(*logits[:2], queries, logits[3]), *given]
+    if input_of(node, "lengths") is not None:
+        rows.append((*reader.of(node, "lengths"), 1, 1, 1))
+    found = reader.broadcast(rows, 4)
+    reader.set(node, queries=queries)
+    return None if found is None else [(*found[:2], *logits[2:])]
 
 
 @_on("attn.rotary")
