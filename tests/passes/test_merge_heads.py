@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from attngraph.analysis import branches
-from attngraph.ir import Builder, Graph, Remark, TensorType, Value, verify
+from attngraph.ir import Builder, Graph, Remark, TensorType, Value, interpret, verify
 from attngraph.passes import PassResult, make
 from attngraph.passes.rewriting.findings import recorded
 from attngraph.reports.report import sites_of
@@ -73,6 +75,68 @@ def test_sums_with_swapped_operands_are_alike() -> None:
     make("merge-heads")[0].run(graph)
     make("dce")[0].run(graph)
     assert _attentions(graph) == [2]
+
+
+def _matrix(graph: Graph) -> Value:
+    """One for all heads."""
+    known = graph.constants.get("matrix")
+    return known or graph.add_constant("matrix", torch.arange(16.0).reshape(4, 4) / 8)
+
+
+_BETWEEN: dict[str, Callable[[Builder, Value], Value]] = {
+    "softmax": lambda build, x: build("aten.softmax.int", x, dim=-1),
+    "over-positions": lambda build, x: build("aten.cumsum", x, dim=1),
+    "over-batch": lambda build, x: build("aten.log_softmax.int", x, dim=0),
+    "less-the-first": lambda build, x: build(
+        "aten.sub.Tensor", x, build("aten.slice.Tensor", x, dim=1, start=0, end=1)
+    ),
+    "less-the-mean": lambda build, x: build(
+        "aten.sub.Tensor", x, build("aten.mean.dim", x, dim=[-1], keepdim=True)
+    ),
+    "rotated": lambda build, x: build(
+        "aten.cat",
+        *build.node("aten.split_with_sizes", x, split_sizes=[3, 1], dim=-1).outputs[::-1],
+        dim=-1,
+    ),
+    "reshaped": lambda build, x: build(
+        "aten.reshape",
+        build("aten.softmax.int", build("aten.reshape", x, shape=[2, 5, 2, 2]), dim=-2),
+        shape=[2, 5, 4],
+    ),
+    "permuted": lambda build, x: build(
+        "aten.permute",
+        build("aten.cumsum", build("aten.permute", x, dims=[0, 2, 1]), dim=1),
+        dims=[0, 2, 1],
+    ),
+    "times-a-matrix": lambda build, x: build("aten.matmul", x, _matrix(build.graph)),
+}
+
+
+@pytest.mark.parametrize("between", _BETWEEN.values(), ids=_BETWEEN)
+def test_what_lies_between_runs_by_its_batching_rule(
+    between: Callable[[Builder, Value], Value],
+) -> None:
+    """In front of each head and behind it; the heads' axis is the last but one."""
+    torch.manual_seed(0)
+    graph = Graph()
+    build = Builder(graph)
+    x = graph.add_input("x", TensorType(torch.float32, (2, 5, 8)))
+    contexts = []
+    for _ in range(3):
+        qkv = [
+            build("aten.linear", x, graph.add_constant("weight", torch.randn(4, 8))) for _ in "qkv"
+        ]
+        qkv[0] = between(build, qkv[0])
+        node = build.node("attn.attention", *qkv, heads=1, kv_heads=1, scale=0.3)
+        contexts.append(between(build, node.outputs[0]))
+    graph.set_outputs([build("aten.cat", *contexts, dim=-1)])
+    sample = torch.randn(2, 5, 8)
+    (before,) = interpret(graph, [sample])
+    make("merge-heads")[0].run(graph)
+    make("dce")[0].run(graph)
+    verify(graph)
+    assert _attentions(graph) == [3]
+    torch.testing.assert_close(interpret(graph, [sample])[0], before, rtol=1e-5, atol=1e-5)
 
 
 def test_each_head_stays_a_site_and_names_what_it_is_part_of() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from attngraph.analysis.branches import SCALAR_OPS
@@ -25,29 +27,44 @@ def over_branches(stack: Stack, node: Node, value: Value, trailing: int) -> Plan
             return None  # an operand that can't be stacked
         if operand is not None and not carried and set(stack.family.column(operand)) != {operand}:
             return None  # weights of their own, where the op wants the same for all rows
-    known = [plan for plan in plans if plan is not None]
-    full = any(plan.full for plan in known)
-    alike = rule.broadcasts() or len({plan.full for plan in known}) == 1
-    behind: Behind = [None if plan is None else trailing for plan in plans]
-    found = _anywhere(node, behind, stack.count if full else 1)
-    if found is None:
-        return None
-    result, in_front = found
+    shared = [None if plan is None or not plan.full else plan for plan in plans]
+    for given in (plans, shared):  # what all branches share may do as it is
+        full = any(plan.full for plan in given if plan is not None)
+        behind = [None if plan is None else trailing for plan in given]
+        found = _anywhere(node, behind, stack.count if full else 1)
+        if found is not None:
+            return Plan(_maker(stack, node, value, trailing, given, *found), full)
+    return None
 
-    def stacked(build: Builder, plan: Plan | None, value: Value | None) -> Value | None:
+
+def _maker(
+    stack: Stack,
+    node: Node,
+    value: Value,
+    trailing: int,
+    plans: Sequence[Plan | None],
+    result: Batched,
+    in_front: bool,
+) -> Callable[[Builder], Value]:
+    """What builds the node over stacked operands, and moves the branches' axis to its place."""
+    sizes = {plan.full for plan in plans if plan is not None}
+    rule = rule_of(node)
+    alike = len(sizes) == 1 or (rule is not None and rule.broadcasts())
+
+    def stacked(build: Builder, plan: Plan | None, operand: Value | None) -> Value | None:
         if plan is None:
-            return value
+            return operand
         made = plan(build) if alike else stack.whole(plan, build, trailing)
         return moved(build, made, len(made.shape) - 1 - trailing, 0) if in_front else made
 
     def make(build: Builder) -> Value:
         pairs = zip(plans, node.inputs, strict=True)
-        operands = [stacked(build, plan, value) for plan, value in pairs]
+        operands = [stacked(build, plan, operand) for plan, operand in pairs]
         made = build.node(result.op, *operands, **result.attrs).outputs[value.index]
-        rank = len(made.shape)
-        return moved(build, made, rank - 1 - result.behind, rank - 1 - trailing)
+        last = len(made.shape) - 1
+        return moved(build, made, last - result.behind, last - trailing)
 
-    return Plan(make, full)
+    return make
 
 
 def _anywhere(node: Node, behind: Behind, size: int) -> tuple[Batched, bool] | None:
