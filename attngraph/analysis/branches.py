@@ -15,19 +15,12 @@ from dataclasses import dataclass, field
 import networkx as nx
 from networkx.algorithms.isomorphism import DiGraphMatcher
 
-from attngraph.analysis.layout.axes import COPIES, LAYOUTS, RESHAPES
 from attngraph.ir import Node, Value
 from attngraph.ir.hashing import hashable
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import COMMUTATIVE, LAYOUT, PART, SCALE, SHIFT
 
 ATTENTION = "attn.attention"
-SCALAR_OPS = frozenset(f"aten.{name}.Scalar" for name in ("add", "sub", "mul", "div"))
-_COMMUTATIVE_NAMES = """add mul __and__ __or__ bitwise_and bitwise_or logical_and logical_or
-    maximum minimum"""
-_COMMUTATIVE = frozenset(f"aten.{name}.Tensor" for name in _COMMUTATIVE_NAMES.split())
-_PART_NAMES = "select.int unbind.int slice.Tensor split.Tensor split_with_sizes chunk"
-_PARTS = frozenset(f"aten.{name}" for name in _PART_NAMES.split())
-_LAYOUTS = RESHAPES | COPIES | LAYOUTS
 _MOST_NODES = 64  # of a branch: a head with rotary embeddings, norms and a mask has 40
 
 
@@ -180,8 +173,8 @@ def is_projection(node: Node) -> bool:
 def _source(value: Value, inside: Collection[Node], owned: Collection[Node]) -> Value | None:
     """Where the branch ends at this value: the value it is a part of, or itself; None inside."""
     above, is_part = value, False
-    while (node := above.producer) is not None and node.op in _LAYOUTS and node.inputs[0]:
-        is_part = is_part or node.op in _PARTS
+    while (node := above.producer) is not None and node.op in LAYOUT and node.inputs[0]:
+        is_part = is_part or node.op in PART
         above = node.inputs[0]
     if value.producer not in inside:
         return above if is_part else value
@@ -190,13 +183,13 @@ def _source(value: Value, inside: Collection[Node], owned: Collection[Node]) -> 
 
 def _attributes(node: Node) -> Hashable:
     """Those that must be equal: numbers that scale or shift may differ, as weights may."""
-    free = {"scale"} if node.op == ATTENTION else {"other"} if node.op in SCALAR_OPS else set()
+    free = {"scale"} if node.op == ATTENTION else {"other"} if node.op in SHIFT | SCALE else set()
     return hashable({name: value for name, value in node.attrs.items() if name not in free})
 
 
 def _places(node: Node) -> dict[Value, tuple[int, ...]]:
     """The positions at which a node reads each value; none where their order doesn't matter."""
-    free = node.op in _COMMUTATIVE
+    free = node.op in COMMUTATIVE
     if free and node.op == "aten.add.Tensor":
         free = attribute(node, "alpha") == 1
     places: dict[Value, tuple[int, ...]] = {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.ops import op
-from attngraph.ir.traits import MATMUL
+from attngraph.ir.traits import LINEAR
 
 
-@op("attn.quantized_linear", [MATMUL])
+@op("attn.quantized_linear", [LINEAR])
 def quantized_linear(
     x: torch.Tensor,
     codes: torch.Tensor,

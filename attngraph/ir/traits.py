@@ -90,8 +90,8 @@ RESHAPE = _trait(  # the same elements in the same order
 )
 COPY = _trait(  # the same tensor: dropout is off where a graph is compiled
     "copy",
-    "clone contiguous alias detach lift_fresh lift_fresh_copy dropout feature_dropout "
-    "alpha_dropout resolve_conj resolve_neg positive",
+    "clone contiguous alias detach lift_fresh lift_fresh_copy positive resolve_conj resolve_neg "
+    "dropout feature_dropout alpha_dropout",
 )
 PERMUTE = _trait(
     "permute",
@@ -99,12 +99,15 @@ PERMUTE = _trait(
     "moveaxis.intlist",
 )
 EXPAND = _trait("expand", "expand expand_as expand_copy broadcast_to")
-REPEAT = _trait("repeat", "repeat repeat_interleave.self_int tile")
-PART = _trait(  # one or all of the places along an axis, in order
-    "part",
-    "select.int slice.Tensor unbind.int split.Tensor split.sizes split_with_sizes chunk narrow "
-    "unsafe_chunk unsafe_split.Tensor tensor_split.sections",
+REPEAT = _trait("repeat", "repeat repeat_interleave.self_int")
+SELECT = _trait("select", "select.int unbind.int")  # one place of an axis, which is left out
+SLICE = _trait("slice", "slice.Tensor narrow")  # some places of an axis
+SPLIT = _trait(  # all places of an axis, one after the other
+    "split",
+    "split.Tensor split.sizes split_with_sizes chunk unsafe_chunk unsafe_split.Tensor "
+    "tensor_split.sections",
 )
+PART = SELECT | SLICE | SPLIT
 FLIP = _trait("flip", "flip")
 ROLL = _trait("roll", "roll")
 LAYOUT = RESHAPE | COPY | PERMUTE | EXPAND | REPEAT | PART | FLIP
@@ -113,10 +116,8 @@ LAYOUT = RESHAPE | COPY | PERMUTE | EXPAND | REPEAT | PART | FLIP
 JOIN = _trait("join", "cat concat concatenate stack")
 PAD = _trait("pad", "pad constant_pad_nd")
 TRIANGLE = _trait("triangle", "tril triu")  # zeros off a triangle
-GATHER = _trait(
-    "gather",
-    "gather index.Tensor index_select embedding _unsafe_index.Tensor",
-)
+INDEX = _trait("index", "index_select index.Tensor _unsafe_index.Tensor")  # whole rows, by place
+GATHER = INDEX | _trait("gather", "gather embedding")
 SCATTER = _trait(
     "scatter",
     "scatter_add index_add scatter_reduce.two scatter.src scatter.value scatter.reduce "
@@ -149,10 +150,17 @@ ADDITIVE = _trait("additive", "add.Tensor sub.Tensor")  # of two tensors
 SHIFT = _trait("shift", "add.Scalar sub.Scalar")  # by a number
 MULTIPLICATIVE = _trait("multiplicative", "mul.Tensor div.Tensor")  # of two tensors
 SCALE = _trait("scale", "mul.Scalar div.Scalar")  # by a number
-NEGATION = _trait("negation", "neg rsub.Scalar rsub.Tensor")  # −x, or from a number or a tensor
+NEGATION = _trait("negation", "neg")
+REVERSED = _trait("reversed difference", "rsub.Scalar rsub.Tensor")  # y − x
 CLAMP = _trait("clamp", "clamp clamp_min clamp_max clip")
 MAXIMUM = _trait("maximum", "maximum max.other")
 EXPONENTIAL = _trait("exponential", "exp exp2 pow.Scalar")
+LOGARITHM = _trait("logarithm", "log log2 log10 log1p logsumexp")
+COMMUTATIVE = _trait(  # in its two operands
+    "commutative",
+    "add.Tensor mul.Tensor maximum minimum logical_and logical_or logical_xor __and__.Tensor "
+    "__or__.Tensor __xor__.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor",
+)
 ACTIVATION = _trait(
     "activation", "gelu silu relu sigmoid tanh leaky_relu hardswish hardsigmoid softplus mish elu"
 )
@@ -165,7 +173,9 @@ POINTWISE = _trait(
 )
 
 # Sums over axes.
-MATMUL = _trait("matmul", "matmul bmm mm addmm baddbmm einsum linear mv dot _grouped_mm inner")
+MATMUL = _trait("matmul", "matmul bmm mm mv dot einsum")  # of operands and nothing else
+LINEAR = _trait("linear", "linear")  # x Wᵀ + b
+ADDMM = _trait("addmm", "addmm baddbmm")  # a tensor and a product
 CONVOLUTION = _trait(
     "convolution",
     "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding convolution conv_tbc "
@@ -174,6 +184,8 @@ CONVOLUTION = _trait(
 WEIGHTED = _trait(  # a product with a weight (N, …), which has a row for each feature of the result
     "weighted", "linear conv1d conv2d conv3d"
 )
+SUM = _trait("sum", "sum.dim_IntList sum")
+MEAN = _trait("mean", "mean.dim mean")
 REDUCTION = _trait("reduction", "median nanmedian histc", _tagged(torch.Tag.reduction))
 MAXIMUM_ALONG = _trait("maximum along an axis", "amax max.dim")
 PLAIN_SOFTMAX = _trait("plain softmax", "softmax.int _softmax")  # exp(x) / Σ exp(x) in every row

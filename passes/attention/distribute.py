@@ -9,16 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attngraph.analysis.layout.axes import COPIES, LAYOUTS, RESHAPES
-from attngraph.analysis.values.scalars import is_cast
 from attngraph.ir import Builder, Graph, Node, Remark, Value
+from attngraph.ir.traits import ADDITIVE, CAST, LAYOUT, MATMUL, MULTIPLICATIVE, SCALE, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
-
-_PRODUCTS = frozenset(["aten.matmul", "aten.bmm", "aten.einsum"])
-_SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
-_SCALES = frozenset(["aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"])
-_SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "attn.sink_softmax"])
 
 
 @register
@@ -32,7 +26,7 @@ class Distribute:
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name)
         for node in list(graph):
-            if node.graph is None or node.op not in _PRODUCTS:
+            if node.graph is None or node.op not in MATMUL:
                 continue
             _distribute(build, checked, node)
         return checked.remarks
@@ -71,16 +65,12 @@ def _path_to_sum(value: Value) -> list[Node] | None:
     path: list[Node] = []
     while (node := value.producer) is not None and len(path) < 16:
         path.append(node)
-        if node.op in _SUMS:
+        if node.op in ADDITIVE:
             return path
-        if not _is_layout(node) or node.inputs[0] is None or len(node.outputs) != 1:
+        if node.op not in LAYOUT | CAST or node.inputs[0] is None or len(node.outputs) != 1:
             return None
         value = node.inputs[0]
     return None
-
-
-def _is_layout(node: Node) -> bool:
-    return node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
 
 
 def _is_probability(value: Value) -> bool:
@@ -92,11 +82,11 @@ def _is_probability(value: Value) -> bool:
         node = queue.pop(0).producer
         if node is None:
             continue
-        if node.op in _SOFTMAXES:
+        if node.op in SOFTMAX:
             return True
-        if node.op in _SCALES:
+        if node.op in MULTIPLICATIVE | SCALE:
             queue += _operands(node.inputs)
-        elif _is_layout(node):
+        elif node.op in LAYOUT | CAST:
             queue += _operands(node.inputs[:1])
     return False
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from attngraph.analysis.layout.axes import COPIES
 from attngraph.analysis.masks.row_policy import Formula
 from attngraph.analysis.values.scalars import widens
 from attngraph.ir import Builder, Node, Value
 from attngraph.ir.dims import same
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import COPY
 from attngraph.passes.attention.hidden_rows import Settler
 from attngraph.passes.rewriting.checked import Checked
 
@@ -25,7 +25,7 @@ def _through_copies(value: Value) -> list[Node]:
     """The readers of a value, past copies and casts."""
     readers: list[Node] = []
     for node in value.users:
-        if node.op in COPIES or widens(node):
+        if node.op in COPY or widens(node):
             readers += _through_copies(node.output)
         else:
             readers.append(node)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attngraph.analysis.layout.axes import COPIES, LAYOUTS, RESHAPES, Operand, climb, fresh_axes
+from attngraph.analysis.layout.axes import Operand, climb, fresh_axes
 from attngraph.analysis.layout.cost import cost, layout_cost
-from attngraph.ir import Builder, Graph, Node, Remark
+from attngraph.ir import Builder, Graph, Node, Remark, traits
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.materialize import materialize
@@ -30,22 +30,18 @@ class SimplifyLayout:
         build = Builder(graph)
         checked = Checked(graph, self.name, kinds=LAYOUT, exact=True)
         for node in list(graph):
-            if node.graph is not None and _is_layout(node) and _is_last(graph, node):
+            if node.graph is not None and node.op in traits.LAYOUT and _is_last(graph, node):
                 for value in node.outputs:
                     if value.uses or value in graph.outputs:
                         _shorten(build, checked, Operand(value, fresh_axes(value.shape)))
         return checked.remarks
 
 
-def _is_layout(node: Node) -> bool:
-    return node.op in RESHAPES or node.op in LAYOUTS or node.op in COPIES
-
-
 def _is_last(graph: Graph, node: Node) -> bool:
     """Whether something other than a layout op reads the node."""
     values = set(node.outputs)
     return bool(values & set(graph.outputs)) or any(
-        not _is_layout(user) for value in node.outputs for user in value.users
+        user.op not in traits.LAYOUT for value in node.outputs for user in value.users
     )
 
 

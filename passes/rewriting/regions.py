@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from attngraph.analysis.layout.axes import COPIES, LAYOUTS, RESHAPES
 from attngraph.analysis.layout.generalize import Generalized, generalized
 from attngraph.analysis.values.weights import Derivation
 from attngraph.analysis.values.widening import _Again, wide_node, widened
@@ -22,11 +21,11 @@ from attngraph.ir.dims import product, substitute
 from attngraph.ir.hashing import hashable
 from attngraph.ir.ops import attribute, evaluate
 from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import ATTENTION, LAYOUT
 from attngraph.passes.rewriting.sparse_products import PRODUCTS, only_needed
 from attngraph.passes.rewriting.trials import Aims, sample
 
 _HEAVY = 1 << 16  # elements of a constant that stays as it is stored
-_VIEWS = RESHAPES | LAYOUTS | COPIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class Region:
                 memory[value] = data if stays else self._typed(value, data)
                 heavy |= {value} if stays else set()
         for node in self.nodes:
-            if node.op in _VIEWS and node.inputs and all(value in heavy for value in node.inputs):
+            if node.op in LAYOUT and node.inputs and all(value in heavy for value in node.inputs):
                 try:
                     inputs = [memory[value] for value in node.inputs if value]
                     results = evaluate(self._again(node), inputs, sizes)
@@ -168,7 +167,7 @@ class Region:
         if node.op == "aten.scaled_dot_product_attention":
             query, key = (self.shape(value) for value in node.inputs[:2] if value is not None)
             return (*query[:-1], key[-2])
-        if node.op in ("attn.attention", "attn.packed_attention"):
+        if node.op in ATTENTION:
             query, key = (self.shape(value) for value in node.inputs[:2] if value is not None)
             return (*query[:2], attribute(node, "heads"), key[1])
         return ()

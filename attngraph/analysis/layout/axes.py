@@ -17,6 +17,7 @@ import sympy
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import divide, product, same, same_shape
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import COPY, EXPAND, LAYOUT, PART, REPEAT, RESHAPE, SELECT, SLICE
 
 
 class Atom:
@@ -122,14 +123,7 @@ def broadcast_axes(axes: Axes, shape: Sequence[Dim], out_shape: Sequence[Dim]) -
     )
 
 
-_RESHAPE_NAMES = """reshape view _unsafe_view unsqueeze squeeze squeeze.dim squeeze.dims
-    flatten.using_ints unflatten.int view_as reshape_as"""
-_COPY_NAMES = "clone contiguous alias detach lift_fresh_copy dropout"
-RESHAPES = frozenset("aten." + name for name in _RESHAPE_NAMES.split())
-COPIES = frozenset("aten." + name for name in _COPY_NAMES.split())
-_LAYOUT_NAMES = """permute transpose.int t mT expand select.int slice.Tensor unbind.int split.Tensor
-    split_with_sizes chunk repeat_interleave.self_int repeat"""
-LAYOUTS = frozenset("aten." + name for name in _LAYOUT_NAMES.split())
+RESHAPES, COPIES, LAYOUTS = RESHAPE, COPY, LAYOUT
 
 
 def _permuted(node: Node, axes: Axes) -> Axes | None:
@@ -158,18 +152,18 @@ def _selected(node: Node, value: Value, axes: Axes) -> Axes | None:
     shape = source.shape
     dim = attribute(node, "dim") % len(shape)
     size = shape[dim]
-    if node.op in ("aten.select.int", "aten.unbind.int"):
+    if node.op in SELECT:
         index = attribute(node, "index") if node.op == "aten.select.int" else value.index
         if not isinstance(index, int) or (index < 0 and not isinstance(size, int)):
             return None
         picked = Atom(size, index % size if isinstance(size, int) else index)
         return (*axes[:dim], (picked,) if size != 1 else (), *axes[dim:])
     part = value.shape[dim]
-    if node.op == "aten.slice.Tensor":
+    if node.op in SLICE:
         start = attribute(node, "start") or 0
         if isinstance(start, int) and start < 0 and isinstance(size, int):
             start = max(start + size, 0)
-        if attribute(node, "step") != 1 or not isinstance(start, int) or start < 0:
+        if node.attrs.get("step", 1) != 1 or not isinstance(start, int) or start < 0:
             return None
     else:
         sizes = [output.shape[dim] for output in node.outputs]
@@ -182,18 +176,6 @@ def _selected(node: Node, value: Value, axes: Axes) -> Axes | None:
         return None
     picked = Atom(size // part, start // part)
     return tuple((picked, *index) if i == dim else index for i, index in enumerate(axes))
-
-
-_PARTS = frozenset(
-    [
-        "aten.select.int",
-        "aten.unbind.int",
-        "aten.slice.Tensor",
-        "aten.split.Tensor",
-        "aten.split_with_sizes",
-        "aten.chunk",
-    ]
-)
 
 
 def _repeated(node: Node, source: Value, axes: Axes) -> Axes | None:
@@ -224,7 +206,7 @@ def climb(operand: Operand) -> Operand | None:
     node = value.producer
     if node is None:
         return None
-    if node.op in COPIES:
+    if node.op in COPY:
         source = node.inputs[0]
         return Operand(source, axes) if source is not None else None
     if not node.op.startswith("aten."):
@@ -233,17 +215,17 @@ def climb(operand: Operand) -> Operand | None:
     source = node.inputs[0] if node.inputs else None
     if source is None:
         return None
-    if node.op in RESHAPES:
+    if node.op in RESHAPE:
         if same_shape(source.shape, value.shape):
             return Operand(source, axes)
         if any(not dim and size != 1 for dim, size in zip(axes, value.shape, strict=True)):
             return None  # index 0 of a longer dim: not a plain regrouping
         inner = regroup([atom for dim in axes for atom in dim], source.shape)
-    elif node.op in _PARTS:
+    elif node.op in PART:
         inner = _selected(node, value, axes)
-    elif node.op == "aten.expand":
+    elif node.op in EXPAND:
         inner = broadcast_axes(axes, source.shape, value.shape)
-    elif node.op in ("aten.repeat_interleave.self_int", "aten.repeat"):
+    elif node.op in REPEAT:
         inner = _repeated(node, source, axes)
     else:
         inner = _permuted(node, axes)

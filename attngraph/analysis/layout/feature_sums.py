@@ -10,32 +10,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from attngraph.analysis.layout.axes import (
-    COPIES,
-    LAYOUTS,
-    RESHAPES,
-    Atom,
-    Axes,
-    Operand,
-    broadcast_axes,
-    fresh_axes,
-)
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, fresh_axes
 from attngraph.analysis.layout.columns import Column, chosen, known, steps
 from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.values.scalars import scale_of
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
-
-_SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
-_JOINS = frozenset(["aten.cat", "aten.stack"])
-_CONTRACTIONS = frozenset(["aten.matmul", "aten.bmm", "aten.einsum", "aten.sum.dim_IntList"])
-_FACTORS = frozenset(["aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Scalar", "aten.neg"])
-_MOVES = frozenset(
-    ["aten.flip", "aten.roll", "aten.index_select", "aten.index.Tensor", "aten.div.Tensor"]
+from attngraph.ir.traits import (
+    ADDITIVE,
+    INDEX,
+    JOIN,
+    LAYOUT,
+    MATMUL,
+    MULTIPLICATIVE,
+    NEGATION,
+    ROLL,
+    SCALE,
+    SUM,
 )
-_READ = _SUMS | _JOINS | _CONTRACTIONS | _FACTORS | _MOVES | RESHAPES | LAYOUTS | COPIES
-ANCHORS = _SUMS | _JOINS
-UNDER_RESHAPE = _JOINS | _CONTRACTIONS | _SUMS
+
+_CONTRACTIONS = MATMUL | SUM
+_FACTORS = MULTIPLICATIVE | SCALE | NEGATION
+_READ = ADDITIVE | _FACTORS | _CONTRACTIONS | JOIN | LAYOUT | INDEX | ROLL
+ANCHORS = ADDITIVE | JOIN
+UNDER_RESHAPE = ANCHORS | _CONTRACTIONS
 _REGION = 48
 
 
@@ -96,7 +94,7 @@ class Reading:
         if (scaling := scale_of(node)) is not None:
             for term in self._terms(Operand(scaling[0], axes), places):
                 yield replace(term, factor=term.factor * scaling[1])
-        elif node.op in _SUMS:
+        elif node.op in ADDITIVE:
             alpha = attribute(node, "alpha")
             if not isinstance(alpha, (int, float)):
                 raise _Unread

@@ -17,10 +17,10 @@ import sympy
 import torch
 
 from attngraph.analysis.layout.any_size import Sizes
-from attngraph.analysis.layout.axes import RESHAPES
 from attngraph.ir import Dim, DimInfo, Node, ScalarType, Value
 from attngraph.ir.dims import as_dim, product
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import RESHAPE
 
 Shape: TypeAlias = tuple[Dim, ...]
 _FEWEST = 3  # the least size that an axis gets: 1 broadcasts, and 2 has one neighbour each
@@ -179,13 +179,12 @@ def _transpose(reader: _Reader, node: Node) -> Sequence[Shape]:
     return [tuple(shape)]
 
 
-@_on(*RESHAPES)
+@_on(*RESHAPE)
 def _reshape(reader: _Reader, node: Node) -> Sequence[Shape]:
     found = reader.sizes.regrouped(reader.of(node, "self"), node.output.shape)
-    if node.op in ("aten.reshape", "aten.view", "aten._unsafe_view"):
-        name = "shape" if node.op == "aten.reshape" else "size"
+    for name in {"shape", "size"} & node.attrs.keys():
         reader.set(node, **{name: list(found)})
-    elif node.op == "aten.unflatten.int":
+    if node.op == "aten.unflatten.int":
         dim, count = attribute(node, "dim"), len(attribute(node, "sizes"))
         dim %= len(reader.of(node, "self"))
         reader.set(node, sizes=list(found[dim : dim + count]))

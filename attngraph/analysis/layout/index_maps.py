@@ -10,19 +10,15 @@ from collections.abc import Sequence
 
 import sympy
 
-from attngraph.analysis.layout.axes import COPIES, RESHAPES
 from attngraph.analysis.masks.predicates import Domain, Expr
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import divide, product, same, same_shape
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import COPY, EXPAND, RESHAPE
 
 Index = tuple[Expr, ...]
 
 ZERO = sympy.Integer(0)
-
-_MOVES = """expand permute transpose.int t mT numpy_T flip select.int unbind.int slice.Tensor narrow
-    split.Tensor split_with_sizes chunk"""
-LAYOUTS = COPIES | RESHAPES | {f"aten.{name}" for name in _MOVES.split()}
 
 
 def settled(value: Value, index: Sequence[Expr]) -> Index:
@@ -46,11 +42,11 @@ def source_index(
     if source is None or not node.op.startswith("aten."):
         return None
     inner: Sequence[Expr] | None
-    if node.op in COPIES:
+    if node.op in COPY:
         inner = index
-    elif node.op in RESHAPES:
+    elif node.op in RESHAPE:
         inner = _reshaped(source.shape, value.shape, index, domain)
-    elif node.op == "aten.expand":
+    elif node.op in EXPAND:
         inner = aligned(source, index)
     elif node.op == "aten.flip":
         back = {dim % len(index) for dim in attribute(node, "dims")}

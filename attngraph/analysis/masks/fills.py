@@ -15,7 +15,7 @@ import torch
 
 from attngraph.analysis.layout.axes import fresh_axes
 from attngraph.analysis.layout.contraction import read_contraction
-from attngraph.analysis.layout.index_maps import LAYOUTS, Index, aligned, source_index
+from attngraph.analysis.layout.index_maps import Index, aligned, source_index
 from attngraph.analysis.masks.choices import Choice
 from attngraph.analysis.masks.predicates import (
     TRUE,
@@ -39,6 +39,7 @@ from attngraph.analysis.values.scalars import (
 )
 from attngraph.ir import Builder, DimInfo, Node, TensorType, Value
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import LAYOUT
 
 _DEPTH = 64
 _NUMBERS = ("other", "value", "self", "min", "max", "fill_value", "s", "alpha", "end", "start")
@@ -242,7 +243,7 @@ class Fills:
         if above is not None and above.dtype.is_floating_point:
             if widens(node):
                 return Carried(node, into(above, index))
-            if node.op in LAYOUTS:
+            if node.op in LAYOUT:
                 found = None
                 if index is not None and self._reader is not None:
                     found = source_index(node, value, index, self._reader.domain)
@@ -337,7 +338,7 @@ class _Moderates:
         if not node.op.startswith("aten.") or _is_activation(node):
             return True
         numbers = (number(node.attrs.get(name)) for name in _NUMBERS)
-        is_layout = node.op in LAYOUTS  # whose numbers are places
+        is_layout = node.op in LAYOUT  # whose numbers are places
         if not is_layout and any(n is not None and not abs(n) < -WEAKEST_FILL for n in numbers):
             return False
         is_logits &= node.op != "aten.add.Tensor"

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
-from attngraph.analysis.layout.index_maps import LAYOUTS, Index, aligned, settled, source_index
+from attngraph.analysis.layout.index_maps import Index, aligned, settled, source_index
 from attngraph.analysis.masks.bands import band, progression
 from attngraph.analysis.masks.choices import Choice, choice, table
 from attngraph.analysis.masks.predicates import (
@@ -35,6 +35,7 @@ from attngraph.analysis.masks.predicates import (
 from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import greatest, least, symbol
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import LAYOUT
 
 Reading: TypeAlias = Choice | Expr | None
 
@@ -340,7 +341,7 @@ def leaf_test(reader: Reader, kept: Set[Value]) -> Callable[[Value], bool]:
             return True
         if value in kept:
             return False
-        is_spelled = node.op in ELEMENTWISE or node.op in LAYOUTS
+        is_spelled = node.op in ELEMENTWISE or node.op in LAYOUT
         if value in reader.understood:
             return value in reader.opaque and not is_spelled
         return not is_spelled or (

@@ -15,7 +15,7 @@ import torch
 
 from attngraph.analysis.layout.axes import fresh_axes
 from attngraph.analysis.layout.contraction import read_contraction
-from attngraph.analysis.layout.index_maps import LAYOUTS, Index, aligned, source_index
+from attngraph.analysis.layout.index_maps import Index, aligned, source_index
 from attngraph.analysis.masks.choices import Choice
 from attngraph.analysis.masks.predicates import Predicate, negation
 from attngraph.analysis.masks.reading import Reader
@@ -24,6 +24,7 @@ from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.scalars import fill_of, is_cast, number, scale_of, widens
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import LAYOUT
 
 _PASSING = frozenset(
     f"aten.{name}"
@@ -212,7 +213,7 @@ def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
     if node.op in _SHIFTS:
         shift = number(node.attrs.get("other"))
         return shift is not None and math.isfinite(shift) and is_scorelike(inputs[0], depth - 1)
-    passes_on = node.op in _JOINING or node.op in _PASSING or node.op in LAYOUTS or widens(node)
+    passes_on = node.op in _JOINING or node.op in _PASSING or node.op in LAYOUT or widens(node)
     return passes_on and all(is_scorelike(source, depth - 1) for source in inputs)
 
 

@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attngraph.analysis.layout.axes import LAYOUTS, RESHAPES
 from attngraph.ir import Graph, Loc, Node, TensorType, Value
 from attngraph.ir.hashing import hashable
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import (
+    ADDITIVE,
+    ADDMM,
+    LAYOUT,
+    LINEAR,
+    MATMUL,
+    NEGATION,
+    RESHAPE,
+    SCALE,
+    SELECT,
+    SHIFT,
+)
 
 _LEAST = 3  # steps: the first two say what a step is, and the third confirms it
 
 _LEAST_TOLD = 5  # queries, keys, values and a gate are four places of one axis
 
-_NAMES = (
-    "linear matmul mm addmm split_with_sizes slice.Tensor select.int neg mul.Tensor mul.Scalar "
-    "div.Scalar add.Tensor add.Scalar sub.Tensor sub.Scalar"
-)
-_LINEAR = RESHAPES | LAYOUTS | {f"aten.{name}" for name in _NAMES.split()}
+_LINEAR = LAYOUT | MATMUL | LINEAR | ADDMM | ADDITIVE | SHIFT | SCALE | NEGATION
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
             continue
         changed: dict[int, Node] = {}
         for node in graph:
-            for value in () if node.op in _LINEAR else node.outputs:
+            for value in () if _is_linear(node) else node.outputs:
                 if value in each.masks:
                     changed.setdefault(each.masks[value], node)
         for items in (range(count), range(count)[::-1]):
@@ -132,14 +139,14 @@ def _taken(node: Node) -> Iterator[tuple[Value, int, int, Value]]:
     source = node.inputs[0] if node.inputs else None
     if source is None or not isinstance(source.type, TensorType) or not source.shape:
         return
-    if node.op in ("aten.select.int", "aten.unbind.int"):
+    if node.op in SELECT:
         dim = attribute(node, "dim") % len(source.shape)
         size = source.shape[dim]
         if node.op == "aten.unbind.int":
             yield from ((source, dim, at, item) for at, item in enumerate(node.outputs))
         elif isinstance(size, int) and isinstance(attribute(node, "index"), int):
             yield source, dim, attribute(node, "index") % size, node.output
-    elif node.op in RESHAPES and source.producer is not None:
+    elif node.op in RESHAPE and source.producer is not None:
         for whole, dim, at, part in _single(source.producer):
             squeezed = (*part.shape[:dim], *part.shape[dim + 1 :])
             if part is source and tuple(node.output.shape) == squeezed:
@@ -212,9 +219,14 @@ def _handed(masks: dict[Value, int], mask: int, next_mask: int) -> list[Value]:
     return list(dict.fromkeys(_base(masks, value) for value in handed))
 
 
+def _is_linear(node: Node) -> bool:
+    """Whether a node is linear in each operand where the others are constants."""
+    return node.op in _LINEAR or node.op == "aten.mul.Tensor"
+
+
 def _base(masks: dict[Value, int], value: Value) -> Value:
     """What a value is linear in, as far up as that is one value of its own step."""
-    while (node := value.producer) is not None and node.op in _LINEAR:
+    while (node := value.producer) is not None and _is_linear(node):
         changing = [source for source in node.inputs if source is not None and masks.get(source)]
         others = [source for source in node.inputs if source not in (None, *changing)]
         if len(changing) != 1 or masks[changing[0]] != masks[value]:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from attngraph.analysis.layout.axes import RESHAPES, Atom, Axes, Operand, regroup, resolve
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, regroup, resolve
 from attngraph.analysis.layout.columns import Column, known
 from attngraph.analysis.layout.element_ids import ONE, Element, ElementIds
 from attngraph.analysis.layout.feature_sums import ANCHORS, UNDER_RESHAPE, Reading, Term, region
 from attngraph.ir import ScalarType, Value
 from attngraph.ir.dims import same
+from attngraph.ir.traits import RESHAPE
 
 _MOST_FEATURES = 1024
 
@@ -74,7 +75,7 @@ def _may_be(y: Value) -> bool:
     width = y.shape[-1]
     if not isinstance(width, int) or not 2 <= width <= _MOST_FEATURES:
         return False
-    if node.op in RESHAPES:
+    if node.op in RESHAPE:
         inner = node.inputs[0].producer if node.inputs[0] is not None else None
         return inner is not None and inner.op in UNDER_RESHAPE
     return node.op in ANCHORS

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from attngraph.analysis.layout.axes import RESHAPES
 from attngraph.analysis.layout.element_ids import is_pointwise
 from attngraph.ir import Dim, Node, TensorType, Value
 from attngraph.ir.dims import same
 from attngraph.ir.effects import is_function
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import RESHAPE
 
 Track: TypeAlias = tuple[int | None, ...]
 """For each axis of an operand, the axis of the results that it becomes; None: computed over."""
@@ -352,6 +352,6 @@ _KINDS: tuple[tuple[Rule, str], ...] = (
     (_Stack(), "aten.stack"),
     (_Permute(), "aten.permute"),
     (_Expand(), "aten.expand"),
-    (_Reshape(), " ".join(RESHAPES)),
+    (_Reshape(), " ".join(RESHAPE)),
 )
 _RULES: Mapping[str, Rule] = {op: rule for rule, ops in _KINDS for op in ops.split()}

@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 import torch
 
-from attngraph.analysis.layout.index_maps import LAYOUTS
-from attngraph.analysis.values.scalars import fill_of, is_binary, is_cast, number, scale_of, uniform
+from attngraph.analysis.values.scalars import fill_of, is_binary, number, scale_of, uniform
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import CAST, COPY, GATHER, JOIN, LAYOUT, SOFTMAX, TRIANGLE
 
 Interval: TypeAlias = tuple[float, float]
 
@@ -24,13 +24,6 @@ EVERYTHING: Interval = (-math.inf, math.inf)
 _LONGEST = 2.0**40  # of what an arange counts
 _LARGEST_TABLE = 1 << 26
 _DEPTH = 64
-_CHOOSING = frozenset(
-    f"aten.{name}" for name in ("embedding", "index.Tensor", "index_select", "gather")
-)
-_UNIT = frozenset(f"aten.{name}" for name in ("sin", "cos", "tanh"))
-_SHARES = frozenset(f"aten.{name}" for name in ("sigmoid", "softmax.int", "_softmax"))
-_TRIANGLES = frozenset(["aten.tril", "aten.triu"])
-_JOINS = frozenset(["aten.cat", "aten.stack"])
 
 
 class Intervals:
@@ -75,8 +68,7 @@ class Intervals:
             offset = 0.0 if shift is None else self.length(shift, depth - 1)
             return min(known, math.sqrt(width) * scale + offset)
         source = node.inputs[0] if node.inputs else None
-        keeps = is_cast(node) or node.op in ("aten.clone", "aten.contiguous", "aten.dropout")
-        if keeps and source is not None:
+        if node.op in CAST | COPY and source is not None:
             return min(known, self.length(source, depth - 1))
         return known
 
@@ -97,15 +89,13 @@ class Intervals:
         if (filling := fill_of(node)) is not None:
             fill = filling[3]
             return _joined([self.of(filling[0], depth), (fill, fill)])
-        if node.op in _CHOOSING or node.op in LAYOUTS or is_cast(node):
+        if node.op in LAYOUT | GATHER | CAST:
             return self.of(node.inputs[0], depth)
-        if node.op in _UNIT:
-            return -1.0, 1.0
-        if node.op in _SHARES:
+        if node.op in SOFTMAX:
             return 0.0, 1.0
-        if node.op in _JOINS:
+        if node.op in JOIN:
             return _joined([self.of(part, depth) for part in input_of(node, "tensors")])
-        if node.op in _TRIANGLES:
+        if node.op in TRIANGLE:
             return _joined([self.of(node.inputs[0], depth), (0.0, 0.0)])
         sides = [self.of(side, depth) for side in node.inputs]
         other = number(node.attrs.get("other"))
@@ -124,6 +114,10 @@ class Intervals:
                 return _times(*sides)
             case "where.self":
                 return _joined(sides[1:])
+            case "sin" | "cos" | "tanh":
+                return -1.0, 1.0
+            case "sigmoid":
+                return 0.0, 1.0
             case "relu":
                 return max(sides[0][0], 0.0), max(sides[0][1], 0.0)
             case "maximum":

@@ -11,8 +11,6 @@ from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import attribute
 
-_ADDS = ("aten.add.Tensor", "aten.add.Scalar")
-_SUBTRACTS = ("aten.sub.Tensor", "aten.sub.Scalar")
 _DEPTH = 6  # the longest chain in the GELUs that people write is four ops
 _DEGREE = 3
 
@@ -64,10 +62,11 @@ def scalings(value: Value) -> Iterator[tuple[Value, float]]:
 
 def offset_of(node: Node) -> tuple[Value, float] | None:
     """(x, c) where the node computes x + c for a known number c."""
-    if node.op not in _ADDS or not node.inputs or attribute(node, "alpha") != 1:
+    is_shift = node.op == "aten.add.Scalar"
+    if not (is_shift or node.op == "aten.add.Tensor") or attribute(node, "alpha") != 1:
         return None
     source = node.inputs[0]
-    if node.op == "aten.add.Scalar":
+    if is_shift:
         added = number(attribute(node, "other"))
     else:
         other = node.inputs[1]
@@ -110,7 +109,7 @@ def polynomial(value: Value, x: Value, depth: int = _DEPTH) -> Polynomial | None
             factor = number(attribute(node, "alpha"))
             if factor is None:
                 return None
-            sign = -factor if node.op in _SUBTRACTS else factor
+            sign = -factor if node.op == "aten.sub.Tensor" else factor
             return _plus(operands[0], _times(operands[1], {0: sign}))
     return None
 

@@ -8,19 +8,17 @@ from typing import TypeAlias
 
 import torch
 
-from attngraph.analysis.layout.axes import COPIES, LAYOUTS, RESHAPES
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import ADDITIVE, CAST, COPY, LAYOUT, RESHAPE, TRIANGLE
 
 Filling: TypeAlias = tuple[Value, Value, bool, float]
 """(x, predicate, keep, fill): x with `fill` where the predicate is not `keep`."""
 
-_CASTS = frozenset(["aten._to_copy", "aten.to.dtype"])
-
 
 def is_cast(node: Node) -> bool:
     """Whether a node only converts its input's dtype."""
-    return node.op in _CASTS
+    return node.op in CAST
 
 
 def widens(node: Node) -> bool:
@@ -81,7 +79,7 @@ def uniform(value: Value | None) -> float | None:
             return 1.0
         case "aten.expand":
             return uniform(node.inputs[0])
-    if node.op in RESHAPES or node.op in COPIES:
+    if node.op in RESHAPE | COPY:
         return uniform(node.inputs[0])
     if is_cast(node):
         found = uniform(node.inputs[0])
@@ -145,13 +143,12 @@ def is_binary(value: Value | None) -> bool:
         return number(attribute(node, "value")) in (0, 1) and is_binary(node.inputs[0])
     if node.op == "aten.scatter.src":
         return is_binary(node.inputs[0]) and is_binary(node.inputs[2])
-    is_layout = node.op in RESHAPES or node.op in COPIES or node.op in LAYOUTS or is_cast(node)
-    return (is_layout or node.op in ("aten.tril", "aten.triu")) and is_binary(node.inputs[0])
+    return node.op in LAYOUT | CAST | TRIANGLE and is_binary(node.inputs[0])
 
 
 def blend_of(node: Node) -> Filling | None:
     """As `fill_of`, for m·x ± c·(1 - m) with m of zeros and ones."""
-    if node.op not in ("aten.add.Tensor", "aten.sub.Tensor") or attribute(node, "alpha") != 1:
+    if node.op not in ADDITIVE or attribute(node, "alpha") != 1:
         return None
     subtracts = node.op == "aten.sub.Tensor"
     for index in (0,) if subtracts else (0, 1):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from attngraph.analysis.branches import SCALAR_OPS
 from attngraph.analysis.rows.batching import Batched, Behind, batched, rule_of
 from attngraph.ir import Builder, Node, Value
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import SCALE, SHIFT
 from attngraph.passes.attention.stacking.plans import Plan, Stack, moved
 
 
@@ -96,7 +96,7 @@ def scaled(stack: Stack, node: Node, trailing: int) -> Plan | None:
 
 def has_own_numbers(stack: Stack, node: Node) -> bool:
     """Whether the branches scale or shift by numbers that differ."""
-    if node.op not in SCALAR_OPS:
+    if node.op not in SHIFT | SCALE:
         return False
     return len({attribute(item, "other") for item in stack.nodes(node)}) > 1
 
