@@ -99,7 +99,7 @@ PERMUTE = _trait(
     "moveaxis.intlist",
 )
 EXPAND = _trait("expand", "expand expand_as expand_copy broadcast_to")
-REPEAT = _trait("repeat", "repeat repeat_interleave.self_int")
+REPEAT = _trait("repeat", "repeat tile repeat_interleave.self_int")
 SELECT = _trait("select", "select.int unbind.int")  # one place of an axis, which is left out
 SLICE = _trait("slice", "slice.Tensor narrow")  # some places of an axis
 SPLIT = _trait(  # all places of an axis, one after the other
@@ -216,7 +216,7 @@ MUTATING = _trait("mutating", "", lambda definition: definition.mutates)
 # Ops that no reading sees through, whose other traits nobody asks for.
 OPAQUE = _trait(
     "opaque",
-    "_adaptive_avg_pool3d _cdist_forward _local_scalar_dense _pdist_forward adaptive_max_pool1d "
+    "_adaptive_avg_pool3d _cdist_forward _grouped_mm _local_scalar_dense _pdist_forward adaptive_max_pool1d "
     "adaptive_max_pool2d adaptive_max_pool3d argsort argsort.stable as_strided avg_pool2d "
     "avg_pool3d bincount bucketize.Tensor conj cosine_similarity cross_entropy_loss diag "
     "diag_embed diagonal embedding_bag embedding_bag.padding_idx eye eye.m hamming_window item "

@@ -188,12 +188,12 @@ def _repeated(node: Node, source: Value, axes: Axes) -> Axes | None:
         if grouped is None:
             return None
         return tuple(grouped[0] if i == dim else index for i, index in enumerate(axes))
-    lead = len(axes) - len(source.shape)  # aten.repeat tiles: the repetition is the major part
+    lead = len(axes) - len(source.shape)
+    repeats = node.attrs.get("dims" if node.op == "aten.tile" else "repeats", ())
+    counts = [1] * (len(axes) - len(repeats)) + list(repeats)  # tile may leave out leading ones
     inner = []
-    for index, size, times in zip(
-        axes[lead:], source.shape, attribute(node, "repeats")[lead:], strict=True
-    ):
-        grouped = regroup(index, [times, size])
+    for index, size, times in zip(axes[lead:], source.shape, counts[lead:], strict=True):
+        grouped = regroup(index, [times, size])  # the repetition is the major part
         if grouped is None:
             return None
         inner.append(grouped[1])
