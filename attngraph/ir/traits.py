@@ -88,10 +88,10 @@ RESHAPE = _trait(  # the same elements in the same order
     "reshape view _unsafe_view view_as reshape_as _reshape_copy view_copy unsqueeze squeeze "
     "squeeze.dim squeeze.dims flatten.using_ints unflatten.int ravel",
 )
-COPY = _trait(  # the same tensor: dropout is off where a graph is compiled
+DROPOUT = _trait("dropout", "dropout feature_dropout alpha_dropout feature_alpha_dropout")
+COPY = DROPOUT | _trait(  # the same tensor: dropout is off where a graph is compiled
     "copy",
-    "clone contiguous alias detach lift_fresh lift_fresh_copy positive resolve_conj resolve_neg "
-    "dropout feature_dropout alpha_dropout",
+    "clone contiguous alias detach lift_fresh lift_fresh_copy positive resolve_conj resolve_neg",
 )
 PERMUTE = _trait(
     "permute",
@@ -105,7 +105,7 @@ SLICE = _trait("slice", "slice.Tensor narrow")  # some places of an axis
 SPLIT = _trait(  # all places of an axis, one after the other
     "split",
     "split.Tensor split.sizes split_with_sizes chunk unsafe_chunk unsafe_split.Tensor "
-    "tensor_split.sections",
+    "unsafe_split_with_sizes tensor_split.sections tensor_split.indices",
 )
 PART = SELECT | SLICE | SPLIT
 FLIP = _trait("flip", "flip")
@@ -216,14 +216,14 @@ MUTATING = _trait("mutating", "", lambda definition: definition.mutates)
 # Ops that no reading sees through, whose other traits nobody asks for.
 OPAQUE = _trait(
     "opaque",
-    "_adaptive_avg_pool3d _cdist_forward _grouped_mm _local_scalar_dense _pdist_forward adaptive_max_pool1d "
-    "adaptive_max_pool2d adaptive_max_pool3d argsort argsort.stable as_strided avg_pool2d "
-    "avg_pool3d bincount bucketize.Tensor conj cosine_similarity cross_entropy_loss diag "
-    "diag_embed diagonal embedding_bag embedding_bag.padding_idx eye eye.m hamming_window item "
-    "kthvalue masked_select max_pool2d max_unpool2d max_unpool3d median.dim nanmedian.dim nonzero "
-    "one_hot quantile searchsorted.Scalar searchsorted.Tensor sort sort.stable topk tril_indices "
-    "unfold upsample_bicubic2d upsample_bilinear2d upsample_nearest2d vander view.dtype "
-    "view_as_complex view_as_real",
+    "_adaptive_avg_pool3d _cdist_forward _grouped_mm _local_scalar_dense _pdist_forward "
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d argsort argsort.stable "
+    "as_strided avg_pool2d avg_pool3d bincount bucketize.Tensor conj cosine_similarity "
+    "cross_entropy_loss diag diag_embed diagonal embedding_bag embedding_bag.padding_idx eye "
+    "eye.m hamming_window item kthvalue masked_select max_pool2d max_unpool2d max_unpool3d "
+    "median.dim nanmedian.dim nonzero one_hot quantile searchsorted.Scalar searchsorted.Tensor "
+    "sort sort.stable topk tril_indices unfold upsample_bicubic2d upsample_bilinear2d "
+    "upsample_nearest2d vander view.dtype view_as_complex view_as_real",
 )
 
 

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
+from attngraph.analysis.layout.axes import permutation
 from attngraph.analysis.values.matching import same_type
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim, at_least, same, same_shape
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import EXPAND, PERMUTE, RESHAPE, SPLIT
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
-
-_RESHAPES = (
-    "aten.reshape",
-    "aten.view",
-    "aten._unsafe_view",
-    "aten.view_as",
-    "aten.reshape_as",
-    "aten.squeeze",
-    "aten.squeeze.dim",
-    "aten.squeeze.dims",
-    "aten.unsqueeze",
-    "aten.flatten.using_ints",
-    "aten.unflatten.int",
-    "aten.ravel",
-)
-_SWAPS = {
-    "aten.transpose.int": ("dim0", "dim1"),
-    "aten.swapdims": ("dim0", "dim1"),
-    "aten.swapaxes": ("axis0", "axis1"),
-}
-_MOVES = ("aten.movedim.int", "aten.movedim.intlist", "aten.moveaxis.int", "aten.moveaxis.intlist")
-_EXPANDS = ("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.repeat", "aten.tile")
 
 
 @rule("aten.clone", "aten.contiguous", "aten.alias", "aten.detach", "aten.lift_fresh_copy")
@@ -37,12 +17,12 @@ def copy(rewriter: Rewriter, node: Node) -> Replacement:
     return source_of(node)
 
 
-@rule(*_RESHAPES)
+@rule(*RESHAPE)
 def reshape(rewriter: Rewriter, node: Node) -> Replacement:
     """reshape(reshape(x)) is one reshape; to x's own shape, it is x."""
     source, shape = source_of(node), node.output.shape
     inner = above = rewriter.above(source)
-    while above is not None and above.op in _RESHAPES:
+    while above is not None and above.op in RESHAPE:
         source = source_of(above)
         above = rewriter.above(source)
     if same_shape(source.shape, shape):
@@ -54,37 +34,14 @@ def reshape(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten.reshape", [source], {"shape": list(shape)}, at=node, fused=fused)
 
 
-def _permutation(node: Node) -> list[int]:
-    rank = node.output.tensor_type.rank
-    order = list(range(rank))
-    if node.op == "aten.permute":
-        return [dim % rank for dim in node.attrs["dims"]]
-    if node.op in _SWAPS:
-        first, second = (node.attrs[name] % rank for name in _SWAPS[node.op])
-        order[first], order[second] = order[second], order[first]
-    elif node.op == "aten.mT":
-        order[-2:] = reversed(order[-2:])
-    elif node.op in _MOVES:
-        ends = [node.attrs["source"], node.attrs["destination"]]
-        sources, targets = ([end] if isinstance(end, int) else end for end in ends)
-        moved = {to % rank: at % rank for at, to in zip(sources, targets, strict=True)}
-        rest = iter([dim for dim in order if dim not in moved.values()])
-        order = [moved[dim] if dim in moved else next(rest) for dim in range(rank)]
-    else:
-        order.reverse()
-    return order
-
-
-@rule("aten.permute", "aten.t", "aten.mT", "aten.numpy_T", *_SWAPS, *_MOVES)
+@rule(*PERMUTE)
 def permute(rewriter: Rewriter, node: Node) -> Replacement:
     """permute(permute(x)) is one permute; one that keeps the order is x."""
-    source = source_of(node)
-    if node.output.tensor_type.rank == 0:
-        return source
-    order, inner = _permutation(node), rewriter.above(source)
+    source, rank = source_of(node), node.output.tensor_type.rank
+    order, inner = permutation(node, rank), rewriter.above(source)
     merged = inner is not None and inner.op == "aten.permute"
     if inner is not None and merged:
-        first = _permutation(inner)
+        first = permutation(inner, rank)
         source, order = source_of(inner), [first[dim] for dim in order]
     if order == sorted(order):
         return source
@@ -94,7 +51,7 @@ def permute(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten.permute", [source], {"dims": order}, at=node, fused=fused)
 
 
-@rule(*_EXPANDS)
+@rule(*EXPAND, "aten.repeat", "aten.tile")
 def expand(rewriter: Rewriter, node: Node) -> Replacement:
     """A broadcast of a broadcast is one; one that only adds axes of size 1 is a reshape.
 
@@ -136,17 +93,7 @@ def narrow(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten.slice.Tensor", [source_of(node)], attrs, at=node)
 
 
-@rule(
-    "aten.chunk",
-    "aten.unsafe_chunk",
-    "aten.split.Tensor",
-    "aten.split.sizes",
-    "aten.split_with_sizes",
-    "aten.unsafe_split.Tensor",
-    "aten.unsafe_split_with_sizes",
-    "aten.tensor_split.sections",
-    "aten.tensor_split.indices",
-)
+@rule(*SPLIT)
 def split(rewriter: Rewriter, node: Node) -> Replacement:
     """Every cut along an axis names the sizes of its parts."""
     source = source_of(node)

@@ -6,6 +6,7 @@ import torch
 
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import DROPOUT
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
 _CASTS = (
@@ -41,7 +42,7 @@ def nothing(rewriter: Rewriter, node: Node) -> Replacement:
     return source_of(node)
 
 
-@rule("aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout")
+@rule(*DROPOUT)
 def dropout(rewriter: Rewriter, node: Node) -> Replacement:
     """Dropout that is off, or drops nothing."""
     off = attribute(node, "train") is False or attribute(node, "p") == 0

@@ -17,7 +17,7 @@ import sympy
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import divide, product, same, same_shape
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import COPY, EXPAND, LAYOUT, PART, REPEAT, RESHAPE, SELECT, SLICE
+from attngraph.ir.traits import COPY, EXPAND, PART, PERMUTE, REPEAT, RESHAPE, SELECT, SLICE
 
 
 class Atom:
@@ -123,27 +123,27 @@ def broadcast_axes(axes: Axes, shape: Sequence[Dim], out_shape: Sequence[Dim]) -
     )
 
 
-RESHAPES, COPIES, LAYOUTS = RESHAPE, COPY, LAYOUT
-
-
-def _permuted(node: Node, axes: Axes) -> Axes | None:
-    rank = len(axes)
-    match node.op:
-        case "aten.permute":
-            order = [dim % rank for dim in attribute(node, "dims")]
-        case "aten.transpose.int":
-            order = list(range(rank))
-            first, second = attribute(node, "dim0") % rank, attribute(node, "dim1") % rank
-            order[first], order[second] = order[second], order[first]
-        case "aten.t" | "aten.mT" | "aten.numpy_T":
-            order = list(range(rank))
-            order[-2:] = order[-2:][::-1]
-        case _:
-            return None
-    inner: list[tuple[Atom, ...]] = [()] * rank
-    for position, source in enumerate(order):
-        inner[source] = axes[position]
-    return tuple(inner)
+def permutation(node: Node, rank: int) -> list[int]:
+    """The axis of the input that each axis of a PERMUTE op's result is; `rank` is how many."""
+    op = node.op.removeprefix("aten.").partition(".")[0]
+    order = list(range(rank))
+    if op == "permute":
+        return [dim % rank for dim in attribute(node, "dims")]
+    if op in ("t", "numpy_T"):
+        return order[::-1]
+    if op == "mT":
+        return [*order[:-2], *order[-2:][::-1]]
+    if op in ("movedim", "moveaxis"):
+        ends = [attribute(node, "source"), attribute(node, "destination")]
+        sources, targets = ([end] if isinstance(end, int) else end for end in ends)
+        moved = {to % rank: at % rank for at, to in zip(sources, targets, strict=True)}
+        rest = iter([dim for dim in order if dim not in moved.values()])
+        return [moved[dim] if dim in moved else next(rest) for dim in order]
+    names = ("axis0", "axis1") if op == "swapaxes" else ("dim0", "dim1")
+    first, second = (attribute(node, name) for name in names)
+    if rank:
+        order[first], order[second] = order[second], order[first]
+    return order
 
 
 def _selected(node: Node, value: Value, axes: Axes) -> Axes | None:
@@ -227,8 +227,9 @@ def climb(operand: Operand) -> Operand | None:
         inner = broadcast_axes(axes, source.shape, value.shape)
     elif node.op in REPEAT:
         inner = _repeated(node, source, axes)
-    else:
-        inner = _permuted(node, axes)
+    elif node.op in PERMUTE:
+        order = permutation(node, len(axes))
+        inner = tuple(axes[order.index(dim)] for dim in range(len(axes)))
     return None if inner is None else Operand(source, inner)
 
 

@@ -17,10 +17,11 @@ import sympy
 import torch
 
 from attngraph.analysis.layout.any_size import Sizes
+from attngraph.analysis.layout.axes import permutation
 from attngraph.ir import Dim, DimInfo, Node, ScalarType, Value
 from attngraph.ir.dims import as_dim, product
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import RESHAPE
+from attngraph.ir.traits import PERMUTE, RESHAPE
 
 Shape: TypeAlias = tuple[Dim, ...]
 _FEWEST = 3  # the least size that an axis gets: 1 broadcasts, and 2 has one neighbour each
@@ -163,20 +164,10 @@ def _layer_norm(reader: _Reader, node: Node) -> Sequence[Shape] | None:
     return found
 
 
-@_on("aten.permute")
+@_on(*PERMUTE)
 def _permute(reader: _Reader, node: Node) -> Sequence[Shape]:
     shape = reader.of(node, "self")
-    return [tuple(shape[dim] for dim in attribute(node, "dims"))]
-
-
-@_on("aten.transpose.int", "aten.t", "aten.mT")
-def _transpose(reader: _Reader, node: Node) -> Sequence[Shape]:
-    shape = list(reader.of(node, "self"))
-    first, second = -2, -1
-    if node.op == "aten.transpose.int":
-        first, second = attribute(node, "dim0"), attribute(node, "dim1")
-    shape[first], shape[second] = shape[second], shape[first]
-    return [tuple(shape)]
+    return [tuple(shape[dim] for dim in permutation(node, len(shape)))]
 
 
 @_on(*RESHAPE)

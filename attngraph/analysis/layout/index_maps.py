@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import sympy
 
+from attngraph.analysis.layout.axes import permutation
 from attngraph.analysis.masks.predicates import Domain, Expr
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import divide, product, same, same_shape
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import COPY, EXPAND, RESHAPE
+from attngraph.ir.traits import COPY, EXPAND, PERMUTE, RESHAPE
 
 Index = tuple[Expr, ...]
 
@@ -54,28 +55,12 @@ def source_index(
             size - 1 - place if dim in back else place
             for dim, (place, size) in enumerate(zip(index, source.shape, strict=True))
         ]
+    elif node.op in PERMUTE:
+        order = permutation(node, len(index))
+        inner = [index[order.index(dim)] for dim in range(len(index))]
     else:
-        inner = _permuted(node, index) or _selected(node, source, value, index, domain)
+        inner = _selected(node, source, value, index, domain)
     return None if inner is None else (source, settled(source, inner))
-
-
-def _permuted(node: Node, index: Index) -> Index | None:
-    rank = len(index)
-    order = list(range(rank))
-    match node.op:
-        case "aten.permute":
-            order = [dim % rank for dim in attribute(node, "dims")]
-        case "aten.transpose.int":
-            first, second = attribute(node, "dim0") % rank, attribute(node, "dim1") % rank
-            order[first], order[second] = order[second], order[first]
-        case "aten.t" | "aten.mT" | "aten.numpy_T":
-            order[-2:] = order[-2:][::-1]
-        case _:
-            return None
-    inner = [ZERO] * rank
-    for position, origin in enumerate(order):
-        inner[origin] = index[position]
-    return tuple(inner)
 
 
 def _selected(

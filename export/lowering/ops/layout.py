@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
-import torch
 
+from attngraph.analysis.layout.axes import permutation
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.attention.cache import past_of, put_into
 from attngraph.export.lowering.emission.context import LoweringContext
@@ -15,6 +15,7 @@ from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.emission.runtime_sizes import INT64_MAX
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import as_dim, divide, same
+from attngraph.ir.traits import PERMUTE
 
 
 def source(node: Node) -> Value:
@@ -55,38 +56,12 @@ def lower_squeeze(ctx: LoweringContext, node: Node) -> ir.Value:
     return ctx.op("Squeeze", ctx.value(value), ctx.constant(gone)) if gone else ctx.value(value)
 
 
-@register_lowering("aten.permute", "aten.transpose.int", "aten.t", "aten.numpy_T", "aten.mT")
+@register_lowering(*PERMUTE)
 def lower_permute(ctx: LoweringContext, node: Node) -> ir.Value:
     value = source(node)
-    rank = len(value.shape)
-    order = list(range(rank))
-    if node.op == "aten.permute":
-        order = [axis_of(dim, rank) for dim in node.attrs["dims"]]
-    elif node.op == "aten.numpy_T":
-        order.reverse()
-    elif rank >= 2:
-        first, second = -2, -1
-        if node.op == "aten.transpose.int":
-            first, second = node.attrs["dim0"], node.attrs["dim1"]
-        order[first], order[second] = order[second], order[first]
+    order = permutation(node, len(value.shape))
     if order == sorted(order):
         return ctx.value(value)
-    return ctx.op("Transpose", ctx.value(value), perm=order)
-
-
-@register_lowering("aten.movedim.int", "aten.movedim.intlist", "aten.swapaxes", "aten.swapdims")
-def lower_movedim(ctx: LoweringContext, node: Node) -> ir.Value:
-    value = source(node)
-    rank = len(value.shape)
-    if "swap" in node.op:
-        names = ("axis0", "axis1") if node.op == "aten.swapaxes" else ("dim0", "dim1")
-        order = list(range(rank))
-        a, b = (node.attrs[name] for name in names)
-        order[a], order[b] = order[b], order[a]
-    else:
-        sample = torch.empty(tuple(range(2, rank + 2)), device="meta")
-        moved = torch.movedim(sample, node.attrs["source"], node.attrs["destination"])
-        order = [size - 2 for size in moved.shape]
     return ctx.op("Transpose", ctx.value(value), perm=order)
 
 
