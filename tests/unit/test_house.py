@@ -95,6 +95,20 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
     assert not wrong
 
 
+ALGEBRA = ("analysis.values", "analysis.layout.axes", "passes.weights.folding")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if ".passes.weights." in name])
+def test_a_pass_of_weights_needs_the_algebra_and_what_every_pass_does(name: str) -> None:
+    graph = nx.DiGraph(
+        (module, needed) for module, path in MODULES.items() for needed in _own_imports(path)
+    )
+    known = {f"attngraph.passes.rewriting.{part}" for part in ("checked", "manager")}
+    every = known.union(*(nx.descendants(graph, item) for item in known))
+    allowed = [f"attngraph.{part}" for part in ALGEBRA]
+    assert not {x for x in nx.descendants(graph, name) - every if not _within(x, allowed)}
+
+
 def test_no_module_and_no_folder_imports_in_a_circle() -> None:
     """Imports in functions and under TYPE_CHECKING count. The analyses are one folder here.
 
