@@ -51,7 +51,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -W ignore -m bench.decode
 	$(BIN)/python -W ignore -m bench.bounds
 	$(BIN)/python -m bench.kernels
-	$(BIN)/python -m bench.few_bits --keep
+	$(BIN)/python -m bench.weight_only --keep
 	$(BIN)/python -m bench.node_count
 	$(BIN)/python -m bench.compile_time
 	$(BIN)/python -W ignore -m bench.zoo

@@ -202,14 +202,14 @@ def _kernels() -> list[str]:
     return [*lines, "", _measured_on(result), ""]
 
 
-def _few_bits() -> list[str]:
-    """A linear with its weight in few bits, in every form."""
-    if not _found("few_bits"):
+def _weight_only() -> list[str]:
+    """A linear with a quantized weight, in every form."""
+    if not _found("weight_only"):
         return []
-    result = _load("few_bits")
+    result = _load("weight_only")
     rows = list(next(iter(result["forms"].values())))
     lines = [
-        "## Weights in few bits",
+        "## Weight-only quantization",
         "",
         f"A linear of {result['width']} × {result['width']} on {result['threads']} threads, for "
         f"{' and '.join(rows)} rows: its time over that of the product in float32 of the same "
@@ -299,7 +299,7 @@ def page() -> str:
         *_decode(),
         *_bounds(),
         *_kernels(),
-        *_few_bits(),
+        *_weight_only(),
         *_compile_time(),
         "",
         *_memory(),

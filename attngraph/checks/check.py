@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,12 +11,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attngraph.checks.bisect import difference
+from attngraph.checks.cases import SampleInputs, label_of
 from attngraph.checks.coverage import of_attentions, of_masks, of_outputs, of_parameters
 from attngraph.checks.influence import Influence, influence
 from attngraph.checks.padded import Padding, annotated, packed_tokens
-from attngraph.checks.probing import bounds_of, drawn, draws_of, roles_of, sizes_for, without_masks
+from attngraph.checks.probing import roles_of
 from attngraph.checks.reaching import goals_of, reach
-from attngraph.checks.sizes import choose_sizes, equal_sizes, resized_inputs
 from attngraph.checks.weight_only import errors_of, reference_of
 from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.formats import Precision
@@ -27,7 +28,7 @@ from attngraph.frontend.limits import Suspect
 from attngraph.frontend.model import Model
 from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, clone, interpret
-from attngraph.ir.dims import substitute, symbols_of
+from attngraph.ir.dims import symbols_of
 from attngraph.ir.ranges import Ranges
 from attngraph.ir.storage import address_of, wraps
 from attngraph.mapped import are_large, release_large
@@ -41,8 +42,6 @@ Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
 _TRACED = "as traced"
 _ROUNDING = 2.0**-11
 """Half the digits of float32, in which a trace may hold tables that the model computes."""
-_MOST_WORK = 1 << 36
-"""Multiplications of a run from which on no more than one set of inputs is drawn."""
 
 
 class Check:
@@ -53,8 +52,8 @@ class Check:
 
     `pristine` is the graph as it was captured; `at` makes inputs of other sizes. Unless
     `hides_rows`, no case leaves a query without a key. `drawn` are the labels of the cases that the
-    check made, `rejected` are the drawn inputs that the
-    model itself fails on, and `notes` say which branches weren't run.
+    check made, `rejected` those of drawn inputs that the model itself fails on, and `notes` say
+    which branches weren't run.
     """
 
     def __init__(
@@ -68,16 +67,15 @@ class Check:
         at: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]] | None = None,
     ) -> None:
         self.cases = cases
-        self.at = at or self._inputs
         self.hides_rows = hides_rows
         self.pristine = clone(captured.graph)
+        self.samples = SampleInputs(captured, self.pristine)
+        self.at = at or self.samples.at
         self.drawn: list[str] = []
         self.rejected: list[str] = []
         self.notes: list[str] = []
         self.padding = Padding([])
-        self._tied: dict[str, str] = {}
         self._ties_told: list[str] = []
-        self._bounds = bounds_of(self.pristine)
         self._is_given = cases is not None
         self.model = model
         self.captured = captured
@@ -142,11 +140,11 @@ class Check:
         a mask and of what it masks.
         """
         cases, makes_them = self.all_cases(), not self._is_given
-        if self._tied or not makes_them:
+        if self.samples.tied or not makes_them:
             return cases
-        sample = self._sizes_of(self.captured.args)
+        sample = self.samples.sizes_of(self.captured.args)
         for label, tensors in cases.items():
-            if label in self._known or self._sizes_of(tensors) == sample:
+            if label in self._known or self.samples.sizes_of(tensors) == sample:
                 continue
             try:
                 self._known[label] = self.references(tensors)
@@ -156,11 +154,11 @@ class Check:
 
     def _tie(self, cases: Cases) -> Cases:
         """The cases drawn anew with tied dims, where the model takes those."""
-        sample = self._sizes_of(self.captured.args)
+        sample = self.samples.sizes_of(self.captured.args)
         groups = [
             [name for name in sample if sample[name] == size] for size in set(sample.values())
         ]
-        self._tied = {name: group[0] for group in groups for name in group}
+        self.samples.tied = {name: group[0] for group in groups for name in group}
         known, drawn, rejected = dict(self._known), self.drawn, self.rejected
         self.cases, self.drawn, self.rejected = None, [], []
         try:
@@ -169,7 +167,7 @@ class Check:
                 if label not in self._known:
                     self._known[label] = self.references(tensors)
         except UsageError:
-            self._tied, self._known = {}, known
+            self.samples.tied, self._known = {}, known
             self.cases, self.drawn, self.rejected = cases, drawn, rejected
             return cases
         self.notes = self._ties_told = [
@@ -220,7 +218,7 @@ class Check:
         """The inputs on which a result is furthest off, as far as they are a case's."""
         return self.all_cases().get(parity.worst.case, self.captured.args)
 
-    def few_bits(self, graph: Graph, candidate: Candidate) -> tuple[Parity, list[OutputError]]:
+    def quantized(self, graph: Graph, candidate: Candidate) -> tuple[Parity, list[OutputError]]:
         """Parity of kernels with the weights they store, and the outputs' distance to the model.
 
         `graph` is the quantised one, which says what the stored weights stand for.
@@ -274,9 +272,9 @@ class Check:
 
         Each is tried at sizes that break it: 1, or one that all its dims have.
         """
-        sample, *_ = self.sizes()
+        sample, *_ = self.samples.sizes()
         known: dict[str, bool] = {}
-        found = []
+        found, limits = [], self.samples.limits
         for suspect in self.captured.suspects:
             names = sorted(symbols_of(suspect.condition) & sample.keys())
             common = [1, *(sample[name] for name in names)]
@@ -284,12 +282,12 @@ class Check:
             broken = [
                 sizes
                 for sizes in ({**sample, **ones} for ones in tried)
-                if Ranges({}, (suspect.condition,)).broken(sizes) and not self.limits.broken(sizes)
+                if Ranges({}, (suspect.condition,)).broken(sizes) and not limits.broken(sizes)
             ]
             for sizes in broken:
                 label = str(sizes)
                 if label not in known:
-                    known[label] = self._is_traced(graph, self._inputs(sizes))
+                    known[label] = self._is_traced(graph, self.samples.at(sizes))
                 if not known[label]:
                     found.append(suspect)
                     break
@@ -316,33 +314,6 @@ class Check:
         parity = self._held(self._known[_TRACED], interpret(graph, tensors), tensors)
         if not parity.passed:
             raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
-
-    @property
-    def limits(self) -> Ranges:
-        """The sizes that the captured graph is right for."""
-        return Ranges.of(self.captured.graph)
-
-    def sizes(self) -> list[dict[str, int]]:
-        """The sample's sizes, and up to two more."""
-        captured = self.captured
-        sample = self._sizes_of(captured.args)
-        ranges = {
-            name: (captured.graph.dims[name].low, captured.graph.dims[name].high) for name in sample
-        }
-        limits = self.limits
-
-        def allowed(sizes: Mapping[str, int]) -> bool:
-            return not limits.broken(sizes)
-
-        if not sample:
-            return [{}]
-        found = [sample, *map(self._together, choose_sizes(sample, ranges, allowed))]
-        return [sizes for place, sizes in enumerate(found) if sizes not in found[:place]]
-
-    def _together(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The sizes with tied dims equal, as far as the ranges allow."""
-        tied = {name: sizes[self._tied.get(name, name)] for name in sizes}
-        return dict(sizes) if self.limits.broken(tied) else tied
 
     def final(self, candidate: Candidate, done: Callable[[], None] = lambda: None) -> Parity:
         """Parity over all cases. `done` is called when the candidate has run for the last time.
@@ -407,7 +378,7 @@ class Check:
 
     def all_cases(self) -> Cases:
         """The inputs that parity is checked on: by default those of the sample, at all sizes."""
-        self.cases = self.cases or {**self.resized(), **self._equal_sizes(), **self._drawn()}
+        self.cases = self.cases or self._chosen()
         return self.cases
 
     def reach(self, graph: Graph, model: onnx_ir.Model, names: Mapping[str, str]) -> None:
@@ -419,11 +390,11 @@ class Check:
         goals = goals_of(graph, model, names)
         if not goals:
             return
-        known = [self._sizes_of(tensors) for tensors in cases.values()]
-        reached = reach(goals, known, dims, self.limits)
+        known = [self.samples.sizes_of(tensors) for tensors in cases.values()]
+        reached = reach(goals, known, dims, self.samples.limits)
         self.notes = [*self._ties_told, *reached.notes]
         for sizes in reached.sizes:
-            label = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            label = label_of(sizes)
             tensors = self.at(sizes)
             try:
                 self._known[label] = self.references(tensors)
@@ -434,95 +405,29 @@ class Check:
             cases[label] = tensors
         self.cases = cases
 
-    def _sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
-        dynamic = self.captured.dynamic.items()
-        return {name: int(tensors[index].shape[axis]) for (index, axis), name in dynamic}
-
-    def _drawn(self) -> Cases:
-        """Inputs of the checker's own; those that the model itself fails on are left out."""
-        captured, dims = self.captured, self.pristine.dims
-        sample, *_ = self.sizes()
-        rows = [name for (_, axis), name in captured.dynamic.items() if axis == 0]
-        batch = max(rows, key=rows.count, default=None)
-        roles = roles_of(self.pristine, captured.args)
-        if not self.hides_rows:  # a mask may leave a row without keys where the code masks as well
-            roles = without_masks(roles)
-        work = sum(each.numel() for each in self.module.parameters()) * max(
-            (tensor.shape[:2].numel() for tensor in captured.args), default=1
-        )
-        found: dict[str, tuple[torch.Tensor, ...]] = {}
+    def _chosen(self) -> Cases:
+        """The sample at several sizes, and inputs of the checker's own that the model takes."""
+        found = {label_of(sizes): self.samples.at(sizes) for sizes in self.samples.sizes()}
+        for sizes in self.samples.equal_sizes():  # where Python asked, the model may fail
+            tensors = self.samples.at(sizes)
+            with contextlib.suppress(UsageError):
+                self._known[label_of(sizes)] = self.references(tensors)
+                found[label_of(sizes)] = tensors
         done: set[tuple[bool, bool | None]] = set()
-        for draw in draws_of(roles, captured.args, constant=bool(captured.branches)):
-            if draw.hides_rows and (not self.hides_rows or work > _MOST_WORK):
+        weights = sum(each.numel() for each in self.module.parameters())
+        for draw in self.samples.draws(hides_rows=self.hides_rows, weights=weights):
+            if draw.kind in done:
                 continue
-            if (draw.hides_rows, draw.constant) in done:
-                continue
-            sizes = self._together(sizes_for(draw, sample, dims, batch))
-            if self.limits.broken(sizes):
-                sizes = sample
-            said = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
-            label = f"{said}, {draw.label}"
             try:
-                tensors = drawn(draw, roles, captured.args, self._inputs(sizes))
-                self._known[label] = self.references(tensors)
+                tensors = draw.make()
+                self._known[draw.label] = self.references(tensors)
             except (UsageError, RuntimeError, TypeError, ValueError):  # dtypes without such values
-                self.rejected.append(label)
+                self.rejected.append(draw.label)
                 continue
-            found[label] = tensors
-            self.drawn.append(label)
-            done.add((draw.hides_rows, draw.constant))
+            found[draw.label] = tensors
+            self.drawn.append(draw.label)
+            done.add(draw.kind)
         return found
-
-    def _equal_sizes(self) -> Cases:
-        """Dims that the trace took for unequal, given one size: Python may have asked for that.
-
-        Nothing where the model itself fails there.
-        """
-        sample, *_ = self.sizes()
-        dims = self.captured.graph.dims
-        sizes = equal_sizes(
-            sample,
-            {name: (dims[name].low, dims[name].high) for name in sample},
-            [pair for pair in self.captured.apart if sample.keys() >= set(pair)],
-        )
-        if sizes == sample or self.limits.broken(sizes):
-            return {}
-        label = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        tensors = self._inputs(sizes)
-        try:
-            self._known[label] = self.references(tensors)
-        except UsageError:
-            return {}
-        return {label: tensors}
-
-    def resized(self) -> Cases:
-        """The sample's inputs at each of the sizes."""
-        return {
-            ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample": self._inputs(
-                sizes
-            )
-            for sizes in self.sizes()
-        }
-
-    def _inputs(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-        """The sample's inputs at these sizes; an axis that is derived from them follows."""
-        dynamic, known = dict(self.captured.dynamic), dict(sizes)
-        for index, value in enumerate(self.captured.graph.inputs):
-            for axis, dim in enumerate(value.shape):
-                is_derived = not isinstance(dim, int) and (index, axis) not in dynamic
-                if is_derived and symbols_of(dim) <= sizes.keys():
-                    dynamic[index, axis] = str(dim)
-                    known[str(dim)] = substitute(dim, sizes)
-        resized = resized_inputs(self.captured.args, dynamic, known)
-        below = {
-            place: substitute(size, sizes)
-            for place, size in self._bounds.items()
-            if symbols_of(size) <= sizes.keys()
-        }
-        return tuple(
-            tensor % below[place] if below.get(place, 0) > 0 else tensor
-            for place, tensor in enumerate(resized)
-        )
 
 
 def _storage(weight: torch.Tensor) -> int:

@@ -167,7 +167,7 @@ def _attention(report: Report) -> Text:
 
 
 def _quantised(found: Quantised) -> list[Text]:
-    """What few bits save and cost: the first output's figures, and the largest of the others."""
+    """What quantized weights save and cost: of the first output, and the largest of the others."""
     before, after = human_bytes(found.bytes_before), human_bytes(found.bytes_after)
     parts = [
         Text(f"{found.linears} of {counted(found.total, 'linear')}, {before} → {after}"),

@@ -196,8 +196,8 @@ class Compilation:
             report.notes += report.coverage.notes
         return optimized
 
-    def in_few_bits(self, optimized: Optimized) -> Optimized:
-        """Its linears' weights in few bits, with kernels that are within their error budget.
+    def quantized(self, optimized: Optimized) -> Optimized:
+        """With quantized weights of its linears, and kernels within their error budget.
 
         Raises UsageError where no weight can be stored so, ParityError where a kernel is off.
         """
@@ -219,7 +219,7 @@ class Compilation:
             return optimized
         with stage("parity", report, self.progress):
             self._reach(optimized)
-            report.parity, report.quantised.errors = self.check.few_bits(
+            report.parity, report.quantised.errors = self.check.quantized(
                 optimized.graph, optimized.evaluate
             )
         if not report.parity.passed:

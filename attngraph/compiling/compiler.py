@@ -47,7 +47,7 @@ def optimize(
     `assume` may hold "no-fully-masked-rows": every query has a key, so a finite fill may count as
     -inf. With `ignore_padded_rows` an encoder computes its linears, norms and the like for valid
     tokens only; the rows of tokens that its mask hides as keys are then unspecified. `weights`
-    "int8" or "int4" stores those of linears in few bits: parity is then that of the kernels, and
+    "int8" or "int4" quantizes those of linears: parity is then that of the kernels, and
     `report.quantised` says how far the outputs are from the original model's.
 
     Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
@@ -88,7 +88,7 @@ def compile_model(
     compilation.rewrite()
     optimized = compilation.lowered()
     if options.weights is not None:
-        optimized = compilation.in_few_bits(optimized)
+        optimized = compilation.quantized(optimized)
     compilation.release(optimized)
     return optimized
 

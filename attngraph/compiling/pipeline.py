@@ -72,9 +72,10 @@ def pipeline(
 ) -> list[Pass]:
     """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`, and with
     `ignore_padded_rows` those of `--ignore-padded-rows` too, for a target with kernels for
-    attention over packed rows if `packed_attention`. With `few_bits`, weights are stored in blocks
-    of one scale: then the scales of norms stay out of them, which would spread a block's numbers.
-    With `part` no product is split: there is one for each part, for a target without launches.
+    attention over packed rows if `packed_attention`. With `few_bits`, weights are to be
+    quantized in blocks of one scale: the scales of norms then stay out of them, as they would
+    spread a block's numbers. With `part` no product is split: there is one for each part, for a
+    target without launches. Files carry these names (provenance.py), so they stay as they are.
 
     `assume` are some of `options.ASSUMPTIONS`. Raises UsageError at another.
     """

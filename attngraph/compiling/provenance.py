@@ -22,7 +22,7 @@ _WEIGHTS = "attngraph.weights"
 class Provenance:
     """`passes` are the keyword arguments of `pipeline`, None where others made the file.
 
-    `precision` is the one it was made in, `weights` the few bits that its weights are stored in.
+    `precision` is the one it was made in, `weights` the format that its weights are quantized to.
     """
 
     passes: Mapping[str, Any] | None = None

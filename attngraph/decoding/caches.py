@@ -10,7 +10,7 @@ import torch
 
 from attngraph.decoding.tokens import Seen
 from attngraph.errors import UsageError
-from attngraph.export.runtime.bound_steps import InPlace
+from attngraph.export.runtime.bound_steps import BoundSteps
 from attngraph.export.runtime.session import OrtValue
 
 
@@ -57,7 +57,7 @@ class Slots:
     batch: int
     owner: object
     marks: list[int] = field(default_factory=list)
-    steps: dict[int | None, InPlace] = field(default_factory=dict)
+    steps: dict[int | None, BoundSteps] = field(default_factory=dict)
     _count: itertools.count[int] = field(default_factory=itertools.count)
 
     def start(self) -> StaticCache:

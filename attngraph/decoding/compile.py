@@ -320,8 +320,8 @@ def generated_parity(
     """The last logits of a prompt and of a few steps, against the eager model on all tokens so far.
 
     The steps go on across each length at which something changes, if that is not too far. The eager
-    model computes each without a cache, so that a cache handed on wrongly shows. With weights in
-    few bits the graph that has them, `stored`, takes its place.
+    model computes each without a cache, so that a cache handed on wrongly shows. With quantized
+    weights the graph that has them, `stored`, takes its place.
     """
     layout, inputs = decoder.layout, _Inputs(captured, decoder.layout)
     module = model.module

@@ -13,7 +13,7 @@ from attngraph.decoding.sampling import Sampling
 from attngraph.decoding.tokens import Seen, end_tokens, positions, shown_tokens, token_id, token_ids
 from attngraph.errors import UsageError
 from attngraph.export.lowering.emission.buffers import CAPACITY, by_row, row_of
-from attngraph.export.runtime.bound_steps import InPlace
+from attngraph.export.runtime.bound_steps import BoundSteps
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
 from attngraph.frontend.cache import METADATA_KEY, Layout
@@ -244,17 +244,17 @@ class Decoder:
         feeds[self.layout.length] = torch.tensor([cache.length])
         if by_row(cache.batch, new, cache.length):
             rows = range(cache.batch)
-            logits = torch.cat([self._in_place(slots, r).step(row_of(feeds, r)) for r in rows])
+            logits = torch.cat([self._bound_steps(slots, r).step(row_of(feeds, r)) for r in rows])
         else:
-            logits = self._in_place(slots, None).step(feeds)
+            logits = self._bound_steps(slots, None).step(feeds)
         return logits, slots.grown(seen)
 
-    def _in_place(self, slots: Slots, row: int | None) -> InPlace:
+    def _bound_steps(self, slots: Slots, row: int | None) -> BoundSteps:
         if row not in slots.steps:
             layout = self.layout
             buffers = slots.buffers if row is None else row_of(slots.buffers, row)
             presents = dict(zip(layout.pasts, layout.presents, strict=True))
-            slots.steps[row] = InPlace(self.session, buffers, presents, layout.logits)
+            slots.steps[row] = BoundSteps(self.session, buffers, presents, layout.logits)
         return slots.steps[row]
 
     def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from attngraph.ir import Graph
 _ROUNDING = 4.0
 """Units in the last place, at a tensor's scale, between machines that sum in other orders."""
 _FLIPPED = 1e-4
-"""The share of few-bit codes that such a difference may move to the next one."""
+"""The share of quantized codes that such a difference may move to the next one."""
 
 
 @dataclass
@@ -119,7 +119,7 @@ class _Difference:
 
 
 def _difference(mine: Any, theirs: Any) -> _Difference | None:
-    """None where they can't be compared, for example as one is in few bits."""
+    """None where they can't be compared, for example as one is quantized."""
     if mine.dtype != theirs.dtype:
         if not (_is_float(mine) and _is_float(theirs)):
             return None

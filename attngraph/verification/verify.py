@@ -50,7 +50,7 @@ class Verification:
 
     `paired` says whether inputs and outputs were paired by name or in their order. `culprit` is a
     sentence on the first value that diverges, empty where parity passed; `notes` say what could
-    not be compared. Of a file with weights in few bits `quantised` says what they cost: `parity` is
+    not be compared. Of a file with quantized weights `quantised` says what they cost: `parity` is
     then that of the kernels, with those weights. Of a file that attngraph made, `weights` says
     whether they are those that the model compiles to. `coverage` is what the cases exercised.
     """
@@ -100,7 +100,7 @@ def verify_file(
 
     Inputs are paired by name, or in their order where the names are others but dtypes and shapes
     fit; so are outputs. Dynamic dims are checked at up to three sizes, as far as the file takes
-    them; a decoder over a prompt and several steps. A file with weights in few bits is compared
+    them; a decoder over a prompt and several steps. A file with quantized weights is compared
     with the model on those weights, as they are quantised anew; what they cost is told. Of
     `options` the target and the precision count, which is by default what the file says that it
     was made in, else that of the model's weights.
@@ -133,7 +133,7 @@ def verify_file(
     if stored is None or quantised is None:
         parity = check.final(file.run)
     else:
-        parity, quantised.errors = check.few_bits(stored, file.run)
+        parity, quantised.errors = check.quantized(stored, file.run)
         notes += quantised.kept
     weights = _compared_weights(check, file, made, options.device, stored)
     if layout is not None:
@@ -221,7 +221,7 @@ def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captur
 
 
 def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quantised | None]:
-    """The model's graph with the weights that its file must have, where those are in few bits."""
+    """The model's graph with the weights that its file must have, where those are quantized."""
     if made.weights is None:
         return None, None
     graph = clone(captured.graph)

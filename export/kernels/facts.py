@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from attngraph.export.kernels.prologue import turned_of
+from attngraph.export.kernels.prologue import prologue_of
 from attngraph.ir import Node
 from attngraph.ir.dims import DimInfo, as_dim, bounds, divide, same
 from attngraph.ir.ops import attribute, input_of
@@ -38,8 +38,8 @@ class Facts:
 
     Sizes that aren't numbers are ranges (least, greatest or None); a bool is None where it can't be
     proved either way. `mean_rows` says that a query may have no key and then gets the mean of
-    all values, also of those that causality forbids. `turned` is the number of features of each
-    head that a rotary embedding turns right before the attention, in query and key alike and by
+    all values, also of those that causality forbids. `rotary_features` is the number of features of
+    each head that a rotary embedding rotates right before the attention, in query and key alike, by
     tables that all elements of the batch share; `normed` says that norms of each head precede it.
     """
 
@@ -57,13 +57,13 @@ class Facts:
     positive_scale: bool
     mean_rows: bool = False
     window: int = 0
-    turned: int | None = None
+    rotary_features: int | None = None
     normed: bool = False
 
     @property
     def traits(self) -> frozenset[str]:
         """The features, and what is done to query and key right before."""
-        before = {ROTARY} if self.turned is not None else set()
+        before = {ROTARY} if self.rotary_features is not None else set()
         return self.features | before | ({NORMS} if self.normed else set())
 
     @property
@@ -77,7 +77,8 @@ class Facts:
         rows = " mean rows" if self.mean_rows else ""
         scale = "" if self.positive_scale else " scale ≤ 0"
         window = f" W{self.window}" if self.window else ""
-        before = "" if self.turned is None else f" R{self.turned}{' normed' * self.normed}"
+        before = f" R{self.rotary_features}{' normed' * self.normed}"
+        before = "" if self.rotary_features is None else before
         return f"{dtype} {sizes} {shape} {square} {masks}{rows}{scale}{window}{before}"
 
 
@@ -91,7 +92,7 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
     query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
     mask, bias, past = (input_of(node, name) for name in ("mask", "bias", "past_key"))
-    sinks, turned = input_of(node, "sinks"), turned_of(node)
+    sinks, prologue = input_of(node, "sinks"), prologue_of(node)
     present = {
         CAUSAL: attribute(node, "causal"),
         BOOL: mask is not None,
@@ -127,8 +128,8 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
         mean_rows=attribute(node, "masked_rows") == "mean"
         and (mask is not None or bias is not None or input_of(node, "lengths") is not None),
         window=attribute(node, "window"),
-        turned=None if turned is None else turned.width,
-        normed=turned is not None and turned.norms is not None,
+        rotary_features=None if prologue is None else prologue.width,
+        normed=prologue is not None and prologue.norms is not None,
     )
 
 

@@ -48,7 +48,7 @@ def _aligned(facts: Facts) -> bool | None:
 
 
 def _turns_by_16(facts: Facts) -> bool:
-    sizes = facts.turned, facts.head_size
+    sizes = facts.rotary_features, facts.head_size
     return all(size is not None and size % 16 == 0 for size in sizes)
 
 

@@ -1,6 +1,6 @@
-"""What stands between the projections and an attention that some operators do inside.
+"""The prologue of an attention: what precedes it that some operators compute inside.
 
-GroupQueryAttention turns queries and keys by rotary tables, and normalises each head before that.
+GroupQueryAttention can normalise each head and then apply the rotary embedding itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Norms:
 
 
 @dataclass(frozen=True)
-class Turned:
+class Prologue:
     """Query and key as they are before norms and rotary embedding, both packed.
 
     `cos` and `sin` are (1, S, R/2): one row per position, the same for all elements of the batch.
@@ -46,7 +46,7 @@ class Turned:
         return 2 * half if isinstance(half, int) else None
 
 
-def turned_of(node: Node, *, norms: bool = True) -> Turned | None:
+def prologue_of(node: Node, *, norms: bool = True) -> Prologue | None:
     """The rotary embedding of an `attn.attention`'s query and key, if one does both and only that.
 
     With `norms` also the norms before it, if there are any. Positions are those of the tokens in
@@ -77,8 +77,8 @@ def turned_of(node: Node, *, norms: bool = True) -> Turned | None:
     if norms and of_query is not None and of_key is not None:
         (query, weight, epsilon), (key, other, same_epsilon) = of_query, of_key
         if epsilon == same_epsilon:
-            return Turned(query, key, cos, sin, interleaved, Norms(weight, other, epsilon))
-    return Turned(*before, cos, sin, interleaved, None)
+            return Prologue(query, key, cos, sin, interleaved, Norms(weight, other, epsilon))
+    return Prologue(*before, cos, sin, interleaved, None)
 
 
 def _of_positions(table: Value) -> Value | None:

@@ -81,10 +81,10 @@ BLOCKS = tuple(
 _GQA = "com.microsoft.GroupQueryAttention"
 _NATIVE = frozenset({WINDOW, LENGTHS, SINKS})
 GROUPED = Form("GroupQueryAttention", _GQA, native=_NATIVE)
-TURNED = Form(
+WITH_ROTARY = Form(
     "GroupQueryAttention, rotary inside", _GQA, native=_NATIVE, inside=frozenset({ROTARY})
 )
-NORMED = Form(
+WITH_NORMS = Form(
     "GroupQueryAttention, norms and rotary inside",
     _GQA,
     native=_NATIVE,
@@ -97,7 +97,7 @@ RESTORED_ROWS = Form("Attention, rows restored", "Attention")
 PRIMITIVE = Form("MatMul, Softmax, MatMul", "Softmax", native=frozenset({SINKS}))
 
 FORMS = (
-    *(ATTENTION, PADDED, NONPAD, MASKED, *BLOCKS, GROUPED, TURNED, NORMED),
+    *(ATTENTION, PADDED, NONPAD, MASKED, *BLOCKS, GROUPED, WITH_ROTARY, WITH_NORMS),
     *(SHARED, MULTI_HEAD, PACKED_ROWS, RESTORED_ROWS, PRIMITIVE),
 )
 
@@ -153,7 +153,7 @@ _LENGTHS = frozenset({LENGTHS})
 _BANDED = frozenset({CAUSAL, WINDOW, SOFTCAP})
 _CPU_GROUPED = _BANDED | {LENGTHS, SINKS}
 _SAME_HEADS = ("S = T", "D % 8 = 0", "E = D", "scale > 0", "causal where there is a window")
-_TURNED = (*_SAME_HEADS, "R % 16 = 0 and D % 16 = 0")
+_WITH_ROTARY = (*_SAME_HEADS, "R % 16 = 0 and D % 16 = 0")
 _ON_CPU = ("no empty row gets a mean", "no window beside lengths")
 _ON_CUDA = ("D ≤ 256",)
 
@@ -194,11 +194,11 @@ LEGAL: tuple[Legal, ...] = (
         for must in (CAUSAL, LENGTHS, SINKS)
     ),
     Legal(
-        (TURNED,),
+        (WITH_ROTARY,),
         "cpu",
         frozenset({F32}),
         _CPU_GROUPED,
-        (*_TURNED, *_ON_CPU),
+        (*_WITH_ROTARY, *_ON_CPU),
         frozenset({ROTARY}),
     ),
     Legal(
@@ -233,14 +233,22 @@ LEGAL: tuple[Legal, ...] = (
     ),
     # In a prompt, the kernels on CUDA let queries past a length see keys past it: no lengths here.
     Legal((GROUPED,), "cuda", HALF, _BANDED, (*_SAME_HEADS, *_ON_CUDA), _IS_CAUSAL, source="D"),
-    Legal((TURNED,), "cuda", HALF, _BANDED, (*_TURNED, *_ON_CUDA), frozenset({ROTARY}), source="D"),
-    # The CPU's kernel has no norms, so what these compute is seen by tests/gpu alone.
     Legal(
-        (NORMED,),
+        (WITH_ROTARY,),
         "cuda",
         HALF,
         _BANDED,
-        (*_TURNED, *_ON_CUDA),
+        (*_WITH_ROTARY, *_ON_CUDA),
+        frozenset({ROTARY}),
+        source="D",
+    ),
+    # The CPU's kernel has no norms, so what these compute is seen by tests/gpu alone.
+    Legal(
+        (WITH_NORMS,),
+        "cuda",
+        HALF,
+        _BANDED,
+        (*_WITH_ROTARY, *_ON_CUDA),
         frozenset({ROTARY, NORMS}),
         source="D",
     ),
@@ -260,12 +268,12 @@ LEGAL: tuple[Legal, ...] = (
             "cuda",
             HALF,
             _BANDED | {SINKS},
-            (*(_TURNED if form.inside else _SAME_HEADS), *_ON_CUDA),
+            (*(_WITH_ROTARY if form.inside else _SAME_HEADS), *_ON_CUDA),
             frozenset({SINKS, *form.inside}),
             sm=80,
             source="S",
         )
-        for form in (GROUPED, TURNED, NORMED)
+        for form in (GROUPED, WITH_ROTARY, WITH_NORMS)
     ),
     Legal((MULTI_HEAD,), "cuda", _CUDA, frozenset(), ("H = G", *_WHOLE_HEADS), source="D"),
     Legal((PRIMITIVE,), "cuda", _EVERY, _ALL, source="S"),
@@ -328,12 +336,12 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel((SHARED,), "cuda", HALF, "memory-efficient", 6, _BAND),
     Kernel((SHARED,), "cuda", HALF, "unfused", 7),
     # Each of the launches that it saves is more than its copy of keys and values costs.
-    Kernel((TURNED,), "cuda", HALF, "cuDNN", 9, _PLAIN, sm=90),
-    Kernel((TURNED,), "cuda", HALF, "Flash", 9, sm=80),
-    Kernel((TURNED,), "cuda", HALF, "memory-efficient", 18),
-    Kernel((NORMED,), "cuda", HALF, "cuDNN", 8, _PLAIN, sm=90),
-    Kernel((NORMED,), "cuda", HALF, "Flash", 8, sm=80),
-    Kernel((NORMED,), "cuda", HALF, "memory-efficient", 17),
+    Kernel((WITH_ROTARY,), "cuda", HALF, "cuDNN", 9, _PLAIN, sm=90),
+    Kernel((WITH_ROTARY,), "cuda", HALF, "Flash", 9, sm=80),
+    Kernel((WITH_ROTARY,), "cuda", HALF, "memory-efficient", 18),
+    Kernel((WITH_NORMS,), "cuda", HALF, "cuDNN", 8, _PLAIN, sm=90),
+    Kernel((WITH_NORMS,), "cuda", HALF, "Flash", 8, sm=80),
+    Kernel((WITH_NORMS,), "cuda", HALF, "memory-efficient", 17),
     Kernel((MULTI_HEAD,), "cuda", HALF, "cuDNN", 12, sm=90),
     Kernel((MULTI_HEAD,), "cuda", HALF, "Flash", 12, _FLASH, sm=80),
     Kernel((MULTI_HEAD,), "cuda", _CUDA, "memory-efficient or unfused", 29),
@@ -374,7 +382,7 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel((NONPAD,), "cpu", _CPU, "CPU Attention", 20, source="R"),
     Kernel((GROUPED,), "cpu", _CPU, "CPU GroupQueryAttention", 20, source="R"),
     # Two operators less, and no time less: measured at 1 to 1024 queries.
-    Kernel((TURNED,), "cpu", _CPU, "CPU GroupQueryAttention", 21, source="R"),
+    Kernel((WITH_ROTARY,), "cpu", _CPU, "CPU GroupQueryAttention", 21, source="R"),
     Kernel((MULTI_HEAD,), "cpu", _CPU, "CPU Flash", 20, source="R"),
     Kernel((PRIMITIVE,), "cpu", _EVERY, "separate kernels", 41, source="R"),
 )

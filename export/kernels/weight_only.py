@@ -1,4 +1,4 @@
-"""What weights in few bits cost on onnxruntime's CPU provider, as bench/few_bits.py measured it."""
+"""What quantized weights cost on onnxruntime's CPU provider, as bench/weight_only.py measured."""
 
 from __future__ import annotations
 

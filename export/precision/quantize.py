@@ -85,7 +85,7 @@ def error_bound(bits: int) -> float:
 
 
 def quantise(graph: Graph, weights: Weights) -> Quantised:
-    """Stores the weights of the graph's linears in few bits, each where its error allows.
+    """Quantizes the weights of the graph's linears, each where its error allows.
 
     Works row by row, so that no second copy of a weight is held. Weights that an embedding reads
     too, small ones, and those inside of loops stay.

@@ -11,7 +11,7 @@ from attngraph.export.runtime.session import Session
 from attngraph.export.runtime.tensors import to_ort, to_torch
 
 
-class InPlace:
+class BoundSteps:
     """One binding for all steps: the buffers are bound once, as inputs and as outputs.
 
     `buffers` are the state's tensors by the input that reads them, and `presents` the output of

@@ -80,7 +80,7 @@ def site_graph(facts: Facts, length: int) -> Graph:
     if LENGTHS in facts.features:
         lengths = graph.add_input("lengths", TensorType(torch.int64, (batch,)))
     build = Builder(graph)
-    if facts.turned is not None:
+    if facts.rotary_features is not None:
         query, key = _turned(build, facts, query, key)
     attrs: dict[str, Any] = {
         "heads": facts.heads,
@@ -123,7 +123,7 @@ def _packed_graph(facts: Facts, length: int) -> Graph:
 
 def _turned(build: Builder, facts: Facts, query: Value, key: Value) -> tuple[Value, Value]:
     """Both after a rotary embedding, and after norms of each head where the site has them."""
-    length, half = query.shape[1], (facts.turned or 0) // 2
+    length, half = query.shape[1], (facts.rotary_features or 0) // 2
     kind = TensorType(facts.dtype, (1, length, half))
     tables = [build.graph.add_input(name, kind) for name in ("cos", "sin")]
     tables = [build("aten.expand", table, size=[query.shape[0], length, half]) for table in tables]

@@ -281,7 +281,7 @@ def test_a_cache_that_is_cut_up_can_not_be_static() -> None:
         )
 
 
-def test_few_bits_in_buffers() -> None:
+def test_quantized_weights_and_buffers() -> None:
     module = peaked(MODELS["llama"]())
     options = {"weights": "int8", "verify": "final"}
     static = attngraph.optimize_decoder(module, cache="static", max_length=ROOM, **options)

@@ -44,7 +44,7 @@ def _ids(*shape: int) -> Tensor:
 def _with_merged_products(
     module: nn.Module, args: tuple[Tensor, ...], shapes: Any, weights: Any
 ) -> Optimized:
-    """As weights in few bits have them, so that the bytes of both compare."""
+    """As quantized weights have them, so that the bytes of both compare."""
     return compile_model(
         Model(module, None, args, {}, shapes), Options(weights=weights, decodes=True)
     )

@@ -58,7 +58,7 @@ def test_what_may_be_assumed_is_what_the_pass_goes_by() -> None:
         Options("cuda:sm80", exact=True, assume=ASSUMPTIONS, ignore_padded_rows=True),
         Options("cuda", weights="int4"),
     ],
-    ids=["default", "packed", "few bits"],
+    ids=["default", "packed", "quantized"],
 )
 def test_a_file_says_which_passes_it_was_made_with(options: Options) -> None:
     metadata: dict[str, str] = {}

@@ -40,17 +40,17 @@ def prepare_grouped(ctx: LoweringContext, form: Form, site: Packed) -> Grouped:
     last, count = key_lengths(ctx, site.lengths, batch, keys)
     if not form.inside:
         return Grouped(ctx.value(site.query), ctx.value(site.key), value, last, count)
-    turned = site.turned
-    assert turned is not None  # the kernel table asks for it
-    cos, sin = (_table(ctx, table, site.dtype) for table in (turned.cos, turned.sin))
-    operands = ctx.value(turned.query), ctx.value(turned.key), value
-    if turned.norms is None:
+    prologue = site.prologue
+    assert prologue is not None  # the kernel table asks for it
+    cos, sin = (_table(ctx, table, site.dtype) for table in (prologue.cos, prologue.sin))
+    operands = ctx.value(prologue.query), ctx.value(prologue.key), value
+    if prologue.norms is None:
         return Grouped(*operands, last, count, (cos, sin))
     query, key = (
         _weight(ctx, weight, heads, operand)
         for weight, heads, operand in (
-            (turned.norms.query, site.heads, turned.query),
-            (turned.norms.key, site.groups, turned.key),
+            (prologue.norms.query, site.heads, prologue.query),
+            (prologue.norms.key, site.groups, prologue.key),
         )
     )
     return Grouped(*operands, last, count, (cos, sin), (query, key))
@@ -59,8 +59,8 @@ def prepare_grouped(ctx: LoweringContext, form: Form, site: Packed) -> Grouped:
 def grouped(ctx: LoweringContext, op: Grouped, site: Packed) -> ir.Value:
     """The context (B, S, H·D)."""
     presents = ctx.target.provider == "cuda"  # which that kernel writes to in any case
-    turned, sinks = site.turned, site.sinks
-    norms = None if turned is None else turned.norms
+    prologue, sinks = site.prologue, site.sinks
+    norms = None if prologue is None else prologue.norms
     return ctx.ops(
         "GroupQueryAttention",
         op.query,
@@ -86,7 +86,7 @@ def grouped(ctx: LoweringContext, op: Grouped, site: Packed) -> ir.Value:
         causal=None if site.causal else 0,
         local_window_size=site.window or None,
         do_rotary=int(op.tables[0] is not None) or None,
-        rotary_interleaved=int(turned is not None and turned.interleaved) or None,
+        rotary_interleaved=int(prologue is not None and prologue.interleaved) or None,
         qk_norm_epsilon=None if norms is None else norms.epsilon,
     )[0]
 

@@ -13,7 +13,7 @@ import torch
 from attngraph.errors import LoweringError
 from attngraph.export.kernels import Form, choose, facts_of
 from attngraph.export.kernels.facts import LENGTHS, NORMS, WINDOW
-from attngraph.export.kernels.prologue import turned_of
+from attngraph.export.kernels.prologue import prologue_of
 from attngraph.export.kernels.table import NONPAD, PRIMITIVE, SHARED
 from attngraph.export.lowering.attention.cache import put_behind
 from attngraph.export.lowering.attention.forms import emit
@@ -69,7 +69,7 @@ def lower_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
         wanted.window,
         wanted.lengths,
         sinks,
-        turned_of(node, norms=NORMS in inside) if inside else None,
+        prologue_of(node, norms=NORMS in inside) if inside else None,
     )
     context, weights, *presents = emit(ctx, choice, site, partial(_prepared, ctx, wanted))
     forms = (choice.form, *([choice.below] if choice.below else []))

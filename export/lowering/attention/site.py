@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
-from attngraph.export.kernels.prologue import Turned
+from attngraph.export.kernels.prologue import Prologue
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim
@@ -20,8 +20,8 @@ Emitted = tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]
 class Packed:
     """Query (B, S, H·D), key (B, T, G·D) and value (B, T, G·E), with what is done to them.
 
-    With a past, which is (B, G, P, D) and (B, G, P, E), T counts the new keys. `turned` is what the
-    chosen form does to query and key by itself.
+    With a past, which is (B, G, P, D) and (B, G, P, E), T counts the new keys. `prologue` is what
+    the chosen form does to query and key by itself.
     """
 
     query: Value
@@ -38,7 +38,7 @@ class Packed:
     window: int
     lengths: Value | None
     sinks: Value | None
-    turned: Turned | None
+    prologue: Prologue | None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -36,7 +36,7 @@ def lower_quantized_linear(ctx: LoweringContext, node: Node) -> ir.Value:
     block = codes.shape[2] * 8 // bits
     if inside and bits == 8 and x.dtype is torch.float32:
         return _in_two_halves(ctx, codes, args, x.shape[-1], block)
-    product = _few_bits(
+    product = _matmul_nbits(
         ctx,
         (args["x"], args["codes"], args["scales"], None, args["bias"] if inside else None),
         (x.shape[-1], codes.shape[0]),
@@ -67,11 +67,11 @@ def _in_two_halves(
     upper, lower = half("upper", lambda part: part >> 4), half("lower", lambda part: part & 15)
     high = scaled, upper, args["scales"], None, None
     low = args["x"], lower, args["scales"], zero, args["bias"]
-    products = [_few_bits(ctx, each, sizes, bits, accuracy_level=1) for each in (high, low)]
+    products = [_matmul_nbits(ctx, each, sizes, bits, accuracy_level=1) for each in (high, low)]
     return ctx.op("Add", *products)
 
 
-def _few_bits(
+def _matmul_nbits(
     ctx: LoweringContext,
     operands: tuple[ir.Value | None, ...],
     sizes: tuple[Dim, Dim],

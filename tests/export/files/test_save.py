@@ -204,7 +204,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_weights_that_were_checked_are_those_that_are_kept(
     verify: str, options: list[str], written: list[str], tmp_path: Path
 ) -> None:
-    """Written once for each graph that is checked; with few bits that is two."""
+    """Written once for each graph that is checked; with quantized weights that is two."""
     place, plain = tmp_path / "place", tmp_path / "plain"
     for folder in (place, plain):
         folder.mkdir()

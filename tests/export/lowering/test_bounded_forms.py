@@ -16,9 +16,9 @@ from attngraph.export.kernels.table import (
     GROUPED,
     MASKED,
     NONPAD,
-    NORMED,
     PRIMITIVE,
-    TURNED,
+    WITH_NORMS,
+    WITH_ROTARY,
 )
 from attngraph.export.lowering.lower import lower
 from attngraph.export.target import parse_target
@@ -206,7 +206,7 @@ def test_bounds_reach_the_operator_without_a_mask() -> None:
     found = agree(BOUNDED["lengths"], NONPAD)
     assert not without & set(found)
     assert found.count("Less") == 2  # the lengths, between 0 and the number of keys
-    assert "RotaryEmbedding" not in agree(BOUNDED["rotary"], TURNED)
+    assert "RotaryEmbedding" not in agree(BOUNDED["rotary"], WITH_ROTARY)
 
 
 def test_a_window_lets_blocks_leave_out_keys() -> None:
@@ -251,17 +251,17 @@ def test_layers_share_bounds(name: str) -> None:
     ],
 )
 def test_rotary_stays_outside(graph: Graph, why: str) -> None:
-    assert refused(graph, TURNED) == why
+    assert refused(graph, WITH_ROTARY) == why
 
 
 def test_norms_go_inside_on_cuda_only() -> None:
     graph = site(CAUSAL, before=["norms", "rotary"])
     half = _halved(graph)
-    assert refused(graph, NORMED) == "pointless"
-    assert refused(half, NORMED, "cuda:sm80") == ""
+    assert refused(graph, WITH_NORMS) == "pointless"
+    assert refused(half, WITH_NORMS, "cuda:sm80") == ""
     (node,) = (node for node in half if node.op == "attn.attention")
     chosen = choose(facts_of(node, half.dims), parse_target("cuda:sm80"))
-    assert (chosen.form, chosen.kernel) == (NORMED, "Flash")
+    assert (chosen.form, chosen.kernel) == (WITH_NORMS, "Flash")
     model = lower(half, target="cuda:sm80", kernels={node: chosen})
     assert not {"RMSNormalization", "RotaryEmbedding"} & set(op_types(model))
     (op,) = (n for n in model.graph if n.op_type == "GroupQueryAttention")

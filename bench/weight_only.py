@@ -1,6 +1,6 @@
-"""A linear with its weight in few bits, in the forms that onnxruntime's CPU provider has for it.
+"""A linear with a quantized weight, in the forms that onnxruntime's CPU provider has for it.
 
-    python -m bench.few_bits [--rounds 5] [--seconds 0.3] [--keep]
+    python -m bench.weight_only [--rounds 5] [--seconds 0.3] [--keep]
 
 One row, as in a decoding step, and 128, as in a prompt. `MatMulNBits` at accuracy levels 0 (its
 own), 1 (float32) and 4 (activations rounded to int8), in blocks of 32 and 128; 8 bits also as two
@@ -8,8 +8,8 @@ products of 4 bits each; `DequantizeLinear` before a `MatMul`, in blocks and wit
 row of the weight, with what would fold or fuse the two switched off. Times are ratios to the
 product in float32 of the same round. One session is open at a time, and takes part in each round.
 Errors are against the weight that the codes stand for, in float64, over those of the product in
-float32. Writes bench/results/few_bits.json; with --keep export/kernels/few_bits.json too, from
-which reports say what few bits cost on the CPU.
+float32. Writes bench/results/weight_only.json; with --keep export/kernels/weight_only.json too,
+from which reports say what quantized weights cost on the CPU.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _matmul(weight: str) -> NodeProto:
 def _model(nodes: list[NodeProto], constants: Constants) -> bytes:
     graph = helper.make_graph(
         nodes,
-        "few_bits",
+        "weight_only",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", WIDTH])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", WIDTH])],
         [
@@ -209,7 +209,7 @@ def measure(rounds: int, seconds: float, threads: int) -> dict[str, dict[str, An
 def kept(results: dict[str, Any]) -> dict[str, Any]:
     """What reports say: median ratios, two digits."""
     return {
-        "measured_by": "bench.few_bits",
+        "measured_by": "bench.weight_only",
         "onnxruntime": results["onnxruntime"],
         "times_of_float32": {
             name: {
@@ -235,7 +235,7 @@ def main() -> None:
         "rounds": options.rounds,
         "forms": measure(options.rounds, options.seconds, threads),
     }
-    print(f"wrote {write('few_bits', results)}")
+    print(f"wrote {write('weight_only', results)}")
     if options.keep:
         KEPT.write_text(json.dumps(kept(results), indent=1) + "\n")
         print(f"wrote {KEPT}")

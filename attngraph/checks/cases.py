@@ -1,0 +1,144 @@
+"""The inputs that parity is checked on, made from the model's sample: other sizes, other values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from attngraph.checks.probing import (
+    Draw,
+    Role,
+    bounds_of,
+    drawn,
+    draws_of,
+    roles_of,
+    sizes_for,
+    without_masks,
+)
+from attngraph.checks.sizes import choose_sizes, equal_sizes, resized_inputs
+from attngraph.frontend.capture import Captured
+from attngraph.ir import Graph
+from attngraph.ir.dims import substitute, symbols_of
+from attngraph.ir.ranges import Ranges
+
+_MOST_WORK = 1 << 36
+"""Multiplications of a run from which on no more than one set of inputs is drawn."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Inputs of the checker's own; of each `kind` one set that the model takes is enough.
+
+    `make` raises where a dtype has no such values.
+    """
+
+    label: str
+    kind: tuple[bool, bool | None]
+    make: Callable[[], tuple[torch.Tensor, ...]]
+
+
+class SampleInputs:
+    """Inputs of a captured model, in the order of the graph's. Nothing is run here.
+
+    `pristine` is the graph as it was captured; passes rewrite the other one. `tied` maps a dim to
+    one whose size it is to have.
+    """
+
+    def __init__(self, captured: Captured, pristine: Graph) -> None:
+        self.captured = captured
+        self.tied: dict[str, str] = {}
+        self._pristine = pristine
+        self._bounds = bounds_of(pristine)
+
+    @property
+    def limits(self) -> Ranges:
+        """The sizes that the captured graph is right for."""
+        return Ranges.of(self.captured.graph)
+
+    def sizes(self) -> list[dict[str, int]]:
+        """The sample's sizes, and up to two more."""
+        sample = self.sizes_of(self.captured.args)
+        if not sample:
+            return [{}]
+        limits = self.limits
+
+        def allowed(sizes: Mapping[str, int]) -> bool:
+            return not limits.broken(sizes)
+
+        others = choose_sizes(sample, self._ranges(sample), allowed)
+        found = [sample, *map(self._together, others)]
+        return [sizes for place, sizes in enumerate(found) if sizes not in found[:place]]
+
+    def equal_sizes(self) -> list[dict[str, int]]:
+        """Dims that the trace took for unequal, given one size: Python may have asked for that."""
+        sample, *_ = self.sizes()
+        apart = [pair for pair in self.captured.apart if sample.keys() >= set(pair)]
+        sizes = equal_sizes(sample, self._ranges(sample), apart)
+        return [] if sizes == sample or self.limits.broken(sizes) else [sizes]
+
+    def draws(self, *, hides_rows: bool, weights: int) -> Iterator[Drawn]:
+        """Other values, the preferred first. `weights` is the number of the model's weights."""
+        captured = self.captured
+        sample, *_ = self.sizes()
+        rows = [name for (_, axis), name in captured.dynamic.items() if axis == 0]
+        batch = max(rows, key=rows.count, default=None)
+        roles = roles_of(self._pristine, captured.args)
+        if not hides_rows:  # a mask may leave a row without keys where the code masks as well
+            roles = without_masks(roles)
+        tokens = max((tensor.shape[:2].numel() for tensor in captured.args), default=1)
+        for draw in draws_of(roles, captured.args, constant=bool(captured.branches)):
+            if draw.hides_rows and (not hides_rows or weights * tokens > _MOST_WORK):
+                continue
+            sizes = self._together(sizes_for(draw, sample, self._pristine.dims, batch))
+            if self.limits.broken(sizes):
+                sizes = sample
+            make = partial(self._drawn, draw, roles, sizes)
+            kind = draw.hides_rows, draw.constant
+            yield Drawn(f"{label_of(sizes)}, {draw.label}", kind, make)
+
+    def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        """The size of each dynamic dim."""
+        dynamic = self.captured.dynamic.items()
+        return {name: int(tensors[index].shape[axis]) for (index, axis), name in dynamic}
+
+    def at(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        """The sample's inputs at these sizes; an axis that is derived from them follows."""
+        dynamic, known = dict(self.captured.dynamic), dict(sizes)
+        for index, value in enumerate(self.captured.graph.inputs):
+            for axis, dim in enumerate(value.shape):
+                is_derived = not isinstance(dim, int) and (index, axis) not in dynamic
+                if is_derived and symbols_of(dim) <= sizes.keys():
+                    dynamic[index, axis] = str(dim)
+                    known[str(dim)] = substitute(dim, sizes)
+        resized = resized_inputs(self.captured.args, dynamic, known)
+        below = {
+            place: substitute(size, sizes)
+            for place, size in self._bounds.items()
+            if symbols_of(size) <= sizes.keys()
+        }
+        return tuple(
+            tensor % below[place] if below.get(place, 0) > 0 else tensor
+            for place, tensor in enumerate(resized)
+        )
+
+    def _together(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """The sizes with tied dims equal, as far as the ranges allow."""
+        tied = {name: sizes[self.tied.get(name, name)] for name in sizes}
+        return dict(sizes) if self.limits.broken(tied) else tied
+
+    def _drawn(
+        self, draw: Draw, roles: Sequence[Role], sizes: Mapping[str, int]
+    ) -> tuple[torch.Tensor, ...]:
+        return drawn(draw, roles, self.captured.args, self.at(sizes))
+
+    def _ranges(self, sample: Mapping[str, int]) -> dict[str, tuple[int, int | None]]:
+        dims = self.captured.graph.dims
+        return {name: (dims[name].low, dims[name].high) for name in sample}
+
+
+def label_of(sizes: Mapping[str, int]) -> str:
+    """`batch=2, seq=8`."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items()) or "sample"
