@@ -23,7 +23,7 @@ _STAGES = (
     *CLEAN,
     "split-products",
     "linearize",
-    "sink-layout",
+    "defer-layout",
     "raise-softmax",
     "distribute",
     "canonicalize",
@@ -41,7 +41,7 @@ _STAGES = (
     "fold-scales",
     "drop-key-bias",
     "simplify-layout",
-    "sink-layout",
+    "defer-layout",
     "simplify-layout",
     "constant-fold",
     "cse",
@@ -57,7 +57,7 @@ _STAGES = (
     *CLEAN,
 )
 _PACKING = ("pack-tokens", *CLEAN)
-_PARTING = ("part-projections", "drop-key-bias", *CLEAN)
+_SPLITTING = ("split-projections", "drop-key-bias", *CLEAN)
 _CLOSING = ("bound-keys", "dce")
 
 
@@ -81,7 +81,7 @@ def pipeline(
     """
     check_assumptions(assume)
     packing = _PACKING if ignore_padded_rows else ()
-    names = [*_STAGES, *packing, *(_PARTING if part else ()), *_CLOSING]
+    names = [*_STAGES, *packing, *(_SPLITTING if part else ()), *_CLOSING]
     if few_bits:
         names.remove("fold-norms")
     stages = only_exact(names) if exact else make(names)

@@ -236,7 +236,7 @@ BREAKS: dict[str, tuple[str, str, str, Change]] = {
     "difference swapped": ("distribute", DIFFERENCE, "aten.sub.Tensor", _swap(0, 1)),
     "bias dropped": ("linearize", CONV1D, "aten.linear", _keep(2)),
     "weight not transposed": ("linearize", CONV1D, "aten.permute", _set(dims=[0, 1])),
-    "rows permuted wrongly": ("sink-layout", ROWS, "aten.permute", _set(dims=[0, 1, 2, 3])),
+    "rows permuted wrongly": ("defer-layout", ROWS, "aten.permute", _set(dims=[0, 1, 2, 3])),
     "layout composed wrongly": ("simplify-layout", CHAIN, "aten.permute", _set(dims=[0, 1, 3, 2])),
     "split along the wrong axis": (
         "merge-projections",
@@ -244,7 +244,7 @@ BREAKS: dict[str, tuple[str, str, str, Change]] = {
         "aten.split_with_sizes",
         _set(dim=1),
     ),
-    "bias of a part dropped": ("part-projections", PACKED, "aten.linear", _keep(2)),
+    "bias of a part dropped": ("split-projections", PACKED, "aten.linear", _keep(2)),
     "epsilon a tenth": ("fuse-norms", RMS, "attn.rms_norm", _set(eps=1e-7)),
     "epsilon of layer norm": ("fuse-norms", RESIDUAL, "attn.skip_layer_norm", _set(eps=1e-6)),
     "bias of the residual dropped": ("fuse-norms", RESIDUAL, "attn.skip_layer_norm", _keep(4)),

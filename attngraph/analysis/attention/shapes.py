@@ -1,6 +1,6 @@
 """Shapes of graph around a softmax that no attention op computes, each with its refusal.
 
-Where the algebra of logits.py and context.py ends without an attention, these say what stands there
+Where logits.py and weighted_sum.py end without an attention, these say what stands there
 instead: additive attention, scores that are convolved or compared, weights that are mixed or read
 twice. They only name: a shape that none of them knows is refused with the reason of the reading.
 """
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from attngraph.analysis.attention.context import Below, hands_on
 from attngraph.analysis.attention.logits import Logits
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import computed
+from attngraph.analysis.attention.weighted_sum import Below, hands_on
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, fresh_axes, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
 from attngraph.analysis.values.scalars import widens

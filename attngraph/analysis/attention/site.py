@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from attngraph.analysis.attention.context import Below, find_below
 from attngraph.analysis.attention.logits import Bias, Factor, Logits, Mask, narrowed, read_logits
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import Roles, Stage, assign, pair_of, stages
@@ -22,6 +21,7 @@ from attngraph.analysis.attention.shapes import (
 )
 from attngraph.analysis.attention.shared_order import shared_order
 from attngraph.analysis.attention.terms import refilled
+from attngraph.analysis.attention.weighted_sum import Below, find_below
 from attngraph.analysis.layout.axes import (
     Atom,
     Axes,

@@ -1,4 +1,4 @@
-"""Below a softmax: the way from the probabilities to the product with the values."""
+"""Below a softmax: the way from the probabilities to their weighted sum of the values."""
 
 from __future__ import annotations
 

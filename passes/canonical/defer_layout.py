@@ -1,4 +1,4 @@
-"""sink-layout: `linear` of permuted or regrouped rows becomes permuted rows of a `linear`.
+"""defer-layout: `linear` of permuted or regrouped rows becomes permuted rows of a `linear`.
 
 A projection works row by row, so its rows' order can wait; the layout op meets its inverse, or the
 attention's own layout, below.
@@ -18,21 +18,21 @@ from attngraph.passes.rewriting.manager import register
 
 @register
 @dataclass(frozen=True)
-class SinkLayout:
+class DeferLayout:
     """Moves permutes and reshapes of rows from above a `linear` to below it."""
 
-    name: ClassVar[str] = "sink-layout"
+    name: ClassVar[str] = "defer-layout"
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name)
         for node in list(graph):
             if node.op == "aten.linear":
-                _sink(build, checked, node)
+                _defer(build, checked, node)
         return checked.remarks
 
 
-def _sink(build: Builder, checked: Checked, linear: Node) -> None:
+def _defer(build: Builder, checked: Checked, linear: Node) -> None:
     value = linear.inputs[0]
     above: list[Node] = []
     while value is not None and (node := value.producer) is not None and _keeps_rows(node):

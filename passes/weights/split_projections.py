@@ -1,4 +1,4 @@
-"""part-projections: a product that is split at once becomes one product for each part.
+"""split-projections: a product that is split at once becomes one product for each piece.
 
 One product of Q, K and V saves launches on a GPU. On the CPU there are none to save: the split
 copies what the product has just written, which costs more than it brings (bench/kernels.py).
@@ -28,17 +28,17 @@ _FEW_ROWS = 32  # up to which the copy costs no more than the calls
 
 @register
 @dataclass(frozen=True)
-class PartProjections:
+class SplitProjections:
     """Takes apart what merge-projections made, or the model has packed, for the CPU.
 
-    The parts' weights are views into the packed one. A bias of zeros goes. Products of at most 32
+    The pieces' weights are views into the packed one. A bias of zeros goes. Products of at most 32
     rows stay, if their number is known.
 
     Each element is the same sum of products as before; how a GEMM blocks the sum may depend on its
     width, so the last bit may differ.
     """
 
-    name: ClassVar[str] = "part-projections"
+    name: ClassVar[str] = "split-projections"
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
@@ -48,7 +48,7 @@ class PartProjections:
             if node.op == "aten.split_with_sizes" and node.inputs[0] is not None:
                 linear = _read(graph, node, node.inputs[0], owners)
                 if linear is not None:
-                    _part(graph, checked, linear, node)
+                    _split(graph, checked, linear, node)
         return checked.remarks
 
 
@@ -66,7 +66,7 @@ def _read(graph: Graph, split: Node, packed: Value, owners: Owners) -> Linear | 
     return linear if linear is not None and owners.is_sole(linear.weight) else None
 
 
-def _part(graph: Graph, checked: Checked, whole: Linear, split: Node) -> None:
+def _split(graph: Graph, checked: Checked, whole: Linear, split: Node) -> None:
     rows = [int(value.shape[-1]) for value in split.outputs]
     weights = cut(checked, whole.weight, rows)
     biases = [] if whole.bias is None else cut(checked, whole.bias, rows)
