@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from attngraph.ir import Node, TensorType, Value
-from attngraph.ir.ops import attribute
+from attngraph.ir.dims import Dim
+from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import DROPOUT
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
@@ -17,16 +20,31 @@ _CASTS = (
     "aten.to.other",
     "aten.type_as",
 )
-_FILLS = {
-    "aten.full": None,
-    "aten.full_like": None,
-    "aten.new_full": None,
+_CHOICES = {  # the arguments in the order of `where`
+    "aten.where.Scalar": ("condition", "self", "other"),
+    "aten.where.ScalarOther": ("condition", "self", "other"),
+    "aten.where.ScalarSelf": ("condition", "self", "other"),
+    "aten.masked_fill.Scalar": ("mask", "value", "self"),
+    "aten.masked_fill.Tensor": ("mask", "value", "self"),
+}
+_FILLS: dict[str, str | int] = {  # the number, or the attribute that holds it
+    "aten.full": "fill_value",
+    "aten.full_like": "fill_value",
+    "aten.new_full": "fill_value",
+    "aten.scalar_tensor": "s",
     "aten.ones": 1,
     "aten.ones_like": 1,
     "aten.new_ones": 1,
     "aten.zeros": 0,
     "aten.zeros_like": 0,
     "aten.new_zeros": 0,
+}
+_SOFTMAXES = {
+    f"aten.{name}": f"aten.{name.removeprefix('special_').strip('_').removesuffix('.int')}.int"
+    for name in (
+        *("softmax.int", "special_softmax", "_softmax"),
+        *("log_softmax.int", "special_log_softmax", "_log_softmax"),
+    )
 }
 _EXACT_BITS = {  # the widest integers that a dtype holds without rounding
     torch.float16: 11,
@@ -101,7 +119,7 @@ def cast(rewriter: Rewriter, node: Node) -> Replacement:
 def fill(rewriter: Rewriter, node: Node) -> Replacement:
     """A tensor of one number is `full`, whatever other tensor lent its shape or dtype."""
     number = _FILLS[node.op]
-    number = node.attrs["fill_value"] if number is None else number
+    number = node.attrs[number] if isinstance(number, str) else number
     shape, dtype = list(node.output.shape), node.output.dtype
     attrs = {"size": shape, "fill_value": number, "dtype": dtype}
     return (
@@ -131,11 +149,50 @@ def identity(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten._to_copy", equal, {"dtype": dtype}, at=node)
 
 
-@rule("aten.special_softmax", "aten.special_log_softmax")
-def special(rewriter: Rewriter, node: Node) -> Replacement:
-    """The other names of softmax and log_softmax."""
-    op = f"{node.op.replace('special_', '')}.int"
-    return rewriter.emit(op, node.inputs, node.attrs, at=node)
+@rule(*_CHOICES, keeps_name=True)
+def where(rewriter: Rewriter, node: Node) -> Replacement:
+    """Every choice by a predicate is `where` of two tensors; a number has no dims."""
+    names = _CHOICES[node.op]
+    operands: list[Value] = []
+    for name in names:
+        if name in node.attrs:
+            operands += _filled(rewriter, node, (), node.attrs[name])
+            continue
+        value: Value = input_of(node, name)
+        if name == "value" and value.dtype != node.output.dtype:
+            kind = [TensorType(node.output.dtype, value.shape)]
+            attrs = {"dtype": node.output.dtype}
+            (value,) = rewriter.emit("aten._to_copy", [value], attrs, at=node, types=kind)
+        operands.append(value)
+    return rewriter.emit("aten.where.self", operands, {}, at=node)
+
+
+def _filled(
+    rewriter: Rewriter, node: Node, shape: tuple[Dim, ...], number: Any
+) -> tuple[Value, ...]:
+    """A tensor of one number, of the dtype of the node."""
+    dtype = node.output.dtype
+    attrs = {"size": list(shape), "fill_value": number, "dtype": dtype}
+    kind = [TensorType(dtype, shape)]
+    return rewriter.emit("aten.full", [], attrs, at=node, types=kind, names=["fill"])
+
+
+@rule(*_SOFTMAXES, keeps_name=True)
+def softmax(rewriter: Rewriter, node: Node) -> Replacement:
+    """A softmax names its axis only; one that computes in another dtype is that of a cast."""
+    op, source, dtype = _SOFTMAXES[node.op], source_of(node), node.output.dtype
+    if node.op == op and attribute(node, "dtype") is None:
+        return None
+    if source.dtype != dtype:
+        kind = [TensorType(dtype, source.shape)]
+        (source,) = rewriter.emit("aten._to_copy", [source], {"dtype": dtype}, at=node, types=kind)
+    return rewriter.emit(op, [source], {"dim": attribute(node, "dim")}, at=node)
+
+
+@rule("aten.mm", "aten.bmm", "aten.mv", "aten.dot", keeps_name=True)
+def matmul(rewriter: Rewriter, node: Node) -> Replacement:
+    """Every product of two matrices is `matmul`, whatever their ranks."""
+    return rewriter.emit("aten.matmul", node.inputs, {}, at=node)
 
 
 @rule("aten.rms_norm")
@@ -148,4 +205,14 @@ def default_epsilon(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit(node.op, node.inputs, {**node.attrs, "eps": epsilon}, at=node)
 
 
-VALUE_FORMS = [nothing, dropout, cast, fill, identity, special, default_epsilon]
+VALUE_FORMS = [
+    nothing,
+    dropout,
+    cast,
+    fill,
+    identity,
+    where,
+    softmax,
+    matmul,
+    default_epsilon,
+]

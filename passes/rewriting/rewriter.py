@@ -27,19 +27,25 @@ Replacement: TypeAlias = Value | Sequence[Value] | None
 
 @dataclass(frozen=True)
 class Rule:
-    """`apply(rewriter, node)` for every node whose op is one of `ops`."""
+    """`apply(rewriter, node)` for every node whose op is one of `ops`.
+
+    With `keeps_name`, what replaces a node has its name: it is the same step of the model.
+    """
 
     ops: tuple[str, ...]
     apply: Callable[[Rewriter, Node], Replacement]
+    keeps_name: bool = False
 
     @property
     def name(self) -> str:
         return self.apply.__name__
 
 
-def rule(*ops: str) -> Callable[[Callable[[Rewriter, Node], Replacement]], Rule]:
+def rule(
+    *ops: str, keeps_name: bool = False
+) -> Callable[[Callable[[Rewriter, Node], Replacement]], Rule]:
     """Makes a function the rule for these ops."""
-    return lambda function: Rule(ops, function)
+    return lambda function: Rule(ops, function, keeps_name)
 
 
 def source_of(node: Node) -> Value:
@@ -92,6 +98,8 @@ class Rewriter:
                     if not self._replace(node, replacement):
                         self._wrong.add((item, node))
                         continue
+                    if item.keeps_name and isinstance(replacement, tuple):
+                        self.graph.take_place(replacement[0].producer, node)
                     count += 1
                     if self._checked is None:
                         tally_of(self.graph).by_proof += 1
@@ -116,18 +124,20 @@ class Rewriter:
         *,
         at: Node,
         types: Sequence[Type] | None = None,
+        names: Sequence[str] | None = None,
         fused: Iterable[Node | None] = (),
     ) -> tuple[Value, ...]:
         """Inserts a node in the place of `at`, with its types unless others are given.
 
-        Attributes that equal their defaults are left out. `fused` are further nodes whose work the
+        Attributes that equal their defaults are left out. The outputs are named after the op unless
+        `names` are given. `fused` are further nodes whose work the
         new one does.
         """
         kept = op_def(op).stored(attrs)
         types = [value.type for value in at.outputs] if types is None else types
         others = [node for node in fused if node is not None]
         loc = fuse_locs([*others, at], at) if others else at.loc
-        node = self.graph.create(op, inputs, kept, types=types, loc=loc, before=at)
+        node = self.graph.create(op, inputs, kept, types=types, names=names, loc=loc, before=at)
         self._push(node)
         return node.outputs
 
