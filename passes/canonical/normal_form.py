@@ -51,6 +51,8 @@ def deviations(graph: Graph) -> Iterator[tuple[Node, Rule]]:
     for node in graph:
         if (item := alone.rule_against(node)) is not None:
             yield node, item
+        for region in node.regions:
+            yield from deviations(region)
 
 
 def check_normal_form(graph: Graph) -> None:
@@ -58,5 +60,5 @@ def check_normal_form(graph: Graph) -> None:
     for node, item in deviations(graph):
         raise IRError(
             f"{node.op} is not in normal form: {item.name} writes it otherwise. At {node.loc}:\n"
-            f"{excerpt(graph, node)}"
+            f"{excerpt(node.graph or graph, node)}"
         )
