@@ -18,27 +18,23 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from attngraph.analysis.layout.index_maps import Index, aligned
 from attngraph.analysis.masks import row_policy
 from attngraph.analysis.masks.description import describe
 from attngraph.analysis.masks.masking import (
     NO_MASKED_ROWS,
     Masking,
-    is_bounded,
+    Scores,
     masking_of,
     scores_shape,
 )
 from attngraph.analysis.masks.predicates import (
     TRUE,
-    VARIABLES,
-    Domain,
-    Linear,
     Predicate,
     conjunction,
     conjuncts,
     variables,
 )
-from attngraph.analysis.masks.reading import Reader, leaf_test
+from attngraph.analysis.masks.reading import leaf_test
 from attngraph.analysis.masks.terms import Fill, Splitter, Tree, magnitude
 from attngraph.analysis.values.value_numbering import number_values
 from attngraph.ir import Graph, Node, Remark, Value
@@ -64,26 +60,28 @@ class FoldMasks:
     no_masked_rows: bool = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        sites = [node for node in graph if node.op == "attn.attention" and not is_bounded(node)]
+        maskings = {node: masking_of(node) for node in graph if node.op == "attn.attention"}
+        sites = {node: masking for node, masking in maskings.items() if not masking.is_bounded}
         if not sites:
             return []
         definers = dim_definers(graph)
-        replaced = [value for site in sites for value in masking_of(site).values]
+        replaced = [value for masking in sites.values() for value in masking.values]
         numbers = number_values(graph, replaced, definers)
         make, remasking = EarlyBuilder(graph, definers), Remasking(graph)
         folded: dict[Hashable, Folded] = {}
         remarks = []
-        for site in sites:
-            masking = masking_of(site)
+        for site, masking in sites.items():
+            shape = scores_shape(site)
             key = (
                 *(None if v is None else numbers[v] for v in (masking.bias, masking.mask)),
                 masking.causal,
                 masking.masked_rows,
                 masking.past,
-                scores_shape(site),
+                shape,
             )
             if key not in folded:
-                folded[key] = _fold(remasking, make, site, masking, assume=self.no_masked_rows)
+                scores = Scores(masking, shape, graph.dims)
+                folded[key] = _fold(remasking, make, site, scores, assume=self.no_masked_rows)
             found = folded[key]
             if found.after is not None:
                 remasking.apply(site, found.after)
@@ -119,32 +117,27 @@ class _Plan:
 
 
 def _fold(
-    remasking: Remasking, make: EarlyBuilder, site: Node, before: Masking, *, assume: bool
+    remasking: Remasking, make: EarlyBuilder, site: Node, scores: Scores, *, assume: bool
 ) -> Folded:
-    shape = scores_shape(site)
-    domain = Domain(shape, remasking.graph.dims)
-    reader = Reader(domain)
-    splitter = Splitter(reader)
-    index = tuple(map(domain.index, VARIABLES))
-    causal = Linear(index[3] - index[2] - before.past)
-    plan = _decide(splitter, before, index, causal)
+    splitter = Splitter(scores.reader)
+    plan = _decide(splitter, scores)
     assumed = False
     if assume:
-        proved, plan = plan, _decide(splitter, before, index, causal, assume=True)
+        proved, plan = plan, _decide(splitter, scores, assume=True)
         assumed = plan != proved
-    after = before
+    before = after = scores.masking
     problem = ""
     try:
-        after = _build(make, site, plan, before, reader, causal)
+        after = _build(make, site, plan, scores)
     except Unbuildable:
         problem = "kept as it is"
     if after != before:
         made = {value for node in make.made for value in node.outputs}
-        is_leaf = leaf_test(reader, made | splitter.inner)
-        differs = remasking.proved(before, after, shape, is_leaf, every_row=not assumed)
+        is_leaf = leaf_test(scores.reader, made | splitter.inner)
+        differs = remasking.proved(scores, after, is_leaf, every_row=not assumed)
         if differs:
             problem = f"kept as it is: {differs}"
-    reason = describe(plan.allowed, causal, before, after, plan.rest, reader)
+    reason = describe(plan.allowed, scores, after, plan.rest)
     if problem:
         return Folded(None, f"{reason}; {problem}")
     if assumed:
@@ -152,15 +145,9 @@ def _fold(
     return Folded(after if after != before else None, reason, assumed)
 
 
-def _decide(
-    splitter: Splitter, before: Masking, index: Index, causal: Linear, *, assume: bool = False
-) -> _Plan:
-    reader, domain, bias = splitter.reader, splitter.reader.domain, before.bias
-    given: list[Predicate] = [causal] if before.causal else []
-    if before.mask is not None:
-        given.append(reader.predicate(before.mask, aligned(before.mask, index)))
-    given_mask = domain.simplify(conjunction(*given))
-    split = None if bias is None else splitter.split(bias, aligned(bias, index))
+def _decide(splitter: Splitter, scores: Scores, *, assume: bool = False) -> _Plan:
+    domain, bias, given_mask = scores.domain, scores.masking.bias, scores.visible
+    split = None if bias is None else splitter.split(bias, scores.at(bias))
     fills = [
         replace(fill, predicate=domain.simplify(fill.predicate))
         for fill in (split.fills if split else ())
@@ -168,13 +155,13 @@ def _decide(
 
     def plan(taken: Sequence[Fill], masked_rows: str) -> _Plan:
         sources = frozenset(fill.source for fill in taken)
-        rest = splitter.split(bias, aligned(bias, index), sources).rest if bias else None
+        rest = splitter.split(bias, scores.at(bias), sources).rest if bias else None
         allowed = domain.simplify(conjunction(given_mask, *(fill.predicate for fill in taken)))
         if assume or (math.isfinite(magnitude(rest)) and domain.always_a_key(allowed)):
             masked_rows = "zero"
         return _Plan(allowed, sources, rest, masked_rows)
 
-    rows = before.masked_rows
+    rows = scores.masking.masked_rows
     if rows == "mean" and given_mask == TRUE:
         rows = "nan"  # nothing is filled, so a row of -inf stays one
     vain = [fill for fill in fills if fill.predicate == TRUE]
@@ -202,28 +189,24 @@ def _decide(
     return replace(every, masked_rows=policy)
 
 
-def _build(
-    make: EarlyBuilder, site: Node, plan: _Plan, before: Masking, reader: Reader, causal: Linear
-) -> Masking:
-    """The masking of a plan; equal to `before` where there is nothing to gain."""
-    parts = list(conjuncts(plan.allowed))
-    is_causal = causal in parts and plan.masked_rows != "mean"
+def _build(make: EarlyBuilder, site: Node, plan: _Plan, scores: Scores) -> Masking:
+    """The masking of a plan; equal to the one before where there is nothing to gain."""
+    before, parts = scores.masking, list(conjuncts(plan.allowed))
+    is_causal = scores.lower in parts and plan.masked_rows != "mean"
     if is_causal:
-        parts.remove(causal)
+        parts.remove(scores.lower)
     wanted = conjunction(*parts)
     mask: Value | None = None
     if wanted != TRUE:
         mask = before.mask
-        if mask is None or not _holds(mask, wanted, reader):
-            mask = build(make, site.loc, wanted, reader)
-    return Masking(
-        rebuild(make, site.loc, plan.rest), mask, is_causal, plan.masked_rows, before.past
-    )
+        if mask is None or not _is_built(mask, wanted, scores):
+            mask = build(make, site.loc, wanted, scores.reader)
+    rest = rebuild(make, site.loc, plan.rest)
+    return replace(before, bias=rest, mask=mask, causal=is_causal, masked_rows=plan.masked_rows)
 
 
-def _holds(mask: Value, wanted: Predicate, reader: Reader) -> bool:
+def _is_built(mask: Value, wanted: Predicate, scores: Scores) -> bool:
     """Whether a tensor is this predicate already, in the smallest shape."""
-    index = aligned(mask, tuple(map(reader.domain.index, VARIABLES)))
-    held = reader.domain.simplify(reader.predicate(mask, index))
-    used = {symbol for place in index for symbol in place.free_symbols}
+    used = {symbol for place in scores.at(mask) for symbol in place.free_symbols}
+    held = scores.holds(mask)
     return used <= variables(wanted) and set(conjuncts(held)) == set(conjuncts(wanted))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attngraph.analysis.masks.masking import Masking
+from attngraph.analysis.masks.masking import Masking, Scores
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL
 from attngraph.ir import Dim, Graph, Node, TensorType, Value
 from attngraph.ir.dims import least
@@ -38,20 +38,19 @@ class Remasking:
 
     def proved(
         self,
-        before: Masking,
+        scores: Scores,
         after: Masking,
-        shape: Sequence[Dim],
         is_leaf: Callable[[Value], bool],
         *,
         every_row: bool = True,
     ) -> str:
-        """Why one masking can't take the other's place over scores of a shape; "" where it can.
+        """Why another masking can't take the place of that of some scores; "" where it can.
 
         Beside the caller's proof for all sizes, trials must agree wherever they reach. Values that
-        `is_leaf` accepts are drawn. Without `every_row`, rows whose every key is masked by `before`
+        `is_leaf` accepts are drawn. Without `every_row`, rows whose every key is masked before
         count as rows that give zero, whatever fills them.
         """
-        outcome = self._compared(before, after, shape, is_leaf, every_row)
+        outcome = self._compared(scores.masking, after, scores.shape, is_leaf, every_row)
         tally_of(self.graph).count(outcome, proved=isinstance(outcome, Unreached))
         return "" if isinstance(outcome, Equal | Unreached) else outcome.reason
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from attngraph.analysis.masks.masking import Masking, masking_of, scores_shape
+from attngraph.analysis.masks.masking import Masking, Scores, masking_of, scores_shape
 from attngraph.dialect.attention import attention, masked_softmax
 from attngraph.ir import Graph, Node, parse
 from attngraph.passes.attention.remasking import Remasking
@@ -43,11 +43,9 @@ def _attention(graph: Graph) -> Node:
 def _proved(graph: Graph, every_row: bool = True, **changed: Any) -> str:
     """Why the site's masking, so changed, can't take its place."""
     site = _attention(graph)
-    before = masking_of(site)
-    after = replace(before, **changed)
-    shape = scores_shape(site)
-    remasking = Remasking(graph)
-    return remasking.proved(before, after, shape, lambda v: False, every_row=every_row)
+    scores = Scores(masking_of(site), scores_shape(site), graph.dims)
+    after = replace(scores.masking, **changed)
+    return Remasking(graph).proved(scores, after, lambda v: False, every_row=every_row)
 
 
 def _value(graph: Graph, name: str) -> Any:

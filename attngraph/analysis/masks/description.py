@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import sympy
 
 from attngraph.analysis.layout.index_maps import ZERO
-from attngraph.analysis.masks.masking import Masking
+from attngraph.analysis.masks.masking import Masking, Scores
 from attngraph.analysis.masks.predicates import (
     BATCH,
     KEY,
@@ -33,18 +33,14 @@ from attngraph.ir import Value
 _FAR = 200
 
 
-def describe(
-    allowed: Predicate,
-    causal: Linear,
-    before: Masking,
-    after: Masking,
-    rest: Tree,
-    reader: Reader,
-) -> str:
-    """The reason of an attention's remark, such as `causal ∧ padding (bool)`."""
-    parts = []
-    namer = _Namer(allowed, causal, before, reader)
-    ordered = sorted(conjuncts(allowed), key=lambda part: part != causal)
+def describe(allowed: Predicate, scores: Scores, after: Masking, rest: Tree) -> str:
+    """The reason of an attention's remark, such as `causal ∧ padding (bool)`.
+
+    `allowed` is what masks the scores, `after` what their masking became, with `rest` as its bias.
+    """
+    parts, before = [], scores.masking
+    namer = _Namer(allowed, scores)
+    ordered = sorted(conjuncts(allowed), key=lambda part: part != scores.lower)
     names = namer.all_of(ordered)
     if len(ordered) == 1 and names[0].startswith(_DENSE):
         parts.append(f"dense, kept: {names[0].removeprefix(_DENSE).strip(' ()')}")
@@ -56,7 +52,7 @@ def describe(
         parts.append("all true, removed")
     if after.masked_rows == "mean":
         parts.append("finite fill, rows without keys average all values (bool mask)")
-    parts += [_bias(value, reader) for value in leaves(rest)]
+    parts += [_bias(value, scores.reader) for value in leaves(rest)]
     return "; ".join(parts)
 
 
@@ -66,13 +62,13 @@ _DENSE = "dense"
 class _Namer:
     """Names predicates over the scores of one attention."""
 
-    def __init__(self, allowed: Predicate, causal: Linear, before: Masking, reader: Reader) -> None:
-        self.causal = causal
-        self.past = sympy.sympify(before.past)
+    def __init__(self, allowed: Predicate, scores: Scores) -> None:
+        self.causal = scores.lower
+        self.past = sympy.sympify(scores.masking.past)
         self.has_end = any(
             expr.coeff(KEY) == 1 and expr.coeff(QUERY) == -1 for expr in _comparisons(allowed)
         )
-        self.reader = reader
+        self.reader = scores.reader
 
     def all_of(self, parts: Sequence[Predicate]) -> list[str]:
         """What must all hold, two opposite comparisons as an equality."""

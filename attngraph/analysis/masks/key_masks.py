@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attngraph.analysis.layout.index_maps import aligned
+from attngraph.analysis.masks.masking import Scores, masking_of, scores_shape
 from attngraph.analysis.masks.predicates import (
     BATCH,
     KEY,
     QUERY,
     TRUE,
-    VARIABLES,
     And,
     Dense,
-    Domain,
     Linear,
     Not,
     Or,
@@ -30,7 +28,7 @@ from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.rows.row_wise import Rows
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.dims import same_shape
-from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.ops import input_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,8 @@ class Masked:
     @property
     def sees_alike(self) -> bool:
         """Whether all queries of an element have the same keys."""
-        moving = attribute(self.node, "causal") or attribute(self.node, "window")
+        masking = masking_of(self.node)
+        moving = masking.causal or masking.window > 0
         return not moving and not any(QUERY in variables(part) for part in self.parts)
 
 
@@ -71,25 +70,17 @@ def attentions(graph: Graph) -> list[Masked]:
 
 
 def _read(graph: Graph, node: Node) -> Masked:
-    mask, query, key = (input_of(node, name) for name in ("mask", "query", "key"))
-    assert query is not None
-    assert key is not None
-    rows: Rows = (key.shape[0], key.shape[1])
-    sizes = query.shape[0], attribute(node, "heads"), query.shape[1], key.shape[1]
-    domain = Domain(sizes, graph.dims)
-    reader = Reader(domain)
+    masking, shape = masking_of(node), scores_shape(node)
+    scores = Scores(masking, shape, graph.dims)
+    rows: Rows = (input_of(node, "key").shape[0], input_of(node, "key").shape[1])
     if input_of(node, "past_key") is not None:
-        return Masked(node, rows, frozenset(), TRUE, None, reader)
-    index = tuple(map(domain.index, VARIABLES))
-    read: Predicate = TRUE
-    if mask is not None:
-        read = domain.simplify(reader.predicate(mask, aligned(mask, index)))
-    shown = conjunction(*(part for part in conjuncts(read) if _is_padding(part, reader)))
+        return Masked(node, rows, frozenset(), TRUE, None, scores.reader)
+    parts = conjuncts(scores.mask)
+    shown = conjunction(*(part for part in parts if _is_padding(part, scores.reader)))
     own = None
-    if same_shape(query.shape[:2], rows) and input_of(node, "lengths") is None:
-        own = conjunction(read, Linear(KEY - QUERY)) if attribute(node, "causal") else read
-        own = domain.simplify(substitute(own, KEY, QUERY))
-    return Masked(node, rows, frozenset(conjuncts(read)), shown, own, reader)
+    if same_shape((shape[0], shape[2]), rows) and masking.lengths is None:
+        own = scores.domain.simplify(substitute(scores.visible, KEY, QUERY))
+    return Masked(node, rows, frozenset(parts), shown, own, scores.reader)
 
 
 def _is_padding(part: Predicate, reader: Reader) -> bool:

@@ -96,6 +96,6 @@ def in_cache(
         kv_num_heads=site.groups,
         scale=scale,
         softcap=float(site.softcap) or None,
-        local_window_size=None if bias is not None else site.window or None,
+        local_window_size=None if bias is not None else site.masking.window or None,
     )
     return context, None, *presents

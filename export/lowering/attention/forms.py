@@ -40,7 +40,9 @@ def _form(
     """Emits what layers share, and returns what emits the rest."""
     qkv = ctx.value(site.query), ctx.value(site.key), ctx.value(site.value)
     if form.blocks:
-        blocks = prepare_blocks(ctx, form.blocks, site.query, site.key, prepared, site.window)
+        blocks = prepare_blocks(
+            ctx, form.blocks, site.query, site.key, prepared, site.masking.window
+        )
 
         def attend(query: ir.Value, key: ir.Value, value: ir.Value, mask: ir.Value) -> ir.Value:
             part = Prepared(mask, causal=False)
@@ -58,8 +60,8 @@ def _form(
         return lambda: primitive(ctx, qkv, prepared, site)
     if form.padded:
         return lambda: (padded(ctx, qkv, prepared, site), None)
-    if form == NONPAD and site.lengths is not None:
-        counts = key_counts(ctx, site.lengths, 0, site.key.shape[1])
+    if form == NONPAD and site.masking.lengths is not None:
+        counts = key_counts(ctx, site.masking.lengths, 0, site.key.shape[1])
         return lambda: attention_op(ctx, qkv, prepared, site, counts)
     if site.sinks is not None:
         return lambda: with_sink_key(ctx, qkv, prepared, site)

@@ -37,7 +37,7 @@ def prepare_grouped(ctx: LoweringContext, form: Form, site: Packed) -> Grouped:
     """What the op takes in the place of masks and of what stands before it."""
     batch, keys = site.key.shape[0], site.key.shape[1]
     value = ctx.value(site.value)
-    last, count = key_lengths(ctx, site.lengths, batch, keys)
+    last, count = key_lengths(ctx, site.masking.lengths, batch, keys)
     if not form.inside:
         return Grouped(ctx.value(site.query), ctx.value(site.key), value, last, count)
     prologue = site.prologue
@@ -83,8 +83,8 @@ def grouped(ctx: LoweringContext, op: Grouped, site: Packed) -> ir.Value:
         kv_num_heads=site.groups,
         scale=float(site.scale),
         softcap=float(site.softcap) or None,
-        causal=None if site.causal else 0,
-        local_window_size=site.window or None,
+        causal=None if site.masking.causal else 0,
+        local_window_size=site.masking.window or None,
         do_rotary=int(op.tables[0] is not None) or None,
         rotary_interleaved=int(prologue is not None and prologue.interleaved) or None,
         qk_norm_epsilon=None if norms is None else norms.epsilon,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 import onnx_ir as ir
-import sympy
 import torch
 
+from attngraph.analysis.masks.masking import Masking, masking_of, scores_shape
 from attngraph.errors import LoweringError
 from attngraph.export.kernels import Form, choose, facts_of
 from attngraph.export.kernels.facts import LENGTHS, NORMS, WINDOW
@@ -17,44 +17,31 @@ from attngraph.export.kernels.prologue import prologue_of
 from attngraph.export.kernels.table import NONPAD, PRIMITIVE, SHARED
 from attngraph.export.lowering.attention.cache import put_behind
 from attngraph.export.lowering.attention.forms import emit
-from attngraph.export.lowering.attention.masks import Mask, Prepared, prepare, whole
+from attngraph.export.lowering.attention.masks import Prepared, Wanted, prepare, whole
 from attngraph.export.lowering.attention.operator import emit_attention
 from attngraph.export.lowering.attention.site import Packed
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
-from attngraph.ir.dims import Dim, as_dim, same
+from attngraph.ir.dims import Dim, same
 from attngraph.ir.ops import attribute, input_of
 
 
 @register_lowering("attn.attention")
 def lower_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """In the form that was chosen: packed heads go in and out as the projections give them."""
-    query, key, value, bias, mask = (
-        input_of(node, name) for name in ("query", "key", "value", "bias", "mask")
-    )
+    query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
     pasts = input_of(node, "past_key"), input_of(node, "past_value")
-    past: Dim = 0 if pasts[0] is None else pasts[0].shape[2]
-    keys = as_dim(sympy.sympify(key.shape[1] + past))
+    masking, keys = masking_of(node), scores_shape(node)[3]
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
     static = ctx.buffers is not None and ctx.buffers.holds(pasts[0])
     facts = facts_of(node, ctx.graph.dims, static=static)
     choice = ctx.kernels.get(node) or choose(facts, ctx.target)
     sinks = input_of(node, "sinks")
     inside = choice.form.inside
-    wanted = Mask(
-        mask,
-        bias,
-        attribute(node, "causal"),
-        "zero" if sinks is not None else attribute(node, "masked_rows"),
-        query.shape[1],
-        keys,
-        query.dtype,
-        past,
-        window=attribute(node, "window"),
-        lengths=input_of(node, "lengths"),
-        additive=sinks is not None,
-    )
+    if sinks is not None:
+        masking = replace(masking, masked_rows="zero")
+    wanted = Wanted(masking, query.shape[1], keys, query.dtype, additive=sinks is not None)
     site = Packed(
         query,
         key,
@@ -65,9 +52,7 @@ def lower_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
         attribute(node, "scale"),
         attribute(node, "softcap"),
         attribute(node, "weights"),
-        wanted.causal,
-        wanted.window,
-        wanted.lengths,
+        masking,
         sinks,
         prologue_of(node, norms=NORMS in inside) if inside else None,
     )
@@ -85,28 +70,29 @@ def lower_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     return [context, *presents] if weights is None else [context, weights, *presents]
 
 
-def _prepared(ctx: LoweringContext, wanted: Mask, form: Form) -> Prepared:
+def _prepared(ctx: LoweringContext, wanted: Wanted, form: Form) -> Prepared:
     """The mask of what is not native to a form, and the rows that all of it leaves without keys."""
-    entire = mask = replace(wanted, fused=form != PRIMITIVE)
-    if WINDOW in form.native and (form != SHARED or wanted.is_band):
-        mask = replace(mask, window=0)  # in place there is one kernel for masks, which takes it too
-    if LENGTHS not in form.native or wanted.lengths is None:
-        found = prepare(ctx, mask)
-        if mask == entire or not found.repair:
+    masking = rest = wanted.masking
+    entire = replace(wanted, fused=form != PRIMITIVE)
+    if WINDOW in form.native and (form != SHARED or masking.is_band):
+        # In place there is one kernel for masks, which takes the window too.
+        rest = replace(rest, window=0)
+    if LENGTHS not in form.native or masking.lengths is None:
+        found = prepare(ctx, replace(entire, masking=rest))
+        if rest == masking or not found.repair:
             return found
         # A row has no key where the window ends behind the last allowed one.
         return replace(found, dead=prepare(ctx, entire).dead)
-    kernel = form == NONPAD and ctx.target.provider == "cpu" and wanted.policy == "zero"
-    found = prepare(ctx, replace(mask, lengths=None))
-    return (
-        found if kernel else replace(found, dead=_without_keys(ctx, wanted), repair=wanted.policy)
-    )
+    kernel = form == NONPAD and ctx.target.provider == "cpu" and masking.masked_rows == "zero"
+    found = prepare(ctx, replace(entire, masking=replace(rest, lengths=None)))
+    if kernel:
+        return found
+    dead = _without_keys(ctx, masking.lengths)
+    return replace(found, dead=dead, repair=masking.masked_rows)
 
 
-def _without_keys(ctx: LoweringContext, wanted: Mask) -> ir.Value:
+def _without_keys(ctx: LoweringContext, lengths: Value) -> ir.Value:
     """(B, 1, 1, 1): the elements that have no key."""
-    lengths = wanted.lengths
-    assert lengths is not None
 
     def make() -> ir.Value:
         none = ctx.op("Less", whole(ctx, lengths), ctx.constant(1))
@@ -196,11 +182,13 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
     boolean = mask is not None and mask.dtype == torch.bool
     prepared = prepare(
         ctx,
-        Mask(
-            mask if boolean else None,
-            None if boolean else mask,
-            attribute(node, "is_causal"),
-            "zero",
+        Wanted(
+            Masking(
+                None if boolean else mask,
+                mask if boolean else None,
+                attribute(node, "is_causal"),
+                "zero",
+            ),
             query.shape[-2],
             key.shape[-2],
             query.dtype,

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import sympy
 import torch
 
+from attngraph.analysis.masks.masking import Masking
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim, same
@@ -44,37 +45,19 @@ _COMPUTES = frozenset({
 
 
 @dataclass(frozen=True)
-class Mask:
-    """What one attention asks of its mask.
+class Wanted:
+    """What one attention asks of its mask: a masking of scores (B, H, `queries`, `keys`).
 
-    `mask` is bool, `bias` float, both broadcastable to (B, H, S, T); `causal` allows key j for
-    query i iff j ≤ i + `past`, `window` w only if j > i + `past` − w, `lengths` (B,) only if
-    j < lengths[b]. `policy` is the result of a row that may attend to nothing. `fused` says that
-    one operator computes the attention, `additive` that it wants all of it as a bias.
+    `fused` says that one operator computes the attention, `additive` that it wants all of it as a
+    bias.
     """
 
-    mask: Value | None
-    bias: Value | None
-    causal: bool
-    policy: str
+    masking: Masking
     queries: Dim
     keys: Dim
     dtype: torch.dtype
-    past: Dim = 0
     fused: bool = True
-    window: int = 0
-    lengths: Value | None = None
     additive: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing but causality says which keys a query sees."""
-        return self.mask is None and self.lengths is None and not self.window
-
-    @property
-    def is_band(self) -> bool:
-        """Whether causality and a window are all that says it, and nothing is added to scores."""
-        return self.mask is None and self.lengths is None and self.bias is None
 
 
 @dataclass(frozen=True)
@@ -91,23 +74,24 @@ class Prepared:
     repair: str = ""
 
 
-def prepare(ctx: LoweringContext, wanted: Mask) -> Prepared:
+def prepare(ctx: LoweringContext, wanted: Wanted) -> Prepared:
     """The mask in the form the kernel takes, keeping the meaning of every row."""
     return ctx.once(("mask", wanted), lambda: _prepare(ctx, wanted))
 
 
-def _prepare(ctx: LoweringContext, wanted: Mask) -> Prepared:
-    bias, policy = wanted.bias, wanted.policy
+def _prepare(ctx: LoweringContext, wanted: Wanted) -> Prepared:
+    masking = wanted.masking
+    bias, policy = masking.bias, masking.masked_rows
     bounded = bias is None or is_bounded(bias)
     if wanted.additive:
-        rules = [*_rules(ctx, wanted), *([_lower(ctx, wanted)] if wanted.causal else [])]
+        rules = [*_rules(ctx, wanted), *([_lower(ctx, wanted)] if masking.causal else [])]
         return Prepared(_additive(ctx, wanted, *_joint(ctx, rules), bounded, -torch.inf), False)
-    if wanted.is_open and bounded:  # no row is empty: a causal one holds at least its first key
-        return Prepared(_full_bias(ctx, wanted, bounded), wanted.causal)
+    if masking.is_open and bounded:  # no row is empty: a causal one holds at least its first key
+        return Prepared(_full_bias(ctx, wanted, bounded), masking.causal)
     kernel = wanted.fused and _has_kernel(ctx, wanted.dtype)
     finite = policy == "mean" and wanted.dtype != torch.float16
     repair = _repair(policy, bounded, kernel, finite)
-    causal = wanted.causal
+    causal = masking.causal
     rules = _rules(ctx, wanted)
     if causal and (repair or finite):
         rules.insert(0, _lower(ctx, wanted))
@@ -131,18 +115,19 @@ _Rule = tuple[ir.Value, list[Dim]]
 """A bool tensor and its shape."""
 
 
-def _rules(ctx: LoweringContext, wanted: Mask) -> list[_Rule]:
+def _rules(ctx: LoweringContext, wanted: Wanted) -> list[_Rule]:
     """What a query may attend to, but for causality; each broadcasts to (B, H, S, T)."""
     rules: list[_Rule] = []
-    if wanted.mask is not None:
-        rules.append((ctx.cast(ctx.value(wanted.mask), torch.bool), list(wanted.mask.shape)))
-    if wanted.window:
-        end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
-        near = window_mask(ctx, wanted.past, end, 0, wanted.keys, wanted.window)
+    masking = wanted.masking
+    if masking.mask is not None:
+        rules.append((ctx.cast(ctx.value(masking.mask), torch.bool), list(masking.mask.shape)))
+    if masking.window:
+        end = as_dim(sympy.sympify(wanted.queries) + masking.past)
+        near = window_mask(ctx, masking.past, end, 0, wanted.keys, masking.window)
         rules.append((near, [wanted.queries, wanted.keys]))
-    if wanted.lengths is not None:
-        there = _before(ctx, wanted.lengths, wanted.keys)
-        rules.append((there, [wanted.lengths.shape[0], 1, 1, wanted.keys]))
+    if masking.lengths is not None:
+        there = _before(ctx, masking.lengths, wanted.keys)
+        rules.append((there, [masking.lengths.shape[0], 1, 1, wanted.keys]))
     return rules
 
 
@@ -156,9 +141,10 @@ def _before(ctx: LoweringContext, lengths: Value, keys: Dim) -> ir.Value:
     return ctx.once(("before", lengths, keys), make)
 
 
-def _lower(ctx: LoweringContext, wanted: Mask) -> _Rule:
-    end = as_dim(sympy.sympify(wanted.queries) + wanted.past)
-    return causal_mask(ctx, wanted.past, end, wanted.keys), [wanted.queries, wanted.keys]
+def _lower(ctx: LoweringContext, wanted: Wanted) -> _Rule:
+    past = wanted.masking.past
+    end = as_dim(sympy.sympify(wanted.queries) + past)
+    return causal_mask(ctx, past, end, wanted.keys), [wanted.queries, wanted.keys]
 
 
 def _joint(ctx: LoweringContext, rules: Sequence[_Rule]) -> tuple[ir.Value | None, list[Dim]]:
@@ -191,27 +177,27 @@ def _has_kernel(ctx: LoweringContext, dtype: torch.dtype) -> bool:
 
 def _additive(
     ctx: LoweringContext,
-    wanted: Mask,
+    wanted: Wanted,
     allowed: ir.Value | None,
     shape: Sequence[Dim],
     bounded: bool,
     fill: float,
 ) -> ir.Value:
-    dtype = wanted.dtype
+    dtype, bias = wanted.dtype, wanted.masking.bias
     value, total = ctx.constant(0.0, dtype), list(shape)
-    if wanted.bias is not None:
-        value = _guarded(ctx, wanted.bias, dtype, bounded)
-        total = _joined(shape, wanted.bias.shape)
+    if bias is not None:
+        value = _guarded(ctx, bias, dtype, bounded)
+        total = _joined(shape, bias.shape)
     if allowed is not None:
         value = ctx.op("Where", allowed, value, ctx.constant(fill, dtype))
     return _spread(ctx, value, total, wanted)
 
 
-def _full_bias(ctx: LoweringContext, wanted: Mask, bounded: bool) -> ir.Value | None:
-    if wanted.bias is None:
+def _full_bias(ctx: LoweringContext, wanted: Wanted, bounded: bool) -> ir.Value | None:
+    bias = wanted.masking.bias
+    if bias is None:
         return None
-    value = _guarded(ctx, wanted.bias, wanted.dtype, bounded)
-    return _spread(ctx, value, wanted.bias.shape, wanted)
+    return _spread(ctx, _guarded(ctx, bias, wanted.dtype, bounded), bias.shape, wanted)
 
 
 def _guarded(ctx: LoweringContext, bias: Value, dtype: torch.dtype, bounded: bool) -> ir.Value:
@@ -270,7 +256,9 @@ def _empty_rows(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
     return ctx.op("Equal", found, ctx.constant(-torch.inf, dtype))
 
 
-def _spread(ctx: LoweringContext, value: ir.Value, shape: Sequence[Dim], wanted: Mask) -> ir.Value:
+def _spread(
+    ctx: LoweringContext, value: ir.Value, shape: Sequence[Dim], wanted: Wanted
+) -> ir.Value:
     """(B|1, H|1, S, T): the kernel broadcasts the first two axes and rejects 1 in the others."""
     full = [1] * (4 - len(shape)) + list(shape)
     if not (same(full[2], wanted.queries) and same(full[3], wanted.keys)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
+from attngraph.analysis.masks.masking import Masking
 from attngraph.export.kernels.prologue import Prologue
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
@@ -19,6 +20,8 @@ Emitted = tuple[ir.Value, ir.Value | None, *tuple[ir.Value, ...]]
 @dataclass(frozen=True)
 class Packed:
     """Query (B, S, H·D), key (B, T, G·D) and value (B, T, G·E), with what is done to them.
+
+    Of `masking`, some forms take bounds by themselves; the rest comes to them as a tensor.
 
     With a past, which is (B, G, P, D) and (B, G, P, E), T counts the new keys. `prologue` is what
     the chosen form does to query and key by itself.
@@ -34,9 +37,7 @@ class Packed:
     scale: float
     softcap: float
     weights: bool
-    causal: bool
-    window: int
-    lengths: Value | None
+    masking: Masking
     sinks: Value | None
     prologue: Prologue | None
 
