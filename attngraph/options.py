@@ -1,10 +1,15 @@
-"""The choices that a compile leaves to its user, checked where they are made. Imports no torch."""
+"""The choices that a compile leaves to its user, checked where they are made. Imports no torch.
+
+An option is declared here once: its name, type and default are a field's, and a `Flag` beside the
+type makes it one of the command line too (attngraph/cli/flags.py). The keywords of
+`attngraph.optimize` are these fields; tests/unit/test_options.py compares them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attngraph.errors import UsageError
 from attngraph.export.formats import Precision, Weights
@@ -19,23 +24,80 @@ ASSUMPTIONS = ("no-fully-masked-rows",)
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a model is compiled; `attngraph.optimize` says what each of them means.
+class Flag:
+    """How the command line shows an option: `--` and its field's name, with this help.
 
-    `precision` None is that of the model's weights. `session` are keyword arguments of
-    `Session.open`, for the sessions that check, tune and are handed over. What `decodes` computes
-    one row in most of its calls. Raises UsageError for a value that there isn't, with those there
-    are.
+    A `metavar` stands for its value where the type doesn't say.
     """
 
-    target: str = "cpu"
-    precision: Precision | None = None
-    verify: str = "final"
-    exact: bool = False
-    tune: bool = False
-    assume: Collection[str] = ()
-    ignore_padded_rows: bool = False
-    weights: Weights | None = None
+    help: str
+    metavar: str | None = None
+
+
+TargetName: TypeAlias = Annotated[
+    str, Flag("The machine it will run on: cpu, cuda, or e.g. cuda:sm80.")
+]
+Assumptions: TypeAlias = Annotated[
+    Collection[str],
+    Flag(
+        "What to rely on without proof. no-fully-masked-rows: every query has a key, so a finite "
+        "fill may count as -inf.",
+        metavar="ASSUMPTION",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is compiled; `attngraph.optimize` says what each option means.
+
+    `precision` None is that of the model's weights. `session` are keyword arguments of
+    `Session.open`, for the sessions that check, tune and are handed over. A model that `decodes` is
+    given one row in most of its calls. Raises UsageError for an unknown value; the message lists
+    the known ones.
+    """
+
+    target: TargetName = "cpu"
+    precision: Annotated[
+        Precision | None,
+        Flag(
+            "fp16 or bf16 convert a float32 model; what the error budget needs stays in fp32. "
+            "Inputs and outputs keep their dtypes, but for caches. Default: that of the weights."
+        ),
+    ] = None
+    verify: Annotated[
+        Verify,
+        Flag("Compare with eager PyTorch: the final result, also after each pass, or not."),
+    ] = "final"
+    exact: Annotated[
+        bool,
+        Flag(
+            "Only rewrites that keep the model's formulas: none that multiplies weights with each "
+            "other or moves a factor through a sum."
+        ),
+    ] = False
+    tune: Annotated[
+        bool,
+        Flag(
+            "Measure on this machine which form of each attention is fastest; what was measured is "
+            "kept in your cache folder."
+        ),
+    ] = False
+    ignore_padded_rows: Annotated[
+        bool,
+        Flag(
+            "Compute an encoder's linears, norms and the like for valid tokens only. The rows of "
+            "tokens that its padding mask hides become unspecified."
+        ),
+    ] = False
+    weights: Annotated[
+        Weights | None,
+        Flag(
+            "Store the weights of linears in 8 or 4 bits. What that costs the outputs is measured "
+            "and reported; what kernels make of such weights has its usual error budget."
+        ),
+    ] = None
+    assume: Assumptions = ()
     session: Mapping[str, Any] = field(default_factory=dict)
     decodes: bool = False
 
@@ -72,9 +134,9 @@ class Options:
 
 @dataclass(frozen=True)
 class DecoderOptions:
-    """How a decoder keeps its cache; `attngraph.optimize_decoder` says what each of them means.
+    """How a decoder keeps its cache; `attngraph.optimize_decoder` says what each option means.
 
-    Raises UsageError for a kind of cache that there isn't, or a length that doesn't fit it.
+    Raises UsageError for an unknown kind of cache, or a length that doesn't fit it.
     """
 
     cache: CacheKind = "growing"
@@ -97,7 +159,7 @@ class DecoderOptions:
 
 
 def check_assumptions(names: Collection[str]) -> None:
-    """Raises UsageError at a name that is not of `ASSUMPTIONS`, or where there is no list."""
+    """Raises UsageError for a name that `ASSUMPTIONS` lacks, and for a text in place of a list."""
     if isinstance(names, str):
         raise UsageError(f"assume is {names!r}; give a list of names, such as [{names!r}].")
     for name in names:

@@ -19,6 +19,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from attngraph.options import Verify
 from bench.machine import in_process, write
 
 _LAYERS = "ATTNGRAPH_BENCH_LAYERS"
@@ -87,7 +88,7 @@ def _peak() -> float:
     return int(found[1]) / 1024
 
 
-def measure(weights: Path, output: Path, verify: str) -> dict[str, Any]:
+def measure(weights: Path, output: Path, verify: Verify) -> dict[str, Any]:
     """One measurement in this process: peaks in MiB, as they stood when each stage ended."""
     warnings.simplefilter("ignore")
     import torch

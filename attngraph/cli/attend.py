@@ -17,13 +17,12 @@ from attngraph.cli.flags import (
     ModelArgument,
     SessionFlags,
     SourceFlags,
-    TargetOption,
     grouped,
 )
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
-from attngraph.options import Options
+from attngraph.options import Options, TargetName
 
 if TYPE_CHECKING:
     from attngraph.reports.attention_weights import AttentionWeights
@@ -94,7 +93,7 @@ def attend(
     model: ModelArgument = None,
     *,
     shown: _ShownFlags,
-    target: TargetOption = "cpu",
+    target: TargetName = "cpu",
     given: SourceFlags,
     session: SessionFlags,
     as_json: JsonOption = False,

@@ -14,13 +14,12 @@ from attngraph.cli.flags import (
     JsonOption,
     SessionFlags,
     SourceFlags,
-    TargetOption,
     grouped,
     switch,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
-from attngraph.options import Options
+from attngraph.options import Options, TargetName
 from attngraph.paths import require_file
 
 
@@ -36,7 +35,7 @@ def bench(
         ),
     ] = None,
     *,
-    target: TargetOption = "cpu",
+    target: TargetName = "cpu",
     precision: Annotated[
         Literal["fp32", "fp16", "bf16"], typer.Option("--precision", help="Of every engine.")
     ] = "fp32",

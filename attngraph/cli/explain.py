@@ -6,18 +6,16 @@ import json
 
 from attngraph.cli.failures import reported
 from attngraph.cli.flags import (
-    AssumeOption,
     DebugOption,
     JsonOption,
     ModelArgument,
     ReportOption,
     SourceFlags,
-    TargetOption,
     grouped,
 )
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
-from attngraph.options import Options
+from attngraph.options import Assumptions, Options, TargetName
 
 _SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
 
@@ -26,9 +24,9 @@ _SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
 def explain(
     model: ModelArgument = None,
     *,
-    target: TargetOption = "cpu",
+    target: TargetName = "cpu",
     report_page: ReportOption = None,
-    assume: AssumeOption = None,
+    assume: Assumptions = (),
     given: SourceFlags,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -41,7 +39,7 @@ def explain(
         with working(debug) as stages:
             if report_page is not None:
                 check_output(report_page, (model, given.npz))
-            options = Options(target, assume=tuple(assume or ()))
+            options = Options(target, assume=assume)
             source = given.of(model)
             source.check()
             stages("import torch")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import typer
 
 from attngraph.errors import UsageError
 from attngraph.frontend.source import Source
+from attngraph.options import Flag
 
 _INPUTS = "Inputs"
 _SESSION = "Session"
@@ -81,20 +82,6 @@ DimOption: TypeAlias = Annotated[
         "model takes, as without --dim; or, of an exported program, the name of a dim, e.g. "
         "seq=input_ids:1. Once for each dim.",
     ),
-]
-AssumeOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--assume",
-        metavar="ASSUMPTION",
-        show_default=False,
-        help="What to rely on without proof. no-fully-masked-rows: every query has a key, so a "
-        "finite fill may count as -inf.",
-    ),
-]
-TargetOption: TypeAlias = Annotated[
-    str,
-    typer.Option("--target", help="The machine it will run on: cpu, cuda, or e.g. cuda:sm80."),
 ]
 ReportOption: TypeAlias = Annotated[
     Path | None,
@@ -194,35 +181,64 @@ class SessionFlags:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command in which a parameter that is a dataclass of flags stands for that one's fields.
+    """A command whose groups of flags and declared options are flags of typer.
 
-    typer reads flags from a function's signature and knows no groups; so the signature is made.
+    typer reads flags from a function's signature and knows no groups; so the signature is made. A
+    parameter that is a dataclass stands for its fields. One that is a `partial` of a dataclass
+    stands for those of its fields that are flags; the command gives it the others, and may raise.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {
-        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
-    }
+    groups: dict[str, tuple[type, list[Parameter]]] = {}
     flags: list[Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            kinds = get_type_hints(groups[name], include_extras=True)
-            members = [(flag.name, flag.default, kinds[flag.name]) for flag in fields(groups[name])]
+        hint = hints[name]
+        is_partial = get_origin(hint) is functools.partial
+        group = get_args(hint)[0] if is_partial else hint
+        if isinstance(group, type) and is_dataclass(group):
+            kinds = get_type_hints(group, include_extras=True)
+            members = [
+                _parameter(member.name, member.default, kinds[member.name])
+                for member in fields(group)
+                if not is_partial or _flag_of(kinds[member.name]) is not None
+            ]
+            groups[name] = (group, members)
+            flags += members
         else:
-            members = [(name, parameter.default, hints[name])]
-        flags += [
-            Parameter(flag, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for flag, default, kind in members
-        ]
+            flags.append(_parameter(name, parameter.default, hint))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        for name, group in groups.items():
-            given[name] = group(**{flag.name: given.pop(flag.name) for flag in fields(group)})
+        for name, (group, members) in groups.items():
+            values = {flag.name: given.pop(flag.name) for flag in members}
+            values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+            made = functools.partial(group, **values)
+            given[name] = made if get_origin(hints[name]) is functools.partial else made()
         command(**given)
 
     run.__annotations__ = {flag.name: flag.annotation for flag in flags}
     vars(run)["__signature__"] = inspect.Signature(flags)
     return run
+
+
+def _flag_of(hint: Any) -> Flag | None:
+    found = (item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Flag))
+    return next(found, None)
+
+
+def _parameter(name: str, default: Any, hint: Any) -> Parameter:
+    """A flag as typer reads it; one that options.py declares is written in typer's words."""
+    flag = _flag_of(hint)
+    if flag is not None:
+        kind, *_ = get_args(hint)
+        kind = list[str] if kind == Collection[str] else kind
+        option = typer.Option(
+            f"--{name.replace('_', '-')}",
+            metavar="" if kind is bool else flag.metavar,
+            show_default=default is not None and default != (),
+            help=flag.help,
+        )
+        hint = Annotated[kind, option]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def pairs(texts: Sequence[str], option: str, form: str, example: str) -> dict[str, str]:

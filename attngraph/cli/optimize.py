@@ -6,21 +6,20 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attngraph.cli.failures import reported
 from attngraph.cli.flags import (
-    AssumeOption,
     DebugOption,
     JsonOption,
     ModelArgument,
     ReportOption,
     SessionFlags,
     SourceFlags,
-    TargetOption,
     grouped,
     pairs,
     switch,
@@ -28,83 +27,13 @@ from attngraph.cli.flags import (
 from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
-from attngraph.options import DecoderOptions, Options
+from attngraph.options import CacheKind, DecoderOptions, Options
 
 if TYPE_CHECKING:
     from attngraph.decoding.decoder import Decoder
     from attngraph.optimized import Optimized
 
 _DECODING = "Decoding"
-
-
-@dataclass(frozen=True)
-class _CompileFlags:
-    """How the model is compiled."""
-
-    target: TargetOption = "cpu"
-    precision: Annotated[
-        Literal["fp32", "fp16", "bf16"] | None,
-        typer.Option(
-            "--precision",
-            help="fp16 or bf16 convert a float32 model; what the error budget needs stays in fp32. "
-            "Inputs and outputs keep their dtypes, but for caches. Default: that of the weights.",
-        ),
-    ] = None
-    verify: Annotated[
-        Literal["final", "each", "off"],
-        typer.Option(
-            "--verify",
-            help="Compare with eager PyTorch: the final result, also after each pass, or not.",
-        ),
-    ] = "final"
-    exact: Annotated[
-        bool,
-        switch(
-            "--exact",
-            help="Only rewrites that keep the model's formulas: none that multiplies weights with "
-            "each other or moves a factor through a sum.",
-        ),
-    ] = False
-    tune: Annotated[
-        bool,
-        switch(
-            "--tune",
-            help="Measure on this machine which form of each attention is fastest; what was "
-            "measured is kept in your cache folder.",
-        ),
-    ] = False
-    ignore_padded_rows: Annotated[
-        bool,
-        switch(
-            "--ignore-padded-rows",
-            help="Compute an encoder's linears, norms and the like for valid tokens only. The "
-            "rows of tokens that its padding mask hides become unspecified.",
-        ),
-    ] = False
-    weights: Annotated[
-        Literal["int8", "int4"] | None,
-        typer.Option(
-            "--weights",
-            show_default=False,
-            help="Store the weights of linears in 8 or 4 bits. What that costs the outputs is "
-            "measured and reported; what kernels make of such weights has its usual error budget.",
-        ),
-    ] = None
-    assume: AssumeOption = None
-
-    def options(self, session: dict[str, Any]) -> Options:
-        """Raises UsageError for a value that there isn't."""
-        return Options(
-            target=self.target,
-            precision=self.precision,
-            verify=self.verify,
-            exact=self.exact,
-            tune=self.tune,
-            assume=tuple(self.assume or ()),
-            ignore_padded_rows=self.ignore_padded_rows,
-            weights=self.weights,
-            session=session,
-        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +50,7 @@ class _DecoderFlags:
         ),
     ] = False
     cache: Annotated[
-        Literal["growing", "static"],
+        CacheKind,
         typer.Option(
             "--cache",
             rich_help_panel=_DECODING,
@@ -191,7 +120,7 @@ def optimize(
     ],
     model: ModelArgument = None,
     *,
-    how: _CompileFlags,
+    how: partial[Options],
     decoding: _DecoderFlags,
     report_page: ReportOption = None,
     given: SourceFlags,
@@ -216,7 +145,7 @@ def optimize(
             check_output(output, (model, given.npz))
             if report_page is not None:
                 check_output(report_page, (model, given.npz, output))
-            options, decoder = how.options(session.settings()), decoding.options()
+            options, decoder = how(session=session.settings()), decoding.options()
             if decoder is not None and options.ignore_padded_rows:
                 raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
             source = given.of(model)

@@ -14,12 +14,11 @@ from attngraph.cli.flags import (
     JsonOption,
     SessionFlags,
     SourceFlags,
-    TargetOption,
     grouped,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
-from attngraph.options import Options
+from attngraph.options import Options, TargetName
 from attngraph.paths import require_file
 
 
@@ -35,7 +34,7 @@ def verify(
         ),
     ],
     *,
-    target: TargetOption = "cpu",
+    target: TargetName = "cpu",
     given: SourceFlags,
     session: SessionFlags,
     as_json: JsonOption = False,

@@ -15,7 +15,7 @@ from attngraph.export.kernels import check_version, choose_all
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
 from attngraph.optimized import Optimized
-from attngraph.options import DEFAULTS, Options
+from attngraph.options import DEFAULTS, Options, Verify
 from attngraph.reports.report import Report, assumptions_of, sites_of
 
 
@@ -27,7 +27,7 @@ def optimize(
     dynamic_shapes: Any = None,
     target: str = "cpu",
     precision: Precision | None = None,
-    verify: str = "final",
+    verify: Verify = "final",
     exact: bool = False,
     tune: bool = False,
     assume: Collection[str] = (),

@@ -38,6 +38,7 @@ from attngraph.options import (
     CacheKind,
     DecoderOptions,
     Options,
+    Verify,
 )
 
 # (batch, seq, past) of prompts, of a later part of one, and of a step. A dozen tokens or more each:
@@ -59,7 +60,7 @@ def optimize_decoder(
     padding: bool = True,
     target: str = "cpu",
     precision: Precision | None = None,
-    verify: str = "final",
+    verify: Verify = "final",
     exact: bool = False,
     tune: bool = False,
     assume: Collection[str] = (),

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+from collections.abc import Callable, Collection
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+import typer
 
 from attngraph.analysis.masks.masking import NO_MASKED_ROWS
+from attngraph.cli.flags import grouped
+from attngraph.compiling.compiler import optimize
 from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.provenance import Provenance
+from attngraph.decoding.compile import optimize_decoder
 from attngraph.errors import UsageError
 from attngraph.options import ASSUMPTIONS, DecoderOptions, Options
+
+COMMON = ("target", "precision", "verify", "exact", "tune", "assume", "weights")
+"""What `optimize_decoder` says to be as in `optimize`."""
 
 
 @pytest.mark.parametrize(
@@ -45,6 +56,57 @@ def test_a_value_that_there_is_not_is_refused(wrong: dict[str, Any], sentence: s
 def test_a_cache_that_does_not_fit_is_refused(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence.replace(".", r"\.")):
         DecoderOptions(**wrong)
+
+
+@pytest.mark.parametrize("function", [optimize, optimize_decoder])
+def test_keywords_are_the_declared_options(function: Callable[..., object]) -> None:
+    """By name, type and default; a decoder has no padded rows to ignore."""
+    declared: dict[str, tuple[object, object]] = {}
+    kinds = [Options] if function is optimize else [Options, DecoderOptions]
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        declared |= {item.name: (hints[item.name], item.default) for item in fields(kind)}
+    hints = get_type_hints(function)
+    keywords = inspect.signature(function).parameters
+    shared = {name: (hints[name], keywords[name].default) for name in keywords if name in declared}
+    assert shared == {name: declared[name] for name in shared}
+    internal = {"session", "decodes"}
+    missing = {"ignore_padded_rows"} if function is optimize_decoder else set()
+    assert shared.keys() == declared.keys() - internal - missing
+
+
+@pytest.mark.parametrize(("function", "apart"), [(optimize, ()), (optimize_decoder, COMMON)])
+def test_the_documentation_of_a_function_names_its_options(
+    function: Callable[..., object], apart: Collection[str]
+) -> None:
+    said = inspect.getdoc(function) or ""
+    options = {item.name for kind in (Options, DecoderOptions) for item in fields(kind)}
+    names = options & inspect.signature(function).parameters.keys() - {*apart}
+    assert names
+    assert not [name for name in names if f"`{name}`" not in said]
+
+
+def test_every_flag_of_optimize_reaches_the_compile() -> None:
+    """A flag that is declared is one of the command line, and its value one of `Options`."""
+    found: list[Options] = []
+
+    @grouped
+    def command(*, how: functools.partial[Options]) -> None:
+        found.append(how(session={}))
+
+    app = typer.Typer()
+    app.command()(command)
+    given = (
+        "--target cuda --precision fp16 --verify off --exact --tune --ignore-padded-rows "
+        "--weights int4 --assume no-fully-masked-rows"
+    )
+    chosen = ("cuda", "fp16", "off", True, True, ASSUMPTIONS, True, "int4")
+    names = ("target", "precision", "verify", "exact", "tune", "assume", "ignore_padded_rows")
+    app(given.split(), standalone_mode=False)
+    app([], standalone_mode=False)
+    assert tuple(getattr(found[0], name) for name in (*names, "weights")) == chosen
+    assert found[1] == Options()
+    assert set(inspect.signature(command).parameters) == {*names, "weights"}
 
 
 def test_what_may_be_assumed_is_what_the_pass_goes_by() -> None:
