@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngraph.analysis.layout.axes import permutation
+from attngraph.analysis.layout.moves import permutation
 from attngraph.analysis.values.matching import same_type
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim, at_least, same, same_shape

@@ -14,10 +14,18 @@ from dataclasses import dataclass
 
 import sympy
 
-from attngraph.ir import Dim, Node, Value
+from attngraph.analysis.layout.moves import (
+    Broadcast,
+    Copied,
+    Cut,
+    Interleaved,
+    Permuted,
+    Regrouped,
+    Repeated,
+    move_of,
+)
+from attngraph.ir import Dim, Value
 from attngraph.ir.dims import divide, product, same, same_shape
-from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import COPY, EXPAND, PART, PERMUTE, REPEAT, RESHAPE, SELECT, SLICE
 
 
 class Atom:
@@ -123,114 +131,71 @@ def broadcast_axes(axes: Axes, shape: Sequence[Dim], out_shape: Sequence[Dim]) -
     )
 
 
-def permutation(node: Node, rank: int) -> list[int]:
-    """The axis of the input that each axis of a PERMUTE op's result is; `rank` is how many."""
-    op = node.op.removeprefix("aten.").partition(".")[0]
-    order = list(range(rank))
-    if op == "permute":
-        return [dim % rank for dim in attribute(node, "dims")]
-    if op in ("t", "numpy_T"):
-        return order[::-1]
-    if op == "mT":
-        return [*order[:-2], *order[-2:][::-1]]
-    if op in ("movedim", "moveaxis"):
-        ends = [attribute(node, "source"), attribute(node, "destination")]
-        sources, targets = ([end] if isinstance(end, int) else end for end in ends)
-        moved = {to % rank: at % rank for at, to in zip(sources, targets, strict=True)}
-        rest = iter([dim for dim in order if dim not in moved.values()])
-        return [moved[dim] if dim in moved else next(rest) for dim in order]
-    names = ("axis0", "axis1") if op == "swapaxes" else ("dim0", "dim1")
-    first, second = (attribute(node, name) for name in names)
-    if rank:
-        order[first], order[second] = order[second], order[first]
-    return order
-
-
-def _selected(node: Node, value: Value, axes: Axes) -> Axes | None:
-    """select, unbind, and slices or splits that are one of n equal parts."""
-    source = input_of(node, "self")
-    shape = source.shape
-    dim = attribute(node, "dim") % len(shape)
-    size = shape[dim]
-    if node.op in SELECT:
-        index = attribute(node, "index") if node.op == "aten.select.int" else value.index
-        if not isinstance(index, int) or (index < 0 and not isinstance(size, int)):
-            return None
-        picked = Atom(size, index % size if isinstance(size, int) else index)
-        return (*axes[:dim], (picked,) if size != 1 else (), *axes[dim:])
-    part = value.shape[dim]
-    if node.op in SLICE:
-        start = attribute(node, "start") or 0
-        if isinstance(start, int) and start < 0 and isinstance(size, int):
-            start = max(start + size, 0)
-        if node.attrs.get("step", 1) != 1 or not isinstance(start, int) or start < 0:
-            return None
-    else:
-        sizes = [output.shape[dim] for output in node.outputs]
-        if not all(isinstance(s, int) for s in sizes):
-            return None
-        start = sum(int(s) for s in sizes[: value.index])
-    if not (isinstance(size, int) and isinstance(part, int)) or part < 1:
+def _cut(cut: Cut, value: Value, axes: Axes) -> Axes | None:
+    """A single place, or one of n equal parts."""
+    dim, first = cut.dim, cut.first
+    size, part = cut.source.shape[dim], 1 if cut.single else value.shape[dim]
+    if first is None:
         return None
-    if size % part or start % part:
+    if cut.single:
+        return (*axes[:dim], (Atom(size, first),) if size != 1 else (), *axes[dim:])
+    if cut.step != 1 or not (isinstance(size, int) and isinstance(part, int)) or part < 1:
         return None
-    picked = Atom(size // part, start // part)
+    if size % part or first % part:
+        return None
+    picked = Atom(size // part, first // part)
     return tuple((picked, *index) if i == dim else index for i, index in enumerate(axes))
 
 
-def _repeated(node: Node, source: Value, axes: Axes) -> Axes | None:
-    if node.op == "aten.repeat_interleave.self_int":
-        dim, times = attribute(node, "dim"), attribute(node, "repeats")
-        if dim is None:
-            return None
-        dim %= len(axes)
-        grouped = regroup(axes[dim], [source.shape[dim], times])
-        if grouped is None:
-            return None
-        return tuple(grouped[0] if i == dim else index for i, index in enumerate(axes))
-    lead = len(axes) - len(source.shape)
-    repeats = node.attrs.get("dims" if node.op == "aten.tile" else "repeats", ())
-    counts = [1] * (len(axes) - len(repeats)) + list(repeats)  # tile may leave out leading ones
-    inner = []
-    for index, size, times in zip(axes[lead:], source.shape, counts[lead:], strict=True):
-        grouped = regroup(index, [times, size])  # the repetition is the major part
+def _repeated(move: Repeated, axes: Axes) -> Axes | None:
+    """The repetition is the major part of an index."""
+    shape, inner = move.source.shape, []
+    lead = len(axes) - len(shape)
+    for index, size, times in zip(axes[lead:], shape, move.counts[lead:], strict=True):
+        grouped = regroup(index, [times, size])
         if grouped is None:
             return None
         inner.append(grouped[1])
     return tuple(inner)
 
 
+def _interleaved(move: Interleaved, axes: Axes) -> Axes | None:
+    """The repetition is the minor part of an index."""
+    dim = move.dim
+    grouped = regroup(axes[dim], [move.source.shape[dim], move.times])
+    return None if grouped is None else (*axes[:dim], grouped[0], *axes[dim + 1 :])
+
+
+def _regrouped(move: Regrouped, value: Value, axes: Axes) -> Axes | None:
+    shape = move.source.shape
+    if same_shape(shape, value.shape):
+        return axes
+    if any(not dim and size != 1 for dim, size in zip(axes, value.shape, strict=True)):
+        return None  # index 0 of a longer dim: not a plain regrouping
+    return regroup([atom for dim in axes for atom in dim], shape)
+
+
 def climb(operand: Operand) -> Operand | None:
     """Past one layout op: the same elements, named in the op's input. None at anything else."""
     value, axes = operand.value, operand.axes
-    node = value.producer
-    if node is None:
-        return None
-    if node.op in COPY:
-        source = node.inputs[0]
-        return Operand(source, axes) if source is not None else None
-    if not node.op.startswith("aten."):
-        return None
+    move = move_of(value)
     inner: Axes | None = None
-    source = node.inputs[0] if node.inputs else None
-    if source is None:
-        return None
-    if node.op in RESHAPE:
-        if same_shape(source.shape, value.shape):
-            return Operand(source, axes)
-        if any(not dim and size != 1 for dim, size in zip(axes, value.shape, strict=True)):
-            return None  # index 0 of a longer dim: not a plain regrouping
-        inner = regroup([atom for dim in axes for atom in dim], source.shape)
-    elif node.op in PART:
-        inner = _selected(node, value, axes)
-    elif node.op in EXPAND:
-        inner = broadcast_axes(axes, source.shape, value.shape)
-    elif node.op in REPEAT:
-        inner = _repeated(node, source, axes)
-    elif node.op in PERMUTE:
-        order = permutation(node, len(axes))
-        inner = tuple(axes[order.index(dim)] for dim in range(len(axes)))
-    return None if inner is None else Operand(source, inner)
+    match move:
+        case Copied():
+            inner = axes
+        case Regrouped():
+            inner = _regrouped(move, value, axes)
+        case Permuted():
+            inner = tuple(axes[place] for place in move.inverse)
+        case Broadcast(source):
+            inner = broadcast_axes(axes, source.shape, value.shape)
+        case Cut():
+            inner = _cut(move, value, axes)
+        case Repeated():
+            inner = _repeated(move, axes)
+        case Interleaved():
+            inner = _interleaved(move, axes)
+    return None if move is None or inner is None else Operand(move.source, inner)
 
 
 def top(operand: Operand) -> Operand:

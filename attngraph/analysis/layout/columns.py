@@ -6,15 +6,17 @@ features, so that cuts, concatenations and reorderings of features can be follow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, climb, resolve
+from attngraph.analysis.layout.moves import Cut, Reversed, Rolled, move_of
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import divide
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import INDEX, JOIN
 
 
 class Column(Atom):
@@ -74,20 +76,22 @@ def chosen(axes: Axes, places: Sequence[int]) -> Axes:
 
 def steps(operand: Operand, count: int) -> list[Part] | None:
     """Past one op that moves elements, into one or several inputs. None at anything else."""
-    node = operand.value.producer
+    value, axes = operand.value, operand.axes
+    node = value.producer
     if node is None:
         return None
-    match node.op:
-        case "aten.cat" | "aten.stack":
-            return _joined(node, operand.axes, count)
-        case "aten.slice.Tensor" | "aten.split_with_sizes" | "aten.split.Tensor" | "aten.chunk":
-            moved = _cut(node, operand, count)
-        case "aten.flip" | "aten.roll":
-            moved = _turned(node, operand.axes, count)
-        case "aten.index_select" | "aten.index.Tensor":
-            moved = _looked_up(node, operand.axes, count)
-        case _:
-            moved = None
+    if node.op in JOIN:
+        return _joined(node, axes, count)
+    move, moved = move_of(value), None
+    match move:
+        case Cut(single=False):
+            moved = _cut(move, axes, count)
+        case Reversed(source, [dim]):
+            moved = _placed(source, axes, dim, count, lambda at, size: size - 1 - at)
+        case Rolled(source, dim, int(by)):
+            moved = _placed(source, axes, dim, count, lambda at, size: (at - by) % size)
+        case None if node.op in INDEX:
+            moved = _looked_up(node, axes, count)
     above = moved or climb(operand)
     return None if above is None else [Part(tuple(range(count)), above)]
 
@@ -112,45 +116,22 @@ def _joined(node: Node, axes: Axes, count: int) -> list[Part] | None:
     return parts
 
 
-def _cut(node: Node, operand: Operand, count: int) -> Operand | None:
-    source, axes = node.inputs[0], operand.axes
-    if source is None:
+def _cut(cut: Cut, axes: Axes, count: int) -> Operand | None:
+    first, step = cut.first, cut.step
+    if first is None or not isinstance(step, int):
         return None
-    dim = attribute(node, "dim") % len(axes)
+    return _placed(cut.source, axes, cut.dim, count, lambda at, size: first + step * at)
+
+
+def _placed(
+    source: Value, axes: Axes, dim: int, count: int, place: Callable[[int, int], int]
+) -> Operand | None:
+    """The source, where place i along a dim is place(i, size) of it."""
     index, size = known(axes[dim], count), source.shape[dim]
     if index is None or not isinstance(size, int):
         return None
-    step = 1
-    if node.op == "aten.slice.Tensor":
-        first, step = attribute(node, "start") or 0, attribute(node, "step")
-        if not isinstance(first, int) or not isinstance(step, int):
-            return None
-        first = max(first + size, 0) if first < 0 else first
-    else:
-        first = sum(output.shape[dim] for output in node.outputs[: operand.value.index])
-    return _moved(source, axes, dim, [first + step * place for place in index])
-
-
-def _moved(source: Value, axes: Axes, dim: int, index: Iterable[int]) -> Operand:
-    size = source.shape[dim]
-    inner = () if size == 1 else (Column(size, index),)
+    inner = () if size == 1 else (Column(size, (place(at, size) for at in index)),)
     return Operand(source, (*axes[:dim], inner, *axes[dim + 1 :]))
-
-
-def _turned(node: Node, axes: Axes, count: int) -> Operand | None:
-    source = node.inputs[0]
-    dims, shifts = list(attribute(node, "dims")), [0]
-    if node.op == "aten.roll":
-        shifts = list(attribute(node, "shifts"))
-    if source is None or len(dims) != 1 or len(shifts) != 1:
-        return None
-    dim = dims[0] % len(axes)
-    index, size = known(axes[dim], count), source.shape[dim]
-    if index is None or not isinstance(size, int) or not isinstance(shifts[0], int):
-        return None
-    if node.op == "aten.roll":
-        return _moved(source, axes, dim, [(place - shifts[0]) % size for place in index])
-    return _moved(source, axes, dim, [size - 1 - place for place in index])
 
 
 def _looked_up(node: Node, axes: Axes, count: int) -> Operand | None:
@@ -167,13 +148,12 @@ def _looked_up(node: Node, axes: Axes, count: int) -> Operand | None:
             return None
         dim = given[0]
         table = indices[dim]
-    index, size = known(axes[dim], count), source.shape[dim]
-    if index is None or not isinstance(size, int) or table is None or table.data is None:
+    if table is None or table.data is None or len(table.shape) != 1 or table.dtype == torch.bool:
         return None
-    if len(table.shape) != 1 or table.data.is_meta or table.dtype == torch.bool:
+    if table.data.is_meta:
         return None
     entries = table.data.tolist()
-    return _moved(source, axes, dim, [entries[place] % size for place in index])
+    return _placed(source, axes, dim, count, lambda at, size: entries[at] % size)
 
 
 def rows(node: Node, axes: Axes) -> tuple[Value, Operand, int] | None:

@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from attngraph.analysis.layout.any_size import Sizes
-from attngraph.analysis.layout.axes import permutation
+from attngraph.analysis.layout.moves import permutation
 from attngraph.ir import Dim, DimInfo, Node, ScalarType, Value
 from attngraph.ir.dims import as_dim, product
 from attngraph.ir.ops import attribute, input_of

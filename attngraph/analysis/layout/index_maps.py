@@ -10,12 +10,18 @@ from collections.abc import Sequence
 
 import sympy
 
-from attngraph.analysis.layout.axes import permutation
+from attngraph.analysis.layout.moves import (
+    Broadcast,
+    Copied,
+    Cut,
+    Permuted,
+    Regrouped,
+    Reversed,
+    move_of,
+)
 from attngraph.analysis.masks.predicates import Domain, Expr
-from attngraph.ir import Dim, Node, Value
+from attngraph.ir import Dim, Value
 from attngraph.ir.dims import divide, product, same, same_shape
-from attngraph.ir.ops import attribute
-from attngraph.ir.traits import COPY, EXPAND, PERMUTE, RESHAPE
 
 Index = tuple[Expr, ...]
 
@@ -35,66 +41,41 @@ def aligned(source: Value, index: Index) -> Index:
     return settled(source, index[len(index) - rank :])
 
 
-def source_index(
-    node: Node, value: Value, index: Index, domain: Domain
-) -> tuple[Value, Index] | None:
+def source_index(value: Value, index: Index, domain: Domain) -> tuple[Value, Index] | None:
     """(input, index into it) of an element of a layout op's result; None at any other op."""
-    source = node.inputs[0] if node.inputs else None
-    if source is None or not node.op.startswith("aten."):
+    move = move_of(value)
+    inner: Sequence[Expr] | None = None
+    match move:
+        case Copied():
+            inner = index
+        case Regrouped(source):
+            inner = _reshaped(source.shape, value.shape, index, domain)
+        case Broadcast(source):
+            inner = aligned(source, index)
+        case Permuted():
+            inner = [index[place] for place in move.inverse]
+        case Reversed(source, dims):
+            inner = [
+                size - 1 - place if dim in dims else place
+                for dim, (place, size) in enumerate(zip(index, source.shape, strict=True))
+            ]
+        case Cut():
+            inner = _cut(move, index, domain)
+    return None if move is None or inner is None else (move.source, settled(move.source, inner))
+
+
+def _cut(cut: Cut, index: Index, domain: Domain) -> Sequence[Expr] | None:
+    dim, start = cut.dim, sympy.sympify(cut.start)
+    first = start if cut.counted else _from_start(start, cut.source.shape[dim], domain)
+    if first is None:
         return None
-    inner: Sequence[Expr] | None
-    if node.op in COPY:
-        inner = index
-    elif node.op in RESHAPE:
-        inner = _reshaped(source.shape, value.shape, index, domain)
-    elif node.op in EXPAND:
-        inner = aligned(source, index)
-    elif node.op == "aten.flip":
-        back = {dim % len(index) for dim in attribute(node, "dims")}
-        inner = [
-            size - 1 - place if dim in back else place
-            for dim, (place, size) in enumerate(zip(index, source.shape, strict=True))
-        ]
-    elif node.op in PERMUTE:
-        order = permutation(node, len(index))
-        inner = [index[order.index(dim)] for dim in range(len(index))]
-    else:
-        inner = _selected(node, source, value, index, domain)
-    return None if inner is None else (source, settled(source, inner))
-
-
-def _selected(
-    node: Node, source: Value, value: Value, index: Index, domain: Domain
-) -> Sequence[Expr] | None:
-    rank = len(source.shape)
-    match node.op:
-        case "aten.select.int" | "aten.unbind.int":
-            dim = attribute(node, "dim") % rank
-            start = attribute(node, "index") if node.op == "aten.select.int" else value.index
-            place = _from_start(start, source.shape[dim], domain)
-            return None if place is None else (*index[:dim], place, *index[dim:])
-        case "aten.slice.Tensor":
-            dim, step = attribute(node, "dim") % rank, attribute(node, "step")
-            start = _from_start(attribute(node, "start") or 0, source.shape[dim], domain)
-            if start is None:
-                return None
-        case "aten.narrow":
-            dim, step = attribute(node, "dim") % rank, 1
-            start = _from_start(attribute(node, "start"), source.shape[dim], domain)
-            if start is None:
-                return None
-        case "aten.split.Tensor" | "aten.split_with_sizes" | "aten.chunk":
-            dim, step = attribute(node, "dim") % rank, 1
-            start = sum((output.shape[dim] for output in node.outputs[: value.index]), ZERO)
-        case _:
-            return None
-    moved = start + step * index[dim]
-    return (*index[:dim], moved, *index[dim + 1 :])
+    if cut.single:
+        return (*index[:dim], first, *index[dim:])
+    return (*index[:dim], first + cut.step * index[dim], *index[dim + 1 :])
 
 
 def _from_start(start: Expr, size: Dim, domain: Domain) -> Expr | None:
     """A position counted from the front; None where its sign or its clamping isn't known."""
-    start = sympy.sympify(start)
     if domain.never_positive(-start):
         return start
     if domain.never_positive(start + 1) and domain.never_positive(-start - size):

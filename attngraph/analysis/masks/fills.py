@@ -246,7 +246,7 @@ class Fills:
             if node.op in LAYOUT:
                 found = None
                 if index is not None and self._reader is not None:
-                    found = source_index(node, value, index, self._reader.domain)
+                    found = source_index(value, index, self._reader.domain)
                 return Carried(node, into(above, found[1] if found else None))
         return self._opaque(value)
 

@@ -144,7 +144,7 @@ class Reader:
             self.known.setdefault(held, (value, index))
 
     def _node(self, node: Node, value: Value, index: Index) -> Reading:
-        if (source := source_index(node, value, index, self.domain)) is not None:
+        if (source := source_index(value, index, self.domain)) is not None:
             return self.read(*source)
         if node.op in ELEMENTWISE:
             return self._elementwise(node, value, index)

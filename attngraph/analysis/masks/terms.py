@@ -99,7 +99,7 @@ class Splitter:
         if is_cast(node) and len(node.inputs) == 1 and value.dtype.is_floating_point:
             above: tuple[Value, Index] | None = (node.inputs[0], index) if node.inputs[0] else None
         else:
-            above = source_index(node, value, index, self.reader.domain)
+            above = source_index(value, index, self.reader.domain)
         if above is None or len(node.outputs) != 1 or not above[0].dtype.is_floating_point:
             return self._kept(value)
         inner = self.split(*above, taken)

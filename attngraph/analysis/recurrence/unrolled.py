@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from attngraph.ir import Graph, Loc, Node, TensorType, Value
+from attngraph.analysis.layout.moves import Cut, Regrouped, move_of
+from attngraph.ir import Graph, Loc, Node, Value
 from attngraph.ir.hashing import hashable
-from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDITIVE,
@@ -16,9 +16,7 @@ from attngraph.ir.traits import (
     LINEAR,
     MATMUL,
     NEGATION,
-    RESHAPE,
     SCALE,
-    SELECT,
     SHIFT,
 )
 
@@ -136,39 +134,19 @@ def _slices(graph: Graph) -> Iterator[Slices]:
 
 def _taken(node: Node) -> Iterator[tuple[Value, int, int, Value]]:
     """(source, axis, place, item) for each item that a node takes from an axis."""
-    source = node.inputs[0] if node.inputs else None
-    if source is None or not isinstance(source.type, TensorType) or not source.shape:
-        return
-    if node.op in SELECT:
-        dim = attribute(node, "dim") % len(source.shape)
-        size = source.shape[dim]
-        if node.op == "aten.unbind.int":
-            yield from ((source, dim, at, item) for at, item in enumerate(node.outputs))
-        elif isinstance(size, int) and isinstance(attribute(node, "index"), int):
-            yield source, dim, attribute(node, "index") % size, node.output
-    elif node.op in RESHAPE and source.producer is not None:
-        for whole, dim, at, part in _single(source.producer):
-            squeezed = (*part.shape[:dim], *part.shape[dim + 1 :])
-            if part is source and tuple(node.output.shape) == squeezed:
-                yield whole, dim, at, node.output
-
-
-def _single(node: Node) -> Iterator[tuple[Value, int, int, Value]]:
-    """As `_taken`, for items that keep their axis, of size one."""
-    source = node.inputs[0] if node.inputs else None
-    if source is None:
-        return
-    if node.op == "aten.split_with_sizes":
-        sizes, dim = attribute(node, "split_sizes"), attribute(node, "dim") % len(source.shape)
-        if all(isinstance(size, int) for size in sizes):
-            for index, (size, part) in enumerate(zip(sizes, node.outputs, strict=True)):
-                if size == 1:
-                    yield source, dim, sum(sizes[:index]), part
-    elif node.op == "aten.slice.Tensor":
-        dim = attribute(node, "dim") % len(source.shape)
-        start, size = attribute(node, "start") or 0, source.shape[dim]
-        if isinstance(start, int) and isinstance(size, int) and node.output.shape[dim] == 1:
-            yield source, dim, start % size, node.output
+    for item in node.outputs:
+        move = move_of(item)
+        if isinstance(move, Regrouped):  # of one place, whose axis goes
+            part, move = move.source, move_of(move.source)
+            if not isinstance(move, Cut) or move.single:
+                continue
+            at = move.dim
+            if part.shape[at] != 1 or item.shape != (*part.shape[:at], *part.shape[at + 1 :]):
+                continue
+        elif not isinstance(move, Cut) or not move.single:
+            continue
+        if move.first is not None and isinstance(move.source.shape[move.dim], int):
+            yield move.source, move.dim, move.first, item
 
 
 def _masks(graph: Graph, items: Sequence[Value]) -> dict[Value, int]:

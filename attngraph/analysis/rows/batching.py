@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from attngraph.analysis.layout.element_ids import is_pointwise
+from attngraph.analysis.layout.moves import permutation
 from attngraph.ir import Dim, Node, TensorType, Value
 from attngraph.ir.dims import same
 from attngraph.ir.effects import is_function
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import RESHAPE
+from attngraph.ir.traits import PERMUTE, RESHAPE
 
 Track: TypeAlias = tuple[int | None, ...]
 """For each axis of an operand, the axis of the results that it becomes; None: computed over."""
@@ -265,12 +266,11 @@ class _Permute(Rule):
             return None
         at = len(order) - behind[0]
         dims = [dim if dim < at else dim + 1 for dim in order]
-        return Batched(node.op, {"dims": [*dims[:at], at, *dims[at:]]}, behind[0])
+        return Batched("aten.permute", {"dims": [*dims[:at], at, *dims[at:]]}, behind[0])
 
 
 def _order(node: Node) -> list[int]:
-    dims = attribute(node, "dims")
-    return [dim % len(dims) for dim in dims]
+    return permutation(node, len(node.output.shape))
 
 
 class _Reshape(Rule):
@@ -350,7 +350,7 @@ _KINDS: tuple[tuple[Rule, str], ...] = (
     (_Product(), "aten.matmul aten.mm aten.bmm"),
     (_Embedding(), "aten.embedding"),
     (_Stack(), "aten.stack"),
-    (_Permute(), "aten.permute"),
+    (_Permute(), " ".join(PERMUTE)),
     (_Expand(), "aten.expand"),
     (_Reshape(), " ".join(RESHAPE)),
 )

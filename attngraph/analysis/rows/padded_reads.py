@@ -214,7 +214,7 @@ def _source(
         if is_test or (is_cast(node) and (value.dtype == torch.bool or not only_tests)):
             assert node.inputs[0] is not None
             value = node.inputs[0]
-        elif (source := source_index(node, value, index, domain)) is not None:
+        elif (source := source_index(value, index, domain)) is not None:
             value, index = source
         else:
             break

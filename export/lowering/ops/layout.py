@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from attngraph.analysis.layout.axes import permutation
+from attngraph.analysis.layout.moves import permutation
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.attention.cache import past_of, put_into
 from attngraph.export.lowering.emission.context import LoweringContext

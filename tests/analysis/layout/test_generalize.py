@@ -65,6 +65,12 @@ SAMPLES: list[tuple[Any, ...]] = [
         [(2, _S, 80), (2, _T, 40), (2, _T, 40)],
         True,
     ),
+    (
+        "attn.masked_softmax",
+        {"queries": _S, "causal": True},
+        [(2, 4, 5, _T), (1, 4, _S, _T), (2, 1, 1, _T)],
+        True,
+    ),
     ("attn.rotary", {"heads": 4}, [(2, _S, 32), (2, _S, 4), (2, _S, 4)], True),
     ("aten.conv2d", {"stride": [8, 8]}, [(2, 3, 160, 160), (20, 3, 8, 8)], True),
     ("aten.cumsum", {"dim": 1}, [(2, _S)], True),
