@@ -16,6 +16,7 @@ from attngraph.frontend.cache import Layout
 from attngraph.ir import Graph, Node, ScalarType, Value
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import evaluate
+from attngraph.ir.traits import EMBEDDING, INDEX
 
 LONGEST = 1 << 17
 """No length beyond is tried: a causal mask of a few rows still fits there."""
@@ -24,7 +25,6 @@ WINDOW = 4  # tokens that are compared in sequences of two lengths
 _FEW = 64  # elements of a constant whose numbers may be limits
 _PREDICATES = ("lt", "le", "gt", "ge", "eq", "ne")
 _STEPPED = ("clamp", "minimum", "maximum", "floor_divide", "remainder", "div", "bucketize", "fmod")
-_LOOKUPS = {"aten.embedding": (0, 1), "aten.index.Tensor": (0, 1), "aten.index_select": (0, 1)}
 
 
 def around(lengths: Iterable[int], longest: int) -> list[int]:
@@ -216,9 +216,9 @@ class Placing:
     def tables(self) -> Iterator[tuple[int, bool]]:
         """(how many tokens there are rows for, whether positions count them) of each lookup."""
         for node in self.nodes:
-            if node.op not in _LOOKUPS:
+            if node.op not in INDEX | EMBEDDING:
                 continue
-            table, index = (node.inputs[place] for place in _LOOKUPS[node.op])
+            table, index = node.inputs[:2]
             if table is None or index is None or table in self.moving or index not in self.moving:
                 continue
             rows = table.shape[0]

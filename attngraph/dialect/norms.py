@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.ops import op
-from attngraph.ir.traits import NORM
+from attngraph.ir.traits import FEATURE_NORM
 
 
-@op("attn.skip_layer_norm", [NORM], outputs=2)
+@op("attn.skip_layer_norm", [FEATURE_NORM], outputs=2)
 def skip_layer_norm(
     x: torch.Tensor,
     skip: torch.Tensor,
@@ -26,7 +26,7 @@ def skip_layer_norm(
     return torch.nn.functional.layer_norm(total, [total.shape[-1]], weight, bias, eps), total
 
 
-@op("attn.rms_norm", [NORM])
+@op("attn.rms_norm", [FEATURE_NORM])
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last axis (Zhang and Sennrich 2019).
 
@@ -37,7 +37,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float)
     return scaled.to(x.dtype) if weight is None else scaled.to(x.dtype) * weight
 
 
-@op("attn.skip_rms_norm", [NORM], outputs=2)
+@op("attn.skip_rms_norm", [FEATURE_NORM], outputs=2)
 def skip_rms_norm(
     x: torch.Tensor, skip: torch.Tensor, weight: torch.Tensor | None = None, *, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 from attngraph.errors import LoadError, UsageError
 from attngraph.ir import Dim, Graph, Value
 from attngraph.ir.dims import same, same_shape
+from attngraph.ir.traits import CAST, COPY, EMBEDDING, INDEX, PERMUTE, RESHAPE
 
 METADATA_KEY = "attngraph.decoder"
 
@@ -158,13 +159,7 @@ def _is_positions(value: Value, batch: Dim, seq: Dim) -> bool:
     return same(last, seq) and (not rows or (len(rows) == 1 and rows[0] in (1, batch)))
 
 
-_KEEPING_IDS = frozenset(
-    [
-        *("aten._to_copy", "aten.clone", "aten.contiguous", "aten.detach", "aten.alias"),
-        *("aten.reshape", "aten.view", "aten.flatten.using_ints", "aten.unsqueeze"),
-        *("aten.squeeze.dim", "aten.transpose.int", "aten.permute"),
-    ]
-)
+_KEEPING_IDS = CAST | COPY | RESHAPE | PERMUTE
 
 
 def _rows_looked_up(ids: Value) -> int | None:
@@ -175,7 +170,7 @@ def _rows_looked_up(ids: Value) -> int | None:
             if node.op in _KEEPING_IDS:
                 reached.append(node.output)
             table = node.inputs[0]
-            if node.op not in ("aten.embedding", "aten.index.Tensor") or table is None:
+            if node.op not in INDEX | EMBEDDING or table is None:
                 continue
             if table is not value and value is node.inputs[1]:
                 sizes.append(table.shape[0])

@@ -117,7 +117,9 @@ JOIN = _trait("join", "cat concat concatenate stack")
 PAD = _trait("pad", "pad constant_pad_nd")
 TRIANGLE = _trait("triangle", "tril triu")  # zeros off a triangle
 INDEX = _trait("index", "index_select index.Tensor _unsafe_index.Tensor")  # whole rows, by place
-GATHER = INDEX | _trait("gather", "gather embedding")
+EMBEDDING = _trait("embedding", "embedding")
+GATHERED = INDEX | _trait("gathered", "gather")  # elements by computed places
+GATHER = GATHERED | EMBEDDING
 SCATTER = _trait(
     "scatter",
     "scatter_add index_add scatter_reduce.two scatter.src scatter.value scatter.reduce "
@@ -150,20 +152,22 @@ ADDITIVE = _trait("additive", "add.Tensor sub.Tensor")  # of two tensors
 SHIFT = _trait("shift", "add.Scalar sub.Scalar")  # by a number
 MULTIPLICATIVE = _trait("multiplicative", "mul.Tensor div.Tensor")  # of two tensors
 SCALE = _trait("scale", "mul.Scalar div.Scalar")  # by a number
+ROUNDED_DIVISION = _trait("rounded division", "div.Tensor_mode div.Scalar_mode")
+MAGNITUDE = _trait("magnitude", "abs")
 NEGATION = _trait("negation", "neg")
 REVERSED = _trait("reversed difference", "rsub.Scalar rsub.Tensor")  # y − x
 CLAMP = _trait("clamp", "clamp clamp_min clamp_max clip")
 MAXIMUM = _trait("maximum", "maximum max.other")
+MINIMUM = _trait("minimum", "minimum min.other")
 EXPONENTIAL = _trait("exponential", "exp exp2 pow.Scalar")
-LOGARITHM = _trait("logarithm", "log log2 log10 log1p logsumexp")
+LOGARITHM = _trait("logarithm", "log log2 log10 log1p")
 COMMUTATIVE = _trait(  # in its two operands
     "commutative",
     "add.Tensor mul.Tensor maximum minimum logical_and logical_or logical_xor __and__.Tensor "
     "__or__.Tensor __xor__.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor",
 )
-ACTIVATION = _trait(
-    "activation", "gelu silu relu sigmoid tanh leaky_relu hardswish hardsigmoid softplus mish elu"
-)
+ROUNDING = _trait("rounding", "floor ceil round trunc")
+ACTIVATION = _trait("activation", "gelu silu relu sigmoid tanh leaky_relu hardswish")
 POINTWISE = _trait(
     "pointwise",
     "__and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar where.ScalarSelf where.ScalarOther "
@@ -178,20 +182,26 @@ LINEAR = _trait("linear", "linear")  # x Wᵀ + b
 ADDMM = _trait("addmm", "addmm baddbmm")  # a tensor and a product
 CONVOLUTION = _trait(
     "convolution",
-    "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding convolution conv_tbc "
-    "conv_transpose2d.input",
+    "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding",
+)
+ANY_CONVOLUTION = CONVOLUTION | _trait(  # of any layout, transposed ones too
+    "any convolution", "convolution conv_tbc conv_transpose2d.input"
 )
 WEIGHTED = _trait(  # a product with a weight (N, …), which has a row for each feature of the result
     "weighted", "linear conv1d conv2d conv3d"
 )
-SUM = _trait("sum", "sum.dim_IntList sum")
-MEAN = _trait("mean", "mean.dim mean")
+SUM = _trait("sum", "sum.dim_IntList")
+MEAN = _trait("mean", "mean.dim")
 REDUCTION = _trait("reduction", "median nanmedian histc", _tagged(torch.Tag.reduction))
 MAXIMUM_ALONG = _trait("maximum along an axis", "amax max.dim")
 PLAIN_SOFTMAX = _trait("plain softmax", "softmax.int _softmax")  # exp(x) / Σ exp(x) in every row
 SOFTMAX = _trait("softmax", "softmax.int _softmax _safe_softmax")
+LOG_SUM = _trait("log of a sum of exponentials", "logsumexp")
 LOG_SOFTMAX = _trait("log softmax", "log_softmax.int _log_softmax")
-NORM = _trait("norm", "layer_norm rms_norm group_norm")
+FEATURE_NORM = _trait(  # over the last axes, with a weight for each feature
+    "feature norm", "layer_norm rms_norm"
+)
+NORM = FEATURE_NORM | _trait("norm", "group_norm")
 BATCH_NORM = _trait("batch norm", "batch_norm _native_batch_norm_legit_no_training")
 ATTENTION = _trait("attention", "scaled_dot_product_attention")
 ROTARY = _trait("rotary")

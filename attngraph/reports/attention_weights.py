@@ -16,8 +16,8 @@ from attngraph.export.parity.reference import ReferenceOutputs, in_float64
 from attngraph.export.target import Target
 from attngraph.ir import Graph, Loc, Node, Value, clone, interpret
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import MATMUL, SOFTMAX
 
-_SOFTMAXES = frozenset(["aten.softmax.int", "aten._softmax", "attn.sink_softmax"])
 _SDPA = "aten.scaled_dot_product_attention"
 
 Place = tuple[str, int, str]
@@ -114,14 +114,14 @@ def hidden_in_loops(graph: Graph) -> list[str]:
 def _attentions(nodes: Iterable[Node]) -> Iterator[Node]:
     """The nodes whose weights can be had."""
     for node in nodes:
-        is_softmax = node.op in _SOFTMAXES and 2 <= len(node.output.shape) <= 4 and _over_rows(node)
+        is_softmax = node.op in SOFTMAX and 2 <= len(node.output.shape) <= 4 and _over_rows(node)
         if node.op == "attn.attention" or is_softmax:
             yield node
 
 
 def _over_rows(node: Node) -> bool:
     """Whether a softmax that was not fused has rows that differ: one over classes has none."""
-    return any(user.op in ("aten.matmul", "aten.bmm", "aten.einsum") for user in _readers(node))
+    return any(user.op in MATMUL for user in _readers(node))
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -172,7 +172,7 @@ def _heads(wanted: Sequence[int] | None, count: int, layer: int) -> tuple[int, .
 
 def _four_axes(weights: torch.Tensor, node: Node) -> torch.Tensor:
     """(B, H, S, T) of what a softmax gave, whose last axis need not be the keys'."""
-    if node.op in _SOFTMAXES:
+    if node.op in SOFTMAX:
         weights = weights.movedim(attribute(node, "dim"), -1)
     if weights.dim() == 2:
         return weights[:, None, None]
@@ -202,7 +202,7 @@ def _anchors(
     graph: Graph, tensors: Sequence[torch.Tensor], constants: Any = None
 ) -> list[tuple[Node, torch.Tensor]]:
     """Each softmax over its last axis, and each SDPA, with the weights it makes."""
-    anchors = {node.output: node for node in graph if node.op in _SOFTMAXES or node.op == _SDPA}
+    anchors = {node.output: node for node in graph if node.op in SOFTMAX or node.op == _SDPA}
     operands = {v for node in anchors.values() if node.op == _SDPA for v in node.inputs}
     memory: dict[Value | None, Any] = dict(zip(graph.inputs, tensors, strict=True))
     for name, value in graph.constants.items():

@@ -29,7 +29,8 @@ CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP, SINKS, ROW_SINKS, WEIGHTS, PAST, S
     "packed rows",
 )
 ROTARY, NORMS = "rotary embedding", "norms of each head"
-ATTENTION, PACKED_ATTENTION = "attn.attention", "attn.packed_attention"
+ATTENTION = "attn.attention"
+PACKED_ATTENTION = "attn.packed_attention"
 
 
 @dataclass(frozen=True)

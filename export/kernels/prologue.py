@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, divide, same, same_shape
 from attngraph.ir.ops import attribute, input_of
-
-_LAYOUT = frozenset(["aten.reshape", "aten.view"])
+from attngraph.ir.traits import CAST, EXPAND, RESHAPE
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,9 @@ def _of_positions(table: Value) -> Value | None:
     casts = 0
     while not same(table.shape[0], 1):
         node = table.producer
-        if node is None or node.op not in ("aten.expand", "aten._to_copy"):
+        if node is None or node.op not in EXPAND | CAST:
             return None
-        casts += node.op == "aten._to_copy"
+        casts += node.op in CAST
         source = node.inputs[0]
         if source is None or len(source.shape) != 3 or casts > 1:
             return None
@@ -101,7 +100,7 @@ def _of_positions(table: Value) -> Value | None:
 def _normed(packed: Value, heads: int) -> tuple[Value, Value | None, float] | None:
     """The operand of an RMS norm over each head's features, packed, its weight and its ε."""
     node = packed.producer
-    if node is None or node.op not in _LAYOUT or len(packed.uses) != 1:
+    if node is None or node.op not in RESHAPE or len(packed.uses) != 1:
         return None
     by_head = node.inputs[0]
     norm = None if by_head is None else by_head.producer
@@ -111,7 +110,7 @@ def _normed(packed: Value, heads: int) -> tuple[Value, Value | None, float] | No
     shape = [*lead, heads, width]
     inner = input_of(norm, "x")
     split = inner.producer
-    if width is None or not _is(inner, shape) or split is None or split.op not in _LAYOUT:
+    if width is None or not _is(inner, shape) or split is None or split.op not in RESHAPE:
         return None
     source = split.inputs[0]
     if source is None or not _is(source, list(packed.shape)):

@@ -18,6 +18,35 @@ from attngraph.export.formats import Precision
 from attngraph.export.lowering.attention.masks import is_bounded
 from attngraph.export.target import Provider
 from attngraph.ir import Node, Value
+from attngraph.ir.traits import (
+    ACTIVATION,
+    ADDITIVE,
+    ADDMM,
+    ATTENTION,
+    CHOICE,
+    CLAMP,
+    CONVOLUTION,
+    EMBEDDING,
+    GATHERED,
+    JOIN,
+    LAYOUT,
+    LINEAR,
+    MAGNITUDE,
+    MATMUL,
+    MAXIMUM,
+    MINIMUM,
+    MULTIPLICATIVE,
+    NEGATION,
+    NORM,
+    PAD,
+    REVERSED,
+    ROLL,
+    ROTARY,
+    SCALE,
+    SHIFT,
+    SOFTMAX,
+    TRIANGLE,
+)
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -26,58 +55,18 @@ DTYPES: dict[Precision, torch.dtype] = {
 }
 
 
-def _aten(names: str) -> frozenset[str]:
-    return frozenset(f"aten.{name}" for name in names.split())
-
-
-_PRODUCTS = _aten(
-    "linear matmul bmm mm mv dot addmm baddbmm einsum conv1d conv2d conv3d conv1d.padding "
-    "conv2d.padding conv3d.padding"
-)
-_ATTENTION = _aten("scaled_dot_product_attention softmax.int _softmax") | {
-    "attn.attention",
-    "attn.packed_attention",
-    "attn.additive",
-    "attn.rotary",
-    "attn.sink_softmax",
-}
-_NORMS = _aten("layer_norm rms_norm group_norm") | {
-    "attn.rms_norm",
-    "attn.skip_layer_norm",
-    "attn.skip_rms_norm",
-}
-_ACTIVATIONS = _aten("gelu silu relu sigmoid tanh leaky_relu hardswish") | {
-    "attn.bias_gelu",
-    "attn.quick_gelu",
-}
-_TABLES = _aten("embedding")
-
-TAKES = (
-    (_PRODUCTS | _ATTENTION | _NORMS | _TABLES)
-    - _aten("softmax.int _softmax")
-    - {"attn.sink_softmax"}
-)
-_ELEMENTWISE = _aten(
-    "add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar div.Tensor "
-    "div.Scalar neg maximum minimum where.self where.ScalarSelf where.ScalarOther where.Scalar "
-    "masked_fill.Scalar masked_fill.Tensor clamp clamp_min clamp_max abs dropout"
-)
-_LAYOUT = _aten(
-    "view reshape _unsafe_view flatten.using_ints unflatten.int unsqueeze squeeze squeeze.dim "
-    "squeeze.dims permute transpose.int t expand expand_as slice.Tensor select.int narrow "
-    "contiguous clone alias detach cat stack repeat split.Tensor split_with_sizes chunk unbind.int "
-    "index_select gather index.Tensor flip roll tril triu pad constant_pad_nd movedim.int "
-    "movedim.intlist"
-)
-FOLLOWS = (
-    _ELEMENTWISE | _LAYOUT | _ACTIVATIONS | _aten("softmax.int _softmax") | {"attn.sink_softmax"}
-)
+_PRODUCTS = MATMUL | LINEAR | ADDMM | CONVOLUTION
+TAKES = _PRODUCTS | ATTENTION | NORM | ROTARY | EMBEDDING
+_ARITHMETIC = ADDITIVE | SHIFT | MULTIPLICATIVE | SCALE | NEGATION | REVERSED | MAGNITUDE
+_CHOSEN = CHOICE | CLAMP | MAXIMUM | MINIMUM
+_MOVED = LAYOUT | ROLL | JOIN | PAD | TRIANGLE | GATHERED
+FOLLOWS = _ARITHMETIC | _CHOSEN | _MOVED | ACTIVATION | SOFTMAX
 
 _KINDS = (
-    ("norms", _NORMS),
-    ("activations", _ACTIVATIONS),
-    ("attention", _ATTENTION),
-    ("embeddings", _TABLES),
+    ("norms", NORM),
+    ("activations", ACTIVATION),
+    ("attention", ATTENTION | SOFTMAX | ROTARY),
+    ("embeddings", EMBEDDING),
     ("projections", _PRODUCTS),
 )
 KINDS = ("norms", "activations", "elementwise", "attention", "embeddings", "projections")

@@ -46,7 +46,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import product
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import PLAIN_SOFTMAX
+from attngraph.ir.traits import EXPONENTIAL, LOG_SOFTMAX, MATMUL, MULTIPLICATIVE, PLAIN_SOFTMAX
 from attngraph.passes.attention.hidden_rows import Settler
 from attngraph.passes.attention.sink_gate import raise_sink_gate
 from attngraph.passes.attention.sinks import raise_plus_one, raise_sink_column
@@ -56,7 +56,6 @@ from attngraph.passes.rewriting.trials import LOGITS
 
 _SHIFTED = "The row's maximum is subtracted first, so that no exponential overflows."
 _EARLY = "The weights are normalised before the values are summed, not after."
-_SUMS = frozenset([SUM, NORM, "aten.matmul", "aten.bmm", "aten.einsum"])
 
 
 @register
@@ -81,7 +80,7 @@ class RaiseSoftmax:
         for node in list(graph):
             if node.graph is None:
                 continue
-            if node.op in ("aten.exp2", "aten.pow.Scalar"):
+            if node.op in EXPONENTIAL and node.op != EXP:
                 node = _natural(build, checked, node)
             if node.op == EXP:
                 _raise_log(build, checked, settler, node)
@@ -105,7 +104,7 @@ def _natural(build: Builder, checked: Checked, node: Node) -> Node:
     base = 2 if node.op == "aten.exp2" else number(attribute(node, "self"))
     if source is None or base is None or base <= 1 or not source.dtype.is_floating_point:
         return node
-    if not any(user.op in _SUMS for user in node.output.users):
+    if not any(user.op in MATMUL or user.op in (SUM, NORM) for user in node.output.users):
         return node
     build.at(node, node.loc)
     x = source if base == math.e else build("aten.mul.Scalar", source, other=math.log(base))
@@ -115,7 +114,7 @@ def _natural(build: Builder, checked: Checked, node: Node) -> Node:
 
 def _quotient(node: Node) -> tuple[Operand, Operand] | None:
     """(numerator, denominator) of a division or a product with a reciprocal."""
-    if node.op not in ("aten.div.Tensor", "aten.mul.Tensor"):
+    if node.op not in MULTIPLICATIVE:
         return None
     first, second = node.inputs
     if first is None or second is None:
@@ -172,7 +171,7 @@ def _raise_log(build: Builder, checked: Checked, settler: Settler, node: Node) -
     if inner is None:
         return
     formula = SOFTMAX
-    if inner.op in ("aten.log_softmax.int", "aten._log_softmax"):
+    if inner.op in LOG_SOFTMAX:
         x, dim = inner.inputs[0], attribute(inner, "dim")
     elif inner.op == "aten.sub.Tensor" and attribute(inner, "alpha") == 1:
         x, total = inner.inputs

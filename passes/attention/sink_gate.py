@@ -15,9 +15,8 @@ from attngraph.analysis.values.scalars import is_cast, scale_of, widens
 from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import PLAIN_SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
-
-_SOFTMAXES = ("aten.softmax.int", "aten._softmax")
 
 
 def raise_sink_gate(build: Builder, checked: Checked, node: Node) -> bool:
@@ -89,7 +88,7 @@ def _softmax(context: Operand) -> tuple[Node, Axes, int] | None:
     for side in (contraction.left, contraction.right):
         weights = _above(side, alone=True)
         anchor = weights.value.producer
-        if anchor is None or anchor.op not in _SOFTMAXES or len(weights.value.users) != 1:
+        if anchor is None or anchor.op not in PLAIN_SOFTMAX or len(weights.value.users) != 1:
             continue
         dim = attribute(anchor, "dim") % len(weights.value.shape)
         is_summed = resolve(weights.axes[dim]) == resolve(contraction.summed)

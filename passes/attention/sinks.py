@@ -14,7 +14,7 @@ from attngraph.ir import Builder, Node, Value
 from attngraph.ir.dims import same
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import COPY
+from attngraph.ir.traits import CLAMP, COPY, MAXIMUM_ALONG
 from attngraph.passes.attention.hidden_rows import Settler
 from attngraph.passes.rewriting.checked import Checked
 
@@ -42,7 +42,7 @@ def raise_sink_column(build: Builder, checked: Checked, softmax: Node) -> None:
     if joined is not None and joined.op == "aten.sub.Tensor" and joined.inputs[1] is not None:
         row = joined.inputs[1].producer
         inner = joined.inputs[0]
-        if row is None or row.op not in ("aten.amax", "aten.max.dim") or row.inputs[0] is not inner:
+        if row is None or row.op not in MAXIMUM_ALONG or row.inputs[0] is not inner:
             return
         joined = inner.producer if inner is not None else None
     column = None if joined is None else _column(joined, dim)
@@ -187,10 +187,10 @@ def _shift(x: Value, total: Node) -> tuple[Value, Value | None, str] | None:
 def _kind(y: Value, m: Value) -> str | None:
     """What a shift is of the logits y: their "maximum", or that and 0 ("positive")."""
     row, kind = m.producer, "maximum"
-    if row is not None and row.op in ("aten.clamp_min", "aten.clamp", "aten.relu"):
-        is_zero = row.op == "aten.relu" or attribute(row, "min") == 0
-        if not is_zero or (row.op == "aten.clamp" and attribute(row, "max") is not None):
+    if row is not None and (row.op in CLAMP or row.op == "aten.relu"):
+        is_zero = row.op == "aten.relu" or row.attrs.get("min") == 0
+        if not is_zero or row.attrs.get("max") is not None:
             return None
         row, kind = (row.inputs[0].producer if row.inputs[0] else None), "positive"
-    is_maximum = row is not None and row.op in ("aten.amax", "aten.max.dim")
+    is_maximum = row is not None and row.op in MAXIMUM_ALONG
     return kind if is_maximum and row is not None and row.inputs[0] is y else None

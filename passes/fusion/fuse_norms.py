@@ -20,6 +20,7 @@ from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.dims import same, same_shape
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import MEAN, SUM
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule
@@ -92,7 +93,7 @@ def _mean(value: Value) -> Value | None:
     node, scale = value.producer, 1.0
     if node is not None and (scaling := scale_of(node)) is not None:
         node, scale = scaling[0].producer, scaling[1]
-    if node is None or node.op not in ("aten.mean.dim", "aten.sum.dim_IntList"):
+    if node is None or node.op not in SUM | MEAN:
         return None
     source = _source(node)
     if source is None or attribute(node, "keepdim") is not True:

@@ -16,6 +16,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import JOIN
 from attngraph.passes.loops.batched_steps import Plan, plan
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
@@ -243,7 +244,7 @@ def _gathered(graph: Graph, chain: Chain, hidden: Sequence[Value]) -> list[Gathe
     masks, found = chain.slices.masks, []
     varying = {hidden[1], chain.items[1]}
     for node in graph:
-        if node.op not in ("aten.stack", "aten.cat") or len(node.inputs) != len(hidden):
+        if node.op not in JOIN or len(node.inputs) != len(hidden):
             continue
         for flipped in (False, True):
             given = [value for value in (node.inputs[::-1] if flipped else node.inputs) if value]

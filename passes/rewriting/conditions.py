@@ -15,27 +15,22 @@ import torch
 
 from attngraph.ir import Node, ScalarType, Value
 from attngraph.ir.dims import symbols_of
+from attngraph.ir.traits import (
+    ADDMM,
+    ATTENTION,
+    COMPARISON,
+    EXPONENTIAL,
+    FLOAT_TEST,
+    LINEAR,
+    LOG_SUM,
+    MATMUL,
+    MAXIMUM_ALONG,
+    SOFTMAX,
+)
 from attngraph.passes.rewriting.regions import Region
 from attngraph.passes.rewriting.trials import Aims
 
-_COMPARISONS = frozenset(f"aten.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-_GUARDS = frozenset(["aten.isnan", "aten.isinf", "aten.isfinite", "aten.isneginf", "aten.isposinf"])
-_COMPUTED = frozenset(
-    [
-        "aten.softmax.int",
-        "aten._softmax",
-        "aten.exp",
-        "aten.amax",
-        "aten.max.dim",
-        "aten.logsumexp",
-        "aten.matmul",
-        "aten.bmm",
-        "aten.einsum",
-        "aten.linear",
-        "attn.attention",
-        "aten.scaled_dot_product_attention",
-    ]
-)
+_COMPUTED = SOFTMAX | EXPONENTIAL | MAXIMUM_ALONG | LOG_SUM | MATMUL | LINEAR | ADDMM | ATTENTION
 _LARGEST = 64  # elements of a constant whose integers are worth trying
 _MOST_AIMS = 8
 
@@ -54,7 +49,7 @@ class Conditions:
                 computed.update(node.outputs)
             if changing.isdisjoint(given) or not _is_condition(node):
                 continue
-            if node.op in _GUARDS or _compares_itself(node):
+            if node.op in FLOAT_TEST or _compares_itself(node):
                 continue
             if computed.isdisjoint(given):
                 self._seen[node.output] = set()
@@ -83,7 +78,7 @@ def _is_condition(node: Node) -> bool:
 
 
 def _compares_itself(node: Node) -> bool:
-    if node.op.rpartition(".")[0] not in _COMPARISONS:
+    if node.op not in COMPARISON:
         return False
     if len(node.inputs) == 2:
         return node.inputs[0] is node.inputs[1]
@@ -111,7 +106,7 @@ def aims_of(region: Region, conditions: Sequence[Value]) -> Aims:
             continue
         deciding.update(value for value in node.inputs if value is not None)
         numbers = [number for number in node.attrs.values() if isinstance(number, (int, float))]
-        if node.op.startswith("aten.isin") or node.op.rpartition(".")[0] in _COMPARISONS:
+        if node.op.startswith("aten.isin") or node.op in COMPARISON:
             for value in node.inputs:
                 if value is not None and value.data is not None and not value.data.is_meta:
                     numbers += _numbers(value.data)

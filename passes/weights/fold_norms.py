@@ -23,14 +23,12 @@ from attngraph.analysis.values.matching import without_trailing
 from attngraph.analysis.values.weights import Owners, is_known, weight_bytes, wide
 from attngraph.ir import Graph, Node, Remark, Value
 from attngraph.ir.ops import attribute, input_of, op_def, split_inputs
+from attngraph.ir.traits import FEATURE_NORM
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LINEAR
 from attngraph.passes.weights.folding import Plan, behind, fold, grows, is_exact
 
-_NORMS = frozenset(
-    ["aten.layer_norm", "attn.skip_layer_norm", "attn.rms_norm", "attn.skip_rms_norm"]
-)
 _PARTS = {"weight": "scale", "bias": "bias"}
 _MOST_ELEMENTS = 1 << 24  # of a weight; the product is then far more work than its norm
 
@@ -53,7 +51,7 @@ class FoldNorms:
         checked = Checked(graph, self.name, LINEAR, depth=None, exact_only=self.exact_only)
         owners = Owners(graph)
         for node in graph:
-            weights = _weights(node) if node.op in _NORMS else {}
+            weights = _weights(node) if node.op in FEATURE_NORM else {}
             readers = _readers(graph, node.outputs[0]) if weights else None
             plan = None if readers is None else _plan(node, weights, readers, owners)
             if readers is not None and plan is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
@@ -16,22 +16,29 @@ from attngraph.analysis.values.weights import Owners
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import discard
 from attngraph.ir.graph import UNKNOWN, fuse_locs
+from attngraph.ir.traits import (
+    ACTIVATION,
+    ADDITIVE,
+    ATTENTION,
+    CAST,
+    FEATURE_NORM,
+    JOIN,
+    LAYOUT,
+    MULTIPLICATIVE,
+    NEGATION,
+    PLAIN_SOFTMAX,
+    ROTARY,
+    SCALE,
+)
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.weights.folding import stacked
 
-_ATTENTIONS = frozenset(
-    ["attn.attention", "aten.scaled_dot_product_attention", "aten.softmax.int", "aten._softmax"]
-)
-_BEFORE_ATTENTION = """aten.reshape aten.permute aten.expand aten.split_with_sizes aten.slice.Tensor
-    aten.select.int aten.unbind.int aten.repeat_interleave.self_int aten.cat aten.neg aten._to_copy
-    aten.mul.Tensor aten.mul.Scalar aten.div.Scalar aten.add.Tensor aten.sub.Tensor aten.layer_norm
-    aten.rms_norm attn.rms_norm attn.rotary"""
-_BEFORE_PRODUCT = """aten.silu aten.gelu aten.relu aten.sigmoid aten.tanh attn.quick_gelu
-    attn.bias_gelu aten._to_copy aten.mul.Scalar"""
-_ONTO_ATTENTION = frozenset(_BEFORE_ATTENTION.split())
-_ONTO_PRODUCT = frozenset(_BEFORE_PRODUCT.split())
-_PRODUCTS = frozenset(["aten.mul.Tensor"])
+_ATTENTIONS = ATTENTION | PLAIN_SOFTMAX
+_MOVED = LAYOUT | JOIN | CAST
+_ONTO_ATTENTION = _MOVED | ADDITIVE | MULTIPLICATIVE | SCALE | NEGATION | FEATURE_NORM | ROTARY
+_ONTO_PRODUCT = ACTIVATION | CAST | SCALE
+_PRODUCTS = ("aten.mul.Tensor",)
 _REACH = 64
 
 
@@ -116,7 +123,7 @@ def _feeds_queries(start: Node) -> bool:
     )
 
 
-def _reachable(start: Node, targets: frozenset[str], through: frozenset[str]) -> set[Node]:
+def _reachable(start: Node, targets: Container[str], through: Container[str]) -> set[Node]:
     """The targets that read the node's result, directly or through ops of `through`."""
     found: set[Node] = set()
     seen = {start}

@@ -39,15 +39,25 @@ from attngraph.analysis.values.scalars import (
 )
 from attngraph.ir import Builder, DimInfo, Node, TensorType, Value
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import LAYOUT
+from attngraph.ir.traits import (
+    ADDITIVE,
+    ANY_CONVOLUTION,
+    ATTENTION,
+    EMBEDDING,
+    LAYOUT,
+    LINEAR,
+    LOG_SUM,
+    LOGARITHM,
+    MATMUL,
+    NORM,
+    RANGE,
+    SOFTMAX,
+)
 
 _DEPTH = 64
 _NUMBERS = ("other", "value", "self", "min", "max", "fill_value", "s", "alpha", "end", "start")
-_OPS = """linear matmul bmm layer_norm rms_norm group_norm embedding softmax.int _softmax
-    convolution conv1d conv2d scaled_dot_product_attention arange arange.start arange.start_step"""
-_ACTIVATIONS = frozenset(f"aten.{name}" for name in _OPS.split())
-_LOGS = frozenset(["aten.log", "aten.log2", "aten.log10", "aten.logsumexp", "aten.reciprocal"])
-_SUMS = {"aten.add.Tensor": 1.0, "aten.sub.Tensor": -1.0}
+_UNBOUNDED = LOGARITHM | LOG_SUM  # near zero, or over no elements
+_ACTIVATIONS = MATMUL | LINEAR | ANY_CONVOLUTION | NORM | SOFTMAX | ATTENTION | EMBEDDING | RANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +238,13 @@ class Fills:
             literal = self._literal(predicate, index, keep)
             fill = converted(fill, value.dtype)
             return Filled(node, inner, literal, predicate, keep, fill)
-        if node.op in _SUMS and attribute(node, "alpha") == 1:
+        if node.op in ADDITIVE and attribute(node, "alpha") == 1:
             left, right = (v for v in node.inputs if v is not None)
             first, second = (_into(side, index) for side in (left, right))
             # What is added to a mask is logits; of two inputs either may be the mask.
-            is_bias = _SUMS[node.op] > 0 and self._chosen(right, second) is None
-            is_term = _SUMS[node.op] < 0 or self._chosen(left, first) is None
+            is_sum = node.op == "aten.add.Tensor"
+            is_bias = is_sum and self._chosen(right, second) is None
+            is_term = not is_sum or self._chosen(left, first) is None
             tree = into(left, first, is_added=is_bias)
             return Summed(node, tree, into(right, second, is_added=is_term))
         scaling = scale_of(node)
@@ -333,7 +344,7 @@ class _Moderates:
             return True
         if node is None:
             return is_logits and not value.is_constant
-        if depth == 0 or node.op in _LOGS:
+        if depth == 0 or node.op in _UNBOUNDED or node.op == "aten.reciprocal":
             return False
         if not node.op.startswith("aten.") or _is_activation(node):
             return True
@@ -390,7 +401,7 @@ def _evaluate(tree: Tree, sample: Rows, lowered: bool) -> torch.Tensor:
             if isinstance(right, Moderate):
                 sides[1] = sides[1].flip(-1) / 2  # other numbers than those that it is added to
             first, second = (side.to(node.output.dtype) for side in sides)
-            return first + second if _SUMS[node.op] > 0 else first - second
+            return first + second if node.op == "aten.add.Tensor" else first - second
         case Carried(node, source, factor):
             return _evaluate(source, sample, lowered).to(node.output.dtype) * factor
 

@@ -29,10 +29,10 @@ from attngraph.analysis.masks.predicates import (
 )
 from attngraph.analysis.values.scalars import is_cast
 from attngraph.ir.ops import attribute
+from attngraph.ir.traits import COMPARISON
 
 _LEAVES = 10
-_OPPOSITES = {"aten.ge.Scalar": "aten.lt.Scalar", "aten.gt.Scalar": "aten.le.Scalar"}
-_TESTS = frozenset(["aten.eq.Scalar", "aten.ne.Scalar", *_OPPOSITES, *_OPPOSITES.values()])
+_OPPOSITES = {"ge": "lt", "gt": "le"}
 
 
 def always(predicate: Predicate) -> bool:
@@ -76,16 +76,18 @@ def _leaf(predicate: Dense | Linear) -> tuple[Hashable, bool]:
         return (value, index), holds
     source = node.inputs[0]
     settled = not source.dtype.is_floating_point  # NaN is neither below nor above
-    test, number = node.op, attribute(node, "other") if node.op in _TESTS else 0
+    stem = node.op.removeprefix("aten.").partition(".")[0]
+    is_test = node.op in COMPARISON and "other" in node.attrs
+    test, number = node.op, attribute(node, "other") if is_test else 0
     if is_cast(node) and value.dtype == torch.bool:
         test, holds = "aten.eq.Scalar", False
     elif node.op == "aten.logical_not":
         test = "aten.eq.Scalar"
     elif node.op == "aten.ne.Scalar":
         test, holds = "aten.eq.Scalar", False
-    elif node.op in _OPPOSITES and settled:
-        test, holds = _OPPOSITES[node.op], False
-    elif node.op not in _TESTS:
+    elif is_test and stem in _OPPOSITES and settled:
+        test, holds = f"aten.{_OPPOSITES[stem]}.Scalar", False
+    elif not is_test:
         return (value, index), holds
     return (test, source, number, index), holds
 

@@ -35,7 +35,27 @@ from attngraph.analysis.masks.predicates import (
 from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import greatest, least, symbol
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import LAYOUT
+from attngraph.ir.traits import (
+    ADDITIVE,
+    CAST,
+    CHOICE,
+    CLAMP,
+    COMPARISON,
+    FILL,
+    FLOAT_TEST,
+    LAYOUT,
+    LOGARITHM,
+    LOGICAL,
+    MAGNITUDE,
+    MAXIMUM,
+    MINIMUM,
+    MULTIPLICATIVE,
+    NEGATION,
+    REVERSED,
+    ROUNDED_DIVISION,
+    SCALE,
+    SHIFT,
+)
 
 Reading: TypeAlias = Choice | Expr | None
 
@@ -57,29 +77,26 @@ _POSITIONS: dict[str, Callable[[Expr, Expr], Expr]] = {
     "bitwise_right_shift": lambda a, b: sympy.floor(a / 2**b),
     "remainder": lambda a, b: sympy.Mod(a, b),
 }
-_DIVISIONS = ("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 _SHIFTS = ("__rshift__", "bitwise_right_shift")
 _BITS = 31
 _BOUNDED = ("maximum", "minimum", "clamp", "clamp_min", "clamp_max")
 _EXACT = 2.0**53  # below it a float is the integer that it was read from
 _SUMS = ("add", "sub", "rsub", "neg")
-_NAMES = """logical_and logical_or logical_xor logical_not bitwise_and.Tensor bitwise_or.Tensor
-    bitwise_xor.Tensor bitwise_not bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar
-    __and__.Tensor __or__.Tensor __xor__.Tensor add.Tensor add.Scalar sub.Tensor sub.Scalar
-    rsub.Scalar rsub.Tensor mul.Tensor mul.Scalar div.Tensor div.Scalar neg maximum minimum clamp
-    clamp_min clamp_max abs log _to_copy to.dtype where.self where.ScalarOther where.ScalarSelf
-    where.Scalar masked_fill.Scalar masked_fill.Tensor isinf isneginf isnan"""
-ELEMENTWISE = frozenset(f"aten.{name}" for name in _NAMES.split()) | {
-    f"aten.{name}.{kind}" for name in _COMPARISONS for kind in ("Tensor", "Scalar")
-}
-_FILLS = {
-    "aten.full": "fill_value",
-    "aten.full_like": "fill_value",
-    "aten.new_full": "fill_value",
-    "aten.scalar_tensor": "s",
-}
-_ZEROS = frozenset(["aten.zeros", "aten.zeros_like", "aten.new_zeros"])
-_ONES = frozenset(["aten.ones", "aten.ones_like", "aten.new_ones"])
+_ARITHMETIC = (
+    ADDITIVE | SHIFT | REVERSED | MULTIPLICATIVE | SCALE | NEGATION | MAGNITUDE | LOGARITHM
+)
+ELEMENTWISE = (
+    _ARITHMETIC
+    | LOGARITHM
+    | LOGICAL
+    | COMPARISON
+    | MAXIMUM
+    | MINIMUM
+    | CLAMP
+    | CAST
+    | CHOICE
+    | FLOAT_TEST
+)
 _INTEGERS = (torch.int64, torch.int32)
 _LARGEST_CONSTANT = 1 << 24
 _DEPTH = 64
@@ -149,7 +166,7 @@ class Reader:
         if node.op in ELEMENTWISE:
             return self._elementwise(node, value, index)
         stem = node.op.removeprefix("aten.").split(".")[0]
-        if stem in _POSITIONS or node.op in _DIVISIONS:
+        if stem in _POSITIONS or node.op in ROUNDED_DIVISION:
             return self._positions(node, value, self._operands(node, index))
         match stem:
             case "arange":
@@ -186,7 +203,7 @@ class Reader:
         choices = [operand for operand in operands if isinstance(operand, Choice)]
         if len(choices) == len(operands):
             return table(node, value, choices)
-        if node.op in ("aten._to_copy", "aten.to.dtype"):
+        if node.op in CAST:
             source = input_of(node, "self").dtype
             widens = source in _INTEGERS and value.dtype in (source, torch.int64)
             is_whole = value.dtype in _INTEGERS and (widens or not elements(operands[0]))
@@ -214,7 +231,7 @@ class Reader:
             return _bounded(node, stem, places)
         if stem in ("neg", "abs"):
             return -places[0] if stem == "neg" else sympy.Abs(places[0])
-        if node.op in _DIVISIONS:
+        if node.op in ROUNDED_DIVISION:
             stem = "floor_divide" if node.attrs.get("rounding_mode") == "floor" else ""
         if stem not in _POSITIONS or len(places) != 2:
             return None
@@ -411,12 +428,12 @@ def _arange(node: Node, value: Value, index: Index) -> Reading:
 
 
 def _filled(node: Node, value: Value) -> Reading:
-    number: Any = 0.0 if node.op in _ZEROS else 1.0 if node.op in _ONES else None
-    if node.op in _FILLS:
-        number = attribute(node, _FILLS[node.op])
+    if node.op not in FILL:
+        return None
+    number: Any = 1.0 if "ones" in node.op else 0.0
+    for name in ("fill_value", "s"):
+        number = node.attrs.get(name, number)
     if isinstance(number, sympy.Basic):
         return _symbolic(number) if value.dtype in _INTEGERS else None
-    if number is None:
-        return None
     rounded = float(torch.tensor(number).to(value.dtype))
     return Choice(TRUE, rounded, rounded)

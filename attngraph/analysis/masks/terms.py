@@ -24,16 +24,9 @@ from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.scalars import fill_of, is_cast, number, scale_of, widens
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import LAYOUT
+from attngraph.ir.traits import ADDITIVE, GATHER, JOIN, LAYOUT, NEGATION, PAD, ROLL, SHIFT
 
-_PASSING = frozenset(
-    f"aten.{name}"
-    for name in ("embedding", "index.Tensor", "index_select", "gather", "neg", "flip", "roll")
-)
-_JOINING = frozenset(
-    f"aten.{name}" for name in ("add.Tensor", "sub.Tensor", "cat", "pad", "constant_pad_nd")
-)
-_SHIFTS = frozenset(["aten.add.Scalar", "aten.sub.Scalar"])
+_CARRYING = LAYOUT | GATHER | ROLL | NEGATION | ADDITIVE | JOIN | PAD
 _DEPTH = 64
 
 
@@ -208,12 +201,12 @@ def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
     if node.op == "aten.mul.Tensor":
         bounds = [Intervals().largest(source) for source in inputs]
         return min(bounds) <= 1 and is_scorelike(inputs[bounds.index(max(bounds))], depth - 1)
-    if node.op in ("aten.pad", "aten.constant_pad_nd") and not _pads_finitely(node):
+    if node.op in PAD and not _pads_finitely(node):
         return False
-    if node.op in _SHIFTS:
+    if node.op in SHIFT:
         shift = number(node.attrs.get("other"))
         return shift is not None and math.isfinite(shift) and is_scorelike(inputs[0], depth - 1)
-    passes_on = node.op in _JOINING or node.op in _PASSING or node.op in LAYOUT or widens(node)
+    passes_on = node.op in _CARRYING or widens(node)
     return passes_on and all(is_scorelike(source, depth - 1) for source in inputs)
 
 

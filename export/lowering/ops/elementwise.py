@@ -13,6 +13,7 @@ from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, ScalarType
 from attngraph.ir.ops import attribute, input_of, op_def
+from attngraph.ir.traits import COMPARISON, ROUNDING
 
 _WIDER = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.int16: torch.int32}
 
@@ -197,7 +198,7 @@ _COMPARE = {
 }
 
 
-@register_lowering(*(f"aten.{op}.{kind}" for op in _COMPARE for kind in ("Tensor", "Scalar")))
+@register_lowering(*COMPARISON)
 def lower_compare(ctx: LoweringContext, node: Node) -> ir.Value:
     name = node.op.split(".")[1]
     dtype = promoted(node, "self", "other")
@@ -279,7 +280,7 @@ _UNARY = {
 def lower_unary(ctx: LoweringContext, node: Node) -> ir.Value:
     value = operand(ctx, node, "self", node.output.dtype)
     whole = not node.output.dtype.is_floating_point
-    if whole and node.op in ("aten.floor", "aten.ceil", "aten.round"):
+    if whole and node.op in ROUNDING:
         return value
     if whole and node.op == "aten.relu":
         return ctx.op("Max", value, ctx.constant(0, node.output.dtype))

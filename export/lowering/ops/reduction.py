@@ -14,6 +14,7 @@ from attngraph.export.lowering.emission.values import FLOATS
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, product
 from attngraph.ir.ops import input_of
+from attngraph.ir.traits import CAST
 
 _REDUCE = {
     "mean": "ReduceMean", "sum": "ReduceSum", "amax": "ReduceMax", "amin": "ReduceMin",
@@ -109,7 +110,7 @@ _SMALL = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int3
 def _is_small(value: Value) -> bool:
     """Whether it was made of narrower integers, of which fewer than 2²² add up exactly."""
     node = value.producer
-    if node is None or not node.op.startswith(("aten._to_copy", "aten.to.")):
+    if node is None or node.op not in CAST:
         return False
     return node.inputs[0] is not None and node.inputs[0].dtype in _SMALL
 

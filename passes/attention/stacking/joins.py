@@ -11,13 +11,12 @@ from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Builder, Dim, Node, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import JOIN, MEAN, SUM
 from attngraph.passes.attention.stacking.attention import replaceable
 from attngraph.passes.attention.stacking.plans import moved
 from attngraph.passes.attention.stacking.stacking import Stacking
 
 _ADD = "aten.add.Tensor"
-_OVER_STACK = frozenset(["aten.sum.dim_IntList", "aten.mean.dim"])
-_BESIDE = ("aten.cat", "aten.stack")
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def _sum_of_values(stacking: Stacking) -> Callable[[Builder], Value] | None:
 
 def read_join(node: Node, returned: Collection[Value]) -> Join | None:
     """The join that ends at a node; None where there is none, or it is a part of a larger one."""
-    if node.op in _BESIDE:
+    if node.op in JOIN:
         if any(_stack_under(user, returned) is node for user in node.output.users):
             return None
         operands = tuple(value for value in node.inputs if value is not None)
@@ -173,7 +172,7 @@ def _is_inner(node: Node, returned: Collection[Value]) -> bool:
 
 def _stack_under(node: Node, returned: Collection[Value]) -> Node | None:
     """The stack whose axis, and nothing else, a node sums over."""
-    if node.op not in _OVER_STACK or attribute(node, "keepdim") or "dtype" in node.attrs:
+    if node.op not in SUM | MEAN or attribute(node, "keepdim") or "dtype" in node.attrs:
         return None
     source = node.inputs[0]
     stack = None if source is None else source.producer

@@ -110,12 +110,13 @@ def norm(stack: Stack, node: Node) -> Plan | None:
     factors = [None if value is None else stack.plan(value) for value in affine]
     if any(p is None for p, v in zip(factors, affine, strict=True) if v is not None):
         return None
+    scale, shift, *_ = (*factors, None, None)
 
     def make(build: Builder) -> Value:
         result = build(node.op, plan(build), **node.attrs)
-        for op, factor in zip(("aten.mul.Tensor", "aten.add.Tensor"), factors, strict=False):
-            result = result if factor is None else build(op, result, factor(build))
-        return result
+        if scale is not None:
+            result = build("aten.mul.Tensor", result, scale(build))
+        return result if shift is None else build("aten.add.Tensor", result, shift(build))
 
     return Plan(make)
 

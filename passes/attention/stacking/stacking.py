@@ -10,12 +10,11 @@ from collections.abc import Iterable
 
 from attngraph.analysis.branches import ATTENTION, is_projection
 from attngraph.ir import Value
+from attngraph.ir.traits import FEATURE_NORM
 from attngraph.passes.attention.stacking import attention as heads
 from attngraph.passes.attention.stacking import rules
 from attngraph.passes.attention.stacking.parts import consecutive_parts
 from attngraph.passes.attention.stacking.plans import FEATURES, Plan, Stack, inserted, laid_out
-
-_NORMS = frozenset(["aten.layer_norm", "aten.rms_norm"])
 
 
 class Stacking(Stack):
@@ -37,7 +36,8 @@ class Stacking(Stack):
             return heads.projection(self, node) if trailing == FEATURES else None
         if node.op == "attn.rotary":
             return rules.rotary(self, node) if trailing == FEATURES else None
-        if node.op in _NORMS and not self._is_shared(node.inputs[1:]):
+        over_axes = node.op in FEATURE_NORM and "normalized_shape" in node.attrs
+        if over_axes and not self._is_shared(node.inputs[1:]):
             return rules.norm(self, node) if trailing == FEATURES else None
         if rules.has_own_numbers(self, node):
             return rules.scaled(self, node, trailing)
