@@ -204,33 +204,11 @@ OPS_BY_NAME: dict[str, str] = {}
 # Files whose sets still have to become traits.
 OP_SETS = {
     "attngraph/analysis/layout/generalize.py",
-    "attngraph/analysis/masks/fills.py",
-    "attngraph/analysis/masks/propositions.py",
-    "attngraph/analysis/masks/reading.py",
-    "attngraph/analysis/masks/terms.py",
-    "attngraph/decoding/placing.py",
-    "attngraph/frontend/cache.py",
     "attngraph/frontend/functional.py",
     "attngraph/frontend/translate.py",
     "attngraph/ir/ops.py",
-    "attngraph/reports/attention_weights.py",
-    "export/kernels/facts.py",
-    "export/kernels/prologue.py",
     "export/lowering/ops/elementwise.py",
-    "export/lowering/ops/reduction.py",
-    "export/precision/policy.py",
-    "passes/attention/raise_softmax.py",
-    "passes/attention/sink_gate.py",
-    "passes/attention/sinks.py",
-    "passes/attention/stacking/joins.py",
-    "passes/attention/stacking/rules.py",
-    "passes/attention/stacking/stacking.py",
-    "passes/fusion/fuse_norms.py",
-    "passes/loops/raise_recurrence.py",
-    "passes/rewriting/conditions.py",
     "passes/rewriting/sparse_products.py",
-    "passes/weights/fold_norms.py",
-    "passes/weights/merge_projections.py",
 }
 
 
