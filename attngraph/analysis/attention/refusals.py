@@ -45,8 +45,8 @@ class Refusal(Enum):
     )
     POOLING = (
         "pooling",
-        "The softmax weighs values that each row has of its own, by scores without keys: pooling, "
-        "or a mixture.",
+        "The softmax weighs each row's own values, by scores that no keys enter: pooling, or a "
+        "mixture.",
     )
     SOFTMAX_OF_PROJECTION = (
         "linear-attention",
@@ -61,8 +61,8 @@ class Refusal(Enum):
     )
     GRAPH = (
         "graph-attention",
-        "This is attention over the edges of a graph: the softmax is over those that an index "
-        "gives to each target, and its sums are scattered.",
+        "This is attention over the edges of a graph: an index says which edges each softmax is "
+        "over, and its sums are scattered.",
         "It is kept as it is; in a dense form, with a mask for the edges, it would fuse.",
     )
     ONLINE = (
@@ -72,7 +72,7 @@ class Refusal(Enum):
     )
     NO_SOFTMAX = (
         "no-softmax",
-        "The values are weighed by {weights}, which no softmax over the keys makes.",
+        "The values are weighed by {weights}, not by a softmax over the keys.",
         "Use softmax(scores, -1), if attention with weights that sum to one is meant.",
     )
     EPSILON = (
@@ -82,8 +82,8 @@ class Refusal(Enum):
     )
     NO_QUERIES = (
         "no-queries",
-        "The scores are a projection of the keys alone, for each feature of the values, and "
-        "biases: there are no queries.",
+        "The scores are biases and a projection of the keys alone, one for each feature of the "
+        "values: there are no queries.",
         _PRODUCT_HINT,
     )
     SYNTHESIZER = (
@@ -121,8 +121,8 @@ class Refusal(Enum):
     )
     JOINED_SCORES = (
         "joined-scores",
-        "The scores of several products are joined along the keys for one softmax, and its parts "
-        "meet values of their own.",
+        "The scores of several products are joined along the keys for one softmax, and each part "
+        "of the weights has values of its own.",
         "Concatenate the keys and the values instead of the scores.",
     )
     OTHER_AXIS = (
@@ -159,7 +159,7 @@ class Refusal(Enum):
     ALPHA_SYMBOLIC = ("logits-not-a-product", "The alpha of a sum is symbolic.")
     PICKED = (
         "logits-not-a-product",
-        "The softmax is over scores that {op} picks, with values of their own for each query.",
+        "The softmax is over scores picked by {op}, so each query has values of its own.",
         "Fill the scores that are not picked with -inf and keep all values: that mask fuses.",
     )
     COMPARED = (
@@ -202,25 +202,25 @@ class Refusal(Enum):
     )
     READ_BY_LOGSUMEXP = (
         "scores-reused",
-        "The sum of the exponentials (logsumexp) is read too, as where results for blocks of keys "
-        "are merged; no attention op gives it.",
+        "The logsumexp of the scores is read too, as it is to merge results for blocks of keys; "
+        "no attention op returns it.",
         _BLOCKS_HINT,
     )
     READ_BY_RESIDUAL = (
         "scores-reused",
         "The scores are added to those of another attention (residual attention), at {loc}, so "
-        "their product can't go away.",
+        "their product is computed anyway.",
         "It is kept as it is; it would fuse if no other attention took its scores.",
     )
     READ_BY_PRODUCT = (
         "scores-reused",
         "The scores are multiplied with other tensors too, at {loc}, without the softmax, so their "
-        "product can't go away.",
+        "product is computed anyway.",
         "It is kept as it is; without that second product it would fuse.",
     )
     READ_ELSEWHERE = (
         "scores-reused",
-        "The scores are read elsewhere too, so the product can't go away.",
+        "The scores are read elsewhere too, so their product is computed anyway.",
         "Return the attention weights instead of the scores.",
     )
 
@@ -245,7 +245,7 @@ class Refusal(Enum):
     )
     BIASES_CANCEL = (
         "biases-cancel",
-        "Biases are added up before they meet the scores, though they may cancel.",
+        "Biases are added up before they are added to the scores, though they may cancel.",
         "Give one of them as a bool mask, or add them up before the scores.",
     )
 
@@ -268,7 +268,7 @@ class Refusal(Enum):
     )
     WEIGHTS_REFILLED_BIASED = (
         "weights-masked",
-        "The attention weights are set to zero in rows that a bias may hide besides.",
+        "The attention weights are set to zero in rows that a bias may hide as well.",
         _MASK_HINT,
     )
     WEIGHTS_SCALED_BY_PAIRS = (
@@ -284,7 +284,7 @@ class Refusal(Enum):
     )
     VALUES_FROM_WEIGHTS = (
         "values-from-weights",
-        "The values are computed from the attention weights that are to be multiplied with them.",
+        "The values are computed from the very weights that they are multiplied with.",
         "It is kept as it is; values that don't depend on the weights would fuse.",
     )
 

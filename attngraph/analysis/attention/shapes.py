@@ -24,12 +24,14 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
     ACTIVATION,
     ADDITIVE,
+    ADDMM,
     CAST,
     CHOICE,
     CLAMP,
     CONVOLUTION,
     GATHER,
     LAYOUT,
+    LINEAR,
     MATMUL,
     MULTIPLICATIVE,
     POINTWISE,
@@ -41,6 +43,7 @@ from attngraph.ir.traits import (
 )
 
 _CONV = "aten.conv2d"
+_PRODUCT = MATMUL | LINEAR | ADDMM
 _SUM = "aten.sum.dim_IntList"
 _KEEPS_SIGN = SHIFT | SCALE | CLAMP
 
@@ -51,7 +54,7 @@ def _is_layout(node: Node) -> bool:
 
 def _is_projection(node: Node) -> bool:
     """Whether a node multiplies one value with a constant."""
-    return node.op in MATMUL | CONVOLUTION and len(varying(node)) == 1
+    return node.op in _PRODUCT | CONVOLUTION and len(varying(node)) == 1
 
 
 def keeps_scores(node: Node) -> bool:
@@ -112,7 +115,7 @@ def _nonlinear_sum(anchor: Node) -> Node | None:
         if node is None or node.op in ACTIVATION:
             return []
         inputs = varying(node)
-        if node.op in MATMUL or node.op == _SUM:
+        if node.op in _PRODUCT or node.op == _SUM:
             return [(inputs[0], True)] if not is_weighted and len(inputs) == 1 else []
         # What several inputs of a weighted sum hold is computed further on.
         if not keeps_scores(node) or (is_weighted and len(inputs) != 1):
@@ -399,7 +402,7 @@ def reused(scores: Node, anchor: Node) -> Declined:
         others = [value for value in sources(user) if value.producer not in made]
         if user.op == "aten.add.Tensor" and any(map(is_product, others)):
             return Refusal.READ_BY_RESIDUAL.at(scores, loc=user.loc)
-        if user.op in MATMUL:
+        if user.op in _PRODUCT:
             return Refusal.READ_BY_PRODUCT.at(scores, loc=user.loc)
         made.add(user)
     return Refusal.READ_ELSEWHERE.at(scores)

@@ -31,6 +31,7 @@ from attngraph.ir.traits import (
     MULTIPLICATIVE,
     NEGATION,
     POINTWISE,
+    REVERSED,
     SCALE,
     SCATTER,
     SHIFT,
@@ -38,7 +39,7 @@ from attngraph.ir.traits import (
     TRIANGLE,
 )
 
-_LINEAR = ADDITIVE | SHIFT | MULTIPLICATIVE | SCALE | NEGATION | CHOICE | TRIANGLE | CAST
+_LINEAR = ADDITIVE | SHIFT | MULTIPLICATIVE | SCALE | NEGATION | REVERSED | CHOICE | TRIANGLE | CAST
 
 
 def without_softmax(graph: Graph) -> Iterator[tuple[Node, Declined]]:
