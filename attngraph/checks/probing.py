@@ -278,7 +278,9 @@ def drawn(
             if role.tested and tensor.dim() > 1:
                 hidden = shapes_of_mask(tensor.shape[:-1], draw.hides_rows, place)
                 made = made.masked_fill(hidden.unsqueeze(-1), 0.0)
-        if role.marks and not role.masks and not draw.masks_only:
+        if role.marks and not role.masks and draw.constant is not None:
+            made = _all_or_none(tensor, role, hidden=not draw.constant)
+        elif role.marks and not role.masks and not draw.masks_only:
             made = _marked(made, role, draw, place)
         found.append(made)
     return tuple(found)
@@ -329,6 +331,17 @@ def _marked(tensor: torch.Tensor, role: Role, draw: Draw, place: int) -> torch.T
     for at, mark in enumerate(inside):
         where = hidden if len(inside) == 1 else hidden & _turn(hidden.shape, at, len(inside))
         tensor = tensor.masked_fill(where, mark)
+    return tensor
+
+
+def _all_or_none(tensor: torch.Tensor, role: Role, *, hidden: bool) -> torch.Tensor:
+    """A number that an input is compared with everywhere, or one that it isn't."""
+    marks = [mark for mark in role.marks if role.rows is None or 0 <= mark < role.rows]
+    if hidden:
+        return torch.full_like(tensor, marks[0]) if marks else tensor
+    other = next(number for number in range(1, len(marks) + 2) if number not in marks)
+    for mark in marks:
+        tensor = tensor.masked_fill(tensor == mark, other)
     return tensor
 
 

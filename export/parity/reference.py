@@ -234,10 +234,8 @@ def flatten_outputs(output: Any, numbers: Collection[int] = ()) -> list[tuple[st
     UsageError for an object that pytree can't open (a cache, say) and for an output without any
     tensor.
     """
-    leaves, _ = pytree.tree_flatten_with_path(output)
     found = []
-    for at, (path, leaf) in enumerate(leaves):
-        name = ".".join(_key(entry) for entry in path) or "output"
+    for at, (name, leaf) in enumerate(_named_leaves(output)):
         if isinstance(leaf, torch.Tensor):
             found.append((name, leaf))
         elif at in numbers:
@@ -250,6 +248,15 @@ def flatten_outputs(output: Any, numbers: Collection[int] = ()) -> list[tuple[st
     if not found:
         raise UsageError("The module returns no tensor, so there is nothing to compare.")
     return found
+
+
+def _named_leaves(output: Any) -> list[tuple[str, Any]]:
+    """Each leaf with its path; with its position where a type is known to pytree without keys."""
+    try:
+        leaves, _ = pytree.tree_flatten_with_path(output)
+    except ValueError:
+        return [(str(place), leaf) for place, leaf in enumerate(pytree.tree_leaves(output))]
+    return [(".".join(map(_key, path)) or "output", leaf) for path, leaf in leaves]
 
 
 def _dispatch_in_float64(

@@ -15,6 +15,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.passes.canonical.fourier import TRANSFORMS, Parts, Transform, read_transform
+from attngraph.passes.canonical.signals import spell_out_signals
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 
@@ -51,7 +52,9 @@ class SplitComplex:
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
-        parts, checked = _Parts(graph), Checked(graph, self.name)
+        checked = Checked(graph, self.name)
+        spell_out_signals(graph, checked)
+        parts = _Parts(graph)
         for node in list(graph):
             if node.op not in _TO_REALS | TRANSFORMS or not _is_complex(source := node.inputs[0]):
                 continue

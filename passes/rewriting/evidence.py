@@ -30,6 +30,7 @@ from attngraph.passes.rewriting.trials import (
     ATTENTION,
     Aims,
     general_sizes,
+    sample_sizes,
     shown,
     trial_sizes,
 )
@@ -38,6 +39,7 @@ TOLERANCE = 1e-6  # of float64 against itself: reassociation gives 1e-13, fills 
 _CHEAP = 1 << 19  # elements of a trial up to which a region is evaluated at its own sizes
 _SMALL = 1 << 21  # elements of the largest tensor of a trial
 _MOST_ELEMENTS = 1 << 24
+_NO_NUMBER = NotEvaluated("the original form gave no number in any trial")
 
 
 @dataclass
@@ -105,7 +107,8 @@ class Evidence:
         cost = [region.elements(sizes, fixed) for sizes in own]
         cheap = [sizes for sizes, (total, _) in zip(own, cost, strict=True) if total <= _CHEAP]
         if cheap:
-            return _tried(pairs, region, [(sizes, fixed) for sizes in cheap], kinds, tolerance)
+            outcome = _tried(pairs, region, [(sizes, fixed) for sizes in cheap], kinds, tolerance)
+            return self._at_the_samples(pairs, region, kinds, tolerance, outcome)
         outcome = self._at_other_sizes(pairs, region, kinds, tolerance)
         if isinstance(outcome, Equal) or (isinstance(outcome, Different) and not final):
             return outcome
@@ -116,6 +119,24 @@ class Evidence:
         if not small:
             return outcome or NotEvaluated(f"its largest tensor has {min(largest):,} elements")
         return _tried(pairs, region, [(sizes, fixed) for sizes in small], kinds, tolerance)
+
+    def _at_the_samples(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        region: Region,
+        kinds: Sequence[str],
+        tolerance: float,
+        outcome: Outcome,
+    ) -> Outcome:
+        """The outcome, or that at sizes like the sample's where the usual ones are too small.
+
+        A frame of 16 samples fits into no signal of 5, and nothing says so but that it fails.
+        """
+        if outcome != _NO_NUMBER:
+            return outcome
+        trials = [(sizes, region.fixed(sizes)) for sizes in sample_sizes(self.graph.dims)]
+        trials = [trial for trial in trials if 0 < region.elements(*trial)[0] <= _CHEAP]
+        return _tried(pairs, region, trials, kinds, tolerance) if trials else outcome
 
     def _compare_typed(
         self,
@@ -217,7 +238,7 @@ def _tried(
         if (difference := comparison.run(trials, aimed, aims)) is not None:
             return difference
     if not comparison.tells:
-        return NotEvaluated("the original form gave no number in any trial")
+        return _NO_NUMBER
     if not (constant := comparison.conditions.constant):
         return Equal()
     free = _Comparison(pairs, region.freed(pairs, constant), tolerance)

@@ -60,6 +60,18 @@ def trial_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
     return trials if dims else [{}]
 
 
+def sample_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
+    """The sizes of the sample, and twice those, as far as the ranges allow."""
+    trials = []
+    for factor in (1, 2):
+        sizes = {}
+        for name, info in dims.items():
+            size = factor * (info.hint or info.low)
+            sizes[name] = size if info.high is None else min(size, info.high)
+        trials.append(sizes)
+    return trials
+
+
 def general_sizes(
     dims: Mapping[str, DimInfo], unknowns: Mapping[str, DimInfo]
 ) -> list[dict[str, int]]:

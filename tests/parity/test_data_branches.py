@@ -41,6 +41,18 @@ class AllVisible(Attends):
         return self.attend(x, ~visible)
 
 
+class OfIds(Attends):
+    """As the language models of proteins do it: the mask is read off the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(33, 16, padding_idx=1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = ids.eq(1)
+        return self.attend(self.embed(ids), hidden if hidden.any() else None)
+
+
 class Clamped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * 3
@@ -89,6 +101,18 @@ def test_a_shortcut_is_left_out(kind: type[Attends], sample: Tensor, shapes: Any
     with torch.no_grad():
         for hidden in (OPEN, PADDED, PADDED.flip(1)):
             torch.testing.assert_close(optimized(X, hidden), module(X, hidden))
+
+
+@pytest.mark.parametrize("pads", [0, 2])
+def test_a_mask_that_is_read_off_ids(pads: int) -> None:
+    ids = torch.randint(4, 24, (2, 9), generator=torch.Generator().manual_seed(0))
+    ids[0, 9 - pads :] = 1
+    module = OfIds().eval()
+    optimized = _optimized(module, (ids,), dynamic_shapes=(AUTO,))
+    other = ids.roll(3, 1)
+    with torch.no_grad():
+        for given in (ids, other, ids.masked_fill(ids == 1, 5)):
+            torch.testing.assert_close(optimized(given), module(given))
 
 
 def test_the_causal_mask_that_torch_looks_for() -> None:
