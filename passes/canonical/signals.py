@@ -31,10 +31,9 @@ def spell_out_signals(graph: Graph, checked: Checked) -> None:
             continue
         build.at(node, node.loc)
         made = _transformed(build, node) if node.op in _FORWARD else _restored(build, node)
-        if made is not None:
-            # By its definition, for all sizes: trials may have none that a frame fits into.
-            if checked.replace([(node.output, made)], proved=True):
-                erase_dead(graph, [node])
+        # By its definition, for all sizes: trials may have none that a frame fits into.
+        if made is not None and checked.replace([(node.output, made)], proved=True):
+            erase_dead(graph, [node])
 
 
 def _transformed(build: Builder, node: Node) -> Value | None:
