@@ -14,6 +14,7 @@ from attngraph.checks.bisect import difference
 from attngraph.checks.cases import SampleInputs, label_of
 from attngraph.checks.coverage import of_attentions, of_masks, of_outputs, of_parameters
 from attngraph.checks.influence import Influence, influence
+from attngraph.checks.fast_path import fast_path_notes
 from attngraph.checks.padded import Padding, annotated, packed_tokens
 from attngraph.checks.probing import roles_of
 from attngraph.checks.reaching import goals_of, reach
@@ -212,6 +213,9 @@ class Check:
             of_attentions(found, graph, cases.values())
         eager = [references[label].eager for label in cases if label in references]
         of_outputs(found, self.captured.output_names, eager)
+        if not are_large(parameters.values()):
+            own = {label: references[label].eager for label in cases if label in references}
+            found.notes += fast_path_notes(self.module, self.captured, cases, own)
         return found
 
     def worst_inputs(self, parity: Parity) -> tuple[torch.Tensor, ...]:

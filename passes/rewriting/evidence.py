@@ -107,8 +107,8 @@ class Evidence:
         cost = [region.elements(sizes, fixed) for sizes in own]
         cheap = [sizes for sizes, (total, _) in zip(own, cost, strict=True) if total <= _CHEAP]
         if cheap:
-            outcome = _tried(pairs, region, [(sizes, fixed) for sizes in cheap], kinds, tolerance)
-            return self._at_the_samples(pairs, region, kinds, tolerance, outcome)
+            found = _tried(pairs, region, [(sizes, fixed) for sizes in cheap], kinds, tolerance)
+            return self._at_the_samples(pairs, region, kinds, tolerance, found)
         outcome = self._at_other_sizes(pairs, region, kinds, tolerance)
         if isinstance(outcome, Equal) or (isinstance(outcome, Different) and not final):
             return outcome
