@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from attngraph.checks.bisect import difference
 from attngraph.checks.cases import SampleInputs, label_of
 from attngraph.checks.coverage import of_attentions, of_masks, of_outputs, of_parameters
-from attngraph.checks.influence import Influence, influence
 from attngraph.checks.fast_path import fast_path_notes
+from attngraph.checks.influence import Influence, influence
 from attngraph.checks.padded import Padding, annotated, packed_tokens
 from attngraph.checks.probing import roles_of
 from attngraph.checks.reaching import goals_of, reach
