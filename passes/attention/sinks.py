@@ -132,7 +132,7 @@ def raise_plus_one(
     power = numerator.producer if numerator is not None else None
     if total is None or power is None or power.op != "aten.exp" or numerator is None:
         return False
-    x, shift = power.inputs[0], ""
+    x, shift, along = power.inputs[0], "", None
     if x is None or not total.inputs:
         return False
     if total.op == "aten.add.Scalar" and attribute(total, "other") == 1:
@@ -141,7 +141,7 @@ def raise_plus_one(
         shifted = _shift(x, total)
         if shifted is None:
             return False
-        x, sum_of, shift = shifted
+        x, sum_of, (shift, along) = shifted
     else:
         return False
     what = "" if shift else shifted_by
@@ -152,6 +152,8 @@ def raise_plus_one(
         return False
     dims = attribute(reduced, "dim")
     if not dims or len(dims) != 1 or not attribute(reduced, "keepdim"):
+        return False
+    if along is not None and along != dims[0] % len(x.shape):  # not constant along the sum
         return False
     build.at(node, fuse_locs([power, node], node))
     formula = Formula(shift, addend=True)
@@ -165,9 +167,9 @@ def raise_plus_one(
     )
 
 
-def _shift(x: Value, total: Node) -> tuple[Value, Value | None, str] | None:
-    """(y, Σ, shift) where x is y − m and one addend is exp(−m); m is y's maximum, or no less than
-    0, for no other is known to keep exp(−m) finite."""
+def _shift(x: Value, total: Node) -> tuple[Value, Value | None, tuple[str, int]] | None:
+    """(y, Σ, (shift, axis)) where x is y − m and one addend is exp(−m); m is y's maximum along an
+    axis, or no less than 0, for no other is known to keep exp(−m) finite."""
     node = x.producer
     if node is None or node.op != "aten.sub.Tensor":
         return None
@@ -184,13 +186,18 @@ def _shift(x: Value, total: Node) -> tuple[Value, Value | None, str] | None:
     return None
 
 
-def _kind(y: Value, m: Value) -> str | None:
-    """What a shift is of the logits y: their "maximum", or that and 0 ("positive")."""
+def _kind(y: Value, m: Value) -> tuple[str, int] | None:
+    """What a shift is of the logits y: their "maximum" along an axis, or that or 0 ("positive")."""
     row, kind = m.producer, "maximum"
     if row is not None and (row.op in CLAMP or row.op == "aten.relu"):
         is_zero = row.op == "aten.relu" or row.attrs.get("min") == 0
         if not is_zero or row.attrs.get("max") is not None:
             return None
         row, kind = (row.inputs[0].producer if row.inputs[0] else None), "positive"
-    is_maximum = row is not None and row.op in MAXIMUM_ALONG
-    return kind if is_maximum and row is not None and row.inputs[0] is y else None
+    if row is None or row.op not in MAXIMUM_ALONG or row.inputs[0] is not y:
+        return None
+    dims = attribute(row, "dim")
+    axes = [dims] if isinstance(dims, int) else list(dims or ())
+    if len(axes) != 1 or not attribute(row, "keepdim"):
+        return None
+    return kind, axes[0] % len(y.shape)

@@ -110,6 +110,22 @@ def test_the_fill_decides_what_a_formula_becomes(name: str, fill: float) -> None
     assert verdict == DECIDED[name, fill]
 
 
+@pytest.mark.parametrize("fill", [torch.finfo(torch.float64).min, -1e300])
+def test_a_fill_that_float32_does_not_have_is_finite_in_float64(fill: float) -> None:
+    """As a bias, too: x − log Σ exp(x) is 0 for each key of a hidden row, and no mean."""
+    text = f"""graph @main {{
+  dim seq = 5 in 1..
+  input %s : f64[seq, seq]
+  input %keep : bool[1, seq]
+  %low = aten.full() {{size = [], fill_value = {fill}, dtype = f64}}
+  %zero = aten.full() {{size = [], fill_value = 0.0, dtype = f64}}
+  %bias = aten.where.self(%keep, %zero, %low)
+  %x = aten.add.Tensor(%s, %bias)
+  return %x
+}}"""
+    assert _settled(text, FORMULAS["minus logsumexp"]) == (False, False)
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_rows_of_every_kind_have_each_combination_of_three_keys(dtype: str) -> None:
     found = rows(2, 0, {"f16": torch.float16, "bf16": torch.bfloat16}.get(dtype, torch.float32))

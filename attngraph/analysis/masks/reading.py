@@ -435,5 +435,6 @@ def _filled(node: Node, value: Value) -> Reading:
         number = node.attrs.get(name, number)
     if isinstance(number, sympy.Basic):
         return _symbolic(number) if value.dtype in _INTEGERS else None
-    rounded = float(torch.tensor(number).to(value.dtype))
+    widest = torch.float64 if isinstance(number, float) else None  # float32 has no float64's fills
+    rounded = float(torch.tensor(number, dtype=widest).to(value.dtype))
     return Choice(TRUE, rounded, rounded)

@@ -1,0 +1,460 @@
+"""Random graphs of the ops that local rules look at, and values that tell two graphs apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from attngraph.errors import IRError
+from attngraph.ir import Builder, Dim, DimInfo, Graph, TensorType, Value, interpret
+from attngraph.ir.dims import product, substitute, symbol
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+DIMS = {"a": DimInfo(1, None, 3), "b": DimInfo(1, None, 5), "past": DimInfo(0, None, 2)}
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.uint8)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+_SIZES: list[Dim] = [1, 1, 2, 3, *map(symbol, DIMS), 0]
+_NUMBERS = [1, 1.0, 0, 0.0, -0.0, 2, -1, 0.5]
+_EDGES = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, -1.0, 3e38]
+
+
+@dataclass
+class Making:
+    """A graph that is being drawn."""
+
+    draw: Draw
+    graph: Graph
+    build: Builder
+
+    def one_of(self, choices: Sequence[Any]) -> Any:
+        return self.draw(st.sampled_from(list(choices)))
+
+    def number(self, low: int, high: int) -> int:
+        found: int = self.draw(st.integers(low, high))
+        return found
+
+    def flag(self) -> bool:
+        found: bool = self.draw(st.booleans())
+        return found
+
+    def shape(self, least: int = 0, most: int = 3) -> list[Dim]:
+        return [self.one_of(_SIZES) for _ in range(self.number(least, most))]
+
+    def input(self, dtype: torch.dtype, shape: Sequence[Dim]) -> Value:
+        return self.graph.add_input(f"i{len(self.graph.inputs)}", TensorType(dtype, tuple(shape)))
+
+    def constant(self, number: float, dtype: torch.dtype) -> Value:
+        """One element, in as many axes as any."""
+        shape = [1] * self.number(0, 2)
+        return self.build.constant(torch.full(shape, number, dtype=dtype))
+
+    def ended(self, outputs: Sequence[Value]) -> Graph:
+        self.graph.set_outputs(outputs, [f"o{place}" for place in range(len(outputs))])
+        return self.graph
+
+    def axis(self, rank: int) -> int:
+        assume(rank)
+        return self.number(-rank, rank - 1)
+
+
+def begun(draw: Draw) -> Making:
+    """A graph of one input, which binds every dim."""
+    graph = Graph("g")
+    graph.dims.update(DIMS)
+    make = Making(draw, graph, Builder(graph))
+    make.input(torch.float32, [symbol(name) for name in DIMS])
+    return make
+
+
+def drawn(draw: Draw, ops: Sequence[str], longest: int = 3) -> Graph:
+    """A chain of at most so many of these ops."""
+    make = begun(draw)
+    dtype = make.one_of(FLOATS if draw(st.booleans()) else DTYPES)
+    value = make.input(dtype, make.shape())
+    outputs: list[Value] = [value]
+    for _ in range(make.number(1, longest)):
+        op = make.one_of(ops)
+        inputs, attrs = ARGUMENTS[op](make, value)
+        try:
+            node = make.build.node(op, *inputs, **attrs)
+        except IRError:
+            assume(False)
+        outputs += node.outputs
+        value = make.one_of(node.outputs)
+    return make.ended(outputs)
+
+
+def values_for(draw: Draw, graph: Graph) -> list[torch.Tensor]:
+    """Tensors for the inputs at drawn sizes: numbers of each dtype's edges among others."""
+    sizes = {name: draw(st.integers(info.low, 4)) for name, info in graph.dims.items()}
+    seed = torch.Generator().manual_seed(draw(st.integers(0, 1 << 16)))
+    made = []
+    for value in graph.inputs:
+        shape = [int(substitute(dim, sizes)) for dim in value.shape]
+        made.append(_values(value.dtype, shape, seed))
+    return made
+
+
+def _values(dtype: torch.dtype, shape: list[int], seed: torch.Generator) -> torch.Tensor:
+    choice = torch.randint(0, 16, shape, generator=seed)
+    if dtype == torch.bool:
+        return choice < 8
+    if dtype.is_floating_point:
+        edges = torch.tensor(_EDGES, dtype=torch.float64)
+        plain = torch.randn(shape, generator=seed, dtype=torch.float64)
+        return torch.where(choice < len(_EDGES), edges[choice % len(_EDGES)], plain).to(dtype)
+    info = torch.iinfo(dtype)
+    edges = torch.tensor([info.min, info.max, 0, 1, info.max // 2 + 1], dtype=torch.int64)
+    return torch.where(choice < 5, edges[choice % 5], choice).to(dtype)
+
+
+def same_bits(old: Graph, new: Graph, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether both graphs give the same dtypes, shapes, numbers and signs of zeros."""
+    results = [interpret(graph, inputs) for graph in (old, new)]
+    return all(_same(first, second) for first, second in zip(*results, strict=True))
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    if not first.dtype.is_floating_point:
+        return torch.equal(first, second)
+    absent = first.isnan()
+    signs = torch.where(absent, False, first.signbit() != second.signbit())
+    return torch.equal(absent, second.isnan()) and bool(
+        ((first == second) | absent).all() and not signs.any()
+    )
+
+
+Arguments = Callable[[Making, Value], tuple[list[Value | None], dict[str, Any]]]
+
+
+def _alone(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {}
+
+
+def _with_number(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"other": make.one_of(_NUMBERS)}
+
+
+def _with_operand(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    dtype = x.dtype if make.flag() else make.one_of(DTYPES)
+    other = make.constant(make.one_of(_NUMBERS), dtype)
+    return ([x, other] if make.flag() else [other, x]), {}
+
+
+def _sums(arguments: Arguments) -> Arguments:
+    def found(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+        inputs, attrs = arguments(make, x)
+        return inputs, {**attrs, "alpha": make.one_of([1, 1, 1, 2])}
+
+    return found
+
+
+def _connected(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    dtype = torch.bool if make.flag() else x.dtype
+    other = make.constant(make.one_of([0, 1]), dtype)
+    return ([x, other] if make.flag() else [other, x]), {}
+
+
+def _dropout(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"p": make.one_of([0.0, 0.5]), "train": False} if make.flag() else {
+        "p": 0.0,
+        "train": True,
+    }
+
+
+def _pad(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    axes = make.number(1, max(1, len(x.shape)))
+    return [x], {"pad": [make.one_of([0, 0, 0, 1]) for _ in range(2 * axes)]}
+
+
+def _index_put(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    start = make.number(0, 2)
+    end = make.number(start + 1, 3)
+    assume(end <= len(x.shape))
+    mask = make.input(torch.bool, x.shape[start:end])
+    return [x, *[None] * start, mask, make.constant(2, x.dtype)], {}
+
+
+def _where(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    other = x if make.flag() else make.input(x.dtype, x.shape)
+    shape = x.shape if make.flag() else (make.one_of(_SIZES), *x.shape)
+    return [make.input(torch.bool, shape), x, other], {}
+
+
+def _cast(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"dtype": make.one_of(DTYPES)}
+
+
+def _like(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x, make.input(make.one_of(DTYPES), x.shape)], {}
+
+
+def _filled(make: Making, attrs: dict[str, Any], op: str) -> dict[str, Any]:
+    if "full" in op:
+        attrs["fill_value"] = make.one_of([*_NUMBERS, -math.inf, math.nan])
+    if make.flag() or op in ("aten.full", "aten.ones", "aten.zeros"):
+        attrs["dtype"] = make.one_of(FLOATS)
+    return attrs
+
+
+def _fills(op: str) -> Arguments:
+    def found(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+        is_new = op.endswith("_like") or ".new_" in op
+        attrs: dict[str, Any] = {} if op.endswith("_like") else {"size": make.shape()}
+        return [x] if is_new else [], _filled(make, attrs, op)
+
+    return found
+
+
+def _eye(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [], {"n": make.one_of(_SIZES), "dtype": make.one_of(DTYPES)}
+
+
+def _eye_m(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [], {"n": make.one_of(_SIZES), "m": make.one_of(_SIZES), "dtype": make.one_of(DTYPES)}
+
+
+def _softmax(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    attrs = {"dim": make.axis(len(x.shape))}
+    return [x], attrs | ({"dtype": torch.float32} if make.flag() else {})
+
+
+def _rms(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    assume(x.shape and isinstance(x.shape[-1], int))
+    eps = {"eps": 1e-3} if make.flag() else {}
+    return [x], {"normalized_shape": [x.shape[-1]], **eps}
+
+
+def _power(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"exponent": make.one_of([1, 1.0, 2, 0])}
+
+
+def _reshaped(name: str) -> Arguments:
+    def found(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+        shape = list(x.shape)
+        if make.flag():
+            shape.insert(make.number(0, len(shape)), 1)
+        elif make.flag() and len(shape) > 1:
+            at = make.number(0, len(shape) - 2)
+            shape[at : at + 2] = [product(shape[at : at + 2])]
+        if name in ("view_as", "reshape_as"):
+            return [x, make.input(x.dtype, shape)], {}
+        return [x], {name: shape}
+
+    return found
+
+
+def _squeezed(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"dim": make.axis(len(x.shape))}
+
+
+def _squeezed_axes(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"dim": [make.axis(len(x.shape))]}
+
+
+def _unsqueezed(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"dim": make.number(-1 - len(x.shape), len(x.shape))}
+
+
+def _flattened(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"start_dim": make.number(0, max(0, len(x.shape) - 1))}
+
+
+def _unflattened(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    axis = make.axis(len(x.shape))
+    return [x], {"dim": axis, "sizes": [1, -1] if make.flag() else [x.shape[axis], 1]}
+
+
+def _swapped(first: str, second: str) -> Arguments:
+    def found(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+        rank = len(x.shape)
+        return [x], {first: make.axis(rank), second: make.axis(rank)}
+
+    return found
+
+
+def _permuted(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    order = make.draw(st.permutations(range(len(x.shape))))
+    return [x], {"dims": [dim - len(order) * make.flag() for dim in order]}
+
+
+def _moved(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    rank = len(x.shape)
+    count = make.number(0, rank)
+    ends = [list(make.draw(st.permutations(range(rank))))[:count] for _ in range(2)]
+    return [x], {"source": ends[0], "destination": [dim - rank * make.flag() for dim in ends[1]]}
+
+
+def _expanded(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    shape = [make.one_of([dim, -1]) if dim != 1 else make.one_of(_SIZES) for dim in x.shape]
+    return [x], {"size": [*make.shape(0, 2), *shape]}
+
+
+def _expanded_as(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    shape = [make.one_of(_SIZES) if dim == 1 else dim for dim in x.shape]
+    return [x, make.input(x.dtype, [*make.shape(0, 1), *shape])], {}
+
+
+def _repeated(name: str) -> Arguments:
+    def found(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+        count = len(x.shape) + make.number(0, 1)
+        return [x], {name: [make.one_of([1, 1, 2, symbol("a")]) for _ in range(count)]}
+
+    return found
+
+
+def _narrowed(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    axis = make.axis(len(x.shape))
+    size = x.shape[axis]
+    assume(isinstance(size, int))
+    length = make.number(0, int(size))
+    start = make.number(0, int(size) - length)
+    return [x], {"dim": axis, "start": start - int(size) * make.flag(), "length": length}
+
+
+def _sliced(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    if make.flag():
+        begin = {"start": make.number(-3, 3)} if make.flag() else {}
+        length = make.one_of([4, symbol("a"), symbol("b") + 2])
+        op, attrs = ("aten.arange.start", begin) if begin else ("aten.arange", {})
+        x = make.build(op, **attrs, end=length + begin.get("start", 0))
+    attrs = {"dim": make.axis(len(x.shape))}
+    for name in ("start", "end"):
+        if make.flag():
+            attrs[name] = make.one_of([0, 1, 2, -1, 9])
+    return [x], attrs | {"step": make.one_of([1, 1, 2])}
+
+
+def _split(**drawers: Callable[[Making, int], Any]) -> Arguments:
+    def found(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+        axis = make.axis(len(x.shape))
+        size = x.shape[axis]
+        assume(isinstance(size, int))
+        return [x], {name: of(make, int(size)) for name, of in drawers.items()} | {"dim": axis}
+
+    return found
+
+
+def _count(make: Making, size: int) -> int:
+    return make.number(1, 3)
+
+
+def _parts(make: Making, size: int) -> list[int]:
+    first = make.number(0, size)
+    return [first, size - first] if make.flag() else [size]
+
+
+def _places(make: Making, size: int) -> list[int]:
+    return [make.number(0, size)]
+
+
+def _joined(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    axis = make.axis(len(x.shape))
+    parts: list[Value | None] = [x]
+    for _ in range(make.number(0, 2)):
+        shape = list(x.shape)
+        shape[axis] = make.one_of([0, 0, 2, symbol("past")])
+        dtype = x.dtype if make.flag() else make.one_of(DTYPES)
+        parts.insert(make.number(0, len(parts)), make.input(dtype, shape))
+    return parts, {"dim": axis}
+
+
+def _copied(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    shape = [make.one_of([dim, dim, 1]) for dim in x.shape][make.number(0, 1) :]
+    return [x, make.input(x.dtype if make.flag() else make.one_of(DTYPES), shape)], {}
+
+
+def _selected(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    axis = make.axis(len(x.shape))
+    size = x.shape[axis]
+    assume(isinstance(size, int) and size > 0)
+    place = make.number(-int(size), int(size) - 1)
+    shape = list(x.shape)
+    del shape[axis]
+    return [x, make.input(x.dtype, shape)], {"dim": axis, "index": place}
+
+
+def _pasted(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    axis = make.axis(len(x.shape))
+    size = x.shape[axis]
+    assume(isinstance(size, int))
+    start = make.number(0, int(size))
+    end = make.number(start, int(size))
+    shape = list(x.shape)
+    shape[axis] = end - start
+    attrs = {"dim": axis, "start": start - int(size) * (make.flag() and start < int(size))}
+    return [x, make.input(x.dtype, shape)], attrs | {"end": end}
+
+
+_ALONE = """positive resolve_conj resolve_neg clone contiguous alias detach lift_fresh_copy neg
+    bitwise_not logical_not squeeze ravel t mT numpy_T"""
+ARGUMENTS: dict[str, Arguments] = {
+    **{f"aten.{name}": _alone for name in _ALONE.split()},
+    **{f"aten.{name}dropout": _dropout for name in ("", "feature_", "alpha_", "feature_alpha_")},
+    **{f"aten.{name}": _pad for name in ("pad", "constant_pad_nd")},
+    **{f"aten.{name}.Scalar": _with_number for name in ("mul", "div")},
+    **{f"aten.{name}.Tensor": _with_operand for name in ("mul", "div")},
+    **{f"aten.{name}.Scalar": _sums(_with_number) for name in ("add", "sub")},
+    **{f"aten.{name}.Tensor": _sums(_with_operand) for name in ("add", "sub")},
+    "aten.pow.Tensor_Scalar": _power,
+    **{f"aten.__{name}__.Tensor": _connected for name in ("and", "or")},
+    **{f"aten.bitwise_{name}.Tensor": _connected for name in ("and", "or")},
+    **{f"aten.logical_{name}": _connected for name in ("and", "or")},
+    "aten.index_put": _index_put,
+    "aten.where.self": _where,
+    **{f"aten.{name}": _cast for name in ("_to_copy", "to.dtype", "to.dtype_layout")},
+    "aten.to.device": lambda make, x: ([x], {"device": "cpu", "dtype": make.one_of(DTYPES)}),
+    **{f"aten.{name}": _like for name in ("to.other", "type_as")},
+    **{
+        f"aten.{name}": _fills(f"aten.{name}")
+        for kind in ("full", "ones", "zeros")
+        for name in (kind, f"{kind}_like", f"new_{kind}")
+    },
+    "aten.eye": _eye,
+    "aten.eye.m": _eye_m,
+    **{f"aten.special_{name}": _softmax for name in ("softmax", "log_softmax")},
+    "aten.rms_norm": _rms,
+    "aten.reshape": _reshaped("shape"),
+    **{f"aten.{name}": _reshaped("size") for name in ("view", "_unsafe_view")},
+    **{f"aten.{name}": _reshaped(name) for name in ("view_as", "reshape_as")},
+    "aten.squeeze.dim": _squeezed,
+    "aten.squeeze.dims": _squeezed_axes,
+    "aten.unsqueeze": _unsqueezed,
+    "aten.flatten.using_ints": _flattened,
+    "aten.unflatten.int": _unflattened,
+    **{f"aten.{name}": _swapped("dim0", "dim1") for name in ("transpose.int", "swapdims")},
+    "aten.swapaxes": _swapped("axis0", "axis1"),
+    "aten.permute": _permuted,
+    **{f"aten.{name}.int": _swapped("source", "destination") for name in ("movedim", "moveaxis")},
+    **{f"aten.{name}.intlist": _moved for name in ("movedim", "moveaxis")},
+    **{f"aten.{name}": _expanded for name in ("expand", "broadcast_to")},
+    "aten.expand_as": _expanded_as,
+    "aten.repeat": _repeated("repeats"),
+    "aten.tile": _repeated("dims"),
+    "aten.narrow": _narrowed,
+    "aten.slice.Tensor": _sliced,
+    **{f"aten.{name}": _split(chunks=_count) for name in ("chunk", "unsafe_chunk")},
+    **{f"aten.{name}.Tensor": _split(split_size=_count) for name in ("split", "unsafe_split")},
+    "aten.split.sizes": _split(split_size=_parts),
+    **{
+        f"aten.{name}": _split(split_sizes=_parts)
+        for name in ("split_with_sizes", "unsafe_split_with_sizes")
+    },
+    "aten.tensor_split.sections": _split(sections=_count),
+    "aten.tensor_split.indices": _split(indices=_places),
+    "aten.cat": _joined,
+    "aten.copy": _copied,
+    "aten.select_scatter": _selected,
+    "aten.slice_scatter": _pasted,
+}
+"""How the inputs and attributes of each op are drawn."""
