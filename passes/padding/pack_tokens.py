@@ -18,15 +18,17 @@ from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.rows.padded_reads import Tokens
 from attngraph.analysis.rows.padding import find_tokens
 from attngraph.analysis.rows.row_wise import linked, row_operands
-from attngraph.ir import Graph, Node, Remark, Value, clone
+from attngraph.ir import Builder, Graph, Node, Remark, Value, clone
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import same_shape
 from attngraph.ir.effects import dim_definers
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.attention.mask_building import EarlyBuilder, Unbuildable, build
 from attngraph.passes.padding.row_packer import RowPacker
+from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.findings import Packed, findings_of
 from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.trials import ATTENTION
 
 _WORTH = "aten.linear"  # a region without one costs less than gathering its rows
 
@@ -73,6 +75,8 @@ def _pack(graph: Graph, tokens: Tokens, pass_name: str, attention: bool) -> list
     except Unbuildable as error:
         why = f"where tokens are hidden can't be computed from the masks: {error}".rstrip(".")
         return [*kept, _kept(graph, tokens, why)]
+    if wrong := _seen_padding(graph, tokens, held, pass_name):
+        return [*kept, *wrong]
     outputs = _reached(graph, tokens)
     mixing = {site.node for site in tokens.sites if attention and _is_over_tokens(site, tokens)}
     packer = RowPacker(graph, tokens, make, held, pass_name, only_valid=bool(mixing))
@@ -99,6 +103,30 @@ def _pack(graph: Graph, tokens: Tokens, pass_name: str, attention: bool) -> list
         site.node.op,
     )
     return [said, *kept, *packer.remarks]
+
+
+def _seen_padding(graph: Graph, tokens: Tokens, held: Value, pass_name: str) -> list[Remark]:
+    """What is said where a mask shows a key that `held`, (B, 1, 1, T), leaves out as padding.
+
+    No comparison of rows tells that, since they are compared where `held` says so. The nodes that
+    tell it are made in a copy: the graph's own names stay as they are.
+    """
+    copy = clone(graph)
+    values = {value.name: value for value in copy.values()}
+    checked = Checked(copy, pass_name, kinds=ATTENTION, exact=True, depth=None)
+    for site in tokens.sites:
+        mask = input_of(site.node, "mask")
+        if mask is None:
+            continue
+        shown, is_token = values[mask.name], values[held.name]
+        make = Builder(copy, loc=site.node.loc)
+        always = make("aten.logical_or", is_token, make("aten.logical_not", is_token))
+        pairs = [
+            (make("aten.logical_and", shown, always), make("aten.logical_and", shown, is_token))
+        ]
+        if not checked.replace(pairs, leaves=copy.inputs, proved=True):
+            break
+    return checked.remarks
 
 
 def _is_packable(node: Node, tokens: Tokens) -> bool:

@@ -16,6 +16,7 @@ from attngraph.ir import Graph, format_graph
 from attngraph.passes import run
 from attngraph.passes.attention import bound_keys, fold_masks
 from attngraph.passes.attention.hidden_rows import Settler
+from attngraph.passes.padding import pack_tokens
 from tests.passes.test_checked import Change, _tamper, graph_of
 
 SOURCES = {
@@ -101,6 +102,17 @@ CACHED = """
   %k = aten.reshape(%both) {shape = [batch, 1, 1, seq + 3]}
   %y = attn.attention(%q, %kp, %vp, none, %k) {heads = 1, kv_heads = 1, scale = 0.5ROWS}
   return %y, %keys, %values"""
+PADDED = """
+  input %x : f32[batch, seq, 8]
+  parameter %q0 : f32[8, 8]
+  parameter %k0 : f32[8, 8]
+  parameter %v0 : f32[8, 8]
+  %q = aten.linear(%x, %q0)
+  %key = aten.linear(%x, %k0)
+  %v = aten.linear(%x, %v0)
+  %k = aten.reshape(%keep) {shape = [batch, 1, 1, seq]}
+  %y = attn.attention(%q, %key, %v, none, %k) {heads = 1, kv_heads = 1, scale = 0.5ROWS}
+  return %y"""
 POLICIES = ("zero", "mean", "nan")
 
 
@@ -239,3 +251,39 @@ def test_a_cache_that_is_joined_under_another_policy(
         assert changed
         assert "unequal" in {remark.code for remark in result.remarks}
         assert format_graph(graph) == before
+
+
+def _packed(source: str, policy: str) -> tuple[Graph, list[str]]:
+    """The graph after pack-tokens, and the codes of what it said."""
+    graph = _graph(PADDED, source, ROWS=_rows(policy))
+    (result,) = run(graph, "pack-tokens")
+    run(graph, "dce")
+    return graph, [remark.code for remark in result.remarks]
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_rows_that_are_packed_but_no_padding_or_come_back_elsewhere(
+    source: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, build = _graph(PADDED, source, ROWS=_rows(policy)), pack_tokens.build
+    run(whole, "dce")
+
+    def opposite(make: Any, loc: Any, *rest: Any) -> Any:
+        return make(loc, "aten.logical_not", build(make, loc, *rest))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_tokens, "build", opposite)
+        graph, said = _packed(source, policy)
+    assert "unequal" in said
+    assert format_graph(graph) == format_graph(whole)
+    with monkeypatch.context() as patch:
+        changed = _tamper(patch, "aten.sub.Scalar", lambda inputs, attrs: attrs.update(other=2))
+        graph, said = _packed(source, policy)
+    assert changed
+    assert "unequal" in said
+    assert format_graph(graph) == format_graph(whole)
+    graph, said = _packed(source, policy)
+    assert "packed" in said
+    assert "aten.nonzero" in {node.op for node in graph}
