@@ -191,6 +191,45 @@ def _where(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
     return [make.input(torch.bool, shape), x, other], {}
 
 
+def _mask(make: Making, x: Value) -> Value:
+    return make.input(torch.bool, [make.one_of([dim, 1]) for dim in x.shape])
+
+
+def _chosen(*numbers: str, alone: bool = False) -> Arguments:
+    def found(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+        attrs = {name: make.one_of(_NUMBERS) for name in numbers}
+        return [_mask(make, x), *([] if alone else [x])], attrs
+
+    return found
+
+
+def _masked(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x, _mask(make, x)], {"value": make.one_of([*_NUMBERS, -math.inf])}
+
+
+def _masked_by_tensor(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    dtype = x.dtype if make.flag() else make.one_of(DTYPES)
+    number = make.build.constant(torch.tensor(make.one_of(_NUMBERS)).to(dtype))
+    return [x, _mask(make, x), number], {}
+
+
+def _times(rank: int, other_rank: int) -> Arguments:
+    def found(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+        assume(len(x.shape) == rank)
+        shape = [*x.shape[: rank - 2], x.shape[-1]] if rank > 1 else [x.shape[-1]]
+        return [x, make.input(x.dtype, [*shape, make.one_of(_SIZES)][:other_rank])], {}
+
+    return found
+
+
+def _plain_softmax(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"dim": make.axis(len(x.shape)), "half_to_float": False}
+
+
+def _scalar(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [], {"s": make.one_of(_NUMBERS), "dtype": make.one_of(FLOATS)}
+
+
 def _cast(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
     return [x], {"dtype": make.one_of(DTYPES)}
 
@@ -396,6 +435,8 @@ def _pasted(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]
     return [x, make.input(x.dtype, shape)], attrs | {"end": end}
 
 
+_PRODUCTS = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
+"""Ranks of the two operands."""
 _ALONE = """positive resolve_conj resolve_neg clone contiguous alias detach lift_fresh_copy neg
     bitwise_not logical_not squeeze ravel t mT numpy_T"""
 ARGUMENTS: dict[str, Arguments] = {
@@ -412,6 +453,12 @@ ARGUMENTS: dict[str, Arguments] = {
     **{f"aten.logical_{name}": _connected for name in ("and", "or")},
     "aten.index_put": _index_put,
     "aten.where.self": _where,
+    "aten.where.Scalar": _chosen("self", "other", alone=True),
+    "aten.where.ScalarOther": _chosen("other"),
+    "aten.where.ScalarSelf": _chosen("self"),
+    "aten.masked_fill.Scalar": _masked,
+    "aten.masked_fill.Tensor": _masked_by_tensor,
+    **{f"aten.{name}": _times(*ranks) for name, ranks in _PRODUCTS.items()},
     **{f"aten.{name}": _cast for name in ("_to_copy", "to.dtype", "to.dtype_layout")},
     "aten.to.device": lambda make, x: ([x], {"device": "cpu", "dtype": make.one_of(DTYPES)}),
     **{f"aten.{name}": _like for name in ("to.other", "type_as")},
@@ -420,12 +467,16 @@ ARGUMENTS: dict[str, Arguments] = {
         for kind in ("full", "ones", "zeros")
         for name in (kind, f"{kind}_like", f"new_{kind}")
     },
+    "aten.scalar_tensor": _scalar,
     "aten.eye": _eye,
     "aten.eye.m": _eye_m,
     **{f"aten.special_{name}": _softmax for name in ("softmax", "log_softmax")},
+    **{f"aten.{name}.int": _softmax for name in ("softmax", "log_softmax")},
+    **{f"aten._{name}": _plain_softmax for name in ("softmax", "log_softmax")},
     "aten.rms_norm": _rms,
     "aten.reshape": _reshaped("shape"),
-    **{f"aten.{name}": _reshaped("size") for name in ("view", "_unsafe_view")},
+    "aten._reshape_copy": _reshaped("size"),
+    **{f"aten.{name}": _reshaped("size") for name in ("view", "view_copy", "_unsafe_view")},
     **{f"aten.{name}": _reshaped(name) for name in ("view_as", "reshape_as")},
     "aten.squeeze.dim": _squeezed,
     "aten.squeeze.dims": _squeezed_axes,
@@ -437,7 +488,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "aten.permute": _permuted,
     **{f"aten.{name}.int": _swapped("source", "destination") for name in ("movedim", "moveaxis")},
     **{f"aten.{name}.intlist": _moved for name in ("movedim", "moveaxis")},
-    **{f"aten.{name}": _expanded for name in ("expand", "broadcast_to")},
+    **{f"aten.{name}": _expanded for name in ("expand", "expand_copy", "broadcast_to")},
     "aten.expand_as": _expanded_as,
     "aten.repeat": _repeated("repeats"),
     "aten.tile": _repeated("dims"),

@@ -29,8 +29,8 @@ from attngraph.ir import (
 )
 from attngraph.ir.dims import substitute, symbol
 from attngraph.passes import run
-from attngraph.passes.attention import bound_keys, fold_masks
-from attngraph.passes.rewriting.mask_evidence import Unreached
+from attngraph.passes.attention.remasking import Remasking
+from attngraph.passes.rewriting.outcomes import Unreached
 from tests.passes.drawn import Draw, Making
 
 LOW = torch.finfo(torch.float32).min
@@ -163,8 +163,7 @@ def test_masks_are_folded_where_the_algebra_says_so(
     half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unreached = Unreached("nothing is compared here")
-    for module in (fold_masks, bound_keys):
-        monkeypatch.setattr(module, "compare_maskings", lambda *_, **__: unreached)
+    monkeypatch.setattr(Remasking, "_compared", lambda *_: unreached)
     made: Counter[str] = Counter()
 
     @settings(
