@@ -1,4 +1,4 @@
-"""The steps of `attngraph.optimize`, one by one, for those who want to look in between.
+"""The steps of `attngraph.optimize`, one at a time, to look at what is between them.
 
 graph = attngraph.capture(model, args)
 attngraph.passes.run(graph, "canonicalize,fuse-attention")

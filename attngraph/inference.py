@@ -14,7 +14,7 @@ import torch
 _DEEPEST = 4
 _MOST_THINGS = 1 << 16
 MOST_ELEMENTS = 1 << 20
-"""Of a tensor in an attribute whose content is kept."""
+"""Elements of the largest tensor in an attribute whose content is put back."""
 _CONTAINERS = (dict, list, set, deque)
 _STANDARD = frozenset([*vars(torch.nn.Module()), "_is_full_backward_hook"])
 
@@ -23,9 +23,8 @@ _STANDARD = frozenset([*vars(torch.nn.Module()), "_is_full_backward_hook"])
 def inference(module: torch.nn.Module) -> Iterator[None]:
     """Eval mode, no gradients, and torch.nn's fused fast path off: it hides attention.
 
-    Afterwards every part has the attributes it had. What a model sets as it runs, such as a table
-    that it keeps for the next call, would else be left in the form that a trace or a run in float64
-    gave it.
+    Afterwards every part has the attributes it had. Otherwise what a model caches as it runs, such
+    as a table for its next call, would keep the form that a trace or a float64 run gave it.
     """
     # By attribute: a program's module has no eval().
     modes = [(part, part.training) for part in module.modules()]
@@ -94,14 +93,14 @@ def restored(module: torch.nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Holder:
-    """What holds attributes of a module or of a thing that it has, or a container among them."""
+    """A namespace of attributes, of a module or of an object that it has, or a container in one."""
 
     name: str
     held: Any
     of_attributes: bool
 
     def items(self) -> list[tuple[Any, Any]]:
-        """What it holds, by key or position, but what every torch.nn.Module has."""
+        """Its items, by key or position, without those that every torch.nn.Module has."""
         if isinstance(self.held, dict):
             return [pair for pair in self.held.items() if pair[0] not in _STANDARD]
         return list(enumerate(self.held))
@@ -113,7 +112,7 @@ class Holder:
         return f"{self.name}.{key}" if self.name else str(key)
 
     def restore(self, before: Any) -> None:
-        """Makes it hold what it held."""
+        """Puts back the items that it had."""
         if isinstance(self.held, dict):
             # Only what changed, and not by the methods of a mapping that refuses to be written to.
             plain: Any = OrderedDict if isinstance(self.held, OrderedDict) else dict
@@ -159,7 +158,7 @@ def holders_of(module: torch.nn.Module) -> Iterator[Holder]:
 
 
 def _registries(module: torch.nn.Module) -> Iterator[Holder]:
-    """Where the parts have their parameters, buffers and parts."""
+    """The dicts in which modules keep parameters, buffers and submodules."""
     for path, part in module.named_modules():
         if not isinstance(part, torch.jit.ScriptModule):
             for name in ("_parameters", "_buffers", "_modules"):
@@ -167,7 +166,7 @@ def _registries(module: torch.nn.Module) -> Iterator[Holder]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether it is a thing of a library's or the model's own, whose attributes may be state."""
+    """Whether it is an object of the model or of a library, whose attributes may be state."""
     return (
         isinstance(getattr(value, "__dict__", None), dict)
         and not isinstance(value, (torch.nn.Module, torch.Tensor))

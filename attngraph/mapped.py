@@ -1,4 +1,4 @@
-"""Keeps large weights out of memory: in files that are mapped, and read only while it takes.
+"""Keeps large weights out of memory: in mapped files, resident only while they are read.
 
 A page of a mapped file counts as this process's memory from when it is read until it is released,
 although the system could take it back at any time. Weights are read once or twice, so they are
@@ -53,7 +53,7 @@ def is_large(size: int) -> bool:
 class Spill:
     """Moves large tensors that are computed from weights into unnamed temporary files.
 
-    `weights` are those that there are: they and their views stay where they are.
+    The model's own `weights`, and views of them, stay where they are.
     """
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
@@ -78,7 +78,7 @@ class Spill:
 
 
 class Reader:
-    """Releases weights behind whoever reads them, by turns of some tens of MiB."""
+    """Releases weights behind a reader, some tens of MiB at a time."""
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
         self._weights = list(weights)

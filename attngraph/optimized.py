@@ -89,7 +89,7 @@ class Optimized:
         """Opens the model anew, for all calls from now on; `options` are those of `Session.open`.
 
         Such as `threads`, `spinning`, `cuda_graph` and `provider_options`. Raises as that does, and
-        then the session is the one it was.
+        then keeps the session it had.
         """
         session = to_session(self.model, self.target, **options)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Files on the disk, as far as it takes neither torch nor onnxruntime."""
+"""Checks of paths, without torch and onnxruntime: can the file be read, or written?"""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def require_place(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:
-    """What a user is told of an error of the system."""
+    """An error of the operating system, as one for the user."""
     reason = error.strerror or str(error)
     return OutputError(f"{path} can't be written: {reason}; choose another path.")

@@ -90,7 +90,7 @@ def blame(
 ) -> str:
     """A sentence that names the first pass or node to diverge from the captured graph.
 
-    `rows` says of some outputs which of their rows count.
+    `rows` maps the position of an output to those of its rows that count, if not all do.
     """
 
     def counted(outputs: Sequence[Any]) -> list[Any]:
@@ -120,7 +120,7 @@ def blame(
 
 
 def _all_values(result: Optimized, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every ONNX value that stands for an IR value, by the name of that."""
+    """Every ONNX value that stands for an IR value, by the IR value's name."""
     wanted = {name: value.name for value, name in value_names(result.graph).items()}
     model = onnx_ir.from_proto(onnx_ir.to_proto(result.model))
     graph = model.graph

@@ -25,7 +25,7 @@ from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ranges import Ranges
 
 _MOST_WORK = 1 << 36
-"""Multiplications of a run from which on no more than one set of inputs is drawn."""
+"""Multiplications in one run above which no inputs are drawn that hide whole rows."""
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ class Check:
         return found
 
     def worst_inputs(self, parity: Parity) -> tuple[torch.Tensor, ...]:
-        """The inputs on which a result is furthest off, as far as they are a case's."""
+        """The inputs on which a result is furthest off; the sample's if these are no case."""
         return self.all_cases().get(parity.worst.case, self.captured.args)
 
     def quantized(self, graph: Graph, candidate: Candidate) -> tuple[Parity, list[OutputError]]:
@@ -247,10 +247,10 @@ class Check:
         return self._required(merge(parities)), errors_of(errors)
 
     def of_trace(self, graph: Graph) -> str:
-        """A sentence, if the captured graph is another function than the model.
+        """A sentence if the captured graph computes something else than the model, else "".
 
-        Both are evaluated in float64, where rounding explains no difference; a model that has no
-        float64 form is held against the graph as both are.
+        Both are evaluated in float64, where rounding explains no difference; a model without a
+        float64 form is compared in its own dtypes.
         """
         references = self.all_references()
         evaluated = reference_of(graph, self.precision)
@@ -272,7 +272,7 @@ class Check:
         return ""
 
     def required(self, graph: Graph) -> list[Suspect]:
-        """The suspects of the captured graph without which it is another function than the model.
+        """The suspects that the captured graph needs in order to compute what the model does.
 
         Each is tried at sizes that break it: 1, or one that all its dims have.
         """
@@ -322,7 +322,7 @@ class Check:
     def final(self, candidate: Candidate, done: Callable[[], None] = lambda: None) -> Parity:
         """Parity over all cases. `done` is called when the candidate has run for the last time.
 
-        The model runs first: where it fails on the inputs itself, that is what is told.
+        The model runs first, so that its own failure on the inputs is what gets reported.
         """
         self._require_rows()
         references, cases = self.all_references(), self.all_cases()
@@ -386,7 +386,7 @@ class Check:
         return self.cases
 
     def reach(self, graph: Graph, model: onnx_ir.Model, names: Mapping[str, str]) -> None:
-        """Adds cases at the sizes that enter the branches of a file which the others don't.
+        """Adds cases at sizes that enter branches of a file which no other case enters.
 
         `graph` is what the file computes; `names` maps the file's inputs to those of the graph.
         """

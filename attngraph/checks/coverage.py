@@ -175,7 +175,9 @@ def _restricted(graph: Graph, names: Sequence[str]) -> Graph:
 
 
 def _origin(value: Value) -> tuple[set[str], bool]:
-    """The inputs that a value depends on, and whether it is made of nothing heavier than them."""
+    """The inputs that a value depends on, and whether it is computed without weights or
+    attention.
+    """
     names: set[str] = set()
     stack, seen = [value], set[Value]()
     while stack:

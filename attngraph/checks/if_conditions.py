@@ -36,7 +36,7 @@ _SAME = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Cast")
 
 @dataclass(frozen=True)
 class Condition:
-    """What one or several `If` nodes ask. `name` is the first one's."""
+    """The condition of one or several `If` nodes. `name` is that of the first."""
 
     name: str
     value: ir.Value

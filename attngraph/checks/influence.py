@@ -25,8 +25,8 @@ _MOST_TRIALS = 24
 
 @dataclass
 class Influence:
-    """The parameters by name: those that change an output, those that don't, and those of which it
-    wasn't found out; `reason` says why not.
+    """The parameters by name: those that change an output, those that don't, and those for which
+    this is unknown; `reason` says why not.
     """
 
     present: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Influence:
 
 
 def influence(module: torch.nn.Module, names: Sequence[str], calls: Sequence[Call]) -> Influence:
-    """Of the parameters with these names, on any of these inputs."""
+    """The influence of the parameters with these names, on any of these inputs."""
     parameters = dict(module.named_parameters())
     left = [name for name in names if parameters[name].is_floating_point()]
     found = Influence(unknown=[name for name in names if name not in set(left)])

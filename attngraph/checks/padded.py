@@ -82,7 +82,7 @@ class Padding:
     def cut(
         self, reference: ReferenceOutputs, outputs: Sequence[torch.Tensor], inputs: Sequence[Any]
     ) -> tuple[ReferenceOutputs, list[torch.Tensor], dict[str, str]]:
-        """Both without what is unspecified, and a note on each output that lost rows.
+        """Reference and outputs without unspecified rows, and a note on each output that lost some.
 
         An output of another shape than the reference's stays whole, which parity then says.
         """

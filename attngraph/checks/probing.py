@@ -24,7 +24,7 @@ _CARRIED = frozenset(_CARRIED_NAMES.split())
 _COMPARED = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
 _SUMMED_NAMES = "abs add any amax max mean mul norm pow sum linalg_vector_norm"
 _SUMMED = frozenset(_SUMMED_NAMES.split())
-"""Of a float: what a test for empty rows computes before it compares."""
+"""What a test for empty rows computes from floats before it compares."""
 _ADDED_NAMES = "add sub clamp masked_fill maximum minimum where"
 _ADDED = frozenset(_ADDED_NAMES.split())
 _NORMALISED = frozenset(["softmax", "_softmax", "log_softmax", "logsumexp", "exp"])
@@ -109,7 +109,7 @@ def _role(value: Value, tensor: torch.Tensor) -> Role:
 
 
 def bounds_of(graph: Graph) -> dict[int, Dim]:
-    """Below which size the integers of an input stay, where they index an axis of a dynamic one."""
+    """The size of the dynamic axis that an input's integers index, by the input's position."""
     found: dict[int, Dim] = {}
     for place, value in enumerate(graph.inputs):
         if not isinstance(value.type, TensorType) or value.dtype not in (torch.int64, torch.int32):
@@ -134,7 +134,7 @@ def _indexed(node: Node, held: Value) -> Dim | None:
 
 
 def without_masks(roles: Sequence[Role]) -> list[Role]:
-    """The roles of inputs of which the sample's own masks are to be kept: every query has a key."""
+    """The roles with the sample's own masks kept, so that every query has a key."""
     return [Role(rows=None if role.marks else role.rows) for role in roles]
 
 
@@ -381,7 +381,7 @@ def shapes_of_mask(shape: Sequence[int], hides_rows: bool, turn: int) -> torch.T
 def _hidden_rows(
     shape: tuple[int, ...], kinds: tuple[torch.Tensor, torch.Tensor], turn: int
 ) -> torch.Tensor:
-    """Of a mask over queries and keys one query's row of some elements, else whole elements."""
+    """In a mask over queries and keys one query of some elements, else all of an element."""
     nothing, all_of_it = kinds
     chosen = torch.tensor([(row + turn) % 2 == 0 for row in range(shape[0])])
     if shape[0] == 1:

@@ -28,8 +28,8 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Goal:
-    """Something that has to be seen: `outcome` maps sizes, one array for each dim, to an array of
-    integers, or None where sizes don't decide it; `wanted` are those to be seen.
+    """An outcome that some case has to produce: `outcome` maps sizes, one array for each dim, to an
+    array of integers, or None where sizes don't decide it; `wanted` are those to be seen.
     """
 
     name: str
@@ -108,7 +108,7 @@ def reach(
     dims: Mapping[str, DimInfo],
     limits: Ranges = UNLIMITED,
 ) -> Reached:
-    """The smallest further sizes within the limits that see what those that are `known` don't."""
+    """The smallest sizes within the limits that produce what the `known` ones don't."""
     found: list[dict[str, int]] = []
     notes: list[str] = []
     names = list(dict.fromkeys(name for sizes in known for name in sizes))

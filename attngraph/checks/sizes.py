@@ -1,4 +1,6 @@
-"""Inputs of other sizes, from the sample's own values: parity is checked not only as traced."""
+"""Inputs of other sizes, from the sample's own values: parity is not checked at the traced sizes
+alone.
+"""
 
 from __future__ import annotations
 

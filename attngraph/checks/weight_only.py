@@ -1,4 +1,4 @@
-"""Weights in int8 or int4: the kernels held against what the codes stand for, and the cost told.
+"""Weights in int8 or int4: the error of the kernels and that of the codes.
 
 Two errors are kept apart. What kernels make of the stored weights is a matter of rounding, so the
 usual error budget holds, with the same graph on the dequantised weights, in float64, for y. What
@@ -20,7 +20,7 @@ from attngraph.export.precision.quantize import OutputError
 from attngraph.ir import Graph, interpret
 
 Case = tuple[ReferenceOutputs, Sequence[torch.Tensor]]
-"""What the original model gives, and what the quantised one does; both without padding."""
+"""Outputs of the original model and of the quantised one, both without padding."""
 
 
 class Evaluated(torch.nn.Module):

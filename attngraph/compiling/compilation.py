@@ -1,4 +1,4 @@
-"""One compile: what is known of a model on its way to ONNX, and the steps, in their order."""
+"""One compile: the state of a model on its way to ONNX, and the steps in their order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Prepared:
 
 
 Prepare = Callable[[Captured], Prepared]
-"""Is given the model as captured. What it says of the graph's dims holds for the passes."""
+"""Gets the model as captured. What it changes in the graph's dims holds for the passes."""
 
 
 @contextlib.contextmanager
@@ -109,7 +109,9 @@ class Compilation:
         progress: Progress | None,
         staged: Staged | None,
     ) -> Compilation:
-        """Captures the model. Raises UsageError where it can't be had in the options' formats."""
+        """Captures the model. Raises UsageError where it can't be compiled to the options'
+        formats.
+        """
         report = Report(model.source, str(options.device), options.precision or "fp32")
         passes = pipeline(**options.of_pipeline())
         follows = options.verifies and prepare is None  # a decoder's cases come after its capture
@@ -174,7 +176,7 @@ class Compilation:
     def lowered(self) -> Optimized:
         """The model in ONNX, in the precision asked for and within its error budget.
 
-        Raises ParityError where it is out of it, naming what is to blame.
+        Raises ParityError if it is out of the budget, naming what is to blame.
         """
         report = self.report
         measure = self._measure if self.options.verifies else None
@@ -230,13 +232,13 @@ class Compilation:
         return optimized
 
     def release(self, optimized: Optimized) -> None:
-        """Gives back what verifying a large model took."""
+        """Frees the memory that verifying a large model took."""
         if self.pristine is not None and self.is_large:
             optimized.close()
             release([*_weights(self.pristine), *_weights(self.graph)])
 
     def _build(self, graph: Graph) -> Optimized:
-        """A graph in ONNX: each attention in the form that is best, or measured to be."""
+        """A graph in ONNX, each attention in its best form by the table or by measurement."""
         options, report, device = self.options, self.report, self.options.device
         static = self.buffers is not None
         with stage("lower", report, self.progress):
@@ -282,7 +284,7 @@ class Compilation:
             return self.check.final(candidate, done)
 
     def _reach(self, optimized: Optimized) -> None:
-        """Adds to the cases what it takes to run every branch."""
+        """Adds the cases that it takes to run every branch."""
         names = {value.name: value.name for value in optimized.graph.inputs}
         self.check.reach(optimized.graph, optimized.model, names)
 
@@ -327,7 +329,7 @@ def run_passes(
 
 
 def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[str]:
-    """Requires what the trace took for granted of its sizes, unless it is seen to hold without.
+    """Makes conditions of what the trace took for granted of its sizes, unless it isn't needed.
 
     Raises CaptureError where that excludes a size of 1 that was asked for.
     """
@@ -368,7 +370,9 @@ def _check_formats(options: Options, precision: Precision, own: Precision, sourc
 
 @contextlib.contextmanager
 def out_of_memory(graph: Graph) -> Iterator[None]:
-    """What passes compute from large weights lies in files, and what they read is released."""
+    """Within it, what passes compute from large weights goes to files; what they read is
+    released.
+    """
     weights = _weights(graph)
     if not are_large(weights):
         yield

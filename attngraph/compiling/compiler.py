@@ -79,7 +79,7 @@ def compile_model(
 ) -> Optimized:
     """As `optimize`, for any form of model.
 
-    `prepare` is called with the model as it was captured. What it says of the graph's dims holds
+    `prepare` is called with the model as it was captured. What it changes in the graph's dims holds
     for the passes; it returns the inputs that parity is checked on, and where a cache is static,
     its buffers. Large weights are `staged` where the result will be saved.
     """

@@ -1,4 +1,4 @@
-"""A graph in half precision that stays within its error budget: what must not be half is found."""
+"""Half precision within the error budget: a search for the nodes that must stay in float32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Halved:
 
 
 def check_precision(precision: Precision, own: Precision, target: Target, source: str) -> None:
-    """Raises UsageError where a model of precision `own` can't be had in another one."""
+    """Raises UsageError if a model of precision `own` can't be compiled to another one."""
     if precision == own:
         return
     if own != "fp32":
@@ -59,9 +59,9 @@ def in_half(
 ) -> Halved:
     """The float32 graph in half precision, built, and checked unless `check` is None.
 
-    Out of budget, groups of nodes are kept in float32: the cheapest kind that helps, in as few
-    layers as do. If none helps, the result is the one that is wholly in float32, and its parity
-    says that it failed.
+    Out of budget, groups of nodes are kept in float32: the cheapest kind that is enough, in as few
+    layers as are enough. If none is, the result is wholly in float32, and its parity says that it
+    failed.
     """
     plan = Plan(DTYPES[precision], target.provider)
     weights: dict[Hashable, torch.Tensor] = {}

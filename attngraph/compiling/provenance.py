@@ -1,4 +1,4 @@
-"""What a file of attngraph's says, beside its graph, of how it was made."""
+"""How a file was made, in its metadata: the passes, the precision, the format of its weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Provenance:
 
     @classmethod
     def read(cls, metadata: Mapping[str, str], path: Path) -> Provenance:
-        """Of the file at `path`. Raises UsageError where it was made in a way that there isn't."""
+        """That of the file at `path`. Raises UsageError if it was made in a way this version
+        lacks.
+        """
         precision, weights = metadata.get(_PRECISION), metadata.get(_WEIGHTS)
         formats = get_args(Weights)
         if weights and weights not in formats:
@@ -61,5 +63,5 @@ class Provenance:
         return found
 
     def pipeline(self) -> list[Pass]:
-        """The passes it was made with, or where others made it those of `attngraph optimize`."""
+        """The passes it was made with; of a file by others, those of `attngraph optimize`."""
         return pipeline(**(self.passes or {}))

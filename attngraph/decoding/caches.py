@@ -1,4 +1,4 @@
-"""What a decoder remembers of the tokens so far: a cache that grows, or one in buffers."""
+"""The keys and values that a decoder keeps: a cache that grows, or one in buffers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class GrowingCache:
 class StaticCache:
     """The first `length` tokens of buffers, which a step writes behind and doesn't copy.
 
-    So a step uses up what it was given: from one cache, go on once. A cache that was given before
-    may be taken up again, which drops the tokens behind it, and with them every cache that has
-    them: those are refused from then on.
+    So a step uses up what it was given: from one cache, go on once. An earlier cache may be used
+    again: that drops the tokens behind it, and every cache that holds those is refused from then
+    on.
     """
 
     slots: Slots
@@ -65,13 +65,13 @@ class Slots:
         return self._marked(Seen.nothing(self.batch))
 
     def restart(self, cache: StaticCache) -> StaticCache:
-        """The cache without a token, to compute anew what one holds. Raises as `rewind` does."""
+        """The empty cache, in which to compute a cache's content anew. Raises as `rewind` does."""
         self.rewind(cache)
         self.marks.clear()
         return self.start()
 
     def rewind(self, cache: StaticCache) -> None:
-        """Drops what was written behind a cache. Raises UsageError where it was written over."""
+        """Drops what was written behind a cache. Raises UsageError if the cache was overwritten."""
         if cache.mark not in self.marks:
             raise UsageError(
                 f"This cache of {cache.length} tokens was written over: a static cache keeps one "

@@ -298,7 +298,7 @@ def _fitting(
 def inputs_at(
     captured: Captured, layout: Layout
 ) -> Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]]:
-    """What makes inputs for any sizes of the batch, the new tokens and the past."""
+    """A function from sizes of the batch, the new tokens and the past to inputs."""
     inputs = _Inputs(captured, layout)
     seq = str(inputs.shapes[layout.ids][1])
 

@@ -45,13 +45,13 @@ class Decoder:
 
     @classmethod
     def of(cls, optimized: Optimized, layout: Layout) -> Decoder:
-        """From a compiled model, whose file will then say what its inputs are."""
+        """From a compiled model; its metadata gets the layout of the cache."""
         optimized.model.metadata_props[METADATA_KEY] = layout.to_json()
         return cls(None, layout, optimized)
 
     @classmethod
     def load(cls, path: str | Path, target: str = "cpu", **options: Any) -> Decoder:
-        """A decoder that `save` wrote; `options` are those of `Session.open`.
+        """A decoder from a file that `save` wrote; `options` are those of `Session.open`.
 
         Raises LoadError where the file isn't one, ProviderError where the target can't be used.
         """
@@ -135,7 +135,7 @@ class Decoder:
     def _is_outdated(self, before: Seen, after: Seen) -> bool:
         """Whether what a cache holds is to be computed anew, as the model does without a cache.
 
-        Raises UsageError where that would be so at each step from here on.
+        Raises UsageError if every step from here on would need that.
         """
         if before.ids.shape[1] == 0:
             return False
@@ -222,7 +222,7 @@ class Decoder:
         return not any(self._broken(batch, new, past) for new, past in steps)
 
     def _broken(self, batch: int, new: int, past: int) -> str:
-        """What the ranges of the model's dims say against a step, empty if they take it."""
+        """Which range of the model's dims a step breaks; empty if it breaks none."""
         seq = str(self.session.input_shape(self.layout.ids)[1])
         return self.ranges.broken({self.layout.batch: batch, seq: new, self.layout.past: past})
 

@@ -83,7 +83,7 @@ class Lengths:
         return found
 
     def notes(self, graph: Graph, layout: Layout) -> list[str]:
-        """A sentence on the lengths behind which no step is checked."""
+        """Notes on the lengths beyond which no step is checked."""
         room = room_for_past(graph)
         far = [n for n in self.singled_out if bytes_of_past(graph, layout, n) > room]
         if not far:
@@ -134,7 +134,7 @@ def lengths_of(graph: Graph, layout: Layout) -> Lengths:
 
 
 def bytes_of_past(graph: Graph, layout: Layout, length: int) -> int:
-    """What a growing cache of one row takes."""
+    """Bytes of a growing cache of one row."""
     sizes = {layout.batch: 1, layout.past: length}
     pasts = [value for value in graph.inputs if value.name in layout.pasts]
     return sum(
@@ -144,7 +144,7 @@ def bytes_of_past(graph: Graph, layout: Layout, length: int) -> int:
 
 
 def room_for_past(graph: Graph) -> int:
-    """How many bytes of a cache are tried: a quarter of what the weights take, or 64 MiB."""
+    """The most bytes of a cache that are tried: a quarter of the weights', or 64 MiB."""
     weights = (value.data for value in graph.constants.values() if value.data is not None)
     return max(1 << 26, sum(data.numel() * data.element_size() for data in weights) // 4)
 

@@ -1,4 +1,4 @@
-"""The part of a decoder's graph that positions, masks and sizes decide, evaluated by itself."""
+"""The part of a decoder's graph that depends on positions, masks and sizes alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cut(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 class Placing:
-    """What positions, masks and sizes decide in a decoder's graph, without ids and pasts."""
+    """The values of a decoder's graph that depend on positions, masks and sizes alone."""
 
     def __init__(self, graph: Graph, layout: Layout) -> None:
         self.graph, self.layout = graph, layout
@@ -148,7 +148,7 @@ class Placing:
         return found
 
     def differing(self, length: int) -> set[Value]:
-        """What reaches the rest of the graph, and isn't the same of the same tokens."""
+        """Values that the rest of the graph reads and that differ for the same tokens."""
         past = max(length - WINDOW, 0)
         short = self.run(length - past, past, self.frontier)
         long = self.run(length + 1 - past, past, self.frontier)

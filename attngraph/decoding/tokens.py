@@ -43,7 +43,7 @@ class Seen:
         return Seen(torch.cat([self.ids, ids.to(self.ids.dtype)], 1), shown)
 
     def require_same(self, shown: torch.Tensor | None) -> None:
-        """Raises UsageError where a mask says otherwise of the tokens that the cache holds.
+        """Raises UsageError if a mask differs at the tokens that the cache holds.
 
         Their keys and positions are those of the mask that they came with.
         """
