@@ -175,9 +175,7 @@ def _restricted(graph: Graph, names: Sequence[str]) -> Graph:
 
 
 def _origin(value: Value) -> tuple[set[str], bool]:
-    """The inputs that a value depends on, and whether it is computed without weights or
-    attention.
-    """
+    """The inputs that a value depends on, and whether it needs no weight and no attention."""
     names: set[str] = set()
     stack, seen = [value], set[Value]()
     while stack:

@@ -1,6 +1,4 @@
-"""Inputs of other sizes, from the sample's own values: parity is not checked at the traced sizes
-alone.
-"""
+"""Inputs of other sizes, from the sample's own values: parity is checked there too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `attngraph` program: its commands, and its way out."""
+"""The `attngraph` program: its commands and exit codes."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _check_tokens(
     queries: list[str] | None,
     element: int,
 ) -> None:
-    """Raises UsageError where tokens fit no attention, with the lengths there are."""
+    """Raises UsageError if tokens fit no attention; the message lists the lengths."""
     batch = min(view.weights.shape[0] for view in views)
     if element >= batch:
         raise UsageError(f"There is no batch element {element}; there are 0 to {batch - 1}.")

@@ -95,7 +95,7 @@ def bench(
 
 
 def _told_apart(files: list[Path], factory: str | None) -> tuple[Path | None, Path | None]:
-    """(the ONNX file, the model's file) of what was named."""
+    """(the ONNX file, the model's file) among the files given."""
     onnx = [path for path in files if path.suffix == ".onnx"]
     models = [path for path in files if path.suffix != ".onnx"]
     if len(onnx) > 1 or len(models) > 1:

@@ -1,4 +1,4 @@
-"""What goes wrong, as one sentence on stderr and an exit code."""
+"""Errors as one sentence on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def fail(error: Exception, *, debug: bool) -> int:
-    """Says on stderr what went wrong; returns the exit code."""
+    """Prints the error on stderr; returns the exit code."""
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
     if debug:

@@ -21,7 +21,7 @@ _SESSION = "Session"
 
 
 def switch(name: str, **settings: Any) -> Any:
-    """An option without a value, for which typer's help would show the type `bool`."""
+    """An option without a value. Without a metavar typer's help would show the type `bool`."""
     return typer.Option(name, metavar="", **settings)
 
 
@@ -139,7 +139,7 @@ DebugOption: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class SourceFlags:
-    """Which model, beside its file, and on what inputs."""
+    """The flags that choose the model, apart from its file, and its inputs."""
 
     factory: FactoryOption = None
     trust_pickle: TrustOption = False
@@ -242,7 +242,7 @@ def _parameter(name: str, default: Any, hint: Any) -> Parameter:
 
 
 def pairs(texts: Sequence[str], option: str, form: str, example: str) -> dict[str, str]:
-    """The values of an option that is given as often as there are pairs, by their first half.
+    """The KEY=VALUE pairs of an option that may be given several times, as a dict.
 
     Raises UsageError for one that doesn't parse, or is given twice.
     """

@@ -1,4 +1,4 @@
-"""The output path, before any work is done and after."""
+"""The output path: checked before any work is done, and written to afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_output(path: Path, inputs: tuple[Path | None, ...]) -> None:
 def _same(path: Path, other: Path) -> bool:
     try:
         return path.samefile(other)
-    except OSError:  # one of them isn't there
+    except OSError:  # one of them doesn't exist
         return path.absolute() == other.absolute()
 
 

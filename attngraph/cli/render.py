@@ -73,7 +73,7 @@ def print_summary(report: Report, output: Path, size: int) -> None:
 
 
 def _rewrites(report: Report) -> list[Text]:
-    """How many rewrites were made, on which grounds, and which of them reassociate."""
+    """How many rewrites were made, by proof or by evaluation, and which of them reassociate."""
     counts = report.rewrites
     parts = [Text(f"{counts.by_proof} by proof"), Text(f"{counts.by_evaluation} by evaluation")]
     if counts.left_out:

@@ -1,4 +1,4 @@
-"""Shows on a terminal which stage of the work is running; keeps everybody else quiet meanwhile."""
+"""Shows on a terminal which stage of the work is running, and keeps libraries quiet."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Page:
         return self.console.is_terminal
 
     def line(self, text: Text | str = "") -> None:
-        """One line; a terminal breaks it where it ends."""
+        """One line, wrapped at the width of the terminal."""
         self.console.print(text, soft_wrap=True, markup=False)
 
     def field(self, label: Text | str, value: Text, indent: int, *, wrap: bool = True) -> None:

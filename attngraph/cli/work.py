@@ -1,4 +1,4 @@
-"""From what a command was given to a model, compiled or analysed. Imports torch."""
+"""The work of the commands: a model compiled, analysed or verified. Imports torch."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def attended(
     heads: tuple[int, ...] | None,
     stages: Stages,
 ) -> tuple[str, list[AttentionWeights], list[str]]:
-    """(the model's name, its attentions' weights on its sample inputs, what is left out)."""
+    """(the model's name, its attentions' weights, notes on what is left out)."""
     with importable_cwd():
         model, _ = _timed_model(source, stages)
         result = compile_model(model, options, progress=stages)

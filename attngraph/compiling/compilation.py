@@ -109,9 +109,7 @@ class Compilation:
         progress: Progress | None,
         staged: Staged | None,
     ) -> Compilation:
-        """Captures the model. Raises UsageError where it can't be compiled to the options'
-        formats.
-        """
+        """Captures the model. Raises UsageError if it has no such precision or weights."""
         report = Report(model.source, str(options.device), options.precision or "fp32")
         passes = pipeline(**options.of_pipeline())
         follows = options.verifies and prepare is None  # a decoder's cases come after its capture
@@ -370,9 +368,7 @@ def _check_formats(options: Options, precision: Precision, own: Precision, sourc
 
 @contextlib.contextmanager
 def out_of_memory(graph: Graph) -> Iterator[None]:
-    """Within it, what passes compute from large weights goes to files; what they read is
-    released.
-    """
+    """Within it, what passes compute from large weights is kept in files, not in memory."""
     weights = _weights(graph)
     if not are_large(weights):
         yield

@@ -38,9 +38,7 @@ class Provenance:
 
     @classmethod
     def read(cls, metadata: Mapping[str, str], path: Path) -> Provenance:
-        """That of the file at `path`. Raises UsageError if it was made in a way this version
-        lacks.
-        """
+        """That of the file at `path`. Raises UsageError if another version made it."""
         precision, weights = metadata.get(_PRECISION), metadata.get(_WEIGHTS)
         formats = get_args(Weights)
         if weights and weights not in formats:

@@ -1,4 +1,4 @@
-"""What is compiled, and its graph."""
+"""The model that is compiled, and its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a `Source`, what a command line says of a model, to the model itself. Imports torch."""
+"""From a `Source`, what a command line says, to the model itself. Imports torch."""
 
 from __future__ import annotations
 

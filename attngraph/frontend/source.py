@@ -1,4 +1,4 @@
-"""Which model, and on what inputs, as a command line says it."""
+"""A model and its inputs as a command line names them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Source:
     dims: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """What can be told in milliseconds, without torch: whether the files are there, and so on.
+        """Checks what takes milliseconds and no torch: whether the files exist, and so on.
 
         Raises LoadError for a file, UsageError for what doesn't go together.
         """

@@ -53,7 +53,7 @@ class Row:
     prepare_peak_bytes: int | None = None
 
     def told(self, said: dict[str, Any]) -> None:
-        """Takes in what a worker said."""
+        """Records a worker's answer."""
         statuses: tuple[Status, ...] = ("skipped", "failed", "out of parity")
         for status in statuses:
             if status in said:
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass
 class Contest:
-    """What one workload gave. `inputs` are the shapes of its input tensors."""
+    """The results of one workload. `inputs` are the shapes of its input tensors."""
 
     rows: list[Row]
     inputs: list[list[int]]
@@ -246,7 +246,7 @@ def _work(patience: float, what: str, folder: Path, *more: str) -> dict[str, Any
 
 
 def _last_words(how: str, folder: Path) -> str:
-    """How a worker ended, and the last line that was logged."""
+    """How a worker ended, and the last line of its log."""
     lines = (folder / _LOG).read_text("utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"{how}: {last}" if last else how

@@ -1,4 +1,4 @@
-"""The engines, each as what it prepares and how it is called."""
+"""The engines: what each prepares, and how it is called."""
 
 from __future__ import annotations
 

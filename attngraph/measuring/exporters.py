@@ -1,6 +1,6 @@
 """The ONNX file that each engine runs.
 
-Each function writes `file`, or raises what its tool does; `base` is the file it starts from.
+Each function writes `file`, or raises its tool's error; `base` is the file it starts from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def attngraph(job: Job, base: Path, file: Path) -> None:
 
 
 def attngraph_packed(job: Job, base: Path, file: Path) -> None:
-    """This compiler with `--ignore-padded-rows`. For jobs that name their padding mask only."""
+    """This compiler with `--ignore-padded-rows`. Only for jobs that name their padding mask."""
     if job.padding is None:
         raise NotFor("the workload has no padding that could be ignored")
     _compile(job, file, ignore_padded_rows=True)
@@ -91,7 +91,7 @@ def onnxscript_fusions(job: Job, base: Path, file: Path) -> None:
 
 
 def transformers_exporter(job: Job, base: Path, file: Path) -> None:
-    """`transformers.exporters`, with its fusions for the provider. For its own models only."""
+    """`transformers.exporters`, with its fusions for the provider. For models of transformers."""
     try:
         tool: Any = importlib.import_module("transformers.exporters.exporter_onnx")
         pretrained: Any = importlib.import_module("transformers").PreTrainedModel
@@ -108,5 +108,5 @@ def transformers_exporter(job: Job, base: Path, file: Path) -> None:
 
 
 def _large(file: Path) -> bool:
-    """Whether the weights stand beside the file, which those of 2 GiB must."""
+    """Whether the weights go beside the file, as they must from 2 GiB on."""
     return file.with_name(f"{file.name}.data").exists()

@@ -1,4 +1,4 @@
-"""What is measured, as data that can be handed to a process: a model, its inputs, a machine."""
+"""What is measured, as data to pass to a process: a model, its inputs, a machine."""
 
 from __future__ import annotations
 

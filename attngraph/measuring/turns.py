@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 PAUSE = 0.05
-"""Seconds between two blocks, in which the threads of the last one come to rest."""
+"""Seconds between two blocks, for the threads of the last one to stop spinning."""
 
 
 def own_stdout() -> IO[str]:
@@ -27,7 +27,7 @@ def own_stdout() -> IO[str]:
 
 
 def serve(block: Callable[[], Any], answers: IO[str], ready: Any = None) -> None:
-    """Says what `ready` is, then runs `block` for each line of standard input and says its result.
+    """Prints `ready`, then runs `block` for each line of standard input and prints its result.
 
     Results are JSON, one line each.
     """
@@ -106,7 +106,7 @@ class Server:
 
 
 def died(code: int) -> str:
-    """What an exit code says."""
+    """An exit code in words."""
     return f"its process was ended by signal {-code}" if code < 0 else f"its process ended ({code})"
 
 

@@ -102,7 +102,7 @@ def _valid(
 
 
 def answer(what: str, folder: Path, *more: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
-    """What is said of the work, with its reason where it failed; and, to `serve`, its block."""
+    """The answer, with the reason where the work failed; and the block to `serve`."""
     block: Callable[[], Any] | None = None
     try:
         if what == "reference":

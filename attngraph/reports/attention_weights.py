@@ -25,8 +25,8 @@ Place = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """What one attention looked at. `weights` (B, H, S, T): each row sums to 1, or to less where
-    it has a sink, or to 0 where it may see nothing. `checked` says that eager PyTorch's are equal.
+    """The weights of one attention. `weights` (B, H, S, T): each row sums to 1, or to less where it
+    has a sink, or to 0 where it may see nothing. `checked` says that eager PyTorch's are equal.
 
     `layer` counts the attentions of the optimised model, `heads` are those kept, by their number.
     """
@@ -112,7 +112,7 @@ def hidden_in_loops(graph: Graph) -> list[str]:
 
 
 def _attentions(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The nodes whose weights can be had."""
+    """The nodes whose weights can be shown."""
     for node in nodes:
         is_softmax = node.op in SOFTMAX and 2 <= len(node.output.shape) <= 4 and _over_rows(node)
         if node.op == "attn.attention" or is_softmax:
@@ -125,7 +125,7 @@ def _over_rows(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """What reads a value, through layout and casts."""
+    """The nodes that read a value, through layout and casts."""
     for user in node.output.users:
         yield user
         if user.op.split(".")[1] in ("reshape", "permute", "transpose", "_to_copy", "expand"):

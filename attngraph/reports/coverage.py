@@ -10,10 +10,10 @@ from typing import Any
 class Coverage:
     """What the cases of a check saw.
 
-    `parameters` are those that the graph reads, of which `without` change no output in any case,
-    and of `unknown` it wasn't found out. Of `masks` predicates on inputs `halves` were only ever
-    true or only ever false. `drawn` counts the sets of inputs that the check made, `rejected` those
-    that the model itself fails on. `notes` are sentences on what was not exercised.
+    `parameters` are those that the graph reads, of which `without` change no output in any case; of
+    `unknown` it could not be told. Of `masks` predicates on inputs, `halves` were always true or
+    always false. `drawn` counts the sets of inputs that the check made, `rejected` those that the
+    model itself fails on. `notes` are sentences on what was not exercised.
     """
 
     parameters: int = 0

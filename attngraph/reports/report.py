@@ -69,12 +69,12 @@ class Reassociation:
 
 @dataclass
 class Report:
-    """Figures of one run. `parity` and `coverage` are None where verification was off; `kept` are
-    the groups of nodes that stay in float32 for the sake of the error budget. `weight_bytes` counts
-    what the file holds, `weight_bytes_before` what the graph held in the model's own precision.
-    `dims` are the least and the largest size that each dim was compiled for, None for no limit, and
-    `relations` what the sizes have beside that, such as "past + seq ≤ 12". With `quantised` weights
-    `parity` is that of the kernels, against the stored weights in float64.
+    """The results of one compile. `parity` and `coverage` are None where verification was off;
+    `kept` are the groups of nodes that stay in float32 for the sake of the error budget.
+    `weight_bytes` counts what the file holds, `weight_bytes_before` what the graph held in the
+    model's own precision. `dims` are the least and the largest size that each dim was compiled for,
+    None for no limit, and `relations` what the sizes have beside that, such as "past + seq ≤ 12".
+    With `quantised` weights `parity` is that of the kernels, against the stored weights in float64.
     """
 
     source: str

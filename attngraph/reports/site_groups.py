@@ -1,4 +1,4 @@
-"""Attention sites of which the same is to be said: those of equal layers."""
+"""Attention sites that share their remarks, such as those of equal layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attngraph.reports.report import Site
 
 @dataclass(frozen=True)
 class SiteGroup:
-    """Sites that differ in their module alone; `site` is the first of them."""
+    """Sites that differ in nothing but their module; `site` is the first of them."""
 
     site: Site
     modules: tuple[str, ...]
@@ -33,7 +33,7 @@ def site_groups(sites: Iterable[Site]) -> list[SiteGroup]:
     """The declined ones first, each kind in the order of the graph."""
     found: dict[object, list[Site]] = {}
     for site in sites:
-        # A blamed node and a cache are told with names of the layer in them.
+        # What is said of a blamed node and of a cache has names of the layer in it.
         blamed = site.blamed.partition(" (")[0]
         key = (
             *(site.status, site.op, site.code, site.reason, site.location, site.hint, blamed),

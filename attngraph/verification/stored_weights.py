@@ -35,7 +35,7 @@ class Weights:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what isn't equal and isn't wrong either."""
+        """Notes on weights that differ without being wrong."""
         found = []
         if self.compared < self.total:
             found.append(
@@ -119,7 +119,7 @@ class _Difference:
 
 
 def _difference(mine: Any, theirs: Any) -> _Difference | None:
-    """None where they can't be compared, for example as one is quantized."""
+    """None if they can't be compared, for example because one is quantized."""
     if mine.dtype != theirs.dtype:
         if not (_is_float(mine) and _is_float(theirs)):
             return None

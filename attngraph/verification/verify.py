@@ -203,7 +203,7 @@ def _other_weights(weights: Weights | None) -> str:
 
 
 def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captured, Layout | None]:
-    """The model as a graph, and where its cache lies if the file is a decoder of this model."""
+    """The model's graph, and the layout of its cache if the file is a decoder of this model."""
     decoder = session.metadata.get(METADATA_KEY)
     layout = None if decoder is None else Layout.from_json(decoder, str(path))
     if layout is not None and is_causal_lm(model.module):
@@ -230,7 +230,7 @@ def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quan
 
 
 def _reached(check: Check, file: _File) -> list[str]:
-    """Adds the cases that run the file's other branches; a note on each that isn't run."""
+    """Adds cases that run the file's other branches; returns a note on each that isn't run."""
     before = dict(check.all_cases())
     graph = check.pristine
     if file.buffers is None:
@@ -332,9 +332,8 @@ def _culprit(
     quantised: Quantised | None,
     inputs: Sequence[torch.Tensor],
 ) -> str:
-    """A sentence on where the file leaves the model at these inputs, or on why that can't be told.
-
-    Whether its weights are the model's has been told.
+    """A sentence on where the file diverges from the model on these inputs, or on why that is
+    unknown. Its weights have been compared before.
     """
     own = own_precision(check.captured.graph)
     if quantised is not None:

@@ -20,10 +20,12 @@ from attngraph.mapped import Reader, is_large, no_holes
 from attngraph.paths import require_place, unwritable
 
 EXTERNAL_ABOVE = 1 << 30
-_TEMPORARY_ABOVE = 16 << 20  # bytes of weights that onnxruntime had better map than parse
+_TEMPORARY_ABOVE = (
+    16 << 20
+)  # bytes of weights from which on onnxruntime maps a file faster than it parses one
 _INLINE_BELOW = 1024  # bytes; sizes and scalars stay in the model file
 _ALIGNMENT = 4096
-_CHUNK = 8 << 20  # bytes that are copied at once where a weight isn't stored as it is written
+_CHUNK = 8 << 20  # bytes that are copied at once where memory order differs from the file's
 
 # Tags of protobuf: field number, and that a length and so many bytes follow.
 _GRAPH, _INITIALIZER, _RAW_DATA = (

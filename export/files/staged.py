@@ -1,4 +1,4 @@
-"""Weights beside a model file, written once: those that were checked are those that are kept."""
+"""Weights beside a model file, written once: the file that was checked is the one kept."""
 
 from __future__ import annotations
 

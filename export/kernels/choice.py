@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a site becomes. `form` serves `start` queries and more, `below` (if any) fewer."""
+    """The form chosen for a site. `form` serves `start` queries and more, `below` fewer."""
 
     form: Form
     kernel: str
@@ -220,9 +220,9 @@ def candidates(facts: Facts, target: Target, version: tuple[int, int]) -> list[C
     for form in FORMS:
         rows = [r for r in LEGAL if form in r.forms and r.provider == target.provider]
         if PACKED in facts.features and not any(PACKED in row.takes for row in rows):
-            continue  # what has no rows to leave out is nobody's runner-up either
+            continue  # a form that leaves no row out is no runner-up either
         rows = [r for r in rows if version in r.versions]
-        # a form that is pointless here is nobody's runner-up
+        # a form that is pointless here is no runner-up
         refusals = [_refusal(row, facts, target) for row in rows if row.must <= facts.traits]
         if all(refusals):
             if refusals:

@@ -16,7 +16,7 @@ Times: TypeAlias = Mapping[str, Mapping[int, float]]
 """Milliseconds by the name of a form, then by the number of queries."""
 
 MARGIN = 1.05
-"""What a form must win by over one that the table names before it, or to be worth a branch."""
+"""The gain for which a form replaces one that the table lists before it, or is worth a branch."""
 
 _NARROW = 512
 """The widest window for which the times at 128 say more than those without any."""
@@ -58,7 +58,7 @@ def case_of(facts: Facts) -> str:
 
 
 def measured(facts: Facts) -> Times:
-    """Times of the forms on the CPU for sites like this one; none where nobody measured any."""
+    """Times of the forms on the CPU for sites like this one; empty where none were measured."""
     return _measured().get(case_of(facts), {})
 
 

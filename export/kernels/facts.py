@@ -13,7 +13,7 @@ from attngraph.ir import Node
 from attngraph.ir.dims import DimInfo, as_dim, bounds, divide, same
 from attngraph.ir.ops import attribute, input_of
 
-# What besides query, key and value an op must be able to take, and what some can do before.
+# What an op must take besides query, key and value, and what some compute before.
 CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP, SINKS, ROW_SINKS, WEIGHTS, PAST, STATIC, PACKED = (
     "causal",
     "window",
@@ -63,7 +63,7 @@ class Facts:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The features, and what is done to query and key right before."""
+        """The features, and the prologue of query and key."""
         before = {ROTARY} if self.rotary_features is not None else set()
         return self.features | before | ({NORMS} if self.normed else set())
 

@@ -1,4 +1,4 @@
-"""The questions of the kernel table to a site: True, False, or None where neither is provable."""
+"""The predicates of the kernel table on a site: True, False, or None where neither is provable."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Prologue:
 
     @property
     def width(self) -> int | None:
-        """R, the number of features of each head that are turned."""
+        """R, the number of features of each head that are rotated."""
         half = self.cos.shape[2]
         return 2 * half if isinstance(half, int) else None
 

@@ -390,4 +390,4 @@ KERNELS: tuple[Kernel, ...] = (
 VERSIONS = tuple(
     dict.fromkeys([*(row.versions for row in LEGAL), *(row.versions for row in KERNELS)])
 )
-"""The releases that some row is about."""
+"""The onnxruntime releases that the table covers."""

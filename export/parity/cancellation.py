@@ -1,8 +1,8 @@
-"""Outputs that are zero but for rounding: what sums up to nothing leaves noise in every dtype.
+"""Cancellation: outputs that are zero up to rounding, whose value is noise in every dtype.
 
 A difference of equal things is 0, and rounding makes of it some eps of the terms that cancelled. In
 float64 that is 2²⁹ times less than in float32, so such elements say nothing of an output's scale:
-their value is the noise of one run, their error that of the other. They are told by just that.
+their value is the noise of one run, their error that of the other. That is how they are recognised.
 Their errors are to their float64 values as the dtype's eps, or that of float32, in which halves are
 summed, is to float64's, within a factor of 2⁵; a value that eager has one digit of, or in which it
 took another branch, is not. The medians are compared of what eager is off by 2¹⁰ times or more, and

@@ -36,7 +36,7 @@ def _scan(
     xs: Sequence[torch.Tensor],
     additional_inputs: Sequence[Any] = (),
 ) -> tuple[Any, Any]:
-    """What is carried and what the steps give may be any structure of tensors."""
+    """Carried values and the results of a step may be any structure of tensors."""
     state: Any = init
     given: list[Any] = []
     for at in range(xs[0].shape[0]):

@@ -1,4 +1,4 @@
-"""How a float32 module is run eagerly in a half dtype, to see what rounding that costs."""
+"""Running a float32 module eagerly with the rounding of a half dtype."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def narrow(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A float32 tensor with the digits of a half dtype; what that has no number for stays."""
+    """A float32 tensor rounded to a half dtype; what overflows that stays as it is."""
     if tensor.dtype != torch.float32:
         return tensor
     short = tensor.detach().to(dtype).to(tensor.dtype)

@@ -1,4 +1,4 @@
-"""The eager module's own outputs, and what they would be without rounding.
+"""The eager module's outputs, as it computes them and in float64.
 
 The float64 run is the same module on the same weights. Models pin float32 inside (norms, rotary
 tables, `softmax(dtype=torch.float32)`), which would round the exact run too, so every floating
@@ -112,7 +112,9 @@ class Reference:
                 tensors = self._halved(tensors, args, kwargs or {}, _same)
             try:
                 exact = self._exact(args, kwargs or {})
-            except Exception as error:  # whatever a model does that only works in its own dtype
+            except (
+                Exception
+            ) as error:  # a model may contain anything that works in its own dtype only
                 reason = " ".join(str(error).split()) or type(error).__name__
                 note = f"the module doesn't run in float64: {reason[:200]}"
                 return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample)
@@ -170,7 +172,7 @@ class Reference:
         for buffers in (_copy, half):
             try:
                 found = self._tensors(args, kwargs, half, buffers)
-            except Exception:  # whatever a model does that only works in its own dtype
+            except Exception:  # a model may contain anything that works in its own dtype only
                 continue
             if is_as_finite(found, single):
                 break

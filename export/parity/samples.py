@@ -1,4 +1,4 @@
-"""One output of the eager module: what of its error is rounding, and where float64 is sound."""
+"""One output of the eager module: its rounding errors, and where its float64 value is sound."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def extreme(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def misplaced(candidate: torch.Tensor, sample: Sample) -> torch.Tensor:
-    """Where an extreme value stands that neither reference has, or is missing where both have it.
+    """Where an extreme value occurs that neither reference has, or is missing where both have it.
 
     Where eager overflows and float64 doesn't, the candidate may do either.
     """

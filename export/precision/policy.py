@@ -1,4 +1,4 @@
-"""Which ops compute in a half dtype, which in whatever their operands have, which in float32.
+"""Which ops compute in a half dtype, which follow their operands, and which stay in float32.
 
 `TAKES` are the ops with a half kernel whose sums are accumulated in float32: products, norms,
 attention. `FOLLOWS` are elementwise ops and layouts: they stay in the dtype that reaches them. All

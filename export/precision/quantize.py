@@ -1,4 +1,4 @@
-"""Weights in 4 or 8 bits: linears of a graph become `attn.quantized_linear`.
+"""Weight-only quantization: linears of a graph become `attn.quantized_linear`.
 
 **Step.** A weight is cut into blocks of BLOCK along its rows. With m the largest magnitude of a
 block, its step is s = m / (2^(b−1) − 1), and each element is rounded to the nearest multiple of s,
@@ -29,7 +29,7 @@ from attngraph.mapped import Reader
 BITS: dict[Weights, int] = {"int8": 8, "int4": 4}
 BLOCK = 32
 SMALLEST = 1024
-"""Elements of a weight that is worth packing."""
+"""The fewest elements of a weight that is worth quantizing."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CHUNK = 4 << 20  # elements that are quantised at once

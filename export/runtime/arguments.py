@@ -1,4 +1,4 @@
-"""What a model says that it takes and returns, and whether tensors are that."""
+"""The declared inputs and outputs of a model, and checks of tensors against them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def in_order(
 ) -> list[torch.Tensor]:
     """Tensors by position or by name, in the order of the names.
 
-    Raises UsageError where they are too few, too many or others.
+    Raises UsageError for too few, too many or unknown ones.
     """
     if isinstance(feeds, Mapping):
         if set(feeds) != set(names):
@@ -67,7 +67,7 @@ def in_order(
 
 
 def check_inputs(wanted: Sequence[Argument], tensors: Sequence[torch.Tensor]) -> None:
-    """Raises UsageError for a dtype or shape that isn't declared, or a dim of two sizes."""
+    """Raises UsageError for a dtype or shape that isn't declared, or for two sizes of one dim."""
     sizes: dict[str, tuple[int, str]] = {}
     for argument, tensor in zip(wanted, tensors, strict=True):
         name = argument.name

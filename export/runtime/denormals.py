@@ -1,4 +1,4 @@
-"""Denormal floats counted as zero while onnxruntime computes on the CPU.
+"""Denormal floats flushed to zero while onnxruntime computes on the CPU.
 
 A masked score ends in exp(x) for x below -88, where onnxruntime's kernel computes with denormals,
 and the processor takes a hundred cycles or so for each: under a mask half of an attention's time

@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Environment:
-    """The facts the diagnosis rests on. `not_loaded` is what the loader said of CUDA libraries."""
+    """The facts the diagnosis rests on. `not_loaded` are errors about CUDA libraries."""
 
     packages: Mapping[str, str]
     providers: tuple[str, ...]
@@ -42,7 +42,7 @@ class Environment:
 
 
 def diagnose(environment: Environment | None = None) -> list[Finding]:
-    """Look at this machine, or at given facts. Loads the CUDA libraries if they are there."""
+    """Diagnose this machine, or given facts. Loads the CUDA libraries if they are there."""
     facts = probe() if environment is None else environment
     return [*_packages(facts), *_cpu(facts), *_cuda(facts)]
 

@@ -1,4 +1,4 @@
-"""Options of onnxruntime's providers. Neither torch nor onnxruntime: they are checked before."""
+"""Options of onnxruntime's providers, checked before torch and onnxruntime are imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attngraph.export.target import Target
 
 _Allowed: TypeAlias = Literal["a flag", "a number"] | tuple[str, ...]
 
-# An option that the provider doesn't know costs the provider: onnxruntime logs and runs on the CPU.
+# For an option that the provider doesn't know, onnxruntime logs a line and runs on the CPU.
 PROVIDER_OPTIONS: Mapping[str, Mapping[str, _Allowed]] = {
     "cpu": {},
     "cuda": {
@@ -67,9 +67,8 @@ def provider_options(
 
 
 def check_settings(target: Target, settings: Mapping[str, Any]) -> None:
-    """Raises UsageError for keyword arguments of `Session.open` that it would refuse.
-
-    Before a model is compiled, that is, which takes longer.
+    """Raises UsageError for keyword arguments that `Session.open` would refuse. This is called
+    before a model is compiled, which takes longer.
     """
     asked = {name: bool(settings.get(name)) for name in _OWN.values()}
     provider_options(target, settings.get("provider_options"), **asked)
@@ -91,5 +90,5 @@ def _checked(name: str, value: Any, allowed: _Allowed) -> str:
 
 
 def flag(value: bool) -> str:
-    """As onnxruntime's options are written."""
+    """The value in onnxruntime's notation."""
     return "1" if value else "0"

@@ -1,4 +1,4 @@
-"""What onnxruntime says when a provider can't be loaded, which it tells only the console."""
+"""Why a provider can't be loaded, which onnxruntime only writes to the console."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOADER_ERROR = re.compile(r"with error: (?P<why>.+)")
 
 
 def preload_cuda() -> list[str]:
-    """Load CUDA and cuDNN from pip's nvidia packages; returns what the loader said of failures."""
+    """Load CUDA and cuDNN from pip's nvidia packages; returns the loader's errors."""
     printed = io.StringIO()
     with _console, contextlib.redirect_stdout(printed):
         onnxruntime.preload_dlls()

@@ -28,7 +28,7 @@ from attngraph.ir.ranges import GUARD_PREFIX
 from attngraph.paths import require_file
 
 OrtValue: TypeAlias = onnxruntime.OrtValue
-"""A tensor in onnxruntime's hands, on whichever device."""
+"""A tensor of onnxruntime's, on any device."""
 
 _GUARDED = re.compile(rf"Name:'{GUARD_PREFIX}(.+?)' Status Message")
 _ERROR_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
@@ -101,7 +101,7 @@ class Session:
         if target.provider == "cpu":
             session = _create(model, options, target, extra)
             if flush_denormals and kept_by(session.get_modelmeta().custom_metadata_map):
-                flush_denormals = False  # an option of the session, which the file alone tells
+                flush_denormals = False  # an option of the session that depends on the file
                 kept = session_options(
                     threads,
                     spinning=spinning,
@@ -209,7 +209,7 @@ class Session:
         return tensors, tuple(results[len(fetched) :])
 
     def binding(self) -> onnxruntime.IOBinding:
-        """A binding for `run_binding`, which keeps to the names and dtypes of the model."""
+        """A binding for `run_binding`; the caller keeps to the names and dtypes of the model."""
         return self._open_session().io_binding()
 
     def run_binding(self, binding: onnxruntime.IOBinding) -> list[OrtValue]:

@@ -1,4 +1,4 @@
-"""What onnxruntime is told when a session opens, checked before it is told."""
+"""The options of an onnxruntime session, checked before it opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attention has of the tokens so far, and how new ones get into a static cache."""
+"""The past of an attention, and how new keys and values are written to a static cache."""
 
 from __future__ import annotations
 

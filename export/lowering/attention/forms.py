@@ -1,4 +1,4 @@
-"""The ways in which a packed attention is written to ONNX: which function writes which form."""
+"""The forms of a packed attention in ONNX: which function emits which."""
 
 from __future__ import annotations
 

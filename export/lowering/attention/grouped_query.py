@@ -34,7 +34,7 @@ class Grouped:
 
 
 def prepare_grouped(ctx: LoweringContext, form: Form, site: Packed) -> Grouped:
-    """What the op takes in the place of masks and of what stands before it."""
+    """The operands that take the place of masks and of the prologue."""
     batch, keys = site.key.shape[0], site.key.shape[1]
     value = ctx.value(site.value)
     last, count = key_lengths(ctx, site.masking.lengths, batch, keys)
@@ -58,7 +58,7 @@ def prepare_grouped(ctx: LoweringContext, form: Form, site: Packed) -> Grouped:
 
 def grouped(ctx: LoweringContext, op: Grouped, site: Packed) -> ir.Value:
     """The context (B, S, H·D)."""
-    presents = ctx.target.provider == "cuda"  # which that kernel writes to in any case
+    presents = ctx.target.provider == "cuda"  # CUDA's kernel writes to them in any case
     prologue, sinks = site.prologue, site.sinks
     norms = None if prologue is None else prologue.norms
     return ctx.ops(

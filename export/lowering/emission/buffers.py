@@ -52,7 +52,7 @@ class Buffers:
     ) -> tuple[torch.Tensor, ...]:
         """What `run` makes of pasts of P tokens, with presents of P + S: a growing cache.
 
-        What the buffers hold behind the tokens is NaN, so that nothing is right that reads it.
+        The buffers hold NaN behind the tokens, so that reading there shows.
         """
         batch, new = given[self.ids].shape[:2]
         first = next(iter(self.presents))
@@ -74,7 +74,7 @@ class Buffers:
 
 
 def by_row(batch: int, new: int, past: int) -> bool:
-    """Whether rows go one by one: GroupQueryAttention takes several tokens behind a past so."""
+    """Whether rows run one by one, as GroupQueryAttention needs for several tokens after a past."""
     return batch > 1 and new > 1 and past > 0
 
 
@@ -129,7 +129,7 @@ def _is_joined(graph: Graph, buffers: Buffers, past: Value) -> bool:
 
 
 def part_joined(graph: Graph, buffers: Buffers) -> None:
-    """Gives who reads a present that is a `cat` one of their own: the caller's is a buffer."""
+    """Gives the readers of a present that is a `cat` a copy: the caller's is a buffer."""
     kept, build = tuple(graph.outputs), Builder(graph)
     for value in graph.inputs:
         if value.name in buffers.presents and _is_joined(graph, buffers, value):

@@ -1,4 +1,4 @@
-"""What a lowering works with: it emits ONNX nodes, constants and sizes, each only once."""
+"""The ONNX graph under construction: nodes, and constants and sizes that are emitted once."""
 
 from __future__ import annotations
 
@@ -164,11 +164,11 @@ class LoweringContext:
         self._sizes.learn(value, result)
 
     def define(self, name: str, size: ir.Value) -> None:
-        """Makes a dim's size what an integer value says, whatever shapes have it."""
+        """Makes an integer value the size of a dim, in whatever shapes it occurs."""
         self._sizes.define(name, size)
 
     def alias(self, value: Value, other: Value) -> None:
-        """Makes an IR value of another graph mean one of this graph's."""
+        """Maps an IR value of another graph to one of this graph's."""
         self._values[value] = self.value(other)
 
     def op(
@@ -285,7 +285,7 @@ class LoweringContext:
     ) -> ir.Value:
         """An `If` with what the two functions emit; only one of them runs.
 
-        What a branch computes is not seen outside of it, so shared values are to be made before.
+        Values of a branch are invisible outside, so shared ones must be made before.
         """
         branches = [self._subgraph(then, "then"), self._subgraph(other, "else")]
         dtype = branches[0].outputs[0].dtype

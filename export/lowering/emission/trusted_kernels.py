@@ -1,4 +1,4 @@
-"""Operators whose kernels are wrong for integers, written with others that are right.
+"""Operators with kernels that are wrong for integers, emitted as others that are right.
 
 onnxruntime's CPU kernels compare 64-bit integers by their lower halves: for x in [2³¹, 2³²),
 `Max(x, 0)` is 0, `Min(x, 8)` is x, the sign of x is −1, and `ReduceMax` takes a smaller one. What
@@ -69,7 +69,7 @@ def _min(ctx: Emitter, operands: Operands) -> ir.Value:
 
 
 def _clip(ctx: Emitter, operands: Operands) -> ir.Value:
-    """The upper bound last, which holds where the two are the wrong way round."""
+    """The upper bound is applied last, so it wins where it is below the lower one."""
     x, low, high = (*operands, None, None)[:3]
     assert x is not None
     raised = x if low is None else _extremum(ctx, x, low, True)

@@ -1,4 +1,4 @@
-"""Composite ops without a form of their own, as the smaller ops that torch makes of them.
+"""Composite ops without a lowering, as the smaller ops that torch decomposes them into.
 
 The op is run on fake tensors and what reaches torch's dispatcher is written down as IR. Where torch
 goes no further, a formula of ours may (formulas.py).
@@ -28,7 +28,7 @@ from attngraph.ir.types import TensorType
 def decompose(node: Node, graph: Graph, has_lowering: Callable[[str], bool]) -> Graph | None:
     """The op as a graph over its own operands, in their order; None where torch can't divide it.
 
-    An op of which `has_lowering` says so is not divided further.
+    Ops that `has_lowering` accepts are not divided further.
     """
     if any(value is not None and not isinstance(value.type, TensorType) for value in node.inputs):
         return None

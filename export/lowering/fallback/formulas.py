@@ -128,7 +128,7 @@ def _kth(x: Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Tenso
 
 @formula("aten.median.dim")
 def _median_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The lower of the two in the middle; NaN where one is among them."""
+    """The lower median; NaN where one is among the elements."""
     value, place = _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
     if x.dtype.is_floating_point:
         value = torch.where(torch.isnan(x).any(dim, keepdim), math.nan, value)
@@ -245,7 +245,7 @@ def _along(index: Tensor, source: Tensor, dim: int) -> Tensor:
 def _scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
-    """The mean is sums over counts. An element that nothing goes to keeps its value.
+    """The mean is sums over counts. An element without a source keeps its value.
 
     torch reads the corner of the source that the index covers.
     """

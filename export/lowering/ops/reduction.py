@@ -175,7 +175,7 @@ def lower_topk(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
 
 
 _SORTED_AS = {torch.bool: torch.int32, torch.int8: torch.int32, torch.int16: torch.int32}
-"""In what dtypes that TopK has no kernels for are sorted."""
+"""The dtype in which to sort one that TopK has no kernel for."""
 
 
 @register_lowering("aten.sort", "aten.sort.stable", "aten.argsort", "aten.argsort.stable")
