@@ -158,8 +158,7 @@ class Optimized:
                 if size == 0 and low > 0:
                     raise UsageError(
                         f"Input {value.name}'s axis {axis} is empty, and dim {str(dim)!r} was "
-                        "compiled for sizes from 1 on: no trace of torch.export is about an empty "
-                        "input."
+                        "compiled for sizes from 1 on: torch.export traces no empty inputs."
                     )
                 if above or size < low:
                     bound = f"at most {high}" if above else f"at least {low}"

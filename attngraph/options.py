@@ -94,7 +94,7 @@ class Options:
         Weights | None,
         Flag(
             "Store the weights of linears in 8 or 4 bits. What that costs the outputs is measured "
-            "and reported; what kernels make of such weights has its usual error budget."
+            "and reported; the kernels' own error keeps to the usual budget."
         ),
     ] = None
     assume: Assumptions = ()

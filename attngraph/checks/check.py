@@ -117,9 +117,9 @@ class Check:
             ) from error
         if any(isinstance(output, FakeTensor) for output in found.eager):
             raise UsageError(
-                f"{self.model.source} keeps a tensor that it computes for later calls, outside of "
-                "its modules, and what it computed while it was traced is none. Keep it in the "
-                "module, or compute it in each call."
+                f"{self.model.source} caches a tensor for later calls outside of its modules, and "
+                "the one that it cached under the trace holds no numbers. Cache it in the module, "
+                "or compute it in each call."
             )
         names = self.captured.output_names
         return replace(found, names=names) if len(names) == len(found.names) else found
@@ -265,7 +265,7 @@ class Check:
                 return (
                     f"No pass is to blame: what torch.export traced of {self.model.source} already "
                     f"differs from it at {label} (by {off:.2e} of the output's scale, in float64). "
-                    "Look for what runs in another way under a trace, such as "
+                    "Look for code that runs differently under a trace, such as "
                     "torch.compiler.is_compiling(), for a number that the trace made a constant, "
                     "or for an `if` that compares two sizes."
                 )

@@ -34,7 +34,7 @@ def of_parameters(coverage: Coverage, names: Sequence[str], found: Influence) ->
     if found.unknown:
         why = f": {found.reason}" if found.reason else ""
         coverage.notes.append(
-            f"Whether {_named(found.unknown)} change an output was not found out{why}."
+            f"It is unknown whether {_named(found.unknown)} change an output{why}."
         )
 
 
@@ -73,7 +73,7 @@ def of_masks(
         if len(values) < 2:
             coverage.halves.append(graph.inputs[at].name)
             coverage.notes.append(
-                f"The mask {graph.inputs[at].name} never hid anything, or nothing but."
+                f"The mask {graph.inputs[at].name} hid nothing in any case, or everything."
             )
     for value, role, *given in zip(graph.inputs, roles, *cases.values(), strict=True):
         if role.rows is not None:

@@ -250,8 +250,8 @@ class Compilation:
         Provenance(options.of_pipeline(), report.precision, stored).write(onnx.metadata_props)
         if place := onnx.metadata_props.get(KEPT_KEY):
             note = (
-                f"{place} computes with a number below the least normal float, so sessions don't "
-                "count such numbers as zero, and masked attentions take longer on the CPU."
+                f"{place} computes with a denormal number, so sessions don't flush these to zero, "
+                "and masked attentions take longer on the CPU."
             )
             report.notes += [] if note in report.notes else [note]
         onnx.metadata_props[RANGES_KEY] = Ranges.of(graph).to_json()

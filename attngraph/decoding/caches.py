@@ -74,8 +74,8 @@ class Slots:
         """Drops what was written behind a cache. Raises UsageError if the cache was overwritten."""
         if cache.mark not in self.marks:
             raise UsageError(
-                f"This cache of {cache.length} tokens was written over: a static cache keeps one "
-                "line of tokens. Go on from the last cache, or compile with a growing one."
+                f"This cache of {cache.length} tokens was overwritten: a static cache holds one "
+                "sequence. Go on from the last cache, or compile with a growing one."
             )
         del self.marks[self.marks.index(cache.mark) + 1 :]
 

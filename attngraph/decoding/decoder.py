@@ -83,7 +83,9 @@ class Decoder:
     @property
     def _compiled(self) -> Optimized:
         if self.optimized is None:
-            raise UsageError("This decoder was loaded from a file, which holds no more than it.")
+            raise UsageError(
+                "This decoder was loaded from a file: copy that file; its report is not in it."
+            )
         return self.optimized
 
     def __call__(
@@ -231,7 +233,7 @@ class Decoder:
             raise UsageError(
                 f"The decoder was compiled for sizes with {broken}, and these are {batch} rows of "
                 f"{new} new tokens after {past}: beyond that the model's own code takes another "
-                "way, or the range that was asked for ends."
+                "branch, or the range that was asked for ends."
             )
 
     def _write(

@@ -57,7 +57,7 @@ class Lengths:
         found = [(name, getattr(layout, name), getattr(self, name)) for name in names]
         if other := [(name, said, true) for name, said, true in found if said != true]:
             raise ParityError(
-                f"{file} keeps its cache where {source} doesn't: it says "
+                f"{file} and {source} keep their caches differently: the file has "
                 f"{', '.join(f'{name}={said}' for name, said, _ in other)}, and the model has "
                 f"{', '.join(f'{name}={true}' for name, _, true in other)}. Compile it again."
             )

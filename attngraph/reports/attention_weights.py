@@ -201,7 +201,7 @@ def _eager(origin: Graph, tensors: Sequence[torch.Tensor]) -> _Runs:
 def _anchors(
     graph: Graph, tensors: Sequence[torch.Tensor], constants: Any = None
 ) -> list[tuple[Node, torch.Tensor]]:
-    """Each softmax over its last axis, and each SDPA, with the weights it makes."""
+    """Each softmax over its last axis, and each SDPA, with its weights."""
     anchors = {node.output: node for node in graph if node.op in SOFTMAX or node.op == _SDPA}
     operands = {v for node in anchors.values() if node.op == _SDPA for v in node.inputs}
     memory: dict[Value | None, Any] = dict(zip(graph.inputs, tensors, strict=True))

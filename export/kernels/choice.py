@@ -195,7 +195,7 @@ def _with_runner_up(
         elif other.kernel == first.kernel:
             why = "it runs on the same kernel, and writes keys and values out besides"
         if other.rank == first.rank:
-            why = "it ranks the same, and nobody has measured which is faster here"
+            why = "it ranks the same, and which is faster here was not measured"
         return replace(choice, runner_up=other.form, why_not=why)
     mine = timed[choice.form.name]
     known = [n for n in lengths.within(sorted(mine), queries) if n >= choice.start]

@@ -284,7 +284,7 @@ def _grouped_mm(
     if offs is None:
         return left @ right
     if left.dim() != 2 or right.dim() != 3:
-        raise NotImplementedError("_grouped_mm has a float64 form where rows are grouped only")
+        raise NotImplementedError("_grouped_mm has a float64 form only where rows are grouped")
     result = left.new_zeros(left.shape[0], right.shape[2])
     start = 0
     for matrix, end in zip(right, offs.tolist(), strict=True):

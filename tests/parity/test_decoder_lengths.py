@@ -129,7 +129,7 @@ def test_a_static_cache_is_filled_anew_and_the_caches_before_are_refused() -> No
     assert late.slots is early.slots
     assert late.length == 3 * ids.shape[1]
     for stale in (early, early):
-        with pytest.raises(UsageError, match="was written over"):
+        with pytest.raises(UsageError, match="was overwritten"):
             decoder(torch.cat([ids, ids], 1), None, stale)
     decoder(ids, None, late)
 

@@ -152,7 +152,7 @@ def test_a_cache_may_be_taken_up_again_and_then_what_came_behind_it_is_refused()
     decoder(ids[:, 5:6], None, late)
     again, other = decoder(ids[:, 4:5], None, early)
     assert torch.equal(first, again)
-    with pytest.raises(UsageError, match="cache of 5 tokens was written over"):
+    with pytest.raises(UsageError, match="cache of 5 tokens was overwritten"):
         decoder(ids[:, 5:6], None, late)
     decoder(ids[:, 5:6], None, other)
 

@@ -71,7 +71,7 @@ def lower_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
 
 
 def _prepared(ctx: LoweringContext, wanted: Wanted, form: Form) -> Prepared:
-    """The mask of what is not native to a form, and the rows that all of it leaves without keys."""
+    """The mask for what a form doesn't take itself, and the rows that are left without any key."""
     masking = rest = wanted.masking
     entire = replace(wanted, fused=form != PRIMITIVE)
     if WINDOW in form.native and (form != SHARED or masking.is_band):

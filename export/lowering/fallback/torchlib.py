@@ -93,7 +93,7 @@ class _Recorder(evaluator.Evaluator):
         if op.name == "GridSample" and "mode" in attrs:
             attrs["mode"] = _GRID_MODES.get(attrs["mode"], attrs["mode"])
         if op.name == "Where" and isinstance(args[0], bool):
-            raise LoweringError("torchlib compares tensors by ==, which says whether they are one")
+            raise LoweringError("torchlib compares tensors by ==, which is identity")
         signature = op.op_signature
         if signature is None:
             raise LoweringError(f"torchlib uses {op.name}, which no opset defines")

@@ -21,7 +21,7 @@ def lower_grouped_mm(ctx: LoweringContext, node: Node) -> ir.Value:
     if len(left.shape) == 3 and len(right.shape) == 3 and args["offs"] is None:
         return ctx.op("MatMul", args["self"], args["mat2"])
     if len(left.shape) != 2 or len(right.shape) != 3:
-        raise LoweringError("_grouped_mm has an ONNX form where the offsets divide the rows only")
+        raise LoweringError("_grouped_mm has an ONNX form only where offsets split the rows")
     return _by_rows(ctx, left, right, args["offs"])
 
 
