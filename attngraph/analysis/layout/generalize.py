@@ -21,7 +21,20 @@ from attngraph.analysis.layout.moves import permutation
 from attngraph.ir import Dim, DimInfo, Node, ScalarType, Value
 from attngraph.ir.dims import as_dim, product
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import PERMUTE, RESHAPE
+from attngraph.ir.traits import (
+    ANY_CONVOLUTION,
+    ATTENTION,
+    LINEAR,
+    OPAQUE,
+    PAD,
+    PERMUTE,
+    RECURRENCE,
+    REDUCTION,
+    REPEAT,
+    RESHAPE,
+    ROLL,
+    SCATTER,
+)
 
 Shape: TypeAlias = tuple[Dim, ...]
 _FEWEST = 3  # the least size that an axis gets: 1 broadcasts, and 2 has one neighbour each
@@ -135,8 +148,21 @@ Rule: TypeAlias = Callable[[_Reader, Node], Sequence[Shape] | None]
 _RULES: dict[str, Rule] = {}
 
 
+# Where they have no rule: ops whose results have a size of their own, or whose attributes count.
+_SIZED = SCATTER | PAD | ROLL | REPEAT | ANY_CONVOLUTION | RECURRENCE | ATTENTION | LINEAR | OPAQUE
+
+
 def _rule_of(op: str) -> Rule:
-    return _RULES.get(op, _elementwise)
+    if op in _RULES:
+        return _RULES[op]
+    if op in REDUCTION:
+        return _reduced
+    return _kept if op in _SIZED else _elementwise
+
+
+def _kept(reader: _Reader, node: Node) -> None:
+    """An op whose result has a size of its own, or whose attributes count elements."""
+    return
 
 
 def _on(*ops: str) -> Callable[[Rule], Rule]:
@@ -349,12 +375,6 @@ def _einsum(reader: _Reader, node: Node) -> Sequence[Shape] | None:
     return [tuple(sizes[label] for label in result)]
 
 
-_REDUCTIONS = """sum sum.dim_IntList mean mean.dim amax amin max.dim min.dim argmax argmin logsumexp
-    any any.dim all all.dim prod.dim_int var.correction std.correction linalg_vector_norm max min
-    any.dims all.dims"""
-
-
-@_on(*("aten." + name for name in _REDUCTIONS.split()))
 def _reduced(reader: _Reader, node: Node) -> Sequence[Shape] | None:
     shape = reader.shape(node.inputs[0])
     dims = node.attrs.get("dim")
@@ -544,16 +564,3 @@ def _patches(reader: _Reader, node: Node) -> Sequence[Shape] | None:
         found.append(part)
     reader.sizes.unify(image[1], weight[1])
     return [(image[0], weight[0], *found)]
-
-
-# Their results have a size of their own, or their attributes count elements.
-_KEPT = """constant_pad_nd roll unfold topk sort one_hot as_strided repeat nonzero scatter
-    scatter_add index_put index_add diagonal diag_embed tril_indices searchsorted bucketize bincount
-    masked_select avg_pool2d max_pool2d conv1d conv3d convolution conv_transpose2d
-    upsample_bilinear2d upsample_nearest2d upsample_bicubic2d"""
-_SCANS = ("attn.scan", "attn.recurrent", "attn.packed_attention", "attn.quantized_linear")
-
-
-@_on(*("aten." + name for name in _KEPT.split()), *_SCANS)
-def _kept(reader: _Reader, node: Node) -> None:
-    return None

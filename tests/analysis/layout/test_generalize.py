@@ -78,6 +78,9 @@ SAMPLES: list[tuple[Any, ...]] = [
     ("aten.arange", {"end": _S}, [], True),
     ("aten.full", {"size": [2, _S], "fill_value": 1.0}, [], True),
     ("aten.new_zeros", {"size": [2, _S]}, [(3,)], True),
+    ("aten.std.correction", {"dim": [1], "keepdim": True}, [(2, _S, _F)], True),
+    ("aten.norm.ScalarOpt_dim", {"p": 2.0, "dim": [1]}, [(2, _S, _F)], True),
+    ("aten.scatter.value", {"dim": 1, "value": 1.0}, [(2, _S), ("index", 2, _S)], False),
     ("aten.roll", {"shifts": [1], "dims": [0]}, [(_S,)], False),
     ("aten.constant_pad_nd", {"pad": [1, 1]}, [(_S,)], False),
 ]
