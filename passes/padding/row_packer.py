@@ -218,9 +218,9 @@ class RowPacker:
         """The value with 0 in rows that are hidden."""
         rest = [1] * (len(value.shape) - 2)
         hidden = self._made("aten.reshape", hidden, shape=[*self.tokens.rows, *rest])
-        attrs = {"value": 0}
+        zero = self._made("aten.full", size=[], fill_value=0, dtype=value.dtype)
         kind = value.tensor_type
-        return self._create("aten.masked_fill.Scalar", [value, hidden], attrs, kind, before)
+        return self._create("aten.where.self", [hidden, zero, value], {}, kind, before)
 
     def _flat(self, packed: Value, before: Node) -> Value:
         rest = packed.shape[2:]

@@ -70,23 +70,13 @@ class _Reached:
 
 def guarded(node: Node) -> Value | None:
     """x where the node is `where(isnan(x), 0, x)`, which turns masked rows from NaN to zero."""
-    match node.op:
-        case "aten.nan_to_num":
-            return node.inputs[0] if not attribute(node, "nan") else None
-        case "aten.where.self":
-            predicate, filler, source = node.inputs
-            if uniform(filler) != 0.0:
-                return None
-        case "aten.where.ScalarSelf":
-            predicate, source = node.inputs
-            if attribute(node, "self") != 0:
-                return None
-        case "aten.masked_fill.Scalar":
-            source, predicate = node.inputs
-            if attribute(node, "value") != 0:
-                return None
-        case _:
-            return None
+    if node.op == "aten.nan_to_num":
+        return node.inputs[0] if not attribute(node, "nan") else None
+    if node.op != "aten.where.self":
+        return None
+    predicate, filler, source = node.inputs
+    if uniform(filler) != 0.0:
+        return None
     test = predicate.producer if predicate is not None else None
     if test is None or test.op != "aten.isnan" or test.inputs[0] is not source:
         return None

@@ -29,7 +29,7 @@ class Contraction:
 def read_contraction(node: Node, axes: Axes) -> Contraction | None:
     """Reads the node whose output is indexed by `axes`; None if it is no contraction of two."""
     match node.op:
-        case "aten.matmul" | "aten.bmm" | "aten.mm" | "aten.mv" | "aten.dot":
+        case "aten.matmul":
             left, right = node.inputs
             return None if left is None or right is None else _matmul(left, right, axes)
         case "aten.baddbmm" | "aten.addmm":

@@ -41,7 +41,6 @@ from attngraph.ir.traits import (
     CHOICE,
     CLAMP,
     COMPARISON,
-    FILL,
     FLOAT_TEST,
     LAYOUT,
     LOGARITHM,
@@ -181,7 +180,9 @@ class Reader:
                 return self._difference(node, index)
             case "cat" | "stack":
                 return self._joined(node, index)
-        return _filled(node, value)
+            case "full":
+                return _filled(node, value)
+        return None
 
     def _operands(self, node: Node, index: Index) -> list[Reading]:
         """The readings of a node's inputs; a runtime integer is its symbol."""
@@ -428,11 +429,7 @@ def _arange(node: Node, value: Value, index: Index) -> Reading:
 
 
 def _filled(node: Node, value: Value) -> Reading:
-    if node.op not in FILL:
-        return None
-    number: Any = 1.0 if "ones" in node.op else 0.0
-    for name in ("fill_value", "s"):
-        number = node.attrs.get(name, number)
+    number = attribute(node, "fill_value")
     if isinstance(number, sympy.Basic):
         return _symbolic(number) if value.dtype in _INTEGERS else None
     widest = torch.float64 if isinstance(number, float) else None  # float32 has no float64's fills

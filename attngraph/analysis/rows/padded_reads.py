@@ -166,9 +166,6 @@ class _Backwards:
                 if operand is condition:
                     return False
                 return self._implied(condition, node, holds=operand is chosen)
-            case "aten.masked_fill.Scalar":
-                mask = node.inputs[1]
-                return mask is not None and mask is not operand and self._implied(mask, node, False)
         return False
 
     def _read(self, value: Value, node: Node) -> tuple[Reader, Index]:

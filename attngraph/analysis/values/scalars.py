@@ -9,8 +9,8 @@ from typing import TypeAlias
 import torch
 
 from attngraph.ir import Node, Value
-from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import ADDITIVE, CAST, COPY, LAYOUT, RESHAPE, TRIANGLE
+from attngraph.ir.ops import attribute
+from attngraph.ir.traits import ADDITIVE, CAST, EXPAND, LAYOUT, RESHAPE, TRIANGLE
 
 Filling: TypeAlias = tuple[Value, Value, bool, float]
 """(x, predicate, keep, fill): x with `fill` where the predicate is not `keep`."""
@@ -68,18 +68,10 @@ def uniform(value: Value | None) -> float | None:
     node = value.producer
     if node is None:
         return None
-    match node.op:
-        case "aten.full" | "aten.full_like" | "aten.new_full":
-            return number(attribute(node, "fill_value"))
-        case "aten.scalar_tensor":
-            return number(attribute(node, "s"))
-        case "aten.zeros" | "aten.zeros_like" | "aten.new_zeros":
-            return 0.0
-        case "aten.ones" | "aten.ones_like" | "aten.new_ones":
-            return 1.0
-        case "aten.expand":
-            return uniform(node.inputs[0])
-    if node.op in RESHAPE | COPY:
+    if node.op == "aten.full":
+        found = number(attribute(node, "fill_value"))
+        return None if found is None else converted(found, value.dtype)
+    if node.op in RESHAPE | EXPAND:
         return uniform(node.inputs[0])
     if is_cast(node):
         found = uniform(node.inputs[0])
@@ -199,32 +191,9 @@ def _complement(value: Value | None) -> tuple[float, Value] | None:
 
 def fill_of(node: Node) -> Filling | None:
     """Where a node puts a number in the place of some elements."""
-    if node.op.startswith("aten.masked_fill."):
-        source, predicate = node.inputs[:2]
-        fill = (
-            number(attribute(node, "value"))
-            if node.op.endswith("Scalar")
-            else uniform(input_of(node, "value"))
-        )
-        if source is None or predicate is None or fill is None:
-            return None
-        return source, predicate, False, fill
-    if node.op == "aten.where.self":
-        predicate, chosen, other = node.inputs
-    elif node.op == "aten.where.ScalarOther":
-        predicate, chosen = node.inputs
-        fill = number(attribute(node, "other"))
-        if predicate is None or chosen is None or fill is None:
-            return None
-        return chosen, predicate, True, fill
-    elif node.op == "aten.where.ScalarSelf":
-        predicate, other = node.inputs
-        fill = number(attribute(node, "self"))
-        if predicate is None or other is None or fill is None:
-            return None
-        return other, predicate, False, fill
-    else:
+    if node.op != "aten.where.self":
         return None
+    predicate, chosen, other = node.inputs
     if predicate is None or chosen is None or other is None:
         return None
     if (fill := uniform(other)) is not None:
