@@ -72,7 +72,8 @@ REST = """
   input %s : f32[batch, seq, seq]
   %m = aten.reshape(%keep) {shape = [batch, 1, seq]}
   %hide = aten.logical_not(%m)
-  %x = aten.masked_fill.Scalar(%s, %hide) {value = FILL}"""
+  %fill = aten.full() {size = [], fill_value = FILL, dtype = f32}
+  %x = aten.where.self(%hide, %fill, %s)"""
 
 
 def _region(source: str, fill: str) -> tuple[Graph, Value, Value]:

@@ -29,7 +29,8 @@ graph @main {
   %scaled = aten.mul.Scalar(%scores) {other = 0.5} : f32[batch, 2, seq, seq]
   %biased = aten.add.Tensor(%scaled, %bias) : f32[batch, 2, seq, seq]
   %keys = aten.reshape(%padding) {shape = [batch, 1, 1, seq]} : bool[batch, 1, 1, seq]
-  %masked = aten.masked_fill.Scalar(%biased, %keys) {value = FILL} : f32[batch, 2, seq, seq]
+  %fill = aten.full() {size = [], fill_value = FILL, dtype = f32} : f32[]
+  %masked = aten.where.self(%keys, %fill, %biased) : f32[batch, 2, seq, seq]
   %weights = aten.softmax.int(%masked) {dim = -1} : f32[batch, 2, seq, seq]
   %context = aten.matmul(%weights, %v) : f32[batch, 2, seq, 8]
   return %context
@@ -132,7 +133,18 @@ def test_equal_regions_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> No
     head, _, body = text.partition("  %kt =")
     body = "  %kt =" + body.partition("  return")[0]
     second = body
-    names = ["q", "kt", "scores", "scaled", "biased", "keys", "masked", "weights", "context"]
+    names = [
+        "q",
+        "kt",
+        "scores",
+        "scaled",
+        "biased",
+        "keys",
+        "fill",
+        "masked",
+        "weights",
+        "context",
+    ]
     for name in names:
         second = second.replace(f"%{name} ", f"%{name}_2 ").replace(f"%{name})", f"%{name}_2)")
         second = second.replace(f"%{name},", f"%{name}_2,")

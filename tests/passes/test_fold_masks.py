@@ -200,7 +200,7 @@ def test_a_sum_of_positions_is_not_read_from_one_of_them() -> None:
       input %x : f32[seq]
       %positions = aten.arange() {end = seq} : i64[seq]
       %sums = aten.cumsum(%positions) {dim = 0} : i64[seq]
-      %ones = aten.ones_like(%positions) {dtype = i64} : i64[seq]
+      %ones = aten.full() {size = [seq], fill_value = 1, dtype = i64} : i64[seq]
       %counts = aten.cumsum(%ones) {dim = 0} : i64[seq]
       return %x
     }""")

@@ -53,7 +53,8 @@ FILLS = {"nan": "-inf", "mean": LOW}
 MASKED = """
   %k = aten.reshape(%keep) {shape = [batch, 1, 1, seq]}
   %hide = aten.logical_not(%k)
-  %x = aten.masked_fill.Scalar(%scores, %hide) {value = FILL}"""
+  %fill = aten.full() {size = [], fill_value = FILL, dtype = f32}
+  %x = aten.where.self(%hide, %fill, %scores)"""
 ATTENTION = """
   input %q : f32[batch, 2, seq, 8]
   input %v : f32[batch, 2, seq, 8]

@@ -32,7 +32,8 @@ ONE = """graph @main {{
   dim seq = 5 in 1..
   input %s : {dtype}[seq, seq]
   input %hides : bool[1, seq]
-  %x = aten.masked_fill.Scalar(%s, %hides) {{value = {fill}}}
+  %fill = aten.full() {{size = [], fill_value = {fill}, dtype = {dtype}}}
+  %x = aten.where.self(%hides, %fill, %s)
   return %x
 }}"""
 TWO = """graph @main {{
@@ -40,10 +41,11 @@ TWO = """graph @main {{
   input %s : {dtype}[seq, seq]
   input %hides : bool[1, seq]
   input %keep : bool[seq, 1]
-  %f = aten.masked_fill.Scalar(%s, %hides) {{value = {fill}}}
-  %zero = aten.zeros() {{size = [1, 1], dtype = {dtype}}}
+  %fill = aten.full() {{size = [], fill_value = {fill}, dtype = {dtype}}}
+  %f = aten.where.self(%hides, %fill, %s)
+  %zero = aten.full() {{size = [1, 1], fill_value = 0.0, dtype = {dtype}}}
   %open = aten.logical_not(%keep)
-  %low = aten.masked_fill.Scalar(%zero, %open) {{value = {fill}}}
+  %low = aten.where.self(%open, %fill, %zero)
   %x = aten.add.Tensor(%f, %low)
   return %x
 }}"""
