@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attngraph.analysis.layout import generalize
-from attngraph.analysis.layout.generalize import generalized
+from attngraph.analysis.layout.generalize import RULES, generalized
 from attngraph.ir import Builder, Graph, TensorType
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import call, op_def
@@ -130,8 +129,5 @@ def _is_unknown(dim: Any) -> bool:
 
 def test_every_rule_that_reads_shapes_has_a_sample() -> None:
     given = {sample[0] for sample in SAMPLES}
-    alike = [
-        {op for op, rule in generalize._RULES.items() if rule is kept}
-        for kept in set(generalize._RULES.values())
-    ]
+    alike = [{op for op, rule in RULES.items() if rule is kept} for kept in set(RULES.values())]
     assert not [ops for ops in alike if ops.isdisjoint(given)]
