@@ -19,7 +19,13 @@ from torch.utils import _pytree as pytree
 from attngraph.errors import IRError
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import user_placeholders
-from attngraph.ir.conditions import Condition, always, format_condition, parse_condition
+from attngraph.ir.conditions import (
+    Condition,
+    always,
+    format_condition,
+    over_integers,
+    parse_condition,
+)
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
 
 _SIZE = re.compile(r"L((?:\['\w+'\]|\[\d+\])+)\.size\(\)\[(\d+)\]")
@@ -52,7 +58,8 @@ def conditions_of(
 
 
 def split(condition: Condition) -> tuple[Condition, ...]:
-    """The conditions that must all hold for one to hold."""
+    """The conditions that must all hold for one to hold, of whole numbers where they can be."""
+    condition = over_integers(condition)
     return condition.args if isinstance(condition, sympy.And) else (condition,)
 
 

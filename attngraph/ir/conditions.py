@@ -26,6 +26,13 @@ _RELATIONS: Mapping[type[ast.cmpop], type[sympy.Rel]] = {
     ast.Eq: sympy.Eq,
     ast.NotEq: sympy.Ne,
 }
+_ROUNDINGS = (
+    sympy.floor,
+    sympy.ceiling,
+    torch_sympy.FloorToInt,
+    torch_sympy.CeilToInt,
+    torch_sympy.TruncToInt,
+)
 _SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
 
 
@@ -79,6 +86,35 @@ def parse_condition(text: str) -> Condition:
         return read(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, KeyError, IRError) as error:
         raise IRError(f"{text!r} is not a condition on dims.") from error
+
+
+def over_integers(condition: Condition) -> Condition:
+    """A relation of quotients as one of whole numbers, where it is: x / 8 > 1.5 as x > 12.
+
+    `(x / 8).is_integer()` compares x / 8 with its own floor: x % 8 == 0.
+    """
+    if isinstance(condition, (sympy.And, sympy.Or, sympy.Not)):
+        return condition.func(*map(over_integers, condition.args))
+    if not isinstance(condition, sympy.Rel):
+        return condition
+    for quotient, other in (condition.args, condition.args[::-1]):
+        if not isinstance(quotient, (torch_sympy.IntTrueDiv, torch_sympy.FloatTrueDiv)):
+            continue
+        above, below = quotient.args
+        if not (above.is_integer and below.is_integer):
+            continue
+        rounded = other.args[0] if isinstance(other, torch_sympy.ToFloat) else None
+        is_whole = isinstance(rounded, _ROUNDINGS) and rounded.args == (quotient,)
+        if isinstance(condition, (sympy.Eq, sympy.Ne)) and is_whole:
+            return condition.func(torch_sympy.Mod(above, below), 0)
+        if other.is_number and below.is_positive:
+            scaled = sympy.nsimplify(other, rational=True) * below
+            sides = (above, scaled) if quotient is condition.args[0] else (scaled, above)
+            numerator, denominator = sympy.fraction(sympy.together(scaled))
+            if numerator.is_integer and denominator.is_Integer:
+                sides = tuple(sympy.expand(side * denominator) for side in sides)
+                return condition.func(*sides)
+    return condition
 
 
 def condition_rewritten(condition: Condition, known: Mapping[str, Dim]) -> Condition:

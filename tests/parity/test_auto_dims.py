@@ -77,3 +77,20 @@ def test_a_model_that_fails_at_other_sizes_is_refused() -> None:
 
     with pytest.raises(AttngraphError, match="itself fails"):
         attngraph.optimize(Fixed(), (torch.randn(3, 7, 16),), dynamic_shapes=(AUTO,))
+
+
+class Quotients(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        windows = x.shape[1] / 8
+        if windows.is_integer() and windows > 1.5:
+            return x * 2
+        return x * 3
+
+
+def test_conditions_on_quotients_are_of_whole_numbers() -> None:
+    optimized = attngraph.optimize(Quotients(), (torch.randn(2, 16),), dynamic_shapes=(AUTO,))
+    x = torch.randn(3, 24)
+    torch.testing.assert_close(optimized(x), Quotients()(x))
+    for size in (8, 20):
+        with pytest.raises(AttngraphError, match="x_1"):
+            optimized(torch.randn(3, size))

@@ -17,6 +17,15 @@ from attngraph.ir.dims import Dim, DimInfo, as_dim, at_least, format_dim, same, 
 INT64_MAX = 2**63 - 1
 
 
+_ROUNDINGS = {
+    "TruncToInt": "",  # a cast to an integer does it
+    "FloorToInt": "Floor",
+    "floor": "Floor",
+    "CeilToInt": "Ceil",
+    "ceiling": "Ceil",
+}
+
+
 class Sizes:
     """Emits sizes as 1-D i64 tensors of one element, each expression once per graph.
 
@@ -172,11 +181,10 @@ class Sizes:
             return op("Mod", self._size(expr.args[0]), self._size(expr.args[1]))
         if kind == "Abs":
             return op("Abs", self._size(expr.args[0]))
-        if kind in ("TruncToInt", "FloorToInt", "CeilToInt"):
+        if kind in _ROUNDINGS:
             real = self._double(expr.args[0])
-            if kind != "TruncToInt":
-                real = op(kind.removesuffix("ToInt"), real)
-            return self._emitter.cast(real, torch.int64)
+            rounding = _ROUNDINGS[kind]
+            return self._emitter.cast(op(rounding, real) if rounding else real, torch.int64)
         raise LoweringError(f"The size {format_dim(expr)} has no ONNX form; reshape without it.")
 
     def _fold(self, op_type: str, terms: Sequence[Any]) -> ir.Value:
