@@ -12,11 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from attngraph.checks.bisect import difference
 from attngraph.checks.cases import SampleInputs, label_of
-from attngraph.checks.coverage import of_attentions, of_masks, of_outputs, of_parameters
-from attngraph.checks.fast_path import fast_path_notes
-from attngraph.checks.influence import Influence, influence
+from attngraph.checks.coverage import Drawings, coverage_of
 from attngraph.checks.padded import Padding, annotated, packed_tokens
-from attngraph.checks.probing import roles_of
 from attngraph.checks.reaching import goals_of, reach
 from attngraph.checks.weight_only import errors_of, reference_of
 from attngraph.errors import AttngraphError, ParityError, UsageError
@@ -31,8 +28,8 @@ from attngraph.frontend.tracing import reason
 from attngraph.ir import Graph, clone, interpret
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.ranges import Ranges
-from attngraph.ir.storage import address_of, wraps
-from attngraph.mapped import are_large, release_large
+from attngraph.ir.storage import wraps
+from attngraph.mapped import release_large
 from attngraph.passes import PassResult
 from attngraph.reports.coverage import Coverage
 
@@ -181,42 +178,10 @@ class Check:
 
     def covered(self, graph: Graph | None = None) -> Coverage:
         """What the cases exercised of the model, and of the optimised graph's attentions."""
-        cases, references = self.all_cases(), self._known
-        found = Coverage(rejected=len(self.rejected))
-        found.drawn = len(self.rejected) + sum(label in self.drawn for label in cases)
-        if self.rejected:
-            found.notes.append(
-                f"The model itself fails on {len(self.rejected)} of {found.drawn} sets of inputs "
-                f"that the check made, such as {self.rejected[0]}."
-            )
-        everything = dict(self.module.named_parameters())
-        parameters = {name: each for name, each in everything.items() if not wraps(each)}
-        if wrapped := [name for name in everything if name not in parameters]:
-            found.notes.append(
-                f"Not measured whether {len(wrapped)} parameters that wrap other tensors are "
-                f"exercised, such as {wrapped[0]}."
-            )
-        read = {_storage(v.data) for v in self.pristine.constants.values() if v.data is not None}
-        distinct = {
-            (address_of(each) or id(each), each.shape): name for name, each in parameters.items()
-        }
-        names = [name for name in distinct.values() if _storage(parameters[name]) in read]
-        if are_large(parameters.values()):
-            unmeasured = Influence(unknown=names, reason="they are too large for a second copy")
-            of_parameters(found, names, unmeasured)
-        elif names:
-            calls = [self.captured.call(tensors) for tensors in list(cases.values())[:1]]
-            calls += [self.captured.call(cases[label]) for label in self.drawn if label in cases]
-            of_parameters(found, names, influence(self.module, names, calls))
-        of_masks(found, self.pristine, roles_of(self.pristine, self.captured.args), cases)
-        if graph is not None:
-            of_attentions(found, graph, cases.values())
-        eager = [references[label].eager for label in cases if label in references]
-        of_outputs(found, self.captured.output_names, eager)
-        if not are_large(parameters.values()):
-            own = {label: references[label].eager for label in cases if label in references}
-            found.notes += fast_path_notes(self.module, self.captured, cases, own)
-        return found
+        cases = self.all_cases()
+        eager = {label: self._known[label].eager for label in cases if label in self._known}
+        drawn = Drawings([label for label in self.drawn if label in cases], self.rejected)
+        return coverage_of(self.module, self.captured, self.pristine, cases, eager, drawn, graph)
 
     def worst_inputs(self, parity: Parity) -> tuple[torch.Tensor, ...]:
         """The inputs on which a result is furthest off; the sample's if these are no case."""
@@ -432,10 +397,6 @@ class Check:
             self.drawn.append(draw.label)
             done.add(draw.kind)
         return found
-
-
-def _storage(weight: torch.Tensor) -> int:
-    return weight.untyped_storage().data_ptr() if weight.layout is torch.strided else 0
 
 
 def _is_broken(weight: torch.Tensor) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from attngraph.checks.influence import Influence
-from attngraph.checks.probing import Role
+from attngraph.checks.fast_path import fast_path_notes
+from attngraph.checks.influence import Influence, influence
+from attngraph.checks.probing import Role, roles_of
+from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, TensorType, Value, clone, interpret
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import input_of
+from attngraph.ir.storage import address_of, wraps
+from attngraph.mapped import are_large
 from attngraph.passes import run
 from attngraph.reports.coverage import Coverage, counted
 
@@ -20,6 +25,62 @@ _MOST_MASKS = 64
 _HIDING = -1e4
 """A bias from here on down hides a key."""
 _ATTENTION = "attn.attention"
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """Labels of the sets of inputs that the check drew: cases, and those the model fails on."""
+
+    cases: Sequence[str]
+    rejected: Sequence[str]
+
+
+def coverage_of(
+    module: torch.nn.Module,
+    captured: Captured,
+    pristine: Graph,
+    cases: Mapping[str, tuple[torch.Tensor, ...]],
+    eager: Mapping[str, Sequence[torch.Tensor]],
+    drawn: Drawings,
+    graph: Graph | None,
+) -> Coverage:
+    """What the cases, of which `eager` are the model's outputs, exercised of the module, of its
+    graph as captured, and of the attentions of the optimised `graph`.
+    """
+    count = len(drawn.cases) + len(drawn.rejected)
+    found = Coverage(rejected=len(drawn.rejected), drawn=count)
+    if drawn.rejected:
+        found.notes.append(
+            f"The model itself fails on {len(drawn.rejected)} of {count} sets of inputs that the "
+            f"check made, such as {drawn.rejected[0]}."
+        )
+    everything = dict(module.named_parameters())
+    parameters = {name: each for name, each in everything.items() if not wraps(each)}
+    if wrapped := [name for name in everything if name not in parameters]:
+        found.notes.append(
+            f"Not measured whether {len(wrapped)} parameters that wrap other tensors are "
+            f"exercised, such as {wrapped[0]}."
+        )
+    read = {_storage(v.data) for v in pristine.constants.values() if v.data is not None}
+    distinct = {
+        (address_of(each) or id(each), each.shape): name for name, each in parameters.items()
+    }
+    names = [name for name in distinct.values() if _storage(parameters[name]) in read]
+    is_large = are_large(parameters.values())
+    if is_large:
+        unmeasured = Influence(unknown=names, reason="they are too large for a second copy")
+        of_parameters(found, names, unmeasured)
+    elif names:
+        labels = [*list(cases)[:1], *drawn.cases]
+        calls = [captured.call(cases[label]) for label in labels]
+        of_parameters(found, names, influence(module, names, calls))
+    of_masks(found, pristine, roles_of(pristine, captured.args), cases)
+    if graph is not None:
+        of_attentions(found, graph, cases.values())
+    of_outputs(found, captured.output_names, list(eager.values()))
+    if not is_large:
+        found.notes += fast_path_notes(module, captured, cases, eager)
+    return found
 
 
 def of_parameters(coverage: Coverage, names: Sequence[str], found: Influence) -> None:
@@ -222,6 +283,10 @@ def _several(length: int, bias: torch.Tensor | None, mask: torch.Tensor | None) 
     if visible.shape[-1] == 1:
         return bool(visible.any())
     return bool((visible.sum(-1) > 1).any())
+
+
+def _storage(weight: torch.Tensor) -> int:
+    return weight.untyped_storage().data_ptr() if weight.layout is torch.strided else 0
 
 
 def _named(names: Sequence[str]) -> str:
