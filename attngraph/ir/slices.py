@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from attngraph.ir import Node, Value
 
@@ -36,6 +36,12 @@ def backward_slice(
         stack.append((value, True))
         stack.extend((source, False) for source in node.inputs if source is not None)
     return sampled, list(nodes)
+
+
+def depends_on(values: Iterable[Value], nodes: Collection[Node]) -> bool:
+    """Whether one of the values is computed from a result of one of the nodes."""
+    leaves, _ = backward_slice(values, lambda value: value.producer in nodes)
+    return any(leaf.producer in nodes for leaf in leaves)
 
 
 def _within(roots: Iterable[Value], is_leaf: Callable[[Value], bool], depth: int) -> set[Node]:

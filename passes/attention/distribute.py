@@ -5,10 +5,10 @@ Differential attention (Ye et al. 2024) subtracts two attention maps before it a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attngraph.analysis.walks import sources, walk
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.traits import ADDITIVE, CAST, LAYOUT, MATMUL, MULTIPLICATIVE, SCALE, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
@@ -75,21 +75,14 @@ def _path_to_sum(value: Value) -> list[Node] | None:
 
 def _is_probability(value: Value) -> bool:
     """A softmax, or one that was scaled or laid out anew."""
-    queue: list[Value] = [value]
-    for _ in range(16):
-        if not queue:
-            return False
-        node = queue.pop(0).producer
+
+    def above(value: Value) -> list[Value]:
+        node = value.producer
         if node is None:
-            continue
-        if node.op in SOFTMAX:
-            return True
+            return []
         if node.op in MULTIPLICATIVE | SCALE:
-            queue += _operands(node.inputs)
-        elif node.op in LAYOUT | CAST:
-            queue += _operands(node.inputs[:1])
-    return False
+            return sources(node)
+        return sources(node)[:1] if node.op in LAYOUT | CAST else []
 
-
-def _operands(values: Sequence[Value | None]) -> list[Value]:
-    return [value for value in values if value is not None]
+    found = (value.producer for value in walk([value], above))
+    return any(node is not None and node.op in SOFTMAX for node in found)

@@ -6,7 +6,7 @@ The reading is in site.py, logits.py, contraction.py and axes.py; here the resul
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
@@ -26,6 +26,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.graph import fuse_locs
+from attngraph.ir.slices import depends_on
 from attngraph.ir.traits import SOFTMAX
 from attngraph.passes.attention.joined_order import joined_alike
 from attngraph.passes.attention.masking import Masking, averaged, dtype_for
@@ -183,7 +184,7 @@ def _planned(site: Site) -> _Plan | Declined:
         return Refusal.WEIGHTS_SCALED_BY_PAIRS.at()
     below = [top(stage.operand).value for stage in site.value]
     below += [factor.operand.value for factor in inner if factor.operand is not None]
-    if len(site.anchor.output.users) > 1 and _needs(below, site.anchor):
+    if len(site.anchor.output.users) > 1 and depends_on(below, {site.anchor}):
         return Refusal.VALUES_FROM_WEIGHTS.at()
     sinks = broadcastable(site.sinks, roles.scores) if site.sinks is not None else None
     if site.sinks is not None and sinks is None:
@@ -194,20 +195,6 @@ def _planned(site: Site) -> _Plan | Declined:
         return Refusal.AXES.at(why="a bias has axes that the scores lack")
     heads = kv_heads * groups
     return _Plan(kv_heads, heads, chosen, scale, on_keys, outer, inner, sinks, terms)
-
-
-def _needs(values: Iterable[Value], node: Node) -> bool:
-    """Whether one of the values is computed from the node's result."""
-    seen: set[Node] = set()
-    queue = [value.producer for value in values]
-    while queue:
-        above = queue.pop()
-        if above is node:
-            return True
-        if above is not None and above not in seen:
-            seen.add(above)
-            queue += [value.producer for value in above.inputs if value is not None]
-    return False
 
 
 def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:

@@ -7,7 +7,6 @@ back the joined tensors, so that what the caller keeps for the next step costs n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +28,7 @@ from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.slices import depends_on
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.findings import findings_of
 from attngraph.passes.rewriting.manager import register
@@ -83,7 +83,7 @@ def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     query, bias, mask = (input_of(site, name) for name in ("query", "bias", "mask"))
     leaves = [query, key.new.value, value.new.value, key.past.value, value.past.value]
     leaves += [operand for operand in (bias, mask) if operand is not None]
-    if _reads(leaves, {key.cat, value.cat}):
+    if depends_on(leaves, {key.cat, value.cat}):
         return None
     loc = fuse_locs([key.cat, value.cat, site], site)
     build.at(site, loc)
@@ -155,18 +155,3 @@ def _joined(graph: Graph, value: Value, groups: int) -> _Joined | None:
 
 def _is_cat(value: Value) -> bool:
     return value.producer is not None and value.producer.op == "aten.cat"
-
-
-def _reads(values: Iterable[Value], nodes: set[Node]) -> bool:
-    """Whether one of the values is computed from a result of one of the nodes."""
-    queue = [value.producer for value in values]
-    seen: set[Node] = set()
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        if node in nodes:
-            return True
-        seen.add(node)
-        queue += [value.producer for value in node.inputs if value is not None]
-    return False

@@ -14,6 +14,7 @@ import torch
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
+from attngraph.ir.slices import backward_slice
 from attngraph.passes.canonical.fourier import TRANSFORMS, Parts, Transform, read_transform
 from attngraph.passes.canonical.signals import spell_out_signals
 from attngraph.passes.rewriting.checked import Checked
@@ -75,19 +76,7 @@ def _is_complex(value: Value | None) -> bool:
 
 def _real_sources(value: Value) -> list[Value]:
     """What complex numbers are made of; their parts may have been built for another result."""
-    found: dict[Value, None] = {}
-    seen: set[Value] = set()
-    queue = [value]
-    while queue:
-        value = queue.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value.producer is None or not _is_complex(value):
-            found[value] = None
-        else:
-            queue += [source for source in value.producer.inputs if source is not None]
-    return list(found)
+    return backward_slice([value], lambda above: not _is_complex(above))[0]
 
 
 class _Parts:

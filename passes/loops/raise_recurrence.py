@@ -16,6 +16,7 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute
+from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import JOIN
 from attngraph.passes.loops.batched_steps import Plan, plan
 from attngraph.passes.rewriting.checked import Checked
@@ -267,19 +268,8 @@ def _is_made(made: Plan, given: Sequence[Value], chain: Chain, hidden: Sequence[
 
 def _read(graph: Graph, states: set[Value], replaced: set[Node]) -> set[Value]:
     """The states that are read once the loop and the replaced nodes are gone."""
-    read: set[Value] = set()
-    seen: set[Value] = set()
-    pending = list(graph.outputs)
-    while pending:
-        value = pending.pop()
-        if value in seen or (value.producer is not None and value.producer in replaced):
-            continue
-        seen.add(value)
-        if value in states:
-            read.add(value)
-        elif value.producer is not None:
-            pending += [source for source in value.producer.inputs if source is not None]
-    return read
+    leaves, _ = backward_slice(graph.outputs, lambda v: v in states or v.producer in replaced)
+    return {leaf for leaf in leaves if leaf in states and leaf.producer not in replaced}
 
 
 def _placed(build: Builder, node: Node, whole: Value, flipped: bool) -> Value:

@@ -15,6 +15,7 @@ import torch
 from attngraph.analysis.values.weights import Derivation
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import discard, erase_dead
+from attngraph.ir.slices import backward_slice
 from attngraph.passes.rewriting.evidence import TOLERANCE, Evidence
 from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.labels import reassociated
@@ -204,20 +205,11 @@ class Checked:
 
     def _frontier(self, values: Sequence[Value]) -> list[Value]:
         """What the new nodes under some values read that was there before them."""
-        leaves: dict[Value, None] = {}
-        seen: set[Value] = set()
-        queue = list(values)
-        while queue:
-            value = queue.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            node = value.producer
-            if node is None or node.number <= self._mark:
-                leaves[value] = None
-            else:
-                queue += [source for source in node.inputs if source is not None]
-        return list(leaves)
+
+        def was_there(value: Value) -> bool:
+            return value.producer is None or value.producer.number <= self._mark
+
+        return backward_slice(values, was_there)[0]
 
     def _remark(self, old: Value, outcome: Outcome) -> Remark:
         assert not isinstance(outcome, Equal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 import sympy
@@ -28,6 +27,7 @@ from attngraph.analysis.masks.predicates import (
 )
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.masks.terms import Tree, leaves
+from attngraph.analysis.walks import sources, walk
 from attngraph.ir import Value
 
 _FAR = 200
@@ -223,15 +223,14 @@ def _bias(value: Value, reader: Reader) -> str:
 
 def _origin(value: Value) -> str:
     """The nearest input of the graph that a value is computed from, else the nearest constant."""
-    queue, seen, constant = deque([value]), {value}, ""
-    while queue and len(seen) < _FAR:
-        current = queue.popleft()
+
+    def above(value: Value) -> list[Value]:
+        return [] if value.producer is None else sources(value.producer)
+
+    constant = ""
+    for current in walk([value], above, limit=_FAR):
         if current.producer is None and not current.is_constant:
             return f"input {current.name}"
         if current.is_constant:
             constant = constant or f"constant {current.name}"
-        for source in current.producer.inputs if current.producer is not None else ():
-            if source is not None and source not in seen:
-                seen.add(source)
-                queue.append(source)
     return constant

@@ -1,4 +1,4 @@
-"""Between which numbers the elements of a value lie, by the ops that compute it.
+"""Interval analysis: between which numbers the elements of a value lie, by the ops that make it.
 
 Weights are looked at, and a norm bounds what it gives out: so the scores of most attentions are
 bounded, whatever the inputs are. An interval that nothing is known of is (−inf, inf); it may hold

@@ -1,4 +1,4 @@
-"""Numbers values so that equal numbers mean equal elements: the same ops over the same sources."""
+"""Value numbering: equal numbers mean equal elements, made by the same ops of the same sources."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.effects import is_function
 from attngraph.ir.hashing import hashable
+from attngraph.ir.slices import backward_slice
 
 _COMPARED_ELEMENTS = 16
 
@@ -21,7 +22,7 @@ def number_values(
     """
     numbers: dict[Value, int] = {}
     seen: dict[Hashable, int] = {}
-    above = _producers(roots)
+    above = set(backward_slice(roots, lambda value: False)[1])
     for value in graph.inputs:
         numbers[value] = seen.setdefault(value, len(seen))
     for value in graph.constants.values():
@@ -36,17 +37,6 @@ def number_values(
         for value in node.outputs:
             numbers[value] = seen.setdefault((key, value.index), len(seen))
     return numbers
-
-
-def _producers(roots: Iterable[Value]) -> set[Node]:
-    found: set[Node] = set()
-    pending = [root.producer for root in roots]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            pending.extend(value.producer for value in node.inputs if value is not None)
-    return found
 
 
 def _constant_key(value: Value) -> Hashable:
