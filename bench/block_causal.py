@@ -12,7 +12,6 @@ measures the processor time of one thread.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -37,6 +36,7 @@ from attngraph.export.tuning.timing import milliseconds, site_graph, time_forms
 from attngraph.ir import DimInfo, Graph, TensorType
 from attngraph.ir.dims import symbol
 from bench import machine
+from bench.harness import keep, option, options_of
 
 SIZES = (1, 8, 32, 128, 256, 512, 1024, 2048, 4096)
 HEADS, SIZE, NEAR = 12, 64, 128
@@ -159,14 +159,15 @@ def kept(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each form and length")
-    parser.add_argument("--longest", type=int, default=SIZES[-1])
-    parser.add_argument("--keep", action="store_true", help="also write the kernel table's times")
-    parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread")
     known = [case_of(_facts(features, 8)) for features in CASES]
-    parser.add_argument("--case", nargs="+", choices=known, help="measure these cases only")
-    options = parser.parse_args()
+    options = options_of(
+        __doc__,
+        seconds=option(1.0, "for each form and length"),
+        longest=SIZES[-1],
+        keep=option(False, "also write the kernel table's times"),
+        cpu_time=option(False, "processor time of one thread"),
+        case=option([], "measure these cases only", choices=known),
+    )
     timer = Timer(os.cpu_count() or 1, time.perf_counter)
     if options.cpu_time:
         timer = Timer(1, time.thread_time)
@@ -186,9 +187,7 @@ def main() -> None:
     path = machine.write("block_causal", results)
     print(f"wrote {path}")
     if options.keep:
-        text = json.dumps(kept(json.loads(path.read_text())), indent=1)
-        MEASURED.write_text(f"{text}\n")
-        print(f"wrote {MEASURED}")
+        keep(MEASURED, kept(json.loads(path.read_text())))
 
 
 if __name__ == "__main__":

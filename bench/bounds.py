@@ -10,16 +10,14 @@ in a process of its own, and they take turns. Writes bench/results/bounds.json.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from attngraph.compiling.pipeline import pipeline
 from attngraph.export.runtime.session import Session
@@ -27,9 +25,10 @@ from attngraph.export.target import Target
 from attngraph.frontend.capture import capture
 from attngraph.ir.dims import substitute
 from attngraph.ir.interpreter import bind_dims
-from attngraph.measuring.turns import Server, own_stdout, serve, take_turns, timed
+from attngraph.measuring.turns import timed
 from attngraph.passes import run
 from bench.decode import model as decoder_model
+from bench.harness import in_turns, onnx_model, option, options_of
 from bench.machine import write
 from bench.workloads import BY_NAME
 
@@ -98,7 +97,7 @@ def products(name: str) -> tuple[list[Shape], list[Shape], float]:
 
 
 def _onnxruntime(shapes: Sequence[Shape]) -> Callable[[], object]:
-    nodes, inputs, outputs, weights = [], {}, [], []
+    nodes, inputs, outputs, weights = [], {}, [], {}
     for index, (batch, rows, inner, columns) in enumerate(shapes):
         left, right, result = f"x{batch}_{rows}_{inner}", f"w{index}", f"y{index}"
         inputs[left] = torch.randn(*([batch] if batch else []), rows, inner)
@@ -106,22 +105,11 @@ def _onnxruntime(shapes: Sequence[Shape]) -> Callable[[], object]:
             right = f"x{batch}_{inner}_{columns}_right"
             inputs[right] = torch.randn(batch, inner, columns)
         else:
-            weights.append(numpy_helper.from_array(torch.randn(inner, columns).numpy(), right))
+            weights[right] = torch.randn(inner, columns)
         nodes.append(helper.make_node("MatMul", [left, right], [result]))
         outputs.append(result)
-    graph = helper.make_graph(
-        nodes,
-        "products",
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, list(value.shape))
-            for name, value in inputs.items()
-        ],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        weights,
-    )
-    built = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10
-    ).SerializeToString()
+    given = {name: value.shape for name, value in inputs.items()}
+    built = onnx_model(nodes, given, outputs, weights)
     session = Session.open(built, Target("cpu"))
     return lambda: session.run(list(inputs.values()))
 
@@ -134,33 +122,26 @@ def _torch(shapes: Sequence[Shape]) -> Callable[[], object]:
     return lambda: [torch.nn.functional.linear(x, weight) for x, weight in weights]
 
 
-def _serve(engine: str, name: str, seconds: float) -> None:
-    """Answers with the milliseconds per call of each block."""
-    answers = own_stdout()
+def block_of(engine: str, name: str, seconds: float) -> Callable[[], float]:
+    """A block says the milliseconds per call."""
+    torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    with torch.no_grad():
-        if engine == EAGER:
-            call, share = _eager(name), 1.0
-        else:
-            linears, attentions, needed = products(name)
-            share = needed if engine == ATTENTION else 1.0
-            make = _torch if engine == TORCH else _onnxruntime
-            call = make(attentions if engine == ATTENTION else linears)
-        call()
-        serve(lambda: share * timed(call, seconds), answers)
+    share = 1.0
+    if engine == EAGER:
+        call = _eager(name)
+    else:
+        linears, attentions, needed = products(name)
+        share = needed if engine == ATTENTION else 1.0
+        make = _torch if engine == TORCH else _onnxruntime
+        call = make(attentions if engine == ATTENTION else linears)
+    call()
+    return lambda: share * timed(call, seconds)
 
 
 def measure(name: str, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Milliseconds per call of each engine, one figure per round."""
-    with ExitStack() as stack:
-        servers = {}
-        for engine in ENGINES:
-            command = [sys.executable, "-W", "ignore", "-m", "bench.bounds"]
-            command += ["--engine", engine, "--workload", name, "--seconds", str(seconds)]
-            servers[engine] = stack.enter_context(Server(command))
-        for server in servers.values():
-            server.answer()
-        return take_turns(servers, rounds)
+    given = {"name": name, "seconds": seconds}
+    return in_turns(block_of, {engine: {"engine": engine, **given} for engine in ENGINES}, rounds)
 
 
 def bound(times: Mapping[str, Sequence[float]]) -> float:
@@ -170,17 +151,14 @@ def bound(times: Mapping[str, Sequence[float]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workload", nargs="+", default=DEFAULT, choices=[*BY_NAME, DECODE])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a block")
-    parser.add_argument("--engine", choices=ENGINES)
-    options = parser.parse_args()
+    options = options_of(
+        __doc__,
+        workload=option([*DEFAULT], choices=[*BY_NAME, DECODE]),
+        rounds=7,
+        seconds=option(2.0, "of a block"),
+    )
     os.environ.setdefault("BENCH_LAYERS", "4")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if options.engine:
-        _serve(options.engine, options.workload[0], options.seconds)
-        return
     results = {}
     for name in options.workload:
         times = measure(name, options.rounds, options.seconds)

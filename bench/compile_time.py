@@ -9,8 +9,6 @@ else the machine does, which wall time does.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -18,7 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from bench.machine import in_process, write
+from bench.harness import in_process, options_of
+from bench.machine import write
 
 _MANY = 64  # layers, of which a run takes half a minute
 
@@ -75,22 +74,13 @@ def measure(kind: str, layers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, nargs="+", default=[8, 16, 32, 64])
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--one", choices=["export", "attngraph"])
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(measure(options.one, options.layers[0])))
-        return
+    options = options_of(__doc__, layers=[8, 16, 32, 64], repeat=3)
     rows = []
     for layers in options.layers:
         runs: dict[str, list[dict[str, Any]]] = {"export": [], "attngraph": []}
         for _ in range(max(1, options.repeat - (layers >= _MANY))):
             for kind, found in runs.items():
-                found.append(
-                    in_process("bench.compile_time", "--one", kind, "--layers", str(layers))
-                )
+                found.append(in_process(measure, kind=kind, layers=layers))
         seconds = {kind: [run["cpu_s"] for run in found] for kind, found in runs.items()}
         medians = {kind: statistics.median(values) for kind, values in seconds.items()}
         ratio = medians["attngraph"] / medians["export"]

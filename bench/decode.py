@@ -19,11 +19,9 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ import torch
 
 from attngraph.errors import AttngraphError
 from attngraph.export.parity.samples import DTYPE
-from attngraph.measuring.turns import Server, own_stdout, serve, take_turns
+from bench.harness import in_turns, option, options_of
 from bench.machine import RESULTS, write
 
 ENGINES = (
@@ -124,7 +122,7 @@ def _room(options: argparse.Namespace) -> int:
 def _compiled(options: argparse.Namespace) -> Block:
     from attngraph import Decoder
 
-    decoder = Decoder.load(options.folder / _file(options.engine), options.target)
+    decoder = Decoder.load(Path(options.folder) / _file(options.engine), options.target)
     logits, start = decoder(_prompt(options.past))
 
     def block() -> tuple[float, list[int]]:
@@ -186,18 +184,13 @@ def _timed(
 
 
 @torch.no_grad()
-def block_of(options: argparse.Namespace) -> Block:
-    """The engine's, after a first one."""
+def block_of(**given: Any) -> Block:
+    """The engine's, after a first one: milliseconds per token, and the tokens."""
+    options = argparse.Namespace(**given)
     make = {EAGER: _eager, COMPILED: _torch_compiled}.get(options.engine, _compiled)
     block = torch.no_grad()(make(options))
     block()
     return block
-
-
-def _serve(options: argparse.Namespace) -> None:
-    """Answers with [milliseconds per token, tokens] of each block."""
-    answers = own_stdout()
-    serve(block_of(options), answers)
 
 
 def measure(
@@ -208,23 +201,17 @@ def measure(
     Raises where the tokens of engines with the model's own weights differ in float32, or from block
     to block.
     """
-    with ExitStack() as stack:
-        servers = {}
-        for name in (name for name in ENGINES if name not in failed):
-            command = [sys.executable, "-W", "ignore", "-m", "bench.decode", "--engine", name]
-            for key in ("past", "layers", "steps", "target", "precision"):
-                command += [f"--{key}", str(getattr(options, key))]
-            command += ["--folder", str(folder)]
-            servers[name] = stack.enter_context(Server(command, patience=options.patience))
-        for name in list(servers):
-            try:
-                servers[name].answer()
-            except EOFError as error:
-                if name == EAGER:
-                    raise
-                failed[name] = str(error)
-                del servers[name]
-        found = take_turns(servers, options.rounds, failed)
+    names = ("past", "layers", "steps", "target", "precision")
+    given = {"folder": str(folder), **{name: getattr(options, name) for name in names}}
+    engines = {name: {"engine": name, **given} for name in ENGINES if name not in failed}
+    found = in_turns(
+        block_of,
+        engines,
+        options.rounds,
+        failed=failed,
+        needed=EAGER,
+        patience=options.patience,
+    )
     if EAGER in failed:
         raise SystemExit(f"{EAGER}: {failed[EAGER]}.")
     tokens = {name: blocks[0][1] for name, blocks in found.items()}
@@ -238,19 +225,19 @@ def measure(
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--past", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--engine", choices=ENGINES)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--target", default="cpu")
-    parser.add_argument("--precision", choices=list(DTYPE), default="fp32")
-    parser.add_argument("--results", type=Path, help="a folder")
-    parser.add_argument("--patience", type=float, help="seconds that an engine may take to answer")
-    parser.add_argument("--quick", action="store_true", help="no figure: one layer, few tokens")
-    options = parser.parse_args(arguments)
+    options = options_of(
+        __doc__,
+        arguments,
+        past=1024,
+        layers=12,
+        rounds=9,
+        steps=12,
+        target="cpu",
+        precision=option("fp32", choices=list(DTYPE)),
+        results=option(None, "a folder", type=Path),
+        patience=option(None, "seconds that an engine may take to answer", type=float),
+        quick=option(False, "no figure: one layer, few tokens"),
+    )
     if options.quick:
         options.layers, options.past, options.rounds, options.steps = 1, 16, 2, 2
     return options
@@ -258,9 +245,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    if options.engine:
-        _serve(options)
-        return
     with tempfile.TemporaryDirectory() as folder:
         weights, failed = _write_decoders(options, Path(folder))
         figures, tokens = measure(options, Path(folder), failed)

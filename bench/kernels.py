@@ -9,18 +9,18 @@ kept, or counted as zero. Writes bench/results/kernels.json.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 import torch
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import helper
 
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.export.tuning.timing import milliseconds
+from bench.harness import onnx_model, option, options_of
 from bench.machine import write
 
 CPU = Target("cpu")
@@ -29,27 +29,9 @@ HEADS, LENGTH = 12, 1024
 ROUNDS = 5
 
 
-def _model(
-    nodes: Sequence[NodeProto],
-    inputs: Mapping[str, tuple[int, list[int]]],
-    outputs: Sequence[str] = ("y",),
-    weights: Mapping[str, torch.Tensor] | None = None,
-) -> bytes:
-    graph = helper.make_graph(
-        nodes,
-        "kernels",
-        [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        [numpy_helper.from_array(data.numpy(), name) for name, data in (weights or {}).items()],
-    )
-    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
-    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
-
-
 def _norms() -> dict[str, bytes]:
     rows, width = [ROWS, WIDTH], [WIDTH]
     operands = {"x": rows, "skip": rows, "scale": width, "shift": width, "bias": width}
-    inputs = {name: (TensorProto.FLOAT, shape) for name, shape in operands.items()}
     fused = helper.make_node(
         "SkipLayerNormalization", list(operands), ["y"], domain="com.microsoft", epsilon=1e-5
     )
@@ -60,9 +42,9 @@ def _norms() -> dict[str, bytes]:
         helper.make_node("Add", ["sum", "bias"], ["total"]),
     ]
     return {
-        "SkipLayerNormalization": _model([fused], inputs),
-        "Sum and LayerNormalization": _model([*one, norm], inputs),
-        "two Add and LayerNormalization": _model([*two, norm], inputs),
+        "SkipLayerNormalization": onnx_model([fused], operands),
+        "Sum and LayerNormalization": onnx_model([*one, norm], operands),
+        "two Add and LayerNormalization": onnx_model([*two, norm], operands),
     }
 
 
@@ -76,22 +58,22 @@ def _projections(rows: int) -> dict[str, bytes]:
         helper.make_node("Split", ["y"], parts, axis=-1, num_outputs=3),
     ]
     apart = [helper.make_node("MatMul", ["x", f"w{name}"], [name]) for name in parts]
-    inputs = {"x": (TensorProto.FLOAT, [rows, WIDTH])}
+    inputs = {"x": [rows, WIDTH]}
     return {
-        f"{rows} rows, one product and Split": _model(whole, inputs, parts, merged),
-        f"{rows} rows, three products": _model(
+        f"{rows} rows, one product and Split": onnx_model(whole, inputs, parts, merged),
+        f"{rows} rows, three products": onnx_model(
             apart, inputs, parts, {f"w{name}": weight for name, weight in weights.items()}
         ),
     }
 
 
 def _attention() -> bytes:
-    packed = (TensorProto.FLOAT, [1, LENGTH, HEADS * 64])
-    mask = (TensorProto.BOOL, [1, 1, LENGTH, LENGTH])
+    packed, mask = [1, LENGTH, HEADS * 64], [1, 1, LENGTH, LENGTH]
     node = helper.make_node(
         "Attention", ["q", "k", "v", "mask"], ["y"], q_num_heads=HEADS, kv_num_heads=HEADS
     )
-    return _model([node], {"q": packed, "k": packed, "v": packed, "mask": mask})
+    inputs = {"q": packed, "k": packed, "v": packed, "mask": mask}
+    return onnx_model([node], inputs, booleans=["mask"])
 
 
 def _times(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
@@ -114,9 +96,7 @@ def _measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each variant")
-    seconds = parser.parse_args().seconds
+    seconds = options_of(__doc__, seconds=option(1.0, "for each variant")).seconds
     torch.manual_seed(0)
     row, vector = torch.randn(ROWS, WIDTH), torch.randn(WIDTH)
     norm = _measured(_norms(), [row, row, vector, vector, vector], seconds)

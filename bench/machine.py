@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,17 +28,6 @@ def describe() -> dict[str, Any]:
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
         "commit": _commit(),
     }
-
-
-def in_process(module: str, *options: str) -> dict[str, Any]:
-    """The JSON object that `python -m module options` prints last."""
-    command = [sys.executable, "-m", module, *options]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[1:])} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def _version(name: str) -> str | None:

@@ -9,7 +9,6 @@ every page of a mapped file that is in memory at that moment too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from attngraph.options import Verify
-from bench.machine import in_process, write
+from bench.harness import in_process, options_of
+from bench.machine import write
 
 _LAYERS = "ATTNGRAPH_BENCH_LAYERS"
 _MEBIBYTE = 1 << 20
@@ -88,7 +88,7 @@ def _peak() -> float:
     return int(found[1]) / 1024
 
 
-def measure(weights: Path, output: Path, verify: Verify) -> dict[str, Any]:
+def measure(weights: str, output: str, verify: Verify) -> dict[str, Any]:
     """One measurement in this process: peaks in MiB, as they stood when each stage ended."""
     warnings.simplefilter("ignore")
     import torch
@@ -108,7 +108,7 @@ def measure(weights: Path, output: Path, verify: Verify) -> dict[str, Any]:
         stage = name
 
     begins("load")
-    model = Model.of(load(weights, factory="bench.memory:llama"))
+    model = Model.of(load(Path(weights), factory="bench.memory:llama"))
     optimized = compile_model(model, Options(verify=verify), progress=begins)
     begins("save")
     optimized.save(output)
@@ -125,8 +125,8 @@ def measure(weights: Path, output: Path, verify: Verify) -> dict[str, Any]:
 
 def _in_process(weights: Path, verify: str) -> dict[str, Any]:
     output = weights.with_name("model.onnx")
-    found = in_process(
-        "bench.memory", "--weights", str(weights), "--output", str(output), "--verify", verify
+    found: dict[str, Any] = in_process(
+        measure, weights=str(weights), output=str(output), verify=verify
     )
     for written in weights.parent.glob("model.onnx*"):
         written.unlink()
@@ -134,15 +134,7 @@ def _in_process(weights: Path, verify: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=18)
-    parser.add_argument("--verify", nargs="+", default=["off", "final"])
-    parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.weights is not None:
-        print(json.dumps(measure(options.weights, options.output, options.verify[0])))
-        return
+    options = options_of(__doc__, layers=18, verify=["off", "final"])
     os.environ.update({"HF_HUB_OFFLINE": "1", _LAYERS: str(options.layers)})
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "model.safetensors"

@@ -18,6 +18,7 @@ from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from attngraph.passes import run
 from bench.compile_time import llama
+from bench.harness import options_of
 from bench.machine import write
 
 
@@ -58,6 +59,7 @@ def count(name: str, layers: int, target: str) -> tuple[int, dict[str, int]]:
 
 
 def main() -> None:
+    options_of(__doc__)
     warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     results: list[dict[str, Any]] = []

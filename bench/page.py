@@ -12,6 +12,7 @@ from typing import Any
 
 from attngraph.export.kernels.weight_only import FORMS
 from attngraph.measuring.engines import OURS, PACKED
+from bench.harness import options_of
 from bench.machine import RESULTS, told
 from bench.plot import IMAGE, plot
 
@@ -330,5 +331,6 @@ def _cuda() -> list[str]:
 
 
 if __name__ == "__main__":
+    options_of(__doc__)
     PAGE.write_text(page())
     print(PAGE)

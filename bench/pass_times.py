@@ -8,9 +8,7 @@ its places in the pipeline. `--profile` prints where the slowest pass spends its
 
 from __future__ import annotations
 
-import argparse
 import cProfile
-import json
 import pstats
 import statistics
 import sys
@@ -21,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.compile_time import llama
-from bench.machine import in_process, write
+from bench.harness import in_process, options_of
+from bench.machine import write
 
 BUDGET = 0.1
 """The share of the total that no pass may exceed."""
@@ -67,22 +66,11 @@ def profile(layers: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--one", action="store_true")
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(measure(options.layers)))
-        return
+    options = options_of(__doc__, layers=32, repeat=3, profile=False)
     if options.profile:
         profile(options.layers)
         return
-    runs = [
-        in_process("bench.pass_times", "--one", "--layers", str(options.layers))
-        for _ in range(options.repeat)
-    ]
+    runs = [in_process(measure, layers=options.layers) for _ in range(options.repeat)]
     total = statistics.median(run["total_s"] for run in runs)
     rows = []
     for name in runs[0]["passes_s"]:

@@ -23,6 +23,7 @@ from attngraph.frontend.source import Source
 from attngraph.measuring.contest import PATIENCE, Contest, engines_named, hold
 from attngraph.measuring.job import Job
 from bench import workloads
+from bench.harness import option, options_of
 from bench.machine import RESULTS, describe
 from bench.workloads import WORKLOADS, Workload
 
@@ -95,27 +96,25 @@ def _print(contest: Contest) -> None:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(workloads.BY_NAME), default=[])
-    parser.add_argument("--engine", nargs="+", default=[], dest="engines")
-    parser.add_argument(
-        "--layers", type=int, default=4, help="at most; 0 leaves models as they are"
+    options = options_of(
+        __doc__,
+        arguments,
+        only=option([], choices=list(workloads.BY_NAME)),
+        engine=[],
+        layers=option(4, "at most; 0 leaves models as they are"),
+        rounds=7,
+        seconds=0.5,
+        threads=option(None, type=int),
+        target="cpu",
+        precision=option("fp32", choices=["fp32", "fp16", "bf16"]),
+        static=False,
+        at_once=option(2, "files prepared at a time"),
+        results=option(None, "a folder", type=Path),
+        prepare=False,
+        prepared=False,
+        patience=option(PATIENCE, "seconds for a file or an answer", type=float),
+        quick=False,
     )
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--target", default="cpu")
-    parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp32")
-    parser.add_argument("--static", action="store_true")
-    parser.add_argument("--at-once", type=int, default=2, help="files prepared at a time")
-    parser.add_argument("--results", type=Path, help="a folder")
-    parser.add_argument("--prepare", action="store_true")
-    parser.add_argument("--prepared", action="store_true")
-    parser.add_argument(
-        "--patience", type=float, default=PATIENCE, help="seconds for a file or an answer"
-    )
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args(arguments)
     if options.quick:
         options.layers, options.rounds, options.seconds = 1, 2, 0.01
     return options
@@ -123,7 +122,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    engines_named(options.engines)
+    engines_named(options.engine)
     os.environ["BENCH_LAYERS"] = str(options.layers)
     os.environ["BENCH_TINY"] = "1" if options.quick else ""
     failed = 0
@@ -134,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             contest = hold(
                 job,
-                engines=options.engines,
+                engines=options.engine,
                 rounds=options.rounds,
                 seconds=options.seconds,
                 folder=folder_of(workload, job),

@@ -14,8 +14,6 @@ from which reports say what quantized weights cost on the CPU.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from attngraph.export.tuning.timing import milliseconds
+from bench.harness import keep, onnx_model, option, options_of
 from bench.machine import write
 
 ROWS = (1, 128)
@@ -153,18 +152,7 @@ def _matmul(weight: str) -> NodeProto:
 
 
 def _model(nodes: list[NodeProto], constants: Constants) -> bytes:
-    graph = helper.make_graph(
-        nodes,
-        "weight_only",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", WIDTH])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", WIDTH])],
-        [
-            held if isinstance(held, TensorProto) else numpy_helper.from_array(held, name)
-            for name, held in constants.items()
-        ],
-    )
-    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
-    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+    return onnx_model(nodes, {"x": ["rows", WIDTH]}, weights=constants)
 
 
 def _session(form: Form, threads: int) -> onnxruntime.InferenceSession:
@@ -222,11 +210,12 @@ def kept(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each form in each round")
-    parser.add_argument("--keep", action="store_true", help="also write what reports say")
-    options = parser.parse_args()
+    options = options_of(
+        __doc__,
+        rounds=5,
+        seconds=option(0.3, "for each form in each round"),
+        keep=option(False, "also write what reports say"),
+    )
     threads = torch.get_num_threads()
     results = {
         "onnxruntime": onnxruntime.__version__,
@@ -237,8 +226,7 @@ def main() -> None:
     }
     print(f"wrote {write('weight_only', results)}")
     if options.keep:
-        KEPT.write_text(json.dumps(kept(results), indent=1) + "\n")
-        print(f"wrote {KEPT}")
+        keep(KEPT, kept(results))
     for name, by_rows in results["forms"].items():
         for rows, found in by_rows.items():
             ratio = statistics.median(found["ratios"])

@@ -9,17 +9,16 @@ bench/results/zoo.json and docs/zoo.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir
+import onnxruntime
 import torch
 from torch.utils import _pytree as pytree
 
@@ -27,7 +26,8 @@ import attngraph
 from attngraph.compiling.compiler import Model, trace
 from attngraph.export.files.save import save
 from attngraph.export.lowering.lower import lower
-from attngraph.measuring.turns import Server, take_turns
+from attngraph.measuring.turns import timed
+from bench.harness import in_turns, options_of
 from bench.machine import write
 from examples.zoo import ENTRIES, Entry
 
@@ -35,19 +35,16 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "zoo.md"
 SECONDS = 0.3
 
-_TIMER = f"""
-import sys
-import numpy, onnxruntime
-from attngraph.measuring.turns import own_stdout, serve, timed
-answers = own_stdout()
-options = onnxruntime.SessionOptions()
-options.log_severity_level = 3
-session = onnxruntime.InferenceSession(sys.argv[1], options, ["CPUExecutionProvider"])
-feeds = dict(numpy.load(sys.argv[2]))
-for _ in range(3):
-    session.run(None, feeds)
-serve(lambda: timed(lambda: session.run(None, feeds), {SECONDS}), answers)
-"""
+
+def block_of(model: str, inputs: str) -> Callable[[], float]:
+    """A block says the milliseconds per call."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+    feeds = dict(np.load(inputs))
+    for _ in range(3):
+        session.run(None, feeds)
+    return lambda: timed(lambda: session.run(None, feeds), SECONDS)
 
 
 def measure(entry: Entry, rounds: int) -> dict[str, Any]:
@@ -93,15 +90,10 @@ def _count(graph: onnx_ir.Graph) -> int:
 
 
 def _times(folder: Path, rounds: int) -> dict[str, list[float]]:
-    with ExitStack() as stack:
-        servers = {}
-        for name in ("before", "after"):
-            files = [str(folder / f"{name}.onnx"), str(folder / "inputs.npz")]
-            command = [sys.executable, "-c", _TIMER, *files]
-            servers[name] = stack.enter_context(Server(command))
-        for server in servers.values():
-            server.answer()
-        return take_turns(servers, rounds)
+    inputs = str(folder / "inputs.npz")
+    files = {name: str(folder / f"{name}.onnx") for name in ("before", "after")}
+    engines = {name: {"model": file, "inputs": inputs} for name, file in files.items()}
+    return in_turns(block_of, engines, rounds)
 
 
 def page(found: dict[str, Any]) -> str:
@@ -152,10 +144,7 @@ def page(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = options_of(__doc__, only=[], rounds=5)
     chosen = [entry for entry in ENTRIES if not options.only or entry.name in options.only]
     rows = []
     for entry in chosen:

@@ -35,10 +35,10 @@ class Here(nullcontext[Any]):
             what, folder, *more = command[command.index("serve") :]
             self._said, self._block = worker.answer(what, Path(folder), *more)
             return
-        options = decode.parse([*command[command.index("bench.decode") + 1 :]])
-        self._said, self._block = options.engine, None
-        if options.engine != decode.COMPILED:  # which takes longer than all the rest
-            self._block = decode.block_of(options)
+        given = json.loads(command[command.index("bench.decode:block_of") + 1])
+        self._said, self._block = given["engine"], None
+        if given["engine"] != decode.COMPILED:  # which takes longer than all the rest
+            self._block = decode.block_of(**given)
 
     def answer(self) -> Any:
         if self._block is None:
