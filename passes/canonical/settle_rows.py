@@ -1,8 +1,8 @@
-"""settle-rows: what works row by row runs in the order of rows that leaves fewest permutes.
+"""settle-rows: row-wise regions run in the order of axes that needs the fewest permutes.
 
-An encoder whose sequence comes first is permuted in front of every attention and behind it. All
+An encoder whose sequence comes first is permuted before and after every attention. Everything
 between two attentions (norms, projections, residual sums) computes each row by itself, so it can
-as well run with the batch first, and one permute stays at each end of the model.
+just as well run with the batch first: one permute remains at each end of the model.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _row_operands(node: Node) -> list[Value]:
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """Values that enter a region with its rows, and those of its own that are read elsewhere."""
+    """Values with a region's rows that enter it, and its own values that are read outside."""
 
     entering: list[Value]
     leaving: list[Value]
@@ -130,7 +130,7 @@ def _inverse(order: Iterable[int]) -> Order:
 
 
 def _best_order(graph: Graph, region: Sequence[Node]) -> Order | None:
-    """The order of axes in which the region needs fewest permutes; None if that is its own."""
+    """The order of axes that needs the fewest permutes; None if it is the one the region has."""
     border = _border(graph, region)
     inside = set(region)
     savings: Counter[Order] = Counter()

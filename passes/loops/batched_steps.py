@@ -1,4 +1,4 @@
-"""Nodes of one step of a loop, made for all steps at once: on (T, …) in place of (…)."""
+"""Batches the nodes of one step of a loop over all steps: values (…) become (T, …)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attngraph.ir.slices import backward_slice
 
 @dataclass(frozen=True)
 class Plan:
-    """How to make `root` from values of a step and from `leaves`, which every step reads alike."""
+    """How to build `root` for all steps. `leaves` are loop-invariant: every step reads the same."""
 
     root: Value
     leaves: tuple[Value, ...]
@@ -22,9 +22,10 @@ class Plan:
     def make(
         self, build: Builder, known: dict[Value, Value], outside: Callable[[Value], Value]
     ) -> Value:
-        """The root for all steps. `known` maps values of a step to stacked ones, and grows.
+        """The root for all steps. `known` maps values of one step to batched ones; it is extended.
 
-        `outside` gives what a leaf is in the graph. Raises IRError where an op rejects the stack.
+        `outside` maps a leaf to its value in the graph. Raises IRError where an op rejects its
+        batched operands.
         """
         for leaf in self.leaves:
             if leaf not in known:
@@ -40,9 +41,8 @@ class Plan:
 def plan(
     root: Value, varying: Collection[Value], steps: Dim, outside: Callable[[Value], bool]
 ) -> Plan | None:
-    """For so many steps; None where the root needs anything else, or an op can't be made so.
-
-    `varying` are the values that have a place per step, and `outside` says what has none.
+    """A plan for that many steps; None where an op has no batching rule, or the root depends on
+    something that is neither `varying` (it differs from step to step) nor `outside` the loop.
     """
     leaves, nodes = backward_slice([root], varying.__contains__)
     fixed = [leaf for leaf in leaves if leaf not in varying]

@@ -31,9 +31,9 @@ _REASSOCIATES = "The steps of a loop are one operator, which sums the products o
 class RaiseRecurrence:
     """Reads each `attn.scan` and each unrolled loop over static steps (cells.py says how).
 
-    What a step gives from its new state is made for all steps at once behind `attn.recurrent`. A
-    loop is left as it is where its step is no such cell, where an LSTM's memory is read between two
-    steps, or where what a step gives can't be made for all at once. An unrolled one is then told,
+    What a step computes from its new state is batched over all steps, after `attn.recurrent`. A
+    loop stays as it is if its step is no such cell, if an LSTM's memory is read between two steps,
+    or if what a step computes can't be batched. A remark then names an unrolled one,
     because its length is fixed; with `exact_only` that is all.
     """
 
@@ -177,7 +177,7 @@ def _with_axis(build: Builder, value: Value, dim: int) -> Value:
 
 
 def _raise_unrolled(graph: Graph, checked: Checked, refused: set[tuple[Value, ...]]) -> bool:
-    """Raises the first loop that is a cell's; False where there is none."""
+    """Raises the first unrolled loop over a cell; False if there is none."""
     for chain in unrolled_loops(graph):
         if chain.states[-1] not in refused:
             refused.add(chain.states[-1])
@@ -257,7 +257,7 @@ def _gathered(graph: Graph, chain: Chain, hidden: Sequence[Value]) -> list[Gathe
 
 
 def _is_made(made: Plan, given: Sequence[Value], chain: Chain, hidden: Sequence[Value]) -> bool:
-    """Whether each step makes what is given from its state as the plan says."""
+    """Whether each step computes its result from its own state and item as the plan does."""
     for item, state, value in zip(chain.items, hidden, given, strict=True):
         leaves = {hidden[1]: state, chain.items[1]: item}
         bound = unify([(made.root, value)], leaves)

@@ -20,7 +20,7 @@ from attngraph.passes.rewriting.trials import ATTENTION
 
 
 class RowPacker:
-    """Packs the nodes it is given; each is compared with the one it replaces.
+    """Packs nodes one by one; each result is compared with that of the node it replaces.
 
     `valid` (B, T) is true where there is a token. Kept are the valid rows, row 0 of every element,
     so that each has one, and the rows that are read one by one. With `only_valid`, which packing an

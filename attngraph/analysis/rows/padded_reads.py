@@ -1,4 +1,4 @@
-"""Which rows of some tokens are read at padding, followed backwards from the graph's outputs."""
+"""Which values are read at padded tokens: a backward analysis from the graph's outputs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from attngraph.ir.ops import attribute, input_of
 
 @dataclass
 class Tokens:
-    """Values whose rows (b, t) are the same tokens, and how these are read.
+    """Values whose rows (b, t) are the same tokens, and how they are read.
 
-    `rows` is (B, T), `linked` the values that have these rows, `sites` all attentions to which they
-    are keys or values. `shown` holds where a token is a key of one of them: the others are padding.
-    `readers` are other ops that mix the rows of what the model computed, and so see padding too.
+    `rows` is (B, T), `linked` the values with these rows, `sites` all attentions that take them as
+    keys or values. `shown` holds where a token is a key of one of them; all other tokens are
+    padding. `readers` are other ops that mix computed rows, and so see padding too.
 
-    `full` maps each value that is read at padding too to the node that reads it so (None: the graph
-    returns it); `singles` are the places along T that are read one by one; `pooling` are the nodes
-    whose results don't depend on an operand at padding, and are read there.
+    `full` maps each value that is also read at padding to the node that reads it there (None: the
+    graph returns it); `singles` are the positions along T that are selected one by one; `pooling`
+    are nodes that ignore an operand at padding although their own result is read there.
     """
 
     rows: Rows
@@ -82,7 +82,7 @@ class _Backwards:
                 self._other(node)
 
     def _open(self) -> frozenset[Value]:
-        """Computed rows that are not the same at padding whatever was computed there before."""
+        """Values whose rows at padding depend on what earlier nodes computed there."""
         found = {value for value in self.tokens.linked if value in self.computed}
         for node in self.graph:
             operands = row_operands(node, self.tokens.rows)

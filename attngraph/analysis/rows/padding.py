@@ -1,8 +1,8 @@
-"""Which tokens are padding: those that nothing reads but their own rows.
+"""Which tokens are padding: those whose rows influence no other row.
 
-Who says that padding doesn't matter (`ignore_padded_rows`) means what a mask hides. Where a model
-has several masks, or reads tokens without one, a token is padding only if every attention that
-could read it hides it as a key, and no other op mixes its row into another one.
+`ignore_padded_rows` says that the tokens a mask hides don't matter. Where a model has several
+masks, or reads tokens without one, a token is padding only if every attention that could read it
+hides it as a key, and no other op mixes its row into another one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attngraph.ir.ops import input_of
 
 
 def find_tokens(graph: Graph) -> list[Tokens]:
-    """The tokens of which some attention hides some, in the order of these attentions."""
+    """Each group of tokens some of which an attention hides, in the order of these attentions."""
     sites = attentions(graph)
     found: list[Tokens] = []
     known: list[Rows] = []

@@ -1,8 +1,9 @@
-"""What isomorphic branches have in common once they are one: values with the branches as an axis.
+"""Values of isomorphic branches that are computed together, with the branches as an axis.
 
 The branches become an axis in front of the last `trailing` dims: (…, N, F) for features, and
-(…, N, H, S, T) for what is added to scores. A value that all branches share has size 1 there. A
-plan says how a value is built before anything is; where an op has no rule there is no plan.
+(…, N, H, S, T) for what is added to scores. A value that all branches share has size 1 there.
+Everything is planned before anything is built: an op without a batching rule has no plan, and the
+branches stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FEATURES, SCORES = 1, 3  # dims behind the branches: (F,) and (H, S, T)
 
 @dataclass
 class Plan:
-    """Builds a stacked value once. `full`: whether the branches' axis has its size, or 1."""
+    """Builds a stacked value once. `full`: whether the branches' axis has its full size, or 1."""
 
     make: Callable[[Builder], Value]
     full: bool = True
@@ -37,7 +38,7 @@ class Plan:
 class Stack(ABC):
     """The stacked values of one family, each planned once.
 
-    `merged` lists (nodes that became one, it), once plans are built.
+    Building fills `merged`: pairs of the nodes that became one, and that one.
     """
 
     family: Family
@@ -51,7 +52,7 @@ class Stack(ABC):
         return len(self.family.branches)
 
     def plan(self, value: Value, trailing: int = FEATURES) -> Plan | None:
-        """How to build the values that correspond to one of the first branch, stacked."""
+        """How to stack a value of the first branch and its counterparts in the others."""
         key = (value, trailing)
         if key not in self._plans:
             self._plans[key] = self._planned(value, trailing)
@@ -84,7 +85,7 @@ class Stack(ABC):
         return build("aten.reshape", value, shape=shape)
 
     def nodes(self, node: Node) -> tuple[Node, ...]:
-        """The nodes that correspond to one of the first branch, in the order of the branches."""
+        """A node of the first branch and its counterparts, in the order of the branches."""
         found = (value.producer for value in self.family.column(node.outputs[0]))
         return tuple(item for item in found if item is not None)
 
