@@ -21,7 +21,6 @@ from attngraph.export.lowering.ops import (
     recurrent,
     reduction,
     rotary,
-    softmax,
 )
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "reduction",
     "registered",
     "rotary",
-    "softmax",
 ]
 
 

@@ -39,7 +39,7 @@ def own() -> set[str]:
     """Names of operators in our lowerings; torchlib.py emits what torchlib's functions name."""
     return {
         node.value
-        for path in FOLDER.glob("*.py")
+        for path in FOLDER.rglob("*.py")
         if path.name != "torchlib.py"
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NAMES
@@ -50,7 +50,7 @@ def composed() -> list[str]:
     """Where a lowering puts an operator's name together, so that `own` doesn't see it."""
     return [
         f"{path.name}:{node.lineno}"
-        for path in FOLDER.glob("*.py")
+        for path in FOLDER.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

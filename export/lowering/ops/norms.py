@@ -10,6 +10,7 @@ import torch
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
+from attngraph.ir.dims import Dim
 from attngraph.ir.ops import attribute, input_of
 
 
@@ -140,3 +141,16 @@ def lower_cosine_similarity(ctx: LoweringContext, node: Node) -> ir.Value:
     dot = ctx.op("ReduceSum", ctx.op("Mul", *sides), axis, keepdims=1)
     norms = [ctx.op("Max", ctx.op("ReduceL2", s, axis, keepdims=1), epsilon) for s in sides]
     return ctx.op("Squeeze", ctx.op("Div", dot, ctx.op("Mul", *norms)), axis)
+
+
+@register_lowering("attn.sink_softmax")
+def lower_sink_softmax(ctx: LoweringContext, node: Node) -> ir.Value:
+    """Softmax over one more column, which is then cut off."""
+    x, sink = input_of(node, "x"), input_of(node, "sink")
+    dim = attribute(node, "dim") % len(x.shape)
+    column: list[Dim] = [1 if axis == dim else size for axis, size in enumerate(x.shape)]
+    wide = ctx.expand(ctx.value(sink), sink.shape, column)
+    logits = ctx.op("Concat", ctx.value(x), wide, axis=dim)
+    probabilities = ctx.op("Softmax", logits, axis=dim)
+    ends = ctx.shape([x.shape[dim]])
+    return ctx.op("Slice", probabilities, ctx.constant([0]), ends, ctx.constant([dim]))
