@@ -54,6 +54,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m bench.weight_only --keep
 	$(BIN)/python -m bench.node_count
 	$(BIN)/python -m bench.compile_time
+	$(BIN)/python -m bench.static_sizes
 	$(BIN)/python -W ignore -m bench.zoo
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.page

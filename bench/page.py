@@ -123,6 +123,24 @@ def _memory() -> list[str]:
     return [*lines, "", _measured_on(result), ""]
 
 
+def _static_sizes() -> list[str]:
+    result = _load("static_sizes")
+    lines = [
+        "",
+        "### With static sizes",
+        "",
+        "CPU seconds of capture and of the passes, once, in a process of its own.",
+        "",
+        "| model | capture | passes | passes ÷ capture | fused |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in result["rows"]:
+        seconds = [f"{row[f'{stage}_cpu_s']:.1f}" for stage in ("capture", "passes")]
+        cells = [row["model"], *seconds, f"{row['ratio']:.2f}", str(row["fused"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", _measured_on(result)]
+
+
 def _compile_time() -> list[str]:
     result = _load("compile_time")
     rows = result["rows"]
@@ -302,6 +320,7 @@ def page() -> str:
         *_kernels(),
         *_weight_only(),
         *_compile_time(),
+        *_static_sizes(),
         "",
         *_memory(),
         *_node_count(),

@@ -18,6 +18,8 @@ config classes at two layers and a width of 64, with random weights that make at
 left-padded batch with a hole in its mask, compiled for onnxruntime's CPU provider and compared with
 the eager module in every row.
 """
+COST = 1.5
+"""How long the passes may take, in times of capture."""
 _TITLES = {
     GIVEN: "The given list: tests/corpus/architectures.txt",
     HELD_OUT: "Other architectures, heads, options and lengths: tests/corpus/held_out.txt",
@@ -40,7 +42,8 @@ def write_page(results: dict[str, Any], path: Path) -> None:
 def _list(records: Sequence[Record]) -> list[str]:
     """The sections of one list's records."""
     tried = [record for record in records if record["outcome"] != "absent"]
-    return [_summary(tried), _declined(tried), _silent(tried), _failures(tried), _rows(records)]
+    sections = [_summary(tried), _declined(tried), _silent(tried), _failures(tried)]
+    return [*sections, _slow(tried), _rows(records)]
 
 
 def _provenance(results: dict[str, Any], records: Iterable[Record]) -> str:
@@ -107,6 +110,36 @@ def _silent(tried: Sequence[Record]) -> str:
     )
     head = ("model", "softmaxes", "line")
     return f"### Softmaxes that no remark is about\n\n{text}\n{_table(head, rows)}"
+
+
+def _slow(tried: Sequence[Record]) -> str:
+    """The rows whose passes take long, the slowest first."""
+    spent = [
+        (record, record["timings"]) for record in tried if "passes" in record.get("timings", {})
+    ]
+    ratios = [
+        (times["passes"] / times["capture"], record, times)
+        for record, times in spent
+        if times["capture"]
+    ]
+    over = sorted(
+        [item for item in ratios if item[0] > COST], key=lambda item: item[0], reverse=True
+    )
+    if not ratios:
+        return ""
+    text = f"The passes take more than {COST} × capture in {len(over)} of {len(ratios)} rows.\n"
+    if not over:
+        return text
+    rows = [
+        (
+            f"{record['model']} {record['attention']}",
+            times["capture"],
+            times["passes"],
+            f"{ratio:.1f}",
+        )
+        for ratio, record, times in over
+    ]
+    return f"{text}\n{_table(('model', 'capture s', 'passes s', 'ratio'), rows)}"
 
 
 def _rows(records: Sequence[Record]) -> str:

@@ -43,6 +43,16 @@ def test_the_page_counts_what_was_exported_ran_and_is_right(tmp_path: Path) -> N
     assert "Without sdpa in transformers: git." in text
 
 
+def test_rows_whose_passes_take_long_are_listed_the_slowest_first(tmp_path: Path) -> None:
+    slow = {**RIGHT, "model": "slow", "timings": {**RIGHT["timings"], "passes": 1.6}}
+    slower = {**RIGHT, "model": "slower", "timings": {**RIGHT["timings"], "passes": 3.0}}
+    text = page(tmp_path, RIGHT, slow, slower)
+    assert "The passes take more than 1.5 × capture in 2 of 3 rows." in text
+    listed = text[text.index("more than 1.5 ×") :]
+    assert listed.index("| slower eager | 1.0 | 3.0 | 3.0 |") < listed.index("| slow eager |")
+    assert "in 0 of 1 rows" in page(tmp_path, RIGHT)
+
+
 def test_a_rewrite_that_was_taken_back_fails_the_sweep() -> None:
     told = {**RIGHT, "unequal": ["fuse-attention: it is not equal"]}
     assert sweep.defects([told, WRONG], ["bert", "opt"]) == [

@@ -1,0 +1,97 @@
+"""CPU seconds of the passes, against those of capture, for models compiled with static sizes.
+
+    python -m bench.static_sizes [MODEL …]
+
+Rewrites of a model with static sizes are evaluated at smaller ones of the same structure, so the
+passes cost no more than for dynamic sizes. Each model has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from typing import Any
+
+from bench.machine import in_process, write
+
+
+def vit() -> tuple[Any, tuple[Any, ...]]:
+    """ViT-B/16 at 224 × 224 pixels."""
+    import torch
+    from transformers import ViTConfig, ViTModel
+
+    return ViTModel(ViTConfig()), (torch.zeros(1, 3, 224, 224),)
+
+
+def bert() -> tuple[Any, tuple[Any, ...]]:
+    """BERT-base at 512 tokens, with a padding mask."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    ids = torch.zeros(1, 512, dtype=torch.int64)
+    return BertModel(BertConfig()), (ids, torch.ones_like(ids))
+
+
+def llama() -> tuple[Any, tuple[Any, ...]]:
+    """A Llama of 16 layers and hidden size 1024 at 2048 tokens, with a padding mask."""
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        hidden_size=1024,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        intermediate_size=2816,
+        vocab_size=1000,
+        use_cache=False,
+    )
+    ids = torch.zeros(1, 2048, dtype=torch.int64)
+    return LlamaModel(config), (ids, torch.ones_like(ids))
+
+
+MODELS = {"ViT-B/16": vit, "BERT-base, 512 tokens": bert, "Llama, 2048 tokens": llama}
+
+
+def measure(name: str) -> dict[str, Any]:
+    """One measurement in this process."""
+    warnings.simplefilter("ignore")
+    from attngraph.compiling.compiler import Model, trace
+    from attngraph.compiling.pipeline import pipeline
+    from attngraph.passes import run
+
+    module, args = MODELS[name]()
+    start = time.process_time()
+    graph = trace(Model(module.eval(), None, args, {}, None)).graph
+    captured = time.process_time()
+    run(graph, pipeline())
+    ended = time.process_time()
+    fused = sum(node.op == "attn.attention" for node in graph)
+    return {
+        "model": name,
+        "capture_cpu_s": captured - start,
+        "passes_cpu_s": ended - captured,
+        "ratio": (ended - captured) / (captured - start),
+        "fused": fused,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=[], help=", ".join(MODELS))
+    parser.add_argument("--one", choices=MODELS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one)))
+        return
+    rows = []
+    for name in options.models or MODELS:
+        rows.append(in_process("bench.static_sizes", "--one", name))
+        print(f"{name}: {rows[-1]['ratio']:.2f} × capture", flush=True)
+    print(write("static_sizes", {"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What is no pass: other traces, rows that nobody compared, and results without a number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.checks.check import Check
+from attngraph.errors import CaptureError, ParityError, UsageError
+from attngraph.export.formats import Weights
+from attngraph.export.parity.budget import compare
+from attngraph.frontend.model import Model, trace
+from attngraph.ir import interpret
+
+
+def test_a_trace_that_is_another_function_is_told_from_a_wrong_pass() -> None:
+    class Otherwise(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.softmax(-1) * (1.01 if torch.compiler.is_compiling() else 1.0)
+
+    with pytest.raises(ParityError, match=r"what torch\.export traced of Otherwise") as caught:
+        attngraph.optimize(Otherwise(), (torch.randn(4, 9),))
+    assert "No pass is to blame" in str(caught.value)
+    assert "Nothing was written" in str(caught.value)
+
+
+class _Compares(torch.nn.Module):
+    """Its own code asks whether two lengths are equal, which changes the result by a factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        scores = x @ context.mT
+        if x.shape[1] == context.shape[1]:
+            scores = scores * self.factor
+        return scores.softmax(-1) @ context
+
+
+def test_a_trace_is_checked_where_dims_it_took_for_unequal_are_equal() -> None:
+    args = (torch.randn(2, 5, 4), torch.randn(2, 7, 4))
+    dims = ({1: Dim("seq", max=64)}, {1: Dim("context", max=64)})
+    optimized = attngraph.optimize(_Compares(2.0), args, dynamic_shapes=dims)
+    assert optimized.report.relations == ["seq ≠ context"]
+    with pytest.raises(UsageError, match="compiled for sizes with seq ≠ context"):
+        optimized(torch.randn(2, 7, 4), args[1])
+    optimized = attngraph.optimize(_Compares(1.0), args, dynamic_shapes=dims)
+    assert optimized.report.parity is not None
+    assert "seq=7, context=7" in {output.case for output in optimized.report.parity.outputs}
+
+
+class _Sparse(torch.nn.Module):
+    """A sparse buffer, as Whisper's alignment heads are; forward reads it or doesn't."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("chosen", torch.eye(4).to_sparse())
+        self.reads = reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.chosen
+        assert isinstance(chosen, Tensor)
+        out: Tensor = self.linear(x)
+        return out @ chosen.to_dense() if self.reads else out
+
+
+def test_a_sparse_buffer_is_let_be_or_refused_by_name() -> None:
+    optimized = attngraph.optimize(_Sparse(False), (torch.randn(3, 4),))
+    assert optimized.report.parity is not None
+    with pytest.raises(CaptureError, match="chosen is a sparse tensor"):
+        attngraph.optimize(_Sparse(True), (torch.randn(3, 4),))
+
+
+def test_a_derived_dim_has_its_size_in_every_case() -> None:
+    class Ahead(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            keys, queries = torch.arange(x.shape[1]), torch.arange(y.shape[1])[:, None]
+            later = keys > queries + x.shape[1] - y.shape[1]
+            return (y @ x.mT).masked_fill(later, -torch.inf).softmax(-1) @ x
+
+    batch, seq = Dim("batch"), Dim("seq")
+    args = torch.randn(3, 9, 4), torch.randn(3, 7, 4)
+    shapes = {0: batch, 1: seq + 2}, {0: batch, 1: seq}
+    optimized = attngraph.optimize(Ahead().eval(), args, dynamic_shapes=shapes)
+    assert [site.status for site in optimized.report.sites] == ["fused"]
+    assert optimized.report.parity is not None
+    assert optimized.report.parity.passed
+
+
+def test_weights_without_numbers_are_named() -> None:
+    module, x = nn.Linear(4, 4, device="meta"), torch.zeros(2, 4, device="meta")
+    with pytest.raises(UsageError, match="weight of Linear is on the meta device"):
+        attngraph.optimize(module, (x,))
+
+
+class ByHand(nn.Module):
+    """exp(x) / Σ exp(x): not a number where a caller's bias hides a whole row, as eager has it."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        exponentials = (q @ k.mT * 0.3 + bias).exp()
+        return exponentials / exponentials.sum(-1, keepdim=True) @ v
+
+
+@pytest.mark.parametrize("length", [4, 40])
+def test_a_row_that_a_caller_may_hide_is_tried_at_large_static_sizes_too(length: int) -> None:
+    inputs = [torch.randn(2, 4, length, 6) for _ in range(3)]
+    bias = torch.zeros(2, 1, length, length)
+    optimized = attngraph.optimize(ByHand(), (*inputs, bias))
+    assert [site.code for site in optimized.report.sites] == ["no-softmax"]
+    bias[1, 0, 2] = torch.finfo(torch.float32).min
+    expected = ByHand()(*inputs, bias)
+    assert expected.isnan().any()
+    torch.testing.assert_close(optimized(*inputs, bias), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_a_model_that_returns_no_number_is_not_passed(
+    broken: float, weights: Weights | None
+) -> None:
+    module = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.LayerNorm(64)).eval()
+    with torch.no_grad():
+        module[2].weight[:, 3] = broken
+    with pytest.raises(ParityError, match=r"no finite number.*2\.weight holds NaN") as caught:
+        attngraph.optimize(module, (torch.randn(4, 64),), weights=weights)
+    assert str(caught.value).endswith("Nothing was written.")
+
+
+def test_a_sample_that_gives_no_number_is_refused_and_one_element_is_enough() -> None:
+    x = torch.full((2, 5, 8), torch.nan)
+    with pytest.raises(ParityError, match="Give sample inputs on which it returns numbers"):
+        attngraph.optimize(nn.Linear(8, 8), (x,))
+    x[0, 0] = 1.0
+    parity = attngraph.optimize(nn.Linear(8, 8), (x,)).report.parity
+    assert parity is not None
+    assert parity.worst.compared == 8
+
+
+class _HidesAll(nn.Module):
+    """Two attentions whose masks leave each token hidden in one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ff = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        for hidden in (mask != 0, mask == 0):
+            scores = (x @ x.mT).masked_fill(hidden[:, None], torch.finfo(x.dtype).min)
+            x = self.norm(x + self.ff(scores.softmax(-1) @ x))
+        return x
+
+
+def test_rows_that_are_all_padding_are_no_pass() -> None:
+    args = (torch.randn(2, 8, 16), torch.ones(2, 8, dtype=torch.int64))
+    with pytest.raises((ParityError, UsageError), match=r"padding|padded"):
+        attngraph.optimize(_HidesAll().eval(), args, ignore_padded_rows=True)
+
+
+class Summed(nn.Module):
+    """The sum over the last axis, at once, or one element after the other."""
+
+    def __init__(self, *, at_once: bool, factor: float = 1.0) -> None:
+        super().__init__()
+        self.at_once = at_once
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.at_once:
+            return x.sum(-1)
+        total = x[..., 0] * self.factor
+        for place in range(1, x.shape[-1]):
+            total = total + x[..., place]
+        return total
+
+
+def test_rounding_in_half_is_not_called_another_trace() -> None:
+    args = (torch.rand(4, 64, 128, generator=torch.Generator().manual_seed(0)).half(),)
+    model = Model(Summed(at_once=True), None, args, {}, None, "Summed")
+    check = Check(model, trace(model), "fp16")
+    slow = attngraph.capture(Summed(at_once=False), args)
+    exact, halves = check.references(args), interpret(slow, args)
+    assert not compare(exact, halves, "fp16").passed
+    assert check.of_trace(slow) == ""
+    other = attngraph.capture(Summed(at_once=False, factor=1.25), args)
+    assert "already differs from it at sample" in check.of_trace(other)
