@@ -47,16 +47,18 @@ def _compiled_anew() -> Iterator[None]:
     """Dynamo forgets what it compiled before.
 
     A loop's body goes through it, in eager too. It looks for one that it has by asking the sizes of
-    the trace whether they are those of an earlier call, and each no stays as a condition.
+    the trace whether they are those of an earlier call. Each no stays as a condition, and a yes
+    makes the dim a constant.
     """
     torch._dynamo.reset()
     yield
 
 
+_FIXES = "your code specialized it to be a constant"
 _REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
     decided_comparisons: wants_bool,
     undecided_contiguity: excludes_a_size,
-    _compiled_anew: excludes_a_size,
+    _compiled_anew: lambda message: excludes_a_size(message) or _FIXES in message,
     known_constants: depends_on_data,
 }
 """What a trace is tried again with, if its error is one that this may help against."""
