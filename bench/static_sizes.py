@@ -1,6 +1,6 @@
 """CPU seconds of the passes, against those of capture, for models compiled with static sizes.
 
-    python -m bench.static_sizes [MODEL …]
+    python -m bench.static_sizes [--models MODEL …]
 
 Rewrites of a model with static sizes are evaluated at smaller ones of the same structure, so the
 passes cost no more than for dynamic sizes. Each model has a process of its own.
@@ -8,13 +8,12 @@ passes cost no more than for dynamic sizes. Each model has a process of its own.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 import warnings
 from typing import Any
 
-from bench.machine import in_process, write
+from bench.harness import in_process, options_of
+from bench.machine import write
 
 
 def vit() -> tuple[Any, tuple[Any, ...]]:
@@ -79,16 +78,10 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL", default=[], help=", ".join(MODELS))
-    parser.add_argument("--one", choices=MODELS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(measure(options.one)))
-        return
+    options = options_of(__doc__, models=list(MODELS))
     rows = []
-    for name in options.models or MODELS:
-        rows.append(in_process("bench.static_sizes", "--one", name))
+    for name in options.models:
+        rows.append(in_process(measure, name=name))
         print(f"{name}: {rows[-1]['ratio']:.2f} × capture", flush=True)
     print(write("static_sizes", {"rows": rows}))
 
