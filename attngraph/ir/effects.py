@@ -5,10 +5,9 @@ from __future__ import annotations
 from attngraph.ir import Graph, Node, ScalarType, Value
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.ops import attribute, op_def
-from attngraph.ir.traits import MUTATING, RANDOM
+from attngraph.ir.traits import MUTATING, RANDOM, UNSET
 
 _OFF_SWITCHES = {"train": False, "training": False, "dropout_p": 0.0, "p": 0.0}
-_UNINITIALISED = ("empty", "new_empty")
 
 
 def is_random(node: Node) -> bool:
@@ -23,8 +22,7 @@ def is_random(node: Node) -> bool:
 
 def is_function(node: Node) -> bool:
     """Whether equal inputs and attributes always give equal outputs, and nothing else happens."""
-    stem = node.op.split(".")[1]
-    return not (node.op in MUTATING or stem.startswith(_UNINITIALISED) or is_random(node))
+    return not (node.op in MUTATING | UNSET or is_random(node))
 
 
 def dims_of(value: Value) -> frozenset[str]:

@@ -68,6 +68,10 @@ def _never(definition: OpDef) -> bool:
     return False
 
 
+def _stem(definition: OpDef) -> str:
+    return definition.name.split(".")[1]
+
+
 def _tagged(tag: torch.Tag) -> Callable[[OpDef], bool]:
     return lambda definition: tag in getattr(definition.function, "tags", ())
 
@@ -219,7 +223,9 @@ FILL = _trait(  # one number everywhere
     "full full_like new_full scalar_tensor zeros zeros_like new_zeros ones ones_like new_ones",
 )
 RANGE = _trait("range", "arange arange.start arange.start_step")
-UNSET = _trait("unset", "empty.memory_format empty_like new_empty")  # whatever the memory holds
+UNSET = _trait(  # whatever the memory holds
+    "unset", "", lambda definition: _stem(definition).startswith(("empty", "new_empty"))
+)
 RANDOM = _trait("random", "", _tagged(torch.Tag.nondeterministic_seeded))
 MUTATING = _trait("mutating", "", lambda definition: definition.mutates)
 

@@ -22,11 +22,7 @@ Parts: TypeAlias = tuple[Value, Value | None]
 """The real and the imaginary part; None where all numbers are real."""
 
 _LONGEST = 4096  # tables grow with the square
-_PRIVATE = {"aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"}
 _ONE_AXIS = {"aten.fft_fft", "aten.fft_ifft", "aten.fft_rfft", "aten.fft_irfft"}
-_TWO_AXES = {"aten.fft_fft2", "aten.fft_ifft2", "aten.fft_rfft2", "aten.fft_irfft2"}
-_ANY_AXES = {"aten.fft_fftn", "aten.fft_ifftn", "aten.fft_rfftn", "aten.fft_irfftn"}
-TRANSFORMS = frozenset(_PRIVATE | _ONE_AXIS | _TWO_AXES | _ANY_AXES)
 _NORMS = {None: 0, "backward": 0, "ortho": 1, "forward": 2}
 
 
@@ -85,13 +81,13 @@ class Transform:
 
 
 def read_transform(node: Node) -> Transform | None:
-    """What a node of `TRANSFORMS` does; None where its tables would be too large or are unknown."""
+    """What a FOURIER node does; None where its tables would be too large or are unknown."""
     source, result = node.inputs[0], node.output
     assert source is not None
     if not isinstance(source.type, TensorType) or source.dtype.to_real() == torch.float16:
         return None
     rank = len(source.shape)
-    if node.op in _PRIVATE:
+    if node.op.startswith("aten._fft"):
         dims = [dim % rank for dim in attribute(node, "dim")]
         norm = attribute(node, "normalization")
         lengths: Sequence[Any] | None = None

@@ -15,29 +15,30 @@ from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
-from attngraph.passes.canonical.fourier import TRANSFORMS, Parts, Transform, read_transform
+from attngraph.ir.traits import (
+    ADDITIVE,
+    FOURIER,
+    INDEX,
+    JOIN,
+    LAYOUT,
+    MATMUL,
+    MEAN,
+    NEGATION,
+    ROLL,
+    SCALE,
+    SUM,
+)
+from attngraph.passes.canonical.fourier import Parts, Transform, read_transform
 from attngraph.passes.canonical.signals import spell_out_signals
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 
 Pair: TypeAlias = tuple[Value, Value]
 
-_ON_BOTH = frozenset(
-    "aten." + name
-    for name in (
-        "alias", "cat", "chunk", "clone", "contiguous", "detach", "div.Scalar", "expand",
-        "flatten.using_ints", "flip", "index.Tensor", "index_select", "mul.Scalar", "narrow",
-        "neg", "permute", "repeat", "reshape", "roll", "select.int", "slice.Tensor",
-        "mean.dim", "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims",
-        "stack", "sum.dim_IntList", "t", "transpose.int", "unbind.int", "unflatten.int",
-        "unsqueeze", "view",
-    )
-)  # fmt: skip
+_ON_BOTH = LAYOUT | JOIN | INDEX | ROLL | SUM | MEAN | SCALE | NEGATION
 """Ops that do the same to the real and to the imaginary part, and nothing between them."""
-_SUMS = frozenset(["aten.add.Tensor", "aten.sub.Tensor"])
 _CONJUGATES = frozenset(["aten._conj", "aten.conj", "aten.conj_physical"])
 _FROM_REALS = frozenset(["aten.complex", "aten.polar", "aten.view_as_complex"])
-_PRODUCTS = frozenset(["aten.bmm", "aten.einsum", "aten.matmul", "aten.mm", "aten.mul.Tensor"])
 _TO_REALS = frozenset(["aten.abs", "aten.imag", "aten.real", "aten.view_as_real"])
 
 
@@ -57,7 +58,9 @@ class SplitComplex:
         spell_out_signals(graph, checked)
         parts = _Parts(graph)
         for node in list(graph):
-            if node.op not in _TO_REALS | TRANSFORMS or not _is_complex(source := node.inputs[0]):
+            if node.op not in _TO_REALS and node.op not in FOURIER:
+                continue
+            if not _is_complex(source := node.inputs[0]):
                 continue
             if _is_complex(node.output):
                 continue
@@ -68,6 +71,10 @@ class SplitComplex:
                 if not checked.replace([(node.output, result)], leaves=_real_sources(source)):
                     parts = _Parts(graph)  # some of the parts it remembers were erased
         return checked.remarks
+
+
+def _is_product(node: Node) -> bool:
+    return node.op in MATMUL or node.op == "aten.mul.Tensor"
 
 
 def _is_complex(value: Value | None) -> bool:
@@ -100,16 +107,16 @@ class _Parts:
             return False
         operands = [value for value in node.inputs if value is not None]
         numbers = [value for value in operands if _is_complex(value)]
-        if node.op in TRANSFORMS:
+        if node.op in FOURIER:
             return self.known_op(node) and all(self.known(value) for value in numbers)
         if node.op in _FROM_REALS or (node.op == "aten._to_copy" and not numbers):
             return not numbers
         if node.op in _ON_BOTH:
-            if node.op in ("aten.cat", "aten.stack") and len(numbers) < len(operands):
+            if node.op in JOIN and len(numbers) < len(operands):
                 return False
             if isinstance(node.attrs.get("other"), complex) or "dtype" in node.attrs:
                 return False
-        elif node.op in _SUMS:
+        elif node.op in ADDITIVE:
             if isinstance(attribute(node, "alpha"), complex):
                 return False
         elif node.op == "aten.div.Tensor":
@@ -118,13 +125,13 @@ class _Parts:
         elif node.op == "aten.einsum":
             if len(operands) != 2:
                 return False
-        elif node.op not in (*_PRODUCTS, "aten._to_copy", *_CONJUGATES):
+        elif not _is_product(node) and node.op not in ("aten._to_copy", *_CONJUGATES):
             return False
         return bool(numbers) and all(self.known(value) for value in numbers)
 
     def known_op(self, node: Node) -> bool:
         """Whether a node is no Fourier transform, or one that products can be written for."""
-        if node.op not in TRANSFORMS:
+        if node.op not in FOURIER:
             return True
         if node not in self._transforms:
             self._transforms[node] = read_transform(node)
@@ -157,7 +164,7 @@ class _Parts:
             ):
                 self._pairs[value] = (real, imaginary)
             return
-        pair = self._product(node) if node.op in _PRODUCTS else self._other(node)
+        pair = self._product(node) if _is_product(node) else self._other(node)
         self._pairs[node.output] = (self._fit(pair[0], node), self._fit(pair[1], node))
 
     def _fit(self, part: Value, node: Node) -> Value:
@@ -191,7 +198,7 @@ class _Parts:
         first = node.inputs[0]
         second = node.inputs[1] if len(node.inputs) > 1 else None
         assert first is not None
-        if op in TRANSFORMS:
+        if op in FOURIER:
             real, imaginary = self._transformed(node)
             assert imaginary is not None
             return real, imaginary
@@ -205,7 +212,7 @@ class _Parts:
             real, imaginary = build("aten.cos", second), build("aten.sin", second)
             multiply = "aten.mul.Tensor"
             return build(multiply, first, real), build(multiply, first, imaginary)
-        if op in _SUMS:
+        if op in ADDITIVE:
             return self._sum(node)
         if not _is_complex(first):
             zero = build("aten.full", size=list(first.shape), fill_value=0.0, dtype=first.dtype)
@@ -246,7 +253,7 @@ class _Parts:
     def real_result(self, node: Node, pair: Pair) -> Value:
         """What a node of `_TO_REALS`, or a transform to reals, computes of its operand's parts."""
         build = self.build.at(node, node.loc)
-        if node.op in TRANSFORMS:
+        if node.op in FOURIER:
             return self._fit(self._transformed(node)[0], node)
         real, imaginary = pair
         if node.op == "aten.view_as_real":

@@ -21,6 +21,7 @@ from attngraph.ir.traits import (
     RESHAPE,
     SOFTMAX,
     TRAITS,
+    UNSET,
     Trait,
     traits_of,
 )
@@ -69,6 +70,11 @@ def test_torch_and_the_dialect_are_asked() -> None:
     assert "aten.randn" in RANDOM
     assert "aten.add_.Tensor" in MUTATING
     assert "aten.add.Tensor" not in MUTATING
+    assert "aten.__and__.Tensor" in POINTWISE  # torch has no tag here
+    assert "attn.quick_gelu" in POINTWISE
+    assert "aten.empty_strided" in UNSET
+    assert "aten.new_empty" in UNSET
+    assert "aten.zeros" not in UNSET
     assert "attn.sink_softmax" in SOFTMAX
     assert "attn.rms_norm" in NORM
 

@@ -13,10 +13,10 @@ import torch
 
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, broadcast_axes, resolve
 from attngraph.analysis.layout.columns import Column, has_columns, known, rows, steps
-from attngraph.analysis.values.scalars import is_cast, scale_of
+from attngraph.analysis.values.scalars import scale_of
 from attngraph.ir import Node, Value
 from attngraph.ir.hashing import hashable
-from attngraph.ir.ops import op_def
+from attngraph.ir.traits import CAST, POINTWISE
 
 _LARGEST = 1 << 24  # elements of a constant whose columns are compared
 
@@ -132,12 +132,7 @@ class ElementIds:
 
 def is_pointwise(node: Node) -> bool:
     """Whether each element of the only output depends on the inputs' elements at its place."""
-    if len(node.outputs) != 1:
-        return False
-    if is_cast(node):
-        return True
-    function = op_def(node.op).function
-    return torch.Tag.pointwise in getattr(function, "tags", ())
+    return len(node.outputs) == 1 and node.op in POINTWISE | CAST
 
 
 def _atom(atom: Atom) -> Hashable:
