@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import io
 import re
 from collections.abc import Callable
@@ -18,11 +19,14 @@ from attngraph.cli.app import run as command
 from attngraph.compiling.compiler import Model, trace
 from attngraph.compiling.pipeline import pipeline
 from attngraph.export import to_onnx
-from attngraph.ir import Graph, format_graph
+from attngraph.ir import Graph, Node, format_graph
+from attngraph.ir.printer import format_node
 from attngraph.passes import label_of, purpose_of, run
+from attngraph.passes.canonical.normal_form import FORMS
 from bench import versions
 from examples import eager_attention, make_model
 from tests.kernels import table
+from tests.passes.spellings import SPELLINGS, spelled
 
 ROOT = Path(__file__).parents[1]
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -161,11 +165,35 @@ def kernels() -> str:
     return f"{table.page()}\n"
 
 
+def normal_form() -> str:
+    """Each rule of the normal form, with every spelling that it knows and what it makes of it."""
+    shown = []
+    for rule in FORMS:
+        lines = "".join(_respelled(op) for op in rule.ops if op in SPELLINGS)
+        said = " ".join((inspect.getdoc(rule.apply) or "").split("\n\n")[0].split())
+        shown.append(f"**{rule.name}**: {said}\n\n{_fenced(lines)}")
+    return "\n".join(shown)
+
+
+def _respelled(op: str) -> str:
+    """A spelling, and below it what canonicalize writes; nothing where only an input is left."""
+    graph = spelled(op)
+    before = [_call(node) for node in graph]
+    run(graph, "canonicalize")
+    after = [_call(node) for node in graph] or [f"%{graph.outputs[0].name}"]
+    return "".join(f"{line}\n" for line in before) + "".join(f"    → {line}\n" for line in after)
+
+
+def _call(node: Node) -> str:
+    return format_node(node, loc=False).rpartition(" : ")[0]
+
+
 MAKERS: dict[str, Callable[[], str]] = {
     "codes": codes,
     "explain": explain,
     "ir": ir,
     "kernels": kernels,
+    "normal-form": normal_form,
     "passes": passes,
     "session": session,
     "tutorial": tutorial,

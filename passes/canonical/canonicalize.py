@@ -20,14 +20,9 @@ from attngraph.passes.rewriting.rewriter import Rewriter
 class Canonicalize:
     """Applies the local rules until none fires. Every rule is exact, to the sign of a zero.
 
-    - `aten.reshape` with its whole shape written out, for every change of shape only;
-    - `aten.permute` for every change of the order of axes;
-    - `aten.expand` for every broadcast, `aten.full` for every tensor of one number;
-    - `aten._to_copy` for every change of dtype;
-    - `aten.split_with_sizes` for every cut along an axis;
-    - the ε of `aten.rms_norm`, where its default is meant;
-    - an expression for every size that `.item()` reads from a tensor made of sizes;
-    - and nothing for what changes nothing: copies, dropout that is off, x · 1, −(−x), …
+    The rules of normal_form.py leave one spelling of each thing: docs/normal-form.md lists them.
+    The others take away what changes nothing, such as x · 1 or −(−x), and write an expression for
+    every size that `.item()` reads from a tensor made of sizes.
     """
 
     name: ClassVar[str] = "canonicalize"

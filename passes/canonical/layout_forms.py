@@ -19,7 +19,7 @@ def copy(rewriter: Rewriter, node: Node) -> Replacement:
 
 @rule(*RESHAPE)
 def reshape(rewriter: Rewriter, node: Node) -> Replacement:
-    """reshape(reshape(x)) is one reshape; to x's own shape, it is x."""
+    """Every change of shape is `reshape` with all sizes; one of another one is one."""
     source, shape = source_of(node), node.output.shape
     inner = above = rewriter.above(source)
     while above is not None and above.op in RESHAPE:
@@ -36,7 +36,7 @@ def reshape(rewriter: Rewriter, node: Node) -> Replacement:
 
 @rule(*PERMUTE)
 def permute(rewriter: Rewriter, node: Node) -> Replacement:
-    """permute(permute(x)) is one permute; one that keeps the order is x."""
+    """Every change of the order of axes is `permute`; one of another one is one."""
     source, rank = source_of(node), node.output.tensor_type.rank
     order, inner = permutation(node, rank), rewriter.above(source)
     merged = inner is not None and inner.op == "aten.permute"
@@ -53,7 +53,7 @@ def permute(rewriter: Rewriter, node: Node) -> Replacement:
 
 @rule(*EXPAND, "aten.repeat", "aten.tile")
 def expand(rewriter: Rewriter, node: Node) -> Replacement:
-    """A broadcast of a broadcast is one; one that only adds axes of size 1 is a reshape.
+    """Every broadcast is `expand` with all sizes; one that only adds axes of 1 is a reshape.
 
     `repeat` is a broadcast where the axes that it repeats have size 1.
     """

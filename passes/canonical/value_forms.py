@@ -1,4 +1,4 @@
-"""Forms of ops that compute values: casts, tensors of one number, softmaxes."""
+"""Forms of ops that compute values: casts, tensors of one number, choices, softmaxes, products."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _skips(source: torch.dtype, middle: torch.dtype, target: torch.dtype) -> boo
 
 @rule(*_CASTS)
 def cast(rewriter: Rewriter, node: Node) -> Replacement:
-    """A cast of a lossless cast is one cast; to the same dtype, it is its source."""
+    """Every change of dtype is `_to_copy`; a cast of a lossless cast is one cast."""
     source, dtype = source_of(node), node.output.dtype
     inner = rewriter.above(source)
     merged = (
