@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from attngraph.analysis.masks.masking import masking_of, scores_shape
 from attngraph.checks.fast_path import fast_path_notes
 from attngraph.checks.influence import Influence, influence
 from attngraph.checks.probing import Role, roles_of
@@ -164,13 +165,12 @@ def of_attentions(
         held = dict(zip(light.output_names, results, strict=True))
         sizes = _sizes(graph, tensors)
         for name, node in list(pending.items()):
-            length = _size(input_of(node, "key").shape[1], sizes)
-            past = input_of(node, "past_key")
-            if past is not None:
-                length += _size(past.shape[2], sizes)
-            bias = held.get(names.get(input_of(node, "bias"), ""))
-            mask = held.get(names.get(input_of(node, "mask"), ""))
-            if _several(length, bias, mask) and node.attrs.get("window") != 1:
+            masking, length = masking_of(node), _size(scores_shape(node)[3], sizes)
+            bias, mask = (
+                None if value is None else held.get(names.get(value, ""))
+                for value in (masking.bias, masking.mask)
+            )
+            if _several(length, bias, mask) and masking.window != 1:
                 del pending[name]
     for node in pending.values():
         coverage.notes.append(

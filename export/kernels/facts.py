@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import sympy
 import torch
 
+from attngraph.analysis.masks.masking import masking_of, scores_shape
 from attngraph.export.kernels.prologue import prologue_of
 from attngraph.ir import Node
-from attngraph.ir.dims import DimInfo, as_dim, bounds, divide, same
+from attngraph.ir.dims import DimInfo, bounds, divide, same
 from attngraph.ir.ops import attribute, input_of
 
 # What an op must take besides query, key and value, and what some compute before.
@@ -90,26 +90,24 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
     """
     if node.op == PACKED_ATTENTION:
         return _packed_facts(node, dims)
-    query, key, value = (input_of(node, name) for name in ("query", "key", "value"))
+    query, value = input_of(node, "query"), input_of(node, "value")
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
-    mask, bias, past = (input_of(node, name) for name in ("mask", "bias", "past_key"))
+    masking, past = masking_of(node), input_of(node, "past_key")
     sinks, prologue = input_of(node, "sinks"), prologue_of(node)
     present = {
-        CAUSAL: attribute(node, "causal"),
-        BOOL: mask is not None,
-        BIAS: bias is not None,
+        CAUSAL: masking.causal,
+        BOOL: masking.mask is not None,
+        BIAS: masking.bias is not None,
         SOFTCAP: attribute(node, "softcap") > 0,
-        WINDOW: attribute(node, "window") > 0,
-        LENGTHS: input_of(node, "lengths") is not None,
+        WINDOW: masking.window > 0,
+        LENGTHS: masking.lengths is not None,
         SINKS: sinks is not None,
         ROW_SINKS: sinks is not None and len(sinks.shape) != 1,
         WEIGHTS: attribute(node, "weights"),
         PAST: past is not None,
         STATIC: past is not None and static,
     }
-    queries, keys = query.shape[1], key.shape[1]
-    if past is not None:
-        keys = as_dim(sympy.sympify(keys) + past.shape[2])
+    _, _, queries, keys = scores_shape(node)
     spans = bounds(queries, dims), bounds(keys, dims)
     return Facts(
         dtype=query.dtype,
@@ -126,9 +124,8 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
         else (True if divide(keys, 4) is not None else None),
         features=frozenset(name for name, there in present.items() if there),
         positive_scale=attribute(node, "scale") > 0,
-        mean_rows=attribute(node, "masked_rows") == "mean"
-        and (mask is not None or bias is not None or input_of(node, "lengths") is not None),
-        window=attribute(node, "window"),
+        mean_rows=masking.masked_rows == "mean" and bool(masking.values),
+        window=masking.window,
         rotary_features=None if prologue is None else prologue.width,
         normed=prologue is not None and prologue.norms is not None,
     )

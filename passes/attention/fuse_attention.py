@@ -29,7 +29,7 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.ir.slices import depends_on
 from attngraph.ir.traits import SOFTMAX
 from attngraph.passes.attention.joined_order import joined_alike
-from attngraph.passes.attention.masking import Masking, averaged, dtype_for
+from attngraph.passes.attention.masking import dtype_for, written
 from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.labels import reassociated
@@ -245,7 +245,6 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
     roles, (query, key, value) = site.roles, plan.operands
     dtype = max((s.operand.value.dtype for s in plan.operands), key=lambda d: torch.finfo(d).bits)
     dtype = dtype_for(site.steps, dtype)
-    steps, rows = averaged(site.steps, site.masked_rows, dtype)
     q = _as(build, materialize(build, query.operand, roles.query), dtype)
     for factor in site.factors:
         if factor not in plan.on_keys:
@@ -258,8 +257,9 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
     v = _as(build, materialize(build, value.operand, roles.value), dtype)
     for gain in plan.inner:
         v = _times(build, v, gain, roles.value)
-    masking = Masking(build, roles.scores, q.dtype)
-    masking.apply(steps)
+    masking = written(
+        build, roles.scores, q.dtype, site.steps, site.masked_rows, causal=site.causal
+    )
     sinks = None
     if site.sinks is not None and plan.sinks is not None:
         heads = set(resolve((*roles.kv_heads, *roles.groups)))
@@ -277,9 +277,9 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
         heads=plan.heads,
         kv_heads=plan.kv_heads,
         scale=abs(plan.scale),
-        causal=site.causal,
+        causal=masking.causal,
         softcap=site.softcap,
-        masked_rows=rows,
+        masked_rows=masking.masked_rows,
         weights=site.weights is not None,
     )
 

@@ -22,6 +22,7 @@ from attngraph.analysis.layout.axes import (
     resolve,
     top,
 )
+from attngraph.analysis.masks.masking import masking_of
 from attngraph.analysis.masks.terms import magnitude
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
@@ -70,9 +71,9 @@ class _Joined:
 def _fuse(build: Builder, checked: Checked, site: Node) -> Remark | None:
     graph = build.graph
     # A causal site without a past aligns its queries with the first keys, which a past would move.
-    if attribute(site, "causal") or any(
-        input_of(site, name) is not None for name in ("sinks", "past_key", "lengths")
-    ):
+    masking = masking_of(site)
+    has_more = any(input_of(site, name) is not None for name in ("sinks", "past_key"))
+    if masking.causal or masking.lengths is not None or has_more:
         return None
     key, value = (
         _joined(graph, input_of(site, name), attribute(site, "kv_heads"))

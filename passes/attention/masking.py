@@ -1,4 +1,4 @@
-"""Writes the ordered biases and masks of an attention as one float bias and one bool mask."""
+"""Writes the ordered biases and masks of a site as one masking: a float bias and a bool mask."""
 
 from __future__ import annotations
 
@@ -12,14 +12,34 @@ from attngraph.analysis.attention.logits import Bias, Mask
 from attngraph.analysis.attention.terms import broadcastable
 from attngraph.analysis.layout.axes import Axes, Operand
 from attngraph.analysis.masks.fills import may_hide
+from attngraph.analysis.masks.masking import Masking
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL, WEAKEST_FILL
 from attngraph.analysis.masks.terms import magnitude
 from attngraph.ir import Builder, Value
 from attngraph.passes.rewriting.materialize import materialize
 
 
+def written(
+    build: Builder,
+    scores: Axes,
+    dtype: torch.dtype,
+    steps: Sequence[Bias | Mask],
+    rows: str,
+    *,
+    causal: bool,
+) -> Masking:
+    """The masking of an attention in a dtype whose logits take the steps, inner first.
+
+    `rows` is what a row without keys gives, `scores` the axes to which bias and mask broadcast.
+    """
+    steps, rows = _averaged(steps, rows, dtype)
+    writer = _Writer(build, scores, dtype)
+    writer.apply(steps)
+    return Masking(writer.bias, writer.mask, causal, rows)
+
+
 @dataclass
-class Masking:
+class _Writer:
     """Emits the steps in order. `bias` broadcasts to (B, H, S, T), `mask` is True where allowed.
 
     A finite fill replaces what was added before it, also a -inf: the mask opens there again. It is
@@ -111,7 +131,7 @@ def _groups(steps: Sequence[Bias | Mask]) -> Iterator[Bias | list[Mask]]:
         yield run
 
 
-def averaged(
+def _averaged(
     steps: Sequence[Bias | Mask], rows: str, dtype: torch.dtype
 ) -> tuple[Sequence[Bias | Mask], str]:
     """The steps, and what a row without keys gives, without fills that the dtype can't hold.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attngraph.analysis.masks.key_masks import Masked
+from attngraph.analysis.masks.masking import masking_of
 from attngraph.analysis.masks.predicates import TRUE, conjuncts
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.rows.padded_reads import Tokens
@@ -138,12 +139,12 @@ def _is_packable(node: Node, tokens: Tokens) -> bool:
 
 def _is_over_tokens(site: Masked, tokens: Tokens) -> bool:
     """Whether queries and keys are the tokens, and nothing but padding changes their scores."""
-    node = site.node
+    node, masking = site.node, masking_of(site.node)
     if site.parts != frozenset(conjuncts(tokens.shown)):
         return False
-    if attribute(node, "causal") or attribute(node, "window"):
+    if masking.causal or masking.is_bounded or masking.bias is not None:
         return False
-    if any(input_of(node, name) is not None for name in ("bias", "sinks", "lengths")):
+    if input_of(node, "sinks") is not None:
         return False
     if attribute(node, "softcap") or len(node.outputs) > 1 or node.outputs[0] in tokens.full:
         return False

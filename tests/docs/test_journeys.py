@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LONGEST = {"From safetensors to external data": 10}
+LONGEST = {"From safetensors to external data": 10, "From a traced mask to an Attention input": 12}
 ROW = re.compile(r"\| (\S+\.py) \| (`.+`) \| .+ \|")
 
 

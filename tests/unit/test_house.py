@@ -284,3 +284,31 @@ def test_no_set_of_ops_stands_outside_the_traits() -> None:
     wrong = {path: lines for path, lines in found.items() if path not in NAMES_OPS}
     assert not wrong, "sets of ops: use or add a trait of attngraph/ir/traits.py"
     assert not NAMES_OPS.keys() - found.keys()
+
+
+_MASKING = frozenset(["masked_rows", "causal", "window"])
+_OTHER_WINDOWS = "attngraph.passes.canonical.signals"  # that of a short-time Fourier transform
+
+
+def _asked_for(path: Path) -> set[str]:
+    """The names of an attention's arguments that a file asks a node for."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if _asks(node))
+    return {call.args[1].value for call in calls if isinstance(call.args[1], ast.Constant)}
+
+
+def _asks(node: ast.AST) -> bool:
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return is_call and node.func.id in ("attribute", "input_of") and len(node.args) == 2
+
+
+def test_what_masks_an_attention_is_read_in_one_place() -> None:
+    """masking_of, which the lowering, the kernel table, the padding and the folding share."""
+    home = "attngraph.analysis.masks.masking"
+    assert _asked_for(MODULES[home]) >= _MASKING
+    others = {
+        name
+        for name, path in MODULES.items()
+        if name not in (home, "attngraph.passes.attention.remasking", _OTHER_WINDOWS)
+        if _MASKING & _asked_for(path)
+    }
+    assert not others, "masking_of says what masks an attention"

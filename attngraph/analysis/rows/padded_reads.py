@@ -10,6 +10,7 @@ import torch
 from attngraph.analysis.layout.index_maps import Index, aligned, settled, source_index
 from attngraph.analysis.masks.choices import Choice
 from attngraph.analysis.masks.key_masks import Masked
+from attngraph.analysis.masks.masking import masking_of
 from attngraph.analysis.masks.predicates import (
     BATCH,
     KEY,
@@ -111,7 +112,7 @@ class _Backwards:
         is_full = query not in tokens.linked or context in tokens.full
         if is_full or any(weight.uses or weight in returned for weight in weights):
             self._demand([query], by)
-        averages = attribute(node, "masked_rows") == "mean" and input_of(node, "sinks") is None
+        averages = masking_of(node).masked_rows == "mean" and input_of(node, "sinks") is None
         lacks_key = averages and (is_full or not site.has_own_key(tokens.shown))
         self._demand((read for read in (key, value) if read in self.unsure), node)
         if lacks_key:
@@ -238,7 +239,7 @@ def _leaves_nan(site: Masked) -> bool:
     that element is NaN then, whatever stands at padding.
     """
     node = site.node
-    if attribute(node, "masked_rows") in ("zero", "mean") or input_of(node, "sinks") is not None:
+    if masking_of(node).masked_rows in ("zero", "mean") or input_of(node, "sinks") is not None:
         return False
     return not site.sees_alike
 
