@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -56,9 +57,9 @@ def options_of(
 
 
 def _command(function: Callable[..., Any], given: Mapping[str, Any], *more: str) -> list[str]:
-    spec = sys.modules[function.__module__].__spec__  # its name is no `__main__`
-    assert spec is not None
-    what = f"{spec.name}:{function.__name__}"
+    # Not `__main__`, as which a bench is run, nor that of a decorator.
+    module = inspect.unwrap(function).__globals__["__spec__"].name
+    what = f"{module}:{function.__name__}"
     return [sys.executable, "-W", "ignore", "-m", "bench.harness", what, json.dumps(given), *more]
 
 

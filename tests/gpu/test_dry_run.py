@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from attngraph.measuring import contest, turns, worker
-from bench import decode
+from attngraph.measuring import contest, worker
+from bench import decode, harness
 from tests.gpu import checks, run
 
 pytestmark = pytest.mark.machine
@@ -71,7 +71,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     for module in (checks, run):
         monkeypatch.setattr(module, "ended", ended)
-    for module in (contest, turns):
+    for module in (contest, harness):
         monkeypatch.setattr(module, "Server", Here)
     monkeypatch.setattr(contest, "_work", work)
     for name in ("BENCH_LAYERS", "BENCH_TINY", "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"):
