@@ -75,12 +75,12 @@ def _sizes(value: Value) -> tuple[Dim, ...]:
 def _merge_constants(graph: Graph) -> None:
     seen: dict[Hashable, Value] = {}
     for constant in list(graph.constants.values()):
-        for key in _constant_keys(constant):
-            kept = seen.setdefault((constant.type, *key), constant)
-            if kept is not constant:
-                graph.replace_uses(constant, kept)
-                graph.erase_constant(constant)
-                break
+        keys = [(constant.type, *key) for key in _constant_keys(constant)]
+        kept = next((seen[key] for key in keys if key in seen), constant)
+        seen.update(dict.fromkeys(keys, kept))
+        if kept is not constant:
+            graph.replace_uses(constant, kept)
+            graph.erase_constant(constant)
 
 
 def _constant_keys(constant: Value) -> list[tuple[Hashable, ...]]:
