@@ -22,6 +22,9 @@ from attngraph.numeric import whole
 from attngraph.optimized import Optimized
 from attngraph.reports.report import Report
 
+_AHEAD = 4096
+"""Steps of a `generate` whose sizes are checked before the first; later ones are as they come."""
+
 
 class Decoder:
     """A causal language model in onnxruntime. Its cache stays on the device between steps.
@@ -314,7 +317,8 @@ class Decoder:
             self._require_steps((total + more, places + more))
         if count:
             self._require_sizes(batch, length, 0)
-        for past in range(length, length + more):
+        ahead = range(length, length + more)  # an end token may come long before the last of them
+        for past in (*ahead[:_AHEAD], *ahead[_AHEAD:][-1:]):
             self._require_sizes(batch, 1, past)
         ends = end_tokens(eos_token_id, known)
         filler = ends[0] if ends else 0

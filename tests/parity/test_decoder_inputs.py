@@ -84,6 +84,14 @@ def test_masks_that_are_none(case: str) -> None:
     assert message in asked(lambda: decoder.generate(ids, 2, change(mask)))
 
 
+def test_as_many_tokens_as_anyone_may_ask_for_end_at_the_first_end() -> None:
+    """The check of the sizes of all steps doesn't go through each of 10¹² of them."""
+    decoder = compiled("llama")[1]
+    ids, _ = prompts(1)
+    end = int(decoder.generate(ids, max_new_tokens=1)[0, -1])
+    assert decoder.generate(ids, max_new_tokens=10**12, eos_token_id=end).shape == (1, PROMPT + 1)
+
+
 def test_integers_and_bools_that_mean_the_same_give_the_same() -> None:
     decoder = compiled("llama")[1]
     ids, mask = prompts(ROWS)
