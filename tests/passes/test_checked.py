@@ -346,14 +346,20 @@ def test_a_pass_that_stops_is_left_out_and_the_others_run(
 
 
 def _reversed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = merge_projections._concatenated
+    stacked = merge_projections.stacked
     monkeypatch.setattr(
-        merge_projections, "_concatenated", lambda c, weights, axis: joined(c, weights[::-1], axis)
+        merge_projections, "stacked", lambda c, weights, rows: stacked(c, weights[::-1], rows[::-1])
     )
 
 
 def _no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_projections, "_biases", lambda *_: None)
+    stacked = merge_projections.stacked
+
+    def weights_alone(checked: Checked, constants: Any, rows: Any) -> Any:
+        are_biases = any(value is None or len(value.shape) == 1 for value in constants)
+        return None if are_biases else stacked(checked, constants, rows)
+
+    monkeypatch.setattr(merge_projections, "stacked", weights_alone)
 
 
 @pytest.mark.defect

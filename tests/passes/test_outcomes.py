@@ -108,12 +108,12 @@ def test_weights_without_data_are_merged_as_drawn() -> None:
 def test_weights_without_data_that_are_merged_wrongly_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    joined = merge_projections._concatenated
+    stacked = merge_projections.stacked
 
-    def reversed_weights(checked: Checked, weights: Any, axis: int) -> Any:
-        return joined(checked, weights[::-1], axis)
+    def reversed_weights(checked: Checked, weights: Any, rows: Any) -> Any:
+        return stacked(checked, weights[::-1], rows[::-1])
 
-    monkeypatch.setattr(merge_projections, "_concatenated", reversed_weights)
+    monkeypatch.setattr(merge_projections, "stacked", reversed_weights)
     graph = parse(WITHOUT_DATA)
     before = format_graph(graph)
     (result,) = run(graph, "merge-projections")
