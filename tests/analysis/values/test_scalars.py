@@ -1,0 +1,43 @@
+"""Numbers in graphs are read as their dtypes hold them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from attngraph.analysis.values.scalars import fill_of, uniform
+from attngraph.ir import Graph, parse
+
+
+def _graph(lines: str) -> Graph:
+    return parse(
+        "graph @main {\n  dim n = 3 in 1..\n  input %x : f16[n, 4]\n  input %m : bool[n, 4]\n"
+        f"{lines}\n  return %y\n}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fill", "dtype", "expected"),
+    [("-1e9", "f16", -math.inf), ("0.1", "f64", 0.1), ("2.5", "i64", 2.0), ("3", "bool", 1.0)],
+)
+def test_a_fill_is_what_its_dtype_holds(fill: str, dtype: str, expected: float) -> None:
+    made = f"  %f = aten.full() {{size = [1], fill_value = {fill}, dtype = {dtype}}}\n"
+    graph = _graph(f"{made}  %y = aten.expand(%f) {{size = [n]}}")
+    assert uniform(graph.outputs[0]) == expected
+
+
+@pytest.mark.parametrize(("operands", "keep"), [("%x, %f", True), ("%f, %x", False)])
+def test_a_fill_stands_on_either_side_of_a_choice(operands: str, keep: bool) -> None:
+    made = "  %f = aten.full() {size = [], fill_value = -1e9, dtype = f16}\n"
+    graph = _graph(f"{made}  %y = aten.where.self(%m, {operands})")
+    x, m = graph.inputs
+    node = graph.outputs[0].producer
+    assert node is not None
+    assert fill_of(node) == (x, m, keep, -math.inf)
+
+
+def test_a_choice_of_two_tensors_fills_nothing() -> None:
+    node = _graph("  %y = aten.where.self(%m, %x, %x)").outputs[0].producer
+    assert node is not None
+    assert fill_of(node) is None
