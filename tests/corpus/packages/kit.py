@@ -1,0 +1,105 @@
+"""What a row of the packages' corpus is: a model, and its inputs at any batch size and length."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+Inputs = Callable[[int, int], Any]
+"""From a batch size and a length to the arguments of a call: a tuple, or a dict of keywords."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model by the name of its package and its own; `make` builds it anew, with its inputs.
+
+    `length` is the sample's, and `others` are those it is tried at unseen. An axis that follows the
+    batch or the length in `inputs` is a dynamic dim; where nothing follows the length it is fixed.
+    """
+
+    package: str
+    name: str
+    make: Callable[[], tuple[nn.Module, Inputs]]
+    length: int = 12
+    others: tuple[int, ...] = (17, 8)
+    batches: tuple[int, ...] = (3, 1)
+
+
+ROWS: list[Row] = []
+FILES = ("audio", "diffusion", "sequences", "text", "vision")
+
+
+def row(name: str, **given: Any) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Registers a factory under "package model"."""
+    package, _, own = name.partition(" ")
+
+    def take(make: Callable[[], Any]) -> Callable[[], Any]:
+        ROWS.append(Row(package, own, make, **given))
+        return make
+
+    return take
+
+
+def rows() -> list[Row]:
+    """All rows; the packages are imported as each is made."""
+    for name in FILES:
+        importlib.import_module(f"tests.corpus.packages.{name}")
+    return ROWS
+
+
+@dataclass(frozen=True)
+class Built:
+    """A row's model in eval mode with its sample, torch.export's dims, and unseen inputs."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Mapping[str, Any] | tuple[Any, ...] | None
+    unseen: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]] = field(default=())
+
+
+def build(row: Row) -> Built:
+    """Random weights of a fixed seed."""
+    torch.manual_seed(0)
+    module, inputs = row.make()
+    module.eval()
+
+    def made(batch: int, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        torch.manual_seed(100 * batch + length)
+        found = inputs(batch, length)
+        return ((), found) if isinstance(found, dict) else (tuple(found), {})
+
+    batch, other = 2, row.others[0] if row.others else row.length
+    args, kwargs = made(batch, row.length)
+    wider, longer = made(row.batches[0] if row.batches else batch, row.length), made(batch, other)
+    dims = _Dims()
+    shapes = pytree.tree_map(dims.of, (args, kwargs), wider, longer)
+    dynamic = (shapes[0] if args else shapes[1]) if dims.found else None
+    unseen = [made(b, n) for b, n in zip(row.batches, row.others, strict=False)]
+    unseen.append(made(batch, row.length + 0))
+    torch.manual_seed(7)
+    return Built(module, args, kwargs, dynamic, unseen)
+
+
+class _Dims:
+    """Names an axis that follows the batch, and leaves one that follows the length to the trace."""
+
+    def __init__(self) -> None:
+        self.found = False
+
+    def of(self, sample: Any, wider: Any, longer: Any) -> Any:
+        if not isinstance(sample, Tensor):
+            return None
+        shape: dict[int, Any] = {}
+        for axis, sizes in enumerate(zip(sample.shape, wider.shape, longer.shape, strict=True)):
+            if len(set(sizes)) > 1:
+                self.found = True
+                shape[axis] = Dim.AUTO
+        return shape or None
