@@ -6,11 +6,13 @@ large weight are zero in most places, and only the weight's rows that matter are
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from attngraph.analysis.layout.generalize import Generalized, generalized
 from attngraph.analysis.values.weights import Derivation
@@ -244,9 +246,40 @@ def is_heavy(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.numel() > _HEAVY
 
 
+_SHOWN = 16
+"""Elements of a constant up to which all are part of what a region is."""
+_digests = WeakIdKeyDictionary()
+"""A version and a digest by tensor."""
+
+
 def _identity(value: Value) -> Hashable:
-    """The data of weights is no part of what a region is; a small constant's is."""
+    """The data of weights is no part of what a region is; that of small constants, masks and tables
+    of integers is.
+    """
     data = value.data
-    if data is None or data.is_meta or data.numel() > 16:
+    if data is None or data.is_meta:
         return None
-    return str(data.flatten().tolist())
+    if data.numel() <= _SHOWN:
+        return str(data.flatten().tolist())
+    return _digest(data) if _is_structure(data) else None
+
+
+def _is_structure(data: torch.Tensor) -> bool:
+    """Whether its elements choose, as those of a mask do: no floats, or floats of few kinds."""
+    if not data.is_floating_point() and not data.is_complex():
+        return True
+    rows = data.detach()
+    while rows.dim() > 1:  # the last row is the one that a causal mask shows most of
+        rows = torch.cat([rows[0], rows[-1]]) if rows.dim() == 2 else rows[-1]
+    return len(set(rows[:256].tolist())) <= _SHOWN // 2
+
+
+def _digest(data: torch.Tensor) -> Hashable:
+    if data.device.type != "cpu" or data.layout is not torch.strided:
+        return id(data)
+    known = _digests.get(data)
+    if known is None or known[0] != data._version:
+        raw = data.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        known = data._version, hashlib.blake2b(raw, digest_size=16).hexdigest()
+        _digests[data] = known
+    return str(known[1])

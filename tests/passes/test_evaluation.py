@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attngraph.ir import Builder, Graph, parse
+from attngraph.ir import Builder, Graph, TensorType, parse
 from attngraph.ir.ops import evaluate
 from attngraph.passes import run
 from attngraph.passes.rewriting import regions
@@ -112,3 +112,19 @@ def test_without_weights_a_merge_is_not_evaluated() -> None:
     graph = parse(f"graph @main {{\n  dim batch = 3 in 1..\n  dim seq = 5 in 1..{SIBLINGS}\n}}\n")
     run(graph, "merge-projections")
     assert "aten.split_with_sizes" in {node.op for node in graph}
+
+
+def test_regions_that_differ_in_a_large_mask_are_compared_each_by_itself() -> None:
+    def compared(graph: Graph, evidence: Evidence, mask: torch.Tensor, name: str) -> Outcome:
+        build = Builder(graph)
+        x = graph.inputs[0]
+        kept = build.constant(mask, name)
+        zero = build("aten.full", size=[], fill_value=0.0)
+        return evidence.compare([(x, build("aten.where.self", kept, x, zero))], [x, kept])
+
+    graph = Graph("main")
+    graph.add_input("x", TensorType(torch.float32, (8, 8)))
+    evidence = Evidence(graph)
+    everything = torch.ones(8, 8, dtype=torch.bool)
+    assert isinstance(compared(graph, evidence, everything, "open"), Equal)
+    assert not isinstance(compared(graph, evidence, everything.tril(), "causal"), Equal)
