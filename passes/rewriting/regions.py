@@ -259,6 +259,8 @@ def _identity(value: Value) -> Hashable:
     data = value.data
     if data is None or data.is_meta:
         return None
+    if data.device.type != "cpu" or data.layout is not torch.strided:
+        return id(data)
     if data.numel() <= _SHOWN:
         return str(data.flatten().tolist())
     return _digest(data) if _is_structure(data) else None
@@ -274,9 +276,7 @@ def _is_structure(data: torch.Tensor) -> bool:
     return len(set(rows[:256].tolist())) <= _SHOWN // 2
 
 
-def _digest(data: torch.Tensor) -> Hashable:
-    if data.device.type != "cpu" or data.layout is not torch.strided:
-        return id(data)
+def _digest(data: torch.Tensor) -> str:
     known = _digests.get(data)
     if known is None or known[0] != data._version:
         raw = data.detach().contiguous().view(-1).view(torch.uint8).numpy()
