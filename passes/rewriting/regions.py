@@ -248,7 +248,7 @@ def is_heavy(tensor: Any) -> bool:
 
 _SHOWN = 16
 """Elements of a constant up to which all are part of what a region is."""
-_digests = WeakIdKeyDictionary()
+_digests: Any = WeakIdKeyDictionary()
 """A version and a digest by tensor."""
 
 
@@ -279,7 +279,7 @@ def _is_structure(data: torch.Tensor) -> bool:
 def _digest(data: torch.Tensor) -> str:
     known = _digests.get(data)
     if known is None or known[0] != data._version:
-        raw = data.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        raw = data.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         known = data._version, hashlib.blake2b(raw, digest_size=16).hexdigest()
         _digests[data] = known
     return str(known[1])
