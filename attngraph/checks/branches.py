@@ -11,7 +11,10 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
+
 from attngraph.checks.check import Check
+from attngraph.checks.probing import roles_of
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.branches import Place, is_assertion, recorded_sides
 from attngraph.frontend.capture import Captured
@@ -42,11 +45,8 @@ def settled(
         if way != first:
             captured = trace(model, dict(zip(places, way, strict=True)))
             check = checked(captured)
-        taken: dict[Place, set[bool]] = {place: set() for place in captured.branches}
         try:
-            with recorded_sides(taken):
-                check.all_references()
-            wrong = _unsettled(captured, check, taken)
+            wrong = _unsettled(captured, check, _taken(captured, check))
         except UsageError as error:
             wrong = f"then {error}"
         if not wrong:
@@ -55,6 +55,31 @@ def settled(
             return replace(captured, notes=(*captured.notes, *notes)), check
         tried[way] = wrong
     raise _refused(places[0], tried[first])
+
+
+def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:
+    """The sides that the model takes at each place, on inputs on which two sides can be told apart.
+
+    Of zeros x · 2 and −x are the same: inputs and outputs of one number say nothing.
+    """
+    check.all_references()
+    roles = roles_of(check.pristine, captured.args)
+    found: dict[Place, set[bool]] = {place: set() for place in captured.branches}
+    for tensors in check.all_cases().values():
+        seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
+        with recorded_sides(seen):
+            eager = check.references(tensors).eager
+        varied = all(role.masks or _varies(each) for role, each in zip(roles, tensors, strict=True))
+        if varied and any(map(_varies, eager)):
+            for place, sides in seen.items():
+                found[place] |= sides
+    return found
+
+
+def _varies(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point() or tensor.numel() < 2:
+        return True
+    return len(tensor.detach().nan_to_num().flatten().unique()) > 1
 
 
 def _unsettled(captured: Captured, check: Check, taken: Mapping[Place, set[bool]]) -> str:

@@ -28,7 +28,7 @@ def reshape(rewriter: Rewriter, node: Node) -> Replacement:
     if same_shape(source.shape, shape):
         return source
     merged = source is not node.inputs[0]
-    if node.op == "aten.reshape" and not merged and list(node.attrs["shape"]) == list(shape):
+    if node.op == "aten.reshape" and not merged and same_shape(node.attrs["shape"], shape):
         return None
     fused = [inner] if merged else []
     return rewriter.emit("aten.reshape", [source], {"shape": list(shape)}, at=node, fused=fused)

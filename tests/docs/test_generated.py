@@ -42,7 +42,7 @@ def _without_errors(text: str) -> str:
 
 def test_the_exit_codes_of_the_readme_are_those_there_are() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
-    said = re.search(r"The exit code says what it was: ([^.]+)\.", readme)
+    said = re.search(r"The exit code tells its kind: ([^.]+)\.", readme)
     assert said is not None
     known = {kind.exit_code for kind in AttngraphError.__subclasses__()}
     known |= {failures.INTERNAL, failures.INTERRUPTED, failures.TERMINATED}

@@ -71,6 +71,13 @@ class Rare(nn.Module):
         return x * 0 if (x.abs() > 1e6).any() else x * 2
 
 
+class Signed(nn.Module):
+    """Two functions that are one where x is zero, which the check draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else -x
+
+
 class Endless(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         while (x > 1).any():
@@ -139,9 +146,13 @@ def test_a_clamp_that_is_only_made_where_it_does_something() -> None:
         (Differs(), (X, OPEN), "compute different things"),
         (Differs(), (X, PADDED), "compute different things"),
         (Rare(), (X,), "compute different things"),
+        (Signed(), (X.abs(),), "."),
+        (Signed(), (-X.abs(),), "."),
+        (Signed(), (X * 0,), "."),
+        (Signed(), (X,), "."),
         (Endless(), (X,), "data-dependent condition"),
     ],
-    ids=["differs, open", "differs, padded", "rare", "endless"],
+    ids=["open", "padded", "rare", "positive", "negative", "zero", "mixed", "endless"],
 )
 def test_sides_that_differ_are_refused(module: nn.Module, args: Any, said: str) -> None:
     with pytest.raises(CaptureError, match=said) as refused:

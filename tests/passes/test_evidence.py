@@ -13,7 +13,7 @@ from attngraph.analysis.attention.site import Site
 from attngraph.errors import IRError
 from attngraph.ir import Graph, format_graph, interpret, parse, verify
 from attngraph.passes import run
-from attngraph.passes.attention import fuse_attention
+from attngraph.passes.attention import fuse_attention, masking
 
 TEXT = """
 graph @main {
@@ -104,7 +104,7 @@ def test_a_fusion_that_inference_rejects_is_taken_back(monkeypatch: pytest.Monke
 
     graph = _graph("-inf")
     before = format_graph(graph)
-    monkeypatch.setattr(fuse_attention.Masking, "apply", rejects)
+    monkeypatch.setattr(masking._Writer, "apply", rejects)
     (result,) = run(graph, "fuse-attention")
     verify(graph)
     assert format_graph(graph) == before
