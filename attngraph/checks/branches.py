@@ -79,7 +79,8 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:
 def _varies(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return True
-    return len(tensor.detach().nan_to_num().flatten().unique()) > 1
+    flat = tensor.detach().nan_to_num().flatten()
+    return bool((flat != flat[0]).any())
 
 
 def _unsettled(captured: Captured, check: Check, taken: Mapping[Place, set[bool]]) -> str:
