@@ -51,7 +51,7 @@ class FoldScales:
                 checked,
                 plan,
                 laid.path,
-                {node.output: scaling.source},
+                {node.outputs[0]: scaling.source},  # a batch norm may have others, unread
                 constants=scaling.constants,
                 reassociates="" if is_exact(plan) else _WHAT,
             )
