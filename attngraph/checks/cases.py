@@ -79,8 +79,13 @@ class SampleInputs:
         sizes = equal_sizes(sample, self._ranges(sample), apart)
         return [] if sizes == sample or self.limits.broken(sizes) else [sizes]
 
-    def draws(self, *, hides_rows: bool, weights: int) -> Iterator[Drawn]:
-        """Other values, the preferred first. `weights` is the number of the model's weights."""
+    def is_costly(self, weights: int) -> bool:
+        """Whether a run of the sample, with that many weights, is too long to draw hidden rows."""
+        tokens = max((tensor.shape[:2].numel() for tensor in self.captured.args), default=1)
+        return weights * tokens > _MOST_WORK
+
+    def draws(self, *, hides_rows: bool) -> Iterator[Drawn]:
+        """Other values, the preferred first."""
         captured = self.captured
         sample, *_ = self.sizes()
         rows = [name for (_, axis), name in captured.dynamic.items() if axis == 0]
@@ -88,9 +93,8 @@ class SampleInputs:
         roles = roles_of(self._pristine, captured.args)
         if not hides_rows:  # a mask may leave a row without keys where the code masks as well
             roles = without_masks(roles)
-        tokens = max((tensor.shape[:2].numel() for tensor in captured.args), default=1)
         for draw in draws_of(roles, captured.args, constant=bool(captured.branches)):
-            if draw.hides_rows and (not hides_rows or weights * tokens > _MOST_WORK):
+            if draw.hides_rows and not hides_rows:
                 continue
             sizes = self._together(sizes_for(draw, sample, self._pristine.dims, batch))
             if self.limits.broken(sizes):

@@ -50,8 +50,7 @@ class Check:
 
     `pristine` is the graph as it was captured; `at` makes inputs of other sizes. Unless
     `hides_rows`, no case leaves a query without a key. `drawn` are the labels of the cases that the
-    check made, `rejected` those of drawn inputs that the model itself fails on, and `notes` say
-    which branches weren't run.
+    check made, `rejected` those of drawn inputs that the model itself fails on.
     """
 
     def __init__(
@@ -71,9 +70,10 @@ class Check:
         self.at = at or self.samples.at
         self.drawn: list[str] = []
         self.rejected: list[str] = []
-        self.notes: list[str] = []
         self.padding = Padding([])
-        self._ties_told: list[str] = []
+        self._ties: list[str] = []
+        self._left_out: list[str] = []
+        self._unreached: list[str] = []
         self._is_given = cases is not None
         self.model = model
         self.captured = captured
@@ -85,6 +85,11 @@ class Check:
         self.module = module
         self.reference = self._reference()
         self._known: dict[str, ReferenceOutputs] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the cases leave out: unequal sizes, hidden rows, branches that weren't run."""
+        return [*self._ties, *self._left_out, *self._unreached]
 
     def convert(self, precision: Precision) -> None:
         """From now on the result is held against the module in another precision."""
@@ -168,7 +173,7 @@ class Check:
             self.samples.tied, self._known = {}, known
             self.cases, self.drawn, self.rejected = cases, drawn, rejected
             return cases
-        self.notes = self._ties_told = [
+        self._ties = [
             f"The model was only checked where {' = '.join(sorted(group))}: it fails at sizes "
             "where all dims differ. Give axes that belong together one Dim."
             for group in groups
@@ -361,7 +366,7 @@ class Check:
             return
         known = [self.samples.sizes_of(tensors) for tensors in cases.values()]
         reached = reach(goals, known, dims, self.samples.limits)
-        self.notes = [*self._ties_told, *reached.notes]
+        self._unreached = reached.notes
         for sizes in reached.sizes:
             label = label_of(sizes)
             tensors = self.at(sizes)
@@ -369,7 +374,9 @@ class Check:
                 self._known[label] = self.references(tensors)
             except UsageError:
                 self.rejected.append(label)
-                self.notes.append(f"The model itself fails at {label}, where a branch would run.")
+                self._unreached.append(
+                    f"The model itself fails at {label}, where a branch would run."
+                )
                 continue
             cases[label] = tensors
         self.cases = cases
@@ -384,8 +391,15 @@ class Check:
                 found[label_of(sizes)] = tensors
         done: set[tuple[bool, bool | None]] = set()
         weights = sum(each.numel() for each in self.module.parameters())
-        for draw in self.samples.draws(hides_rows=self.hides_rows, weights=weights):
+        for draw in self.samples.draws(hides_rows=self.hides_rows):
             if draw.kind in done:
+                continue
+            hides_rows, _ = draw.kind
+            if hides_rows and self.samples.is_costly(weights):
+                self._left_out = self._left_out or [
+                    f"Nothing was checked at {draw.label}: a run of the model takes too long. Give "
+                    "a smaller sample to have it checked."
+                ]
                 continue
             try:
                 tensors = draw.make()

@@ -118,6 +118,23 @@ def test_a_row_that_a_caller_may_hide_is_tried_at_large_static_sizes_too(length:
     torch.testing.assert_close(optimized(*inputs, bias), expected, equal_nan=True)
 
 
+class _Masked(nn.Module):
+    def forward(self, q: Tensor, mask: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, q, q, mask)
+
+
+@pytest.mark.parametrize("is_costly", [False, True])
+def test_hidden_rows_that_a_large_model_leaves_out_are_told(
+    is_costly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_costly:
+        monkeypatch.setattr("attngraph.checks.cases._MOST_WORK", -1)
+    args = torch.randn(1, 2, 6, 8), torch.ones(6, 6, dtype=torch.bool)
+    report = attngraph.optimize(_Masked(), args).report
+    told = [note for note in report.notes if "a row hidden" in note and "smaller sample" in note]
+    assert bool(told) == is_costly
+
+
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_a_model_that_returns_no_number_is_not_passed(
