@@ -111,7 +111,14 @@ def of_causal_lm(model: Model, *, all_logits: bool = False, padding: bool = True
     wrap: type[CausalLM | UnpaddedCausalLM] = CausalLM if padding else UnpaddedCausalLM
     wrapper = wrap(model.module, all_logits=all_logits)
     args, shapes = wrapper.sample()
-    return replace(model, module=wrapper, args=args, kwargs={}, dynamic_shapes=shapes)
+    return replace(
+        model,
+        module=wrapper,
+        args=args,
+        kwargs={},
+        dynamic_shapes=shapes,
+        names=wrapper.names,
+    )
 
 
 def compile_decoder(
@@ -129,11 +136,13 @@ def compile_decoder(
         graph = captured.graph
         layout = find_layout(graph, decoding.presents, model.source)
         if decoding.max_length is not None:
-            taken = {*captured.input_names, *captured.output_names}
-            names = (f"{LENGTH}{'_' * count}" for count in range(len(taken) + 1))
-            length = next(name for name in names if name not in taken)
             axes = token_axes(graph, layout)
-            layout = replace(layout, length=length, max_length=decoding.max_length, axes=axes)
+            layout = replace(layout, max_length=decoding.max_length, axes=axes)
+            if layout.mask is None:
+                taken = {*captured.input_names, *captured.output_names}
+                names = (f"{LENGTH}{'_' * count}" for count in range(len(taken) + 1))
+                length = next(name for name in names if name not in taken)
+                layout = replace(layout, length=length)
         graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
         lengths = lengths_of(graph, layout)
         layout = lengths.told(layout)
@@ -179,11 +188,12 @@ def _require_a_cache(layout: Layout, source: str) -> None:
 
 def buffers_of(layout: Layout) -> Buffers | None:
     """The static cache of a decoder, if it has one."""
-    if layout.length is None:
+    if layout.max_length is None:
         return None
     presents = dict(zip(layout.pasts, layout.presents, strict=True))
     axes = dict(zip(layout.pasts, layout.axes or [2] * len(layout.pasts), strict=True))
-    return Buffers(presents, layout.past, layout.length, layout.ids, axes)
+    mask = layout.mask if layout.length is None else None
+    return Buffers(presents, layout.past, layout.ids, axes, mask, layout.length)
 
 
 def token_axes(graph: Graph, layout: Layout) -> tuple[int, ...]:

@@ -243,10 +243,10 @@ class Decoder:
         self, feeds: dict[str, torch.Tensor], cache: StaticCache, seen: Seen
     ) -> tuple[torch.Tensor, StaticCache]:
         """A step in the buffers, of all rows at once where the operator takes them so."""
-        assert self.layout.length is not None
         slots, new = cache.slots, seen.ids.shape[1] - cache.length
         slots.rewind(cache)
-        feeds[self.layout.length] = torch.tensor([cache.length])
+        if self.layout.length is not None:
+            feeds[self.layout.length] = torch.tensor([cache.length])
         if by_row(cache.batch, new, cache.length):
             rows = range(cache.batch)
             logits = torch.cat([self._bound_steps(slots, r).step(row_of(feeds, r)) for r in rows])

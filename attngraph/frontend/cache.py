@@ -25,9 +25,10 @@ class Layout:
     `ids` is (batch, seq); `mask` is (batch, past + seq), 1 where there is a token; `positions` is
     (batch, seq) or (seq,); `logits` ends in (seq or 1, vocabulary). Output `presents[i]` is what
     input `pasts[i]` is at the next step. In a static cache the pasts are buffers of `max_length`
-    tokens along `axes[i]`, of which the input `length` says how many they hold. `vocabulary` is how
-    many ids there are, where the graph looks them up in a table. What a cache of at most `switches`
-    tokens holds is to be computed anew for a longer sequence, and behind `last` tokens for each
+    tokens along `axes[i]`. How many they hold follows from the mask, and is the input `length`
+    where there is no mask, or where the file is older. `vocabulary` is how many ids there are,
+    where the graph looks them up in a table. What a cache of at most `switches` tokens holds is to
+    be computed anew for a longer sequence, and behind `last` tokens for each
     (attngraph/decoding/lengths.py). `most` and `most_positions` are how many tokens the tables have
     rows for, with padding and without it.
     """

@@ -64,6 +64,14 @@ class Captured:
     suspects: tuple[Suspect, ...] = ()
     branches: Mapping[Place, bool] = field(default_factory=dict)
 
+    def renamed(self, names: Mapping[str, str]) -> Captured:
+        """With other names for inputs and outputs, in the graph too; `names` maps old to new."""
+        if not names:
+            return self
+        self.graph.rename(names)
+        inputs = tuple(value.name for value in self.graph.inputs)
+        return replace(self, input_names=inputs, output_names=self.graph.output_names)
+
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The eager model's (args, kwargs) with these tensors in place of the sample's."""
         rest = iter(tensors)

@@ -36,6 +36,16 @@ class _Cached(nn.Module):
         self.cuts_early = "logits_to_keep" in taken and not all_logits
         self.shapes = _probe(model)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What the runtimes of others call the cache, by what the trace calls it."""
+        return {
+            f"{own}_{layer}_{part}": f"{called}.{layer}.{part}"
+            for own, called in (("past", "past_key_values"), ("present", "present"))
+            for layer, parts in enumerate(self.shapes)
+            for part in parts
+        }
+
     def _run(
         self, input_ids: Tensor, mask: Tensor | None, positions: Tensor, past: Layers
     ) -> dict[str, Any]:

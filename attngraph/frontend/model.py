@@ -20,7 +20,8 @@ class Model:
 
     `args` and `kwargs` are what `module(*args, **kwargs)` takes; `dynamic_shapes` is
     torch.export's. `dim_names` names the dims of a program, by input and axis. `source` names the
-    model in messages.
+    model in messages. `names` are what its inputs and outputs are called instead of what the code
+    calls them, where others expect that.
     """
 
     module: torch.nn.Module | None
@@ -30,6 +31,7 @@ class Model:
     dynamic_shapes: Any = None
     source: str = "model"
     dim_names: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loaded: Loaded) -> Model:
@@ -60,10 +62,11 @@ def trace(model: Model, sides: Mapping[Place, bool] | None = None) -> Captured:
         return from_program(model.program, dim_names=model.dim_names)
     if model.module is None:
         raise UsageError(f"{model.source} holds neither a module nor a program.")
-    return capture(
+    captured = capture(
         model.module,
         model.args,
         kwargs=model.kwargs,
         dynamic_shapes=model.dynamic_shapes,
         sides=sides,
     )
+    return captured.renamed(model.names)

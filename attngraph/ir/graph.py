@@ -213,6 +213,16 @@ class Graph:
         self.epoch += 1
         return value
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives inputs and outputs other names: those that `names` has, by the names they have."""
+        renamed = [value for value in self.inputs if value.name in names]
+        for value in renamed:
+            del self._names[value.name]
+        for value in renamed:
+            value.name = self.unique_name(names[value.name])
+        self.output_names = tuple(names.get(name, name) for name in self.output_names)
+        self.epoch += 1
+
     def add_constant(self, name: str, data: torch.Tensor | None, type: Type | None = None) -> Value:
         """A weight or a folded tensor. The data is shared, never copied; None: known by name."""
         if type is None:

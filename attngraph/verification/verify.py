@@ -210,6 +210,8 @@ def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captur
         declared = _declared_output(path, layout.logits)
         whole = len(declared) < 2 or declared[1] != 1
         model = of_causal_lm(model, all_logits=whole, padding=layout.mask is not None)
+        if set(layout.pasts) <= set(model.names):  # a file from before its names were the runtimes'
+            model = replace(model, names={})
     captured = trace(model, {} if layout is None else None)
     if captured.branches:
         own = own_precision(captured.graph)

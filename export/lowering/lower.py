@@ -50,11 +50,13 @@ def lower(
         graph, target, value_names(graph), kernels, lower_body=_lower_body, buffers=buffers
     )
     lengths: list[ir.Value] = []
-    if buffers is not None:
+    if buffers is not None and buffers.length is not None:
         lengths.append(_vector(buffers.length))
         context.define(buffers.dim, lengths[0])
     for value in graph.inputs:
         context.bind(value, _input(value), own=True)
+    if buffers is not None and not lengths:
+        context.define(buffers.dim, _tokens_held(context, buffers))
     inputs = [*(context.value(value) for value in graph.inputs), *lengths]
     guard_inputs(context)
     for node in graph:
@@ -181,6 +183,16 @@ def _input(value: Value, name: str | None = None) -> TracedValue:
 def _vector(name: str) -> TracedValue:
     """An input (1,) i64."""
     return TracedValue(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([1]))
+
+
+def _tokens_held(context: LoweringContext, buffers: Buffers) -> ir.Value:
+    """How many tokens a mask counts beside the new ones, (1,) i64."""
+    inputs = {value.name: context.value(value) for value in context.graph.inputs}
+    assert buffers.mask is not None
+    total, new = (
+        context.op("Shape", inputs[name], start=1, end=2) for name in (buffers.mask, buffers.ids)
+    )
+    return context.op("Sub", total, new)
 
 
 def _lower_node(context: LoweringContext, node: Node) -> None:

@@ -71,7 +71,8 @@ def limits_of(ctx: LoweringContext) -> list[Condition]:
     """What the file checks."""
     limits = list(Ranges.of(ctx.graph).limits())
     buffers = ctx.buffers
-    if buffers is not None and ctx.target.provider != "cpu":
+    is_given = buffers is not None and buffers.length is not None
+    if buffers is not None and is_given and ctx.target.provider != "cpu":
         # The number of tokens in the buffers lies on the device, and a step doesn't wait for it.
         limits = [limit for limit in limits if buffers.dim not in symbols_of(limit)]
     return limits

@@ -70,7 +70,7 @@ def unpadded(name: str) -> tuple[nn.Module, Decoder]:
 def test_without_padding_no_mask_is_left_to_the_operator(name: str) -> None:
     """In halves on CUDA a step has XQA then; a mask, even one that hides nothing, takes it away."""
     module, decoder = unpadded(name)
-    assert decoder.layout.mask is None
+    assert (decoder.layout.mask, decoder.layout.length) == (None, "past_length")
     assert decoder.optimized is not None
     graph = decoder.optimized.model.graph
     grouped = [node for node in graph if node.op_type == "GroupQueryAttention"]

@@ -14,7 +14,7 @@ from attngraph.export.files.save import save
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.table import SHARED
-from attngraph.export.lowering.emission.buffers import LENGTH, require_in_place
+from attngraph.export.lowering.emission.buffers import require_in_place
 from attngraph.export.lowering.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
 from attngraph.export.target import parse_target
@@ -49,7 +49,7 @@ def test_attention_is_on_cuda(
     captured = trace(of_causal_lm(Model(module, None, (), {}, None, "llama")))
     layout = find_layout(captured.graph, None, "llama")
     captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)
-    buffers = buffers_of(replace(layout, length=LENGTH, max_length=64))
+    buffers = buffers_of(replace(layout, max_length=64))
     assert buffers is not None
     run(captured.graph, pipeline())
     graph = convert(captured.graph, Plan(DTYPES[precision])).graph

@@ -15,7 +15,7 @@ from attngraph.ir.ops import attribute, input_of
 CAPACITY = "max_length"
 """The dim of a buffer that counts the tokens it has room for."""
 LENGTH = "past_length"
-"""The input that counts the tokens a cache holds, unless that name is taken."""
+"""The input that counts the tokens a cache holds where no mask does, unless that name is taken."""
 
 Run = Callable[[Mapping[str, torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -25,16 +25,19 @@ class Buffers:
     """How a decoder's graph is lowered for a static cache.
 
     Input `past` of `presents` gets room for max_length tokens along its axis of `axes`. The first
-    tokens in it are what the cache holds: their number is the input `length` (1,) i64, which stands
-    for the dim `dim`. The present of a past is that buffer with the new tokens after them, to be
-    written where it lies. `ids` is the input (B, S) of token ids.
+    tokens in it are what the cache holds: their number stands for the dim `dim`. It is how much
+    longer the input `mask` (B, P + S) is than the token ids `ids` (B, S), so that a caller who
+    knows of a mask need know of nothing else; a model without a mask has an input `length` (1,)
+    i64 for it. The present of a past is that buffer with the new tokens after them, to be written
+    where it lies.
     """
 
     presents: Mapping[str, str]
     dim: str
-    length: str
     ids: str
     axes: Mapping[str, int]
+    mask: str | None = None
+    length: str | None = None
 
     @property
     def by_name(self) -> dict[str, int]:
@@ -65,7 +68,8 @@ class Buffers:
             room = list(given[name].shape)
             room[axis] = new + 3
             feeds[name] = torch.cat([given[name], given[name].new_full(room, torch.nan)], axis)
-        feeds[self.length] = torch.tensor([past])
+        if self.length is not None:
+            feeds[self.length] = torch.tensor([past])
         axes = self.by_name
         return tuple(
             tensor.narrow(axes[name], 0, past + new) if name in axes else tensor

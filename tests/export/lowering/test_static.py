@@ -25,7 +25,7 @@ def buffers_of(graph: Graph) -> Buffers:
     axes = {
         v.name: [str(d) for d in v.shape].index("keys") for v in graph.inputs if v.name[0] == "p"
     }
-    return Buffers({"pk": keys, "pv": values}, "keys", "past_length", "q", axes)
+    return Buffers({"pk": keys, "pv": values}, "keys", "q", axes, length="past_length")
 
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
@@ -123,7 +123,7 @@ def test_a_past_that_something_else_reads_has_no_place() -> None:
     graph = graph_of(body)
     require_in_place(graph, buffers_of(graph), "the test")
     keys, values = graph.output_names[-2:]
-    swapped = Buffers({"pk": values, "pv": keys}, "keys", "past_length", "q", {"pk": 2, "pv": 2})
+    swapped = Buffers({"pk": values, "pv": keys}, "keys", "q", {"pk": 2, "pv": 2})
     with pytest.raises(UsageError, match="no one place to write to"):
         require_in_place(graph, swapped, "the test")
 
