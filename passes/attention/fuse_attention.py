@@ -20,7 +20,7 @@ from attngraph.analysis.attention.site import SDPA, Site, understand
 from attngraph.analysis.attention.terms import broadcastable
 from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, resolve, top
-from attngraph.analysis.masks.terms import is_scorelike
+from attngraph.analysis.masks.reach import is_scorelike
 from attngraph.analysis.values.scalars import is_cast
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Graph, Node, Remark, Value

@@ -11,8 +11,8 @@ import torch
 from attngraph.analysis.attention.logits import Bias, Mask
 from attngraph.analysis.attention.terms import broadcastable
 from attngraph.analysis.layout.axes import Axes, Operand
-from attngraph.analysis.masks.fills import may_hide
 from attngraph.analysis.masks.masking import Masking
+from attngraph.analysis.masks.reach import may_hide
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL, WEAKEST_FILL
 from attngraph.analysis.masks.terms import magnitude
 from attngraph.ir import Builder, Value

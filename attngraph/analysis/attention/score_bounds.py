@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from attngraph.analysis.attention.logits import Bias, Mask
 from attngraph.analysis.attention.site import Site
 from attngraph.analysis.layout.axes import resolve
-from attngraph.analysis.masks.fills import may_hide
+from attngraph.analysis.masks.reach import may_hide
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL
 from attngraph.analysis.values.intervals import Interval, Intervals
 

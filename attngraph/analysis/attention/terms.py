@@ -11,7 +11,7 @@ from attngraph.analysis.attention.refusals import Refusal
 from attngraph.analysis.attention.roles import computed, stages
 from attngraph.analysis.layout.axes import Axes, Operand, resolve
 from attngraph.analysis.layout.cost import cost
-from attngraph.analysis.masks.fills import may_hide
+from attngraph.analysis.masks.reach import may_hide
 
 
 def broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes] | None:

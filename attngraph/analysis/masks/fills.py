@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 import torch
 
-from attngraph.analysis.layout.axes import fresh_axes
-from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.layout.index_maps import Index, aligned, source_index
 from attngraph.analysis.masks.choices import Choice
 from attngraph.analysis.masks.predicates import (
@@ -26,38 +24,21 @@ from attngraph.analysis.masks.predicates import (
     conjunction,
     negation,
 )
+from attngraph.analysis.masks.reach import Moderates
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.masks.row_policy import WEAKEST_FILL, Formula, Rows, agree, rows
-from attngraph.analysis.masks.terms import magnitude
 from attngraph.analysis.values.scalars import (
     blend_of,
     converted,
     fill_of,
-    number,
     scale_of,
     widens,
 )
-from attngraph.ir import Builder, DimInfo, Node, TensorType, Value
+from attngraph.ir import Builder, DimInfo, Node, Value
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import (
-    ADDITIVE,
-    ANY_CONVOLUTION,
-    ATTENTION,
-    EMBEDDING,
-    LAYOUT,
-    LINEAR,
-    LOG_SUM,
-    LOGARITHM,
-    MATMUL,
-    NORM,
-    RANGE,
-    SOFTMAX,
-)
+from attngraph.ir.traits import ADDITIVE, LAYOUT
 
 _DEPTH = 64
-_NUMBERS = ("other", "value", "self", "min", "max", "fill_value", "s", "alpha", "end", "start")
-_UNBOUNDED = LOGARITHM | LOG_SUM  # near zero, or over no elements
-_ACTIVATIONS = MATMUL | LINEAR | ANY_CONVOLUTION | NORM | SOFTMAX | ATTENTION | EMBEDDING | RANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +134,7 @@ class Fills:
             self._reader = Reader(Domain((*[1] * missing, *x.shape), dims))
             index = tuple(map(self._reader.domain.index, VARIABLES[missing:]))
         self._index = index
-        self._moderates = _Moderates()
+        self._moderates = Moderates()
         self.tree = self._read(x, index, _DEPTH, is_logits=True)
 
     @property
@@ -314,59 +295,6 @@ class Fills:
         return Literal(self._atoms.index(predicate))
 
 
-def may_hide(value: Value) -> bool:
-    """Whether a term that is added to logits may be so low in places that it hides keys there."""
-    return not _Moderates().holds(value, is_logits=False)
-
-
-class _Moderates:
-    """Tells values that hide no key, given activations that are no masks; each found once.
-
-    A float input is a bias of a caller if it is added to logits, and logits if it is all there is.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Value, bool], bool] = {}
-
-    def holds(self, value: Value, *, is_logits: bool, depth: int = _DEPTH) -> bool:
-        """Whether no element can be as low as a fill."""
-        key = value, is_logits
-        if key not in self._known:
-            self._known[key] = False  # a graph has no cycles: only a search that is too deep asks
-            self._known[key] = self._find(value, is_logits, depth)
-        return self._known[key]
-
-    def _find(self, value: Value, is_logits: bool, depth: int) -> bool:
-        if not isinstance(value.type, TensorType) or not value.dtype.is_floating_point:
-            return True
-        node = value.producer
-        if magnitude(value) < -WEAKEST_FILL:
-            return True
-        if node is None:
-            return is_logits and not value.is_constant
-        if depth == 0 or node.op in _UNBOUNDED or node.op == "aten.reciprocal":
-            return False
-        if not node.op.startswith("aten.") or _is_activation(node):
-            return True
-        numbers = (number(node.attrs.get(name)) for name in _NUMBERS)
-        is_layout = node.op in LAYOUT  # whose numbers are places
-        if not is_layout and any(n is not None and not abs(n) < -WEAKEST_FILL for n in numbers):
-            return False
-        is_logits &= node.op != "aten.add.Tensor"
-        inputs = [source for source in node.inputs if source is not None]
-        return all(self.holds(v, is_logits=is_logits, depth=depth - 1) for v in inputs)
-
-
-def _is_activation(node: Node) -> bool:
-    """Whether a node's results are activations, whatever it reads: a product, a norm, a softmax."""
-    if node.op in _ACTIVATIONS:
-        return True
-    if len(node.outputs) != 1 or not isinstance(node.outputs[0].type, TensorType):
-        return False
-    product = read_contraction(node, fresh_axes(node.output.shape))
-    return product is not None and not product.addends and bool(product.summed)
-
-
 def _into(value: Value, index: Index | None) -> Index | None:
     """The index into an operand that is broadcast to what `index` is of."""
     if index is None or len(value.shape) > len(index):
@@ -428,7 +356,7 @@ def _fills(tree: Tree) -> Iterator[float]:
 
 def _lowered(build: Builder, tree: Tree) -> Value:
     """The logits with -inf in the place of every finite fill."""
-    value = tree.value if isinstance(tree, Moderate | Unknown | Chosen) else tree.node.output
+    value = _value(tree)
     if not any(_fills(tree)):
         return value
     low = build.constant(torch.tensor(-torch.inf, dtype=value.dtype), "masked")

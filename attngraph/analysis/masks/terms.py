@@ -13,20 +13,16 @@ from typing import TypeAlias
 
 import torch
 
-from attngraph.analysis.layout.axes import fresh_axes
-from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.layout.index_maps import Index, aligned, source_index
 from attngraph.analysis.masks.choices import Choice
 from attngraph.analysis.masks.predicates import Predicate, negation
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL
 from attngraph.analysis.values.intervals import Intervals
-from attngraph.analysis.values.scalars import fill_of, is_cast, number, scale_of, widens
-from attngraph.ir import Node, TensorType, Value
+from attngraph.analysis.values.scalars import fill_of, is_cast
+from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import ADDITIVE, GATHER, JOIN, LAYOUT, NEGATION, PAD, ROLL, SHIFT
 
-_CARRYING = LAYOUT | GATHER | ROLL | NEGATION | ADDITIVE | JOIN | PAD
 _DEPTH = 64
 
 
@@ -179,40 +175,3 @@ def magnitude(tree: Tree) -> float:
         bound = sum(magnitude(item) for item in tree.inputs)
         return bound if bound <= torch.finfo(tree.value.dtype).max else math.inf
     return Intervals().largest(tree)
-
-
-def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
-    """Whether all of it is products over features, laid out, added or scaled down, or bounded.
-
-    Such a term is as finite as the scores are: what it adds hides no key.
-    """
-    node = value.producer
-    if math.isfinite(Intervals().largest(value)):
-        return True
-    if node is None or depth == 0:
-        return False
-    product = read_contraction(node, fresh_axes(node.output.shape)) if _is_single(node) else None
-    if product is not None and not product.addends:
-        return any(isinstance(atom.size, int) for atom in product.summed)
-    scaling = scale_of(node)
-    if scaling is not None:
-        return abs(scaling[1]) <= 1 and is_scorelike(scaling[0], depth - 1)
-    inputs = [source for source in node.inputs if source is not None]
-    if node.op == "aten.mul.Tensor":
-        bounds = [Intervals().largest(source) for source in inputs]
-        return min(bounds) <= 1 and is_scorelike(inputs[bounds.index(max(bounds))], depth - 1)
-    if node.op in PAD and not _pads_finitely(node):
-        return False
-    if node.op in SHIFT:
-        shift = number(node.attrs.get("other"))
-        return shift is not None and math.isfinite(shift) and is_scorelike(inputs[0], depth - 1)
-    passes_on = node.op in _CARRYING or widens(node)
-    return passes_on and all(is_scorelike(source, depth - 1) for source in inputs)
-
-
-def _pads_finitely(node: Node) -> bool:
-    return math.isfinite(number(node.attrs.get("value")) or 0.0)
-
-
-def _is_single(node: Node) -> bool:
-    return len(node.outputs) == 1 and isinstance(node.outputs[0].type, TensorType)

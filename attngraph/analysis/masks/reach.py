@@ -1,0 +1,128 @@
+"""How low the terms of logits may be: which of them can hide keys, and which are like scores."""
+
+from __future__ import annotations
+
+import math
+
+from attngraph.analysis.layout.axes import fresh_axes
+from attngraph.analysis.layout.contraction import read_contraction
+from attngraph.analysis.masks.row_policy import WEAKEST_FILL
+from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.values.scalars import number, scale_of, widens
+from attngraph.ir import Node, TensorType, Value
+from attngraph.ir.traits import (
+    ADDITIVE,
+    ANY_CONVOLUTION,
+    ATTENTION,
+    EMBEDDING,
+    GATHER,
+    JOIN,
+    LAYOUT,
+    LINEAR,
+    LOG_SUM,
+    LOGARITHM,
+    MATMUL,
+    NEGATION,
+    NORM,
+    PAD,
+    RANGE,
+    ROLL,
+    SHIFT,
+    SOFTMAX,
+)
+
+_DEPTH = 64
+_NUMBERS = ("other", "value", "self", "min", "max", "fill_value", "s", "alpha", "end", "start")
+_UNBOUNDED = LOGARITHM | LOG_SUM  # near zero, or over no elements
+_ACTIVATIONS = MATMUL | LINEAR | ANY_CONVOLUTION | NORM | SOFTMAX | ATTENTION | EMBEDDING | RANGE
+_CARRYING = LAYOUT | GATHER | ROLL | NEGATION | ADDITIVE | JOIN | PAD
+
+
+def may_hide(value: Value) -> bool:
+    """Whether a term that is added to logits may be so low in places that it hides keys there."""
+    return not Moderates().holds(value, is_logits=False)
+
+
+class Moderates:
+    """Tells values that hide no key, given activations that are no masks; each found once.
+
+    A float input is a bias of a caller if it is added to logits, and logits if it is all there is.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Value, bool], bool] = {}
+
+    def holds(self, value: Value, *, is_logits: bool, depth: int = _DEPTH) -> bool:
+        """Whether no element can be as low as a fill."""
+        key = value, is_logits
+        if key not in self._known:
+            self._known[key] = False  # a graph has no cycles: only a search that is too deep asks
+            self._known[key] = self._find(value, is_logits, depth)
+        return self._known[key]
+
+    def _find(self, value: Value, is_logits: bool, depth: int) -> bool:
+        if not isinstance(value.type, TensorType) or not value.dtype.is_floating_point:
+            return True
+        node = value.producer
+        if Intervals().largest(value) < -WEAKEST_FILL:
+            return True
+        if node is None:
+            return is_logits and not value.is_constant
+        if depth == 0 or node.op in _UNBOUNDED or node.op == "aten.reciprocal":
+            return False
+        if not node.op.startswith("aten.") or _is_activation(node):
+            return True
+        numbers = (number(node.attrs.get(name)) for name in _NUMBERS)
+        is_layout = node.op in LAYOUT  # whose numbers are places
+        if not is_layout and any(n is not None and not abs(n) < -WEAKEST_FILL for n in numbers):
+            return False
+        is_logits &= node.op != "aten.add.Tensor"
+        inputs = [source for source in node.inputs if source is not None]
+        return all(self.holds(v, is_logits=is_logits, depth=depth - 1) for v in inputs)
+
+
+def _is_activation(node: Node) -> bool:
+    """Whether a node's results are activations, whatever it reads: a product, a norm, a softmax."""
+    if node.op in _ACTIVATIONS:
+        return True
+    if len(node.outputs) != 1 or not isinstance(node.outputs[0].type, TensorType):
+        return False
+    product = read_contraction(node, fresh_axes(node.output.shape))
+    return product is not None and not product.addends and bool(product.summed)
+
+
+def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
+    """Whether all of it is products over features, laid out, added or scaled down, or bounded.
+
+    Such a term is as finite as the scores are: what it adds hides no key.
+    """
+    node = value.producer
+    if math.isfinite(Intervals().largest(value)):
+        return True
+    if node is None or depth == 0:
+        return False
+    product = read_contraction(node, fresh_axes(node.output.shape)) if _is_single(node) else None
+    if product is not None and not product.addends:
+        return any(isinstance(atom.size, int) for atom in product.summed)
+    scaling = scale_of(node)
+    if scaling is not None:
+        return abs(scaling[1]) <= 1 and is_scorelike(scaling[0], depth - 1)
+    inputs = [source for source in node.inputs if source is not None]
+    if node.op == "aten.mul.Tensor":
+        bounds = [Intervals().largest(source) for source in inputs]
+        return min(bounds) <= 1 and is_scorelike(inputs[bounds.index(max(bounds))], depth - 1)
+    if node.op in PAD and not _pads_finitely(node):
+        return False
+    if node.op in SHIFT:
+        shift = number(node.attrs.get("other"))
+        return shift is not None and math.isfinite(shift) and is_scorelike(inputs[0], depth - 1)
+    passes_on = node.op in _CARRYING or widens(node)
+    return passes_on and all(is_scorelike(source, depth - 1) for source in inputs)
+
+
+def _pads_finitely(node: Node) -> bool:
+    return math.isfinite(number(node.attrs.get("value")) or 0.0)
+
+
+def _is_single(node: Node) -> bool:
+    return len(node.outputs) == 1 and isinstance(node.outputs[0].type, TensorType)
