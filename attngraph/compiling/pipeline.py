@@ -53,6 +53,7 @@ _STAGES = (
     "fuse-norms",
     "fold-norms",
     "fuse-activations",
+    "fuse-causal-conv",
     "fold-input-scales",
     *CLEAN,
 )

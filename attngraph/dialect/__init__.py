@@ -1,5 +1,23 @@
 """The `attn` dialect: ops with a reference in plain torch. Importing registers them."""
 
-from attngraph.dialect import activations, attention, loops, norms, quantized, recurrent, rotary
+from attngraph.dialect import (
+    activations,
+    attention,
+    loops,
+    norms,
+    quantized,
+    recurrent,
+    rotary,
+    states,
+)
 
-__all__ = ["activations", "attention", "loops", "norms", "quantized", "recurrent", "rotary"]
+__all__ = [
+    "activations",
+    "attention",
+    "loops",
+    "norms",
+    "quantized",
+    "recurrent",
+    "rotary",
+    "states",
+]

@@ -191,6 +191,7 @@ CONVOLUTION = _trait(
 ANY_CONVOLUTION = CONVOLUTION | _trait(  # of any layout, transposed ones too
     "any convolution", "convolution conv_tbc conv_transpose2d.input"
 )
+CAUSAL_CONVOLUTION = _trait("causal convolution")  # of each channel, with a state
 WEIGHTED = _trait(  # a product with a weight (N, …), which has a row for each feature of the result
     "weighted", "linear conv1d conv2d conv3d"
 )

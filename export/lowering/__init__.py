@@ -21,6 +21,7 @@ from attngraph.export.lowering.ops import (
     recurrent,
     reduction,
     rotary,
+    states,
 )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "reduction",
     "registered",
     "rotary",
+    "states",
 ]
 
 

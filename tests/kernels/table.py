@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from attngraph.ir.types import dtype_name
-from tests.kernels import elementwise, layouts, products, reductions
+from tests.kernels import elementwise, layouts, products, reductions, states
 from tests.kernels.runner import Case
 
-_ALL = [*elementwise.CASES, *reductions.CASES, *layouts.CASES, *products.CASES]
+_ALL = [*elementwise.CASES, *reductions.CASES, *layouts.CASES, *products.CASES, *states.CASES]
 CASES: dict[str, Case] = {case.name: case for case in _ALL}
 assert len(CASES) == len(_ALL), "two cases have one name"
 

@@ -1,0 +1,82 @@
+"""Short convolutions with a state: `CausalConvWithState` for few tokens, `Conv` for many.
+
+Measured on the CPU, 2048 channels, one thread: for one token the operator takes 0.02 ms and `Conv`
+0.24; they meet between 8 and 32; for 1024 it takes 33 ms and `Conv` 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
+from attngraph.export.lowering.emission.registry import register_lowering
+from attngraph.ir import Node
+from attngraph.ir.dims import bounds
+from attngraph.ir.ops import attribute, input_of
+
+_KERNELS = (torch.float32, torch.float16)
+_FEW = 8
+"""Places up to which the operator takes less time than `Conv`."""
+
+
+@register_lowering("attn.causal_conv")
+def lower_causal_conv(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
+    """Where the number of places is dynamic and a state is handed on, a run decides."""
+    x, weight = input_of(node, "x"), input_of(node, "weight")
+    has_kernel = ctx.target.provider == "cpu" and x.dtype in _KERNELS
+    low, high = bounds(x.shape[2], ctx.graph.dims)
+    if has_kernel and high is not None and high <= _FEW:
+        return _operator(ctx, node)
+    reach = (int(weight.shape[2]) - 1) * attribute(node, "dilation")
+    if input_of(node, "past") is None:
+        pads = ctx.constant([0, 0, reach, 0, 0, 0])
+        joined = ctx.op("Pad", ctx.value(x), pads, mode="constant")
+        return [_convolution(ctx, node, ctx.value(x), reach), _end(ctx, joined, reach)]
+    joined = ctx.op("Concat", ctx.args(node)["past"], ctx.value(x), axis=2)
+    present = _end(ctx, joined, reach)
+    if not has_kernel or low > _FEW:
+        return [_convolution(ctx, node, joined, 0), present]
+    few = ctx.op("LessOrEqual", ctx.dim(x.shape[2]), ctx.constant(_FEW))
+    y = ctx.branch(
+        few,
+        lambda: _operator(ctx, node)[0],
+        lambda: _convolution(ctx, node, joined, 0),
+    )
+    return [y, present]
+
+
+def _operator(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
+    args = ctx.args(node)
+    dilation = attribute(node, "dilation")
+    return ctx.ops(
+        "CausalConvWithState",
+        *(args["x"], args["weight"], args["bias"], args["past"]),
+        outputs=2,
+        domain=MICROSOFT,
+        activation=attribute(node, "activation"),
+        dilation=None if dilation == 1 else dilation,
+    )
+
+
+def _convolution(ctx: LoweringContext, node: Node, x: ir.Value, before: int) -> ir.Value:
+    """`Conv` with `before` zeros on the left, and the activation."""
+    args = ctx.args(node)
+    y = ctx.op(
+        "Conv",
+        *(x, args["weight"], args["bias"]),
+        pads=[before, 0],
+        dilations=[attribute(node, "dilation")],
+        group=input_of(node, "weight").shape[0],
+    )
+    if attribute(node, "activation") == "silu":
+        y = ctx.op("Mul", y, ctx.op("Sigmoid", y))
+    return y
+
+
+def _end(ctx: LoweringContext, joined: ir.Value, reach: int) -> ir.Value:
+    """The last `reach` places; what nothing reads is left out of the file."""
+    last = ctx.constant([torch.iinfo(torch.int64).max])
+    return ctx.op("Slice", joined, ctx.constant([-reach]), last, ctx.constant([2]))

@@ -1,0 +1,181 @@
+"""fuse-causal-conv: a short convolution of each channel that looks back becomes one op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from attngraph.analysis.layout.moves import Cut, move_of
+from attngraph.analysis.values.matching import only_read_by, producer
+from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
+from attngraph.ir.dead import erase_dead
+from attngraph.ir.dims import as_dim, same
+from attngraph.ir.graph import fuse_locs
+from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import JOIN, PERMUTE, RESHAPE
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.trials import LOGITS
+
+_KERNELS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@register
+@dataclass(frozen=True)
+class FuseCausalConv:
+    """Reads where each place of a convolution over time looks, whatever puts zeros before it.
+
+    Of y[t] = Σ_j w_j z[t + j·d − p], z being x behind L places of zeros or of a state, and of the
+    cut of y from place s on, place t reads x up to t + s + (k − 1)·d − p − L. It is causal where
+    that is t, and as long as x: `F.pad` and a convolution, padding on both sides and a cut, a state
+    that is joined to x. The state may be longer than the convolution reaches. SiLU behind it, and
+    the cut of the joined places that is the next state, are part of the op. What looks ahead, or
+    mixes channels, stays.
+    """
+
+    name: ClassVar[str] = "fuse-causal-conv"
+    exact: ClassVar[bool] = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        checked = Checked(graph, self.name, LOGITS)
+        for node in list(graph):
+            if node.graph is graph and node.op in ("aten.conv1d", "aten.conv1d.padding"):
+                _fuse(graph, checked, node)
+        return checked.remarks
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a convolution reads: x behind `length` places of zeros or of a `state`, and `joined`,
+    the value that has both."""
+
+    x: Value
+    length: int
+    state: Value | None = None
+    joined: Value | None = None
+
+
+def _fuse(graph: Graph, checked: Checked, node: Node) -> None:
+    z, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    padding, dilation = _padding(node), _one(attribute(node, "dilation"))
+    if padding is None or dilation is None or _one(attribute(node, "stride")) != 1:
+        return
+    if len(z.shape) != 3 or z.dtype not in _KERNELS or attribute(node, "groups") != z.shape[1]:
+        return
+    width = weight.shape[2]
+    if not same(weight.shape[0], z.shape[1]) or not isinstance(width, int) or width < 2:
+        return
+    reach = (width - 1) * dilation
+    for before in _befores(z):
+        start = before.length + padding - reach  # of the cut
+        if start >= 0 and (before.state is None or before.length >= reach):
+            found = _cuts(node.output, start, before.x.shape[2])
+            if found:
+                _write(graph, checked, node, before, found[0], weight, bias, dilation)
+                return
+
+
+def _write(
+    graph: Graph,
+    checked: Checked,
+    node: Node,
+    before: _Before,
+    result: Value,
+    weight: Value,
+    bias: Value | None,
+    dilation: int,
+) -> None:
+    chain, silu = _activation(graph, result)
+    last = silu or (result.producer if result.producer is not None else node)
+    build = Builder(graph, last, fuse_locs([n for n in (node, last) if n], last))
+    reach = (int(weight.shape[2]) - 1) * dilation
+    state = before.state
+    if state is not None and before.length > reach:
+        state = build("aten.slice.Tensor", state, dim=2, start=before.length - reach)
+    activation = "none" if silu is None else "silu"
+    made = build.node(
+        "attn.causal_conv",
+        *(before.x, weight, bias, state),
+        dilation=dilation,
+        activation=activation,
+    )
+    y = made.outputs[0]
+    for link in chain:
+        y = build(link.op, y, **link.attrs)
+    pairs = [(result if silu is None else silu.output, y)]
+    if before.joined is not None:
+        following = as_dim(before.joined.shape[2] - reach)
+        pairs += [(cut, made.outputs[1]) for cut in _cuts(before.joined, following, reach)]
+    if checked.replace(pairs):
+        erase_dead(graph, [old.producer for old, _ in pairs])
+        graph.sort()
+
+
+def _befores(z: Value) -> list[_Before]:
+    """The ways to read z as x behind something: all of it is x, or a part."""
+    found = [_Before(z, 0)]
+    if (pad := producer(z, "aten.pad", "aten.constant_pad_nd")) is not None:
+        found += _padded(pad)
+    node = z.producer
+    if node is not None and node.op in JOIN and attribute(node, "dim") % 3 == 2:
+        parts = input_of(node, "tensors") if node.op != "aten.stack" else []
+        if len(parts) == 2 and isinstance(length := parts[0].shape[2], int):
+            found.append(_Before(parts[1], length, parts[0], z))
+    return found
+
+
+def _padded(node: Node) -> list[_Before]:
+    pad = list(attribute(node, "pad"))
+    constant = node.op != "aten.pad" or attribute(node, "mode") == "constant"
+    is_zero = attribute(node, "value") in (None, 0, 0.0)
+    ends = all(isinstance(end, int) and end >= 0 for end in pad)
+    if not (constant and is_zero and ends) or any(pad[2:]):
+        return []
+    x = node.inputs[0]
+    return [] if x is None else [_Before(x, pad[0])]
+
+
+def _cuts(whole: Value, start: Dim, length: Dim) -> list[Value]:
+    """What has the places of a value from `start` on, `length` of them: a cut, or one of a cut."""
+    found = [whole] if same(start, 0) and same(whole.shape[2], length) else []
+    for user in whole.users:
+        move = move_of(user.outputs[0]) if user.op == "aten.slice.Tensor" else None
+        if isinstance(move, Cut) and move.dim == 2 and move.step == 1:
+            at = _from_front(move.start, whole.shape[2])
+            found += _cuts(user.output, as_dim(start - at), length)
+    return found
+
+
+def _from_front(start: Dim, size: Dim) -> Dim:
+    """Where a cut begins that may be counted from the end; a size with a minus is."""
+    if isinstance(start, int):
+        return start if start >= 0 else as_dim(start + size)
+    return as_dim(start + size) if start.could_extract_minus_sign() else start
+
+
+def _activation(graph: Graph, value: Value) -> tuple[list[Node], Node | None]:
+    """SiLU of the value, which nothing else reads, and the layout ops before it."""
+    chain: list[Node] = []
+    while len(value.users) == 1 and only_read_by(graph, value, value.users[0]):
+        user = value.users[0]
+        if user.op == "aten.silu":
+            return chain, user
+        if user.op not in PERMUTE | RESHAPE:
+            break
+        chain.append(user)
+        value = user.output
+    return [], None
+
+
+def _padding(node: Node) -> int | None:
+    padding = attribute(node, "padding")
+    if isinstance(padding, str):
+        return 0 if padding == "valid" else None
+    return _one(padding)
+
+
+def _one(value: object) -> int | None:
+    found = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+    return found if isinstance(found, int) else None
