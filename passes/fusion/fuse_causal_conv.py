@@ -14,7 +14,7 @@ from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, same
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import JOIN, PERMUTE, RESHAPE
+from attngraph.ir.traits import CONVOLUTION, JOIN, PERMUTE, RESHAPE
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS
@@ -41,7 +41,7 @@ class FuseCausalConv:
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, LOGITS)
         for node in list(graph):
-            if node.graph is graph and node.op in ("aten.conv1d", "aten.conv1d.padding"):
+            if node.graph is graph and node.op in CONVOLUTION:
                 _fuse(graph, checked, node)
         return checked.remarks
 
@@ -59,10 +59,12 @@ class _Before:
 
 def _fuse(graph: Graph, checked: Checked, node: Node) -> None:
     z, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
+    if len(z.shape) != 3 or len(weight.shape) != 3:
+        return
     padding, dilation = _padding(node), _one(attribute(node, "dilation"))
     if padding is None or dilation is None or _one(attribute(node, "stride")) != 1:
         return
-    if len(z.shape) != 3 or z.dtype not in _KERNELS or attribute(node, "groups") != z.shape[1]:
+    if z.dtype not in _KERNELS or attribute(node, "groups") != z.shape[1]:
         return
     width = weight.shape[2]
     if not same(weight.shape[0], z.shape[1]) or not isinstance(width, int) or width < 2:
@@ -114,7 +116,7 @@ def _write(
 
 
 def _befores(z: Value) -> list[_Before]:
-    """The ways to read z as x behind something: all of it is x, or a part."""
+    """The ways to read z as x behind something: a part of it is x, or all."""
     found = [_Before(z, 0)]
     if (pad := producer(z, "aten.pad", "aten.constant_pad_nd")) is not None:
         found += _padded(pad)
@@ -123,7 +125,7 @@ def _befores(z: Value) -> list[_Before]:
         parts = input_of(node, "tensors") if node.op != "aten.stack" else []
         if len(parts) == 2 and isinstance(length := parts[0].shape[2], int):
             found.append(_Before(parts[1], length, parts[0], z))
-    return found
+    return found[::-1]
 
 
 def _padded(node: Node) -> list[_Before]:
