@@ -73,7 +73,7 @@ def restored(module: torch.nn.Module) -> Iterator[None]:
         (holder, holder.held.copy()) for holder in (*holders_of(module), *_registries(module))
     ]
     tensors = [
-        (value, value._version, value.detach().clone())
+        (value, value._version, value.is_leaf, value.detach().clone())
         for holder in holders_of(module)
         for _, value in holder.items()
         if isinstance(value, torch.Tensor)
@@ -86,9 +86,11 @@ def restored(module: torch.nn.Module) -> Iterator[None]:
         for holder, before in holders:
             holder.restore(before)
         with torch.no_grad():
-            for tensor, version, content in tensors:
+            for tensor, version, is_leaf, content in tensors:
                 if tensor._version != version:
                     tensor.copy_(content)
+                if is_leaf and not tensor.is_leaf and not tensor._is_view():
+                    tensor.detach_()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from attngraph.frontend.program_dims import asserted_sizes, named_symbols
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.signature import Signature
-from attngraph.frontend.state import state_notes
+from attngraph.frontend.state import listed, named_state, state_notes
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import Traced, trace, user_placeholders
 from attngraph.ir.dims import DimInfo
@@ -121,7 +121,7 @@ def capture(
     with _ONE_AT_A_TIME:
         traced = trace(module, args, named, combined, dynamic_shapes, sides)
     parameters = inspect.signature(module.forward)
-    captured = _captured(traced, (args, named), parameters)
+    captured = _captured(traced, (args, named), parameters, module)
     return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))
 
 
@@ -148,13 +148,14 @@ def from_program(
     if args is not None and dynamic_shapes:
         requests = requested_dims(combine(program.module(), tuple(args), named), dynamic_shapes)
     symbols = named_symbols(program, dim_names or {})
-    return _captured(Traced(program, requests, requests), ordered, None, symbols)
+    return _captured(Traced(program, requests, requests), ordered, None, names=symbols)
 
 
 def _captured(
     traced: Traced,
     sample: tuple[tuple[Any, ...], dict[str, Any]],
     parameters: inspect.Signature | None,
+    module: torch.nn.Module | None = None,
     names: Mapping[sympy.Symbol, str] = MappingProxyType({}),
 ) -> Captured:
     leaves = pytree.tree_leaves(sample)
@@ -213,7 +214,7 @@ def _captured(
             *traced.notes,
             *limits.notes,
             *map(_unread, unread),
-            *_mutation_notes(functional.program),
+            *_mutation_notes(functional.program, module),
             *_wrapped_notes(translator.wrapped),
         ),
         apart,
@@ -340,10 +341,12 @@ def _wrapped_notes(wrapped: Sequence[tuple[str, type]]) -> Iterator[str]:
         )
 
 
-def _mutation_notes(program: ExportedProgram) -> list[str]:
+def _mutation_notes(program: ExportedProgram, module: torch.nn.Module | None) -> list[str]:
     signature = program.graph_signature
-    names = (*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values())
-    return [
-        f"The model updates {name} as it runs; the graph reads its present value and doesn't."
-        for name in names
-    ]
+    names = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
+    if module is not None:
+        names = named_state(module, names, program.constants)
+    if not names:
+        return []
+    values = "its present value" if len(names) == 1 else "their present values"
+    return [f"The model updates {listed(names)} as it runs; the graph reads {values} and doesn't."]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from attngraph.errors import CaptureError
@@ -76,20 +79,28 @@ def functionalize(program: ExportedProgram) -> Functional:
 
 def _retraced(program: ExportedProgram) -> ExportedProgram:
     retraced: ExportedProgram
-    try:
-        retraced = program.run_decompositions({})
-    except GuardOnDataDependentSymNode:
-        # What led to the sizes that the first trace knew is still there, and nothing reads it.
-        program.graph_module.graph.eliminate_dead_code()
-        retraced = program.run_decompositions({})
-    except RuntimeError as error:
-        if "is mutated in the forward method" not in str(error):
-            raise
-        raise CaptureError(
-            "The model writes into a tensor that is neither a buffer nor made in the call: "
-            "register it as a buffer, or give it as an input and return it."
-        ) from error
+    with _constants_as_buffers(program):
+        try:
+            retraced = program.run_decompositions({})
+        except GuardOnDataDependentSymNode:
+            # What led to the sizes that the first trace knew is still there, and nothing reads it.
+            program.graph_module.graph.eliminate_dead_code()
+            retraced = program.run_decompositions({})
     return retraced
+
+
+@contextmanager
+def _constants_as_buffers(program: ExportedProgram) -> Iterator[None]:
+    """Tensors kept in plain attributes count as buffers: torch lets only those be written to."""
+    specs = program.graph_signature.input_specs
+    constants = [spec for spec in specs if spec.kind is InputKind.CONSTANT_TENSOR]
+    for spec in constants:
+        spec.kind, spec.persistent = InputKind.BUFFER, False
+    try:
+        yield
+    finally:
+        for spec in constants:
+            spec.kind, spec.persistent = InputKind.CONSTANT_TENSOR, None
 
 
 def functional_body(program: ExportedProgram, module: fx.GraphModule) -> Functional:

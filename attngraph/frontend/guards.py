@@ -10,6 +10,8 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
+import sympy
+
 from attngraph.frontend.expression_cost import cost
 
 _GUARD = re.compile(
@@ -23,7 +25,7 @@ _SAFE = re.compile(r"(?:\bn\d+\b|\bmin\b|\bmax\b|\d+|[-+*/()<>=, ])*")
 _MULTIPLES = re.compile(r"(?:min|max|(?:\d+\*)?\bn0\b|[(), ]|[<>!=]=|[<>])*")
 _LOW = re.compile(r"(\d+) <= ")
 _HIGH = re.compile(r"<= (\d+)\s*$")
-_UNEQUAL = re.compile(rf"(?:{_SIZE.pattern} != (\d+)|(\d+) != {_SIZE.pattern})")
+_LINEAR = re.compile(r"\(?(?:\d+ \+ )?(?:\d+\*)?n0(?: \+ \d+)?\)?")
 _APART = re.compile(rf"({_SIZE.pattern}) != ({_SIZE.pattern})")
 _TRIED = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 127, 128, 1000, 4095, 65536)
 
@@ -61,11 +63,25 @@ def excluded_largest(message: str) -> list[str]:
         return []
     found = []
     for name, range_, guard in guards:
-        excluded, high = _UNEQUAL.fullmatch(guard), _HIGH.search(range_)
-        if not excluded or not high or high[1] not in excluded.groups():
+        high = _HIGH.search(range_)
+        if not high or _sole_exception(guard) != int(high[1]):
             return []
         found.append(f"{name} = Dim('{name}', max={int(high[1]) - 1})")
     return found
+
+
+def _sole_exception(guard: str) -> int | None:
+    """The one size that a guard such as `(20 + 4*L['x'].size()[1]) != 64` excludes."""
+    sizes = _SIZE.findall(guard)
+    if len(sizes) != 1:
+        return None
+    left, _, right = guard.replace(sizes[0], "n0").partition(" != ")
+    linear, number = (left, right) if right.isdigit() else (right, left)
+    if not number.isdigit() or not _LINEAR.fullmatch(linear):
+        return None
+    size = sympy.Symbol("n0")
+    (root,) = sympy.solve(sympy.sympify(linear, {"n0": size}) - int(number), size)
+    return int(root) if root.is_integer else None
 
 
 def _holds(guard: str, range_: str) -> bool:

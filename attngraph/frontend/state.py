@@ -17,6 +17,7 @@ import torch
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from attngraph.errors import CaptureError
 from attngraph.inference import MOST_ELEMENTS, holders_of, inference, restored
 
 _SHOWN = 3
@@ -53,7 +54,7 @@ def state_notes(
     ]
     differs = not _same_tree(first, second)
     if changed or differs:
-        told = f"changes {_listed(changed)} as it runs" if changed else "keeps something of a call"
+        told = f"changes {listed(changed)} as it runs" if changed else "keeps something of a call"
         effect = ", and a second call on the same inputs returns something else" if differs else ""
         notes.append(
             f"The model {told}{effect}: the graph computes what the first call does, and keeps "
@@ -74,7 +75,7 @@ def _training_note(
     ]
     if active:
         kinds = dict.fromkeys(type(part).__name__ for _, part in active)
-        because = f"{' and '.join(kinds)} ({_listed([name for name, _ in active])})"
+        because = f"{' and '.join(kinds)} ({listed([name for name, _ in active])})"
     else:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), restored(module):
@@ -112,6 +113,39 @@ def _values(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
                 yield holder.path(key), _copy_of(value)
 
 
+def named_state(
+    module: torch.nn.Module, names: Sequence[str], constants: Mapping[str, Any]
+) -> list[str]:
+    """The names of what the module writes into, as its attributes have it.
+
+    `constants` are the tensors that torch numbers, such as those in a list. Raises CaptureError for
+    one that can't be put back after a run: it is no attribute, or too large to be copied.
+    """
+    attributes = {
+        id(value): holder.path(key)
+        for holder in holders_of(module)
+        for key, value in holder.items()
+        if isinstance(value, torch.Tensor)
+    }
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    found = []
+    for name in names:
+        tensor = constants.get(name)
+        if tensor is None or name in buffers:
+            found.append(name)
+            continue
+        path = attributes.get(id(tensor))
+        if path is None or tensor.numel() > MOST_ELEMENTS:
+            written = path or f"a tensor of shape {tuple(tensor.shape)} that is no attribute of it"
+            raise CaptureError(
+                f"The model writes into {written} as it runs: register it as a buffer "
+                '(self.register_buffer("name", tensor, persistent=False)), or give it as an input '
+                "and return it."
+            )
+        found.append(path)
+    return found
+
+
 def _copy_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.numel() <= MOST_ELEMENTS else tuple(value.shape)
@@ -139,6 +173,7 @@ def _same_tree(first: Any, second: Any) -> bool:
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"

@@ -23,7 +23,7 @@ from attngraph.errors import UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity.eager_loops import plain_loops
 from attngraph.export.parity.half_rounding import is_as_finite, narrow, rounded, rounding
-from attngraph.inference import inference
+from attngraph.inference import inference, restored
 from attngraph.ir.storage import wraps
 
 Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -186,7 +186,10 @@ class Reference:
         return tuple(tensor for _, tensor in self._flat(*run))
 
     def _flat(self, *run: Any, weights: bool = True) -> list[tuple[str, torch.Tensor]]:
-        return flatten_outputs(self._run(*run, weights=weights), self._numbers)
+        """Each run begins with the state that the module has; an output may be a part of that."""
+        with restored(self.module):
+            outputs = flatten_outputs(self._run(*run, weights=weights), self._numbers)
+            return [(name, tensor.clone()) for name, tensor in outputs]
 
     def _run(
         self,

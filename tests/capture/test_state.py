@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import attngraph
 from attngraph.errors import CaptureError
@@ -128,16 +130,83 @@ def test_a_compile_leaves_the_state_as_it_was(kind: type[Keeps]) -> None:
     assert not module.tensor.any()
 
 
-def test_a_tensor_that_is_written_in_place_and_no_buffer_is_refused() -> None:
-    class Writes(Keeps):
-        def forward(self, x: Tensor) -> Tensor:
-            self.tensor.add_(self.linear(x))
-            return self.tensor * 1
+class Writes(Keeps):
+    """In place, into a tensor that is no buffer; the whole of it is returned."""
 
-    module = Writes().eval()
-    with pytest.raises(CaptureError, match="neither a buffer nor made in the call: register it"):
-        capture(module, (X,))
+    def forward(self, x: Tensor) -> Tensor:
+        self.tensor.add_(self.linear(x))
+        return self.tensor
+
+
+class WritesAPart(Keeps):
+    """As a cache that a thing of the model's keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named["keys"] = torch.zeros(2, 3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.named["keys"][:, 1:] = self.linear(x)[:, 1:]
+        return self.named["keys"].sum(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Writes, "tensor"), (WritesAPart, "named['keys']")], ids=["all", "part"]
+)
+def test_a_tensor_that_is_written_in_place_is_state_as_a_buffer_is(
+    kind: type[Keeps], name: str
+) -> None:
+    module = kind().eval()
+    optimized = attngraph.optimize(module, (X,))
+    told = f"The model updates {name} as it runs; the graph reads its present value and doesn't."
+    assert told in optimized.report.notes
     assert not module.tensor.any()
+    with torch.no_grad():
+        for x in (X, -3 * X):  # eager begins with what it kept, the file as it was compiled
+            torch.testing.assert_close(optimized(x), copy.deepcopy(module)(x))
+
+
+class Remembers(nn.Module):
+    """The keys of all calls so far, as the first implementations of Llama 2 and 3 keep them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.keys = torch.zeros(3, 16, 4)
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        batch, length, _ = x.shape
+        self.keys = self.keys.to(x)
+        self.keys[:batch, start : start + length] = self.linear(x)
+        past = torch.zeros((length, start))
+        mask = torch.hstack([past, torch.full((length, length), float("-inf")).triu(1)])
+        scores = x @ self.keys[:batch, : start + length].mT + mask
+        return torch.softmax(scores, -1) @ self.keys[:batch, : start + length]
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_keys_of_earlier_calls_are_read_as_they_are(start: int) -> None:
+    module = Remembers().eval()
+    with torch.no_grad():
+        module(torch.randn(2, start + 1, 4), 0)
+    dims = {"x": {0: Dim("batch", max=3), 1: Dim("seq", max=10)}, "start": None}
+    optimized = attngraph.optimize(module, (X, start), dynamic_shapes=dims)
+    x = torch.randn(3, 7, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(optimized(x, start), copy.deepcopy(module)(x, start))
+
+
+def test_what_is_written_outside_of_the_model_is_refused() -> None:
+    kept = torch.zeros(2, 3, 4)
+
+    class Leaks(Keeps):
+        def forward(self, x: Tensor) -> Tensor:
+            kept[:, 1:] = self.linear(x)[:, 1:]
+            return kept * 1
+
+    with pytest.raises(CaptureError, match="writes into a tensor of shape .*: register it as a"):
+        capture(Leaks().eval(), (X,))
+    assert not kept.any()
 
 
 def test_a_table_that_is_built_once_is_no_state() -> None:

@@ -63,7 +63,16 @@ def test_a_largest_size_that_is_excluded_is_one_less() -> None:
     fixed = ["seq = Dim('seq', max=511)"]
     assert excluded_largest(message("S != 512", "2 <= seq <= 512")) == fixed
     assert excluded_largest(message("512 != S")) == fixed
-    for guard in ("S != 511", "S <= 512", "B != S"):
+    assert excluded_largest(message("(20 + 4*S) != 2068", "seq <= 512")) == fixed
+    assert excluded_largest(message("4*S != 2048", "2 <= seq <= 512")) == fixed
+    for guard in (
+        "S != 511",
+        "S <= 512",
+        "B != S",
+        "(20 + 4*S) != 2064",
+        "3*S != 2048",
+        "S*S != 4",
+    ):
         assert excluded_largest(message(guard)) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
@@ -47,9 +48,10 @@ def lower_full(ctx: LoweringContext, node: Node) -> ir.Value:
     name = node.op.split(".")[1].removeprefix("new_").removesuffix("_like")
     value: Any = node.attrs["fill_value"] if name == "full" else _FILL[name]
     type = node.output.tensor_type
-    static = isinstance(type.numel, int) and type.numel <= MAX_CONSTANT
+    sizes = [dim for dim in type.shape if isinstance(dim, int)]
+    static = len(sizes) == len(type.shape) and math.prod(sizes) <= MAX_CONSTANT
     if static and isinstance(value, (bool, int, float)):
-        filled = torch.full([int(dim) for dim in type.shape], value, dtype=type.dtype)
+        filled = torch.full(sizes, value, dtype=type.dtype)
         return ctx.constant(filled, name=name)
     return ctx.expand(ctx.number(value, type.dtype), (), type.shape)
 
