@@ -204,7 +204,7 @@ def test_what_is_written_outside_of_the_model_is_refused() -> None:
             kept[:, 1:] = self.linear(x)[:, 1:]
             return kept * 1
 
-    with pytest.raises(CaptureError, match="writes into a tensor of shape .*: register it as a"):
+    with pytest.raises(CaptureError, match=r"writes into a tensor of shape .*: register it as a"):
         capture(Leaks().eval(), (X,))
     assert not kept.any()
 
