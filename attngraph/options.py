@@ -19,6 +19,8 @@ from attngraph.numeric import whole
 
 Verify = Literal["final", "each", "off"]
 CacheKind = Literal["growing", "static"]
+Runtime = Literal["genai"]
+"""Another's runtime, for which a decoder's file comes with what that reads beside it."""
 ASSUMPTIONS = ("no-fully-masked-rows",)
 """What a user may vouch for where it can't be proved."""
 

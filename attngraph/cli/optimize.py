@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from attngraph.cli.flags import (
 from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
-from attngraph.options import CacheKind, DecoderOptions, Options
+from attngraph.options import CacheKind, DecoderOptions, Options, Runtime
 
 if TYPE_CHECKING:
     from attngraph.decoding.decoder import Decoder
@@ -97,15 +98,30 @@ class _DecoderFlags:
         ),
     ] = False
 
+    runtime: Annotated[
+        Runtime | None,
+        typer.Option(
+            "--for",
+            show_default=False,
+            rich_help_panel=_DECODING,
+            help="The runtime that will generate. genai: write genai_config.json beside the file, "
+            "and give all logits.",
+        ),
+    ] = None
+
     def options(self) -> DecoderOptions | None:
         """None without --decode. Raises UsageError for flags that don't go together."""
         presents = pairs(self.present or (), "--present", "PAST=PRESENT", "past_key=present_key")
+        if self.runtime is not None and self.no_padding:
+            raise UsageError(
+                f"--for {self.runtime} needs the mask that --no-padding leaves out: drop one."
+            )
         if self.decode:
             return DecoderOptions(self.cache, self.max_length, presents or None)
         if self != _DecoderFlags():
             raise UsageError(
-                "--cache, --max-length, --present, --all-logits and --no-padding are for --decode; "
-                "add it."
+                "--cache, --max-length, --present, --all-logits, --no-padding and --for are for "
+                "--decode; add it."
             )
         return None
 
@@ -158,21 +174,25 @@ def optimize(
 
             staged = held.enter_context(Staged(output))
             result: Decoder | Optimized
+            beside: Mapping[str, str] = {}
             if decoder is None:
                 result = work.optimised(source, options, stages=stages, staged=staged)
             else:
-                result = work.decoder(
+                result, beside = work.decoder(
                     source,
                     options,
                     decoder,
                     all_logits=decoding.all_logits,
                     padding=not decoding.no_padding,
+                    runtime=None if decoding.runtime is None else (decoding.runtime, output.name),
                     stages=stages,
                     staged=staged,
                 )
             stages("save")
             start = time.perf_counter()
             result.save(output)
+            for name, text in beside.items():
+                write_page(output.with_name(name), text)
         report = result.report
         report.timings["save"] = time.perf_counter() - start
         size = written_bytes(output, report.weight_bytes)

@@ -32,13 +32,9 @@ def _same(path: Path, other: Path) -> bool:
 def write_page(path: Path, text: str) -> None:
     """Writes a text file whole or not at all. Raises OutputError."""
     # It brings torch along, which has been loaded by the time there is something to write.
-    from attngraph.export.files.save import whole_file
+    from attngraph.export.files.save import write_text
 
-    try:
-        with whole_file(path) as temporary:
-            temporary.write_text(text, "utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from error
+    write_text(path, text)
 
 
 def written_bytes(path: Path, weight_bytes: int) -> int:

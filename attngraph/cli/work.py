@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -23,9 +24,10 @@ from attngraph.frontend.model import Model
 from attngraph.frontend.read_source import model_of, parsed, read_model
 from attngraph.frontend.source import Source
 from attngraph.optimized import Optimized
-from attngraph.options import DecoderOptions, Options
+from attngraph.options import DecoderOptions, Options, Runtime
 from attngraph.reports.attention_weights import AttentionWeights, hidden_in_loops
 from attngraph.reports.report import Report
+from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
 from attngraph.verification.verify import Verification, verify_file
 
 
@@ -45,10 +47,14 @@ def decoder(
     *,
     all_logits: bool,
     padding: bool,
+    runtime: tuple[Runtime, str] | None,
     stages: Stages,
     staged: Staged,
-) -> Decoder:
-    """The model as a decoder, checked but not saved."""
+) -> tuple[Decoder, dict[str, str]]:
+    """The model as a decoder, checked but not saved, and the files to lie beside it.
+
+    `runtime` is who will run it, and under which name they find it.
+    """
     given = parsed(source)
     with importable_cwd():
         stages("load")
@@ -61,7 +67,8 @@ def decoder(
                     "itself: leave out --input, --inputs, --dim and --present."
                 )
             model = Model(loaded.module, None, (), {}, None, loaded.source)
-            model = of_causal_lm(model, all_logits=all_logits, padding=padding)
+            every = all_logits or runtime is not None
+            model = of_causal_lm(model, all_logits=every, padding=padding)
         elif all_logits or not padding:
             raise UsageError(
                 f"{loaded.source} is no causal language model of transformers: it takes the inputs "
@@ -72,7 +79,12 @@ def decoder(
         seconds = time.perf_counter() - start
         result = compile_decoder(model, decoding, options, staged=staged, progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
-    return result
+    if runtime is None:
+        return result, {}
+    told = Generation.of(loaded.module)
+    config = genai_config(result, told, file=runtime[1])
+    result.report.notes += notes_of(result, told)
+    return result, {CONFIG: json.dumps(config, indent=2)}
 
 
 def analysed(source: Source, options: Options, *, stages: Stages) -> Report:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,19 @@ class Decoder:
         """Whether the model takes rows of a prompt and of steps up to a total of tokens."""
         steps = [(prompt, 0), *((1, past) for past in range(prompt, total))]
         return not any(self._broken(batch, new, past) for new, past in steps)
+
+    def longest(self, most: int) -> int:
+        """How many tokens, at most `most`, a row may have: one after the other, from one prompt or
+        from several, and with what the cache holds of each unchanged.
+        """
+        layout = self.layout
+        known = (layout.max_length, layout.last, layout.most, layout.most_positions)
+        most = min([most, *layout.switches[:1], *(limit for limit in known if limit is not None)])
+
+        def fits(total: int) -> bool:
+            return not any(self._broken(1, new, total - new) for new in {1, total})
+
+        return bisect.bisect_left(range(1, most + 1), True, key=lambda total: not fits(total))
 
     def _broken(self, batch: int, new: int, past: int) -> str:
         """Which range of the model's dims a step breaks; empty if it breaks none."""

@@ -241,3 +241,12 @@ def whole_file(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all. Raises OutputError."""
+    try:
+        with whole_file(path) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from error

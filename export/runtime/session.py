@@ -275,6 +275,10 @@ class Session:
         """Sizes and names of an input's dims."""
         return self._input(name).shape or ()
 
+    def output_shape(self, name: str) -> tuple[int | str | None, ...]:
+        """Sizes and names of an output's dims."""
+        return self._outputs[self.output_names.index(name)].shape or ()
+
     @property
     def placement(self) -> Mapping[str, Mapping[str, int]]:
         """How many nodes of each op run on each provider. Raises UsageError once closed."""

@@ -58,6 +58,7 @@ def test_without_padding_there_is_no_mask(attngraph: Any, here: Path) -> None:
         ((*CACHED, "--decode", "--no-padding"), "leave out --all-logits and --no-padding"),
         ((*CACHED, "--no-padding"), "are for --decode"),
         ((*CACHED, "--present", "a=b"), "are for --decode"),
+        ((*CACHED, "--for", "genai"), "are for --decode"),
         ((*CACHED, "--cache", "static", "--max-length", "8"), "are for --decode"),
         ((*CACHED, "--decode", "--cache", "static"), "A static cache needs max_length"),
         ((*CACHED, "--decode", "--max-length", "8"), "max_length is for a static cache"),
@@ -69,3 +70,16 @@ def test_what_is_no_decoder(attngraph: Any, arguments: tuple[str, ...], message:
     assert ran.code == USAGE
     assert message in ran.sentence
     assert not [name for name in os.listdir() if ".onnx" in name]
+
+
+def test_for_genai_its_config_lies_beside_the_file(attngraph: Any, here: Path) -> None:
+    (here / "llama.py").write_text(LLAMA)
+    model = ("--factory", "llama:build", "--decode", "--verify", "off")
+    ran = attngraph("optimize", *model, "--for", "genai", "-o", "out.onnx")
+    assert ran.code == 0, ran.err
+    said = json.loads((here / "genai_config.json").read_text())
+    assert said["model"]["decoder"]["filename"] == "out.onnx"
+    ran = attngraph("optimize", *model, "--for", "genai", "--no-padding", "-o", "other.onnx")
+    assert ran.code == USAGE
+    assert "needs the mask" in ran.sentence
+    assert not (here / "other.onnx").exists()

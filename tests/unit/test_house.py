@@ -26,7 +26,7 @@ LAYERS = (
     *("ir", "dialect", "analysis"),
     *("frontend", "passes", "export"),
     *("options", "reports", "optimized", "checks"),
-    *("compiling", "decoding", "verification", "measuring", "cli"),
+    *("compiling", "decoding", "runtimes", "verification", "measuring", "cli"),
     *("api", "__init__", "__main__"),
 )
 """The folders and files of attngraph, the lowest first: each may import those before it."""

@@ -1,0 +1,1 @@
+"""What other runtimes read beside an ONNX file."""
