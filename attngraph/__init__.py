@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from attngraph.api import capture
     from attngraph.compiling.compiler import optimize
     from attngraph.decoding.compile import optimize_decoder
+    from attngraph.decoding.compile_seq2seq import optimize_seq2seq
     from attngraph.decoding.decoder import Decoder
+    from attngraph.decoding.seq2seq import Seq2Seq
     from attngraph.ir import Graph
     from attngraph.optimized import Optimized
     from attngraph.reports.report import Report, Site
@@ -26,10 +28,12 @@ _HOMES = {
     "Graph": "attngraph.ir",
     "Optimized": "attngraph.optimized",
     "Report": "attngraph.reports.report",
+    "Seq2Seq": "attngraph.decoding.seq2seq",
     "Site": "attngraph.reports.report",
     "capture": "attngraph.api",
     "optimize": "attngraph.compiling.compiler",
     "optimize_decoder": "attngraph.decoding.compile",
+    "optimize_seq2seq": "attngraph.decoding.compile_seq2seq",
 }
 _PACKAGES = frozenset({"export", "passes"})
 
@@ -38,12 +42,14 @@ __all__ = [
     "Graph",
     "Optimized",
     "Report",
+    "Seq2Seq",
     "Site",
     "__version__",
     "capture",
     "export",
     "optimize",
     "optimize_decoder",
+    "optimize_seq2seq",
     "passes",
 ]
 

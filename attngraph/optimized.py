@@ -122,7 +122,7 @@ class Optimized:
         for, or that is no tensor and not what it was when the model was compiled.
         """
         feeds = self._feeds(args, kwargs)
-        self._check_sizes(feeds)
+        self.check_sizes(feeds)
         outputs = self.session.run(feeds)
         if self._signature is not None:
             return self._signature.unflatten(outputs)
@@ -142,8 +142,11 @@ class Optimized:
             feeds[name] = tensor
         return feeds
 
-    def _check_sizes(self, feeds: Mapping[str, torch.Tensor]) -> None:
-        """The file fails in a session for such sizes; this says it for the caller's input."""
+    def check_sizes(self, feeds: Mapping[str, torch.Tensor]) -> None:
+        """Raises UsageError for inputs, by name, of sizes that the model wasn't compiled for.
+
+        The file fails in a session for such sizes; this says it for the caller's input.
+        """
         sizes: dict[str, int] = {}
         for value in self.graph.inputs:
             tensor = feeds.get(value.name)

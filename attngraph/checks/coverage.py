@@ -14,6 +14,7 @@ from attngraph.checks.influence import Influence, influence
 from attngraph.checks.probing import Role, roles_of
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, TensorType, Value, clone, interpret
+from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import input_of
 from attngraph.ir.storage import address_of, wraps
@@ -62,7 +63,9 @@ def coverage_of(
             f"Not measured whether {len(wrapped)} parameters that wrap other tensors are "
             f"exercised, such as {wrapped[0]}."
         )
-    read = {_storage(v.data) for v in pristine.constants.values() if v.data is not None}
+    live = clone(pristine)
+    eliminate_dead_code(live)  # what no output is computed from is not in the file
+    read = {_storage(v.data) for v in live.constants.values() if v.data is not None}
     distinct = {
         (address_of(each) or id(each), each.shape): name for name, each in parameters.items()
     }

@@ -1,4 +1,7 @@
-"""The keys and values that a decoder keeps: a cache that grows, or one in buffers."""
+"""The keys and values that a decoder keeps: a cache that grows, or one in buffers.
+
+Either may hold a `memory` beside them: inputs that stay the same in all steps, by name.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ class GrowingCache:
     length: int
     owner: object
     seen: Seen
+    memory: Mapping[str, OrtValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Slots:
     buffers: Mapping[str, torch.Tensor]
     batch: int
     owner: object
+    memory: Mapping[str, torch.Tensor] = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
     steps: dict[int | None, BoundSteps] = field(default_factory=dict)
     _count: itertools.count[int] = field(default_factory=itertools.count)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache
+from attngraph.decoding.rules import NO_RULES, Rules
 from attngraph.decoding.sampling import Sampling
 from attngraph.decoding.tokens import Seen, end_tokens, positions, shown_tokens, token_id, token_ids
 from attngraph.errors import UsageError
 from attngraph.export.lowering.emission.buffers import CAPACITY, by_row, row_of
 from attngraph.export.runtime.bound_steps import BoundSteps
-from attngraph.export.runtime.session import Session
+from attngraph.export.runtime.session import OrtValue, Session
+from attngraph.export.runtime.tensors import to_ort, to_torch
 from attngraph.export.target import parse_target
 from attngraph.frontend.cache import METADATA_KEY, Layout
 from attngraph.ir.ranges import Ranges
@@ -84,6 +86,17 @@ class Decoder:
         """What was done and measured. Raises UsageError for a decoder that was loaded."""
         return self._compiled.report
 
+    def start(self, memory: Mapping[str, torch.Tensor | OrtValue], batch: int) -> Cache:
+        """The cache without a token, for so many rows, that holds what all steps attend to.
+
+        Raises UsageError where `memory` lacks one of the inputs that stay the same in all steps.
+        """
+        if missing := [name for name in self.layout.memory if name not in memory]:
+            raise UsageError(
+                f"The decoder attends to {', '.join(missing)}; give it from the start."
+            )
+        return self._empty(batch, {name: memory[name] for name in self.layout.memory})
+
     @property
     def _compiled(self) -> Optimized:
         if self.optimized is None:
@@ -113,7 +126,7 @@ class Decoder:
         """
         ids = token_ids(ids, self.layout.vocabulary)
         batch, length = ids.shape
-        cache = self._empty(batch) if cache is None else self._own(cache, batch)
+        cache = self.start({}, batch) if cache is None else self._own(cache, batch)
         total = cache.length + length
         self._require_room(total)
         self._require_sizes(batch, length, cache.length)
@@ -132,11 +145,12 @@ class Decoder:
         feeds = self._feeds(ids, seen.shown, cache.length)
         if isinstance(cache, StaticCache):
             return self._write(feeds, cache, seen)
-        pasts = dict(zip(self.layout.pasts, cache.values, strict=True))
+        kept = {**dict(zip(self.layout.pasts, cache.values, strict=True)), **cache.memory}
         fetched = (self.layout.logits,)
-        results = self.session.step(feeds, pasts, fetched, self.layout.presents)
-        total = seen.ids.shape[1]
-        return results[0][0], GrowingCache(results[1], cache.batch, total, self._owner, seen)
+        results = self.session.step(feeds, kept, fetched, self.layout.presents)
+        total, memory = seen.ids.shape[1], cache.memory
+        grown = GrowingCache(results[1], cache.batch, total, self._owner, seen, memory)
+        return results[0][0], grown
 
     def _is_outdated(self, before: Seen, after: Seen) -> bool:
         """Whether what a cache holds is to be computed anew, as the model does without a cache.
@@ -161,7 +175,7 @@ class Decoder:
         """A cache without a token, in the same buffers if there are any."""
         if isinstance(cache, StaticCache):
             return cache.slots.restart(cache)
-        return self._empty(cache.batch)
+        return self._empty(cache.batch, cache.memory)
 
     def _require_rows(self, counts: tuple[int, int]) -> None:
         """Raises UsageError where the model's tables have no row for a token."""
@@ -261,6 +275,7 @@ class Decoder:
         slots.rewind(cache)
         if self.layout.length is not None:
             feeds[self.layout.length] = torch.tensor([cache.length])
+        feeds.update(slots.memory)
         if by_row(cache.batch, new, cache.length):
             rows = range(cache.batch)
             logits = torch.cat([self._bound_steps(slots, r).step(row_of(feeds, r)) for r in rows])
@@ -279,15 +294,26 @@ class Decoder:
     def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.session.input_dtype(name))
 
-    def _empty(self, batch: int) -> Cache:
+    def _empty(self, batch: int, memory: Mapping[str, torch.Tensor | OrtValue]) -> Cache:
         layout = self.layout
         if layout.max_length is not None:
             sizes = {layout.batch: batch, CAPACITY: layout.max_length}
             buffers = {name: self.session.zeros(name, sizes) for name in layout.pasts}
-            return Slots(buffers, batch, self._owner).start()
+            return Slots(buffers, batch, self._owner, self._tensors(memory)).start()
         sizes = {self.layout.batch: batch, self.layout.past: 0}
         values = tuple(self.session.empty(name, sizes) for name in self.layout.pasts)
-        return GrowingCache(values, batch, 0, self._owner, Seen.nothing(batch))
+        kept = {
+            name: to_ort(self._cast(name, each)) if isinstance(each, torch.Tensor) else each
+            for name, each in memory.items()
+        }
+        return GrowingCache(values, batch, 0, self._owner, Seen.nothing(batch), kept)
+
+    def _tensors(self, memory: Mapping[str, torch.Tensor | OrtValue]) -> dict[str, torch.Tensor]:
+        dtypes = {name: self.session.input_dtype(name) for name in memory}
+        return {
+            name: each if isinstance(each, torch.Tensor) else to_torch(each, dtypes[name])
+            for name, each in memory.items()
+        }
 
     def generate(
         self,
@@ -301,12 +327,15 @@ class Decoder:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
+        cache: Cache | None = None,
+        rules: Rules = NO_RULES,
     ) -> torch.Tensor:
         """The prompt ids (B, S) with up to `max_new_tokens` more, as `transformers`' generate.
 
         Greedy at temperature 0, else drawn (see `Sampling`). Rows of different lengths are padded
         on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
-        with `pad_token_id` (by default that token); when all have, it ends early.
+        with `pad_token_id` (by default that token); when all have, it ends early. `cache` is one of
+        `start`, and `rules` say which tokens are forced, or not to be chosen.
 
         Raises UsageError for what a step or `Sampling` doesn't take, for rows padded on the right,
         whose last position is no token, and where a static cache has no room for the prompt and
@@ -340,10 +369,11 @@ class Decoder:
             filler = token_id("pad_token_id", pad_token_id, known)
         random, done = sampling.generator(), torch.zeros(batch, dtype=torch.bool)
         one = torch.ones(batch, 1, dtype=torch.bool)
-        parts, new, cache = [prompt], prompt, None
-        for _ in range(count):
+        parts, new = [prompt], prompt
+        for step in range(count):
             logits, cache = self(new, shown, cache)
-            token = sampling.choose(logits[:, -1].cpu(), random).to(prompt.dtype)
+            scores = rules.applied(logits[:, -1].cpu(), torch.cat(parts, 1), step, count, ends)
+            token = sampling.choose(scores, random).to(prompt.dtype)
             token = torch.where(done, filler, token)
             new = token[:, None]
             parts.append(new)

@@ -90,17 +90,24 @@ class Placing:
             return torch.arange(past, past + seq).to(value.dtype).reshape(shape)
         if value.name == layout.ids:
             return (torch.arange(past, past + seq) % 2).to(value.dtype)[None]
+        if value.name in layout.memory and not value.dtype.is_floating_point:  # a mask
+            return torch.ones(shape, dtype=value.dtype)
         random = torch.Generator().manual_seed(past)
         return torch.randn(shape, generator=random).to(value.dtype)
 
     def _shape(self, value: Value, seq: int, past: int) -> list[int]:
-        sizes = {self.layout.batch: 1, self.seq: seq, self.layout.past: past}
+        sizes = self._sizes(seq, past)
         return [int(substitute(dim, sizes)) for dim in value.shape]
+
+    def _sizes(self, seq: int, past: int) -> dict[str, int]:
+        """Of one row; a memory has the length that it was traced with."""
+        hints = {name: info.hint for name, info in self.graph.dims.items()}
+        return {**hints, self.layout.batch: 1, self.seq: seq, self.layout.past: past}
 
     def run(self, seq: int, past: int, wanted: Collection[Value]) -> dict[Value, Any]:
         """Those of the wanted values that can be computed, for one row without padding."""
         needed = self._ancestors(wanted)
-        sizes: dict[str, int] = {self.layout.batch: 1, self.seq: seq, self.layout.past: past}
+        sizes = self._sizes(seq, past)
         memory: dict[Value, Any] = {value: self.input(value, seq, past) for value in self.given}
         for node in self.nodes:
             if node not in needed or all(value in self._constant for value in node.outputs):

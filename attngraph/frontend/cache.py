@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,7 +30,8 @@ class Layout:
     where the graph looks them up in a table. What a cache of at most `switches` tokens holds is to
     be computed anew for a longer sequence, and behind `last` tokens for each
     (attngraph/decoding/lengths.py). `most` and `most_positions` are how many tokens the tables have
-    rows for, with padding and without it.
+    rows for, with padding and without it. `memory` are the inputs that stay the same in all steps,
+    as what a decoder attends to of an encoder.
     """
 
     ids: str
@@ -49,6 +50,7 @@ class Layout:
     last: int | None = None
     most: int | None = None
     most_positions: int | None = None
+    memory: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -58,7 +60,7 @@ class Layout:
         """Raises LoadError where a file doesn't say, as one that wasn't compiled as a decoder."""
         try:
             fields: dict[str, Any] = json.loads(text or "")
-            for name in ("pasts", "presents", "axes", "switches"):
+            for name in ("pasts", "presents", "axes", "switches", "memory"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
@@ -68,8 +70,15 @@ class Layout:
             ) from error
 
 
-def find_layout(graph: Graph, presents: Mapping[str, str] | None, source: str) -> Layout:
+def find_layout(
+    graph: Graph,
+    presents: Mapping[str, str] | None,
+    source: str,
+    memory: Collection[str] = (),
+) -> Layout:
     """Reads the parts of a decoder from its graph; `presents` names that of each past.
+
+    `memory` are the inputs that stay the same in all steps.
 
     Without `presents`, an input is a past where an output has its shape with `past` replaced by
     `past + seq`: by descent if that output is a cat of the input, else in the order of both.
@@ -78,9 +87,10 @@ def find_layout(graph: Graph, presents: Mapping[str, str] | None, source: str) -
     inputs = {value.name: value for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     pairs = _named(inputs, outputs, presents) if presents else None
-    ids = _token_ids(graph, source)
+    moving = [value for value in graph.inputs if value.name not in memory]
+    ids = _token_ids(moving, source)
     batch, seq = ids.shape
-    pairs = pairs if pairs is not None else _found(graph, outputs, seq, batch)
+    pairs = pairs if pairs is not None else _found(moving, outputs, seq, batch)
     if not pairs:
         raise UsageError(
             f"The cache of {source} can't be found: no output is an input made longer by seq. "
@@ -89,7 +99,7 @@ def find_layout(graph: Graph, presents: Mapping[str, str] | None, source: str) -
         )
     past = _past_dim([inputs[name] for name in pairs], seq, batch, source)
     mask = positions = None
-    for value in graph.inputs:
+    for value in moving:
         if value is ids or value.name in pairs:
             continue
         last = value.shape[-1] if value.shape else None
@@ -119,15 +129,16 @@ def find_layout(graph: Graph, presents: Mapping[str, str] | None, source: str) -
         str(past),
         mask,
         positions,
-        vocabulary=_rows_looked_up(ids),
+        vocabulary=rows_looked_up(ids),
+        memory=tuple(value.name for value in graph.inputs if value.name in memory),
     )
 
 
-def _token_ids(graph: Graph, source: str) -> Value:
+def _token_ids(inputs: Sequence[Value], source: str) -> Value:
     """The input of token ids. Where several could be, a name must tell positions apart."""
     found = [
         value
-        for value in graph.inputs
+        for value in inputs
         if _is_integer(value) and len(value.shape) == 2 and _seq(value) is not None
     ]
     if not found:
@@ -163,7 +174,7 @@ def _is_positions(value: Value, batch: Dim, seq: Dim) -> bool:
 _KEEPING_IDS = CAST | COPY | RESHAPE | PERMUTE
 
 
-def _rows_looked_up(ids: Value) -> int | None:
+def rows_looked_up(ids: Value) -> int | None:
     """The rows of the smallest table that ids are looked up in as they are; None without one."""
     reached, sizes = [ids], []
     for value in reached:
@@ -199,10 +210,12 @@ def _named(
     return {name: cache[name] for name in inputs if name in cache}
 
 
-def _found(graph: Graph, outputs: Mapping[str, Value], seq: Dim, batch: Dim) -> dict[str, str]:
+def _found(
+    inputs: Sequence[Value], outputs: Mapping[str, Value], seq: Dim, batch: Dim
+) -> dict[str, str]:
     left = dict(outputs)
     pairs: dict[str, str] = {}
-    floats = [value for value in graph.inputs if value.dtype.is_floating_point]
+    floats = [value for value in inputs if value.dtype.is_floating_point]
     for by_descent in (True, False):
         for value in floats:
             if value.name in pairs:

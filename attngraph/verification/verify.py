@@ -16,7 +16,8 @@ from attngraph.checks.check import Cases, Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
 from attngraph.compiling.compilation import Progress, out_of_memory
 from attngraph.compiling.provenance import Provenance
-from attngraph.decoding.compile import buffers_of, decoding_cases, generated_parity, of_causal_lm
+from attngraph.decoding.checking import decoding_cases, generated_parity
+from attngraph.decoding.compile import buffers_of, of_causal_lm
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import AttngraphError, UsageError

@@ -1,0 +1,300 @@
+"""The inputs on which a decoder is compared with its model: steps, and generated tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attngraph.checks.check import Cases
+from attngraph.checks.probing import roles_of
+from attngraph.checks.weight_only import reference_of
+from attngraph.decoding.caches import Cache, GrowingCache
+from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.lengths import Lengths
+from attngraph.decoding.tokens import positions
+from attngraph.errors import UsageError
+from attngraph.export.formats import Precision
+from attngraph.export.parity.budget import Parity, compare
+from attngraph.export.parity.reference import Reference, ReferenceOutputs
+from attngraph.export.precision import own_precision
+from attngraph.export.runtime.tensors import to_torch
+from attngraph.frontend.cache import Layout
+from attngraph.frontend.capture import Captured
+from attngraph.frontend.model import Model
+from attngraph.ir import Graph
+from attngraph.ir.conditions import shown
+from attngraph.ir.dims import substitute
+from attngraph.ir.ranges import Ranges
+from attngraph.mapped import release_large
+
+# (batch, seq, past) of prompts, of a later part of one, and of a step. A dozen tokens or more each:
+# the rounding errors of one token go together, and those of a few are no measure for a budget.
+_SIZES = ((5, 6, 0), (1, 13, 0), (4, 5, 3), (12, 1, 7))
+PROMPT = 5
+_ROWS, _STEPS = 4, 3
+_OTHER_SIZES = (9, 1, 24)  # of what is attended to
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the steps of a check attend to, and what the eager model computes without a cache.
+
+    `cache` is the decoder's without a token, of `rows` rows. `whole(*given, ids)` are the logits of
+    ids (rows, S), of all of them; `label` says what was encoded.
+    """
+
+    label: str
+    rows: int
+    cache: Cache
+    whole: torch.nn.Module
+    given: tuple[Any, ...]
+
+
+class _Inputs:
+    """Inputs of a decoder at any size, from the samples it was captured with."""
+
+    def __init__(self, captured: Captured, layout: Layout) -> None:
+        self.layout = layout
+        self.graph: Graph = captured.graph
+        self.shapes = {value.name: value.shape for value in captured.graph.inputs}
+        self.dtypes = {value.name: value.dtype for value in captured.graph.inputs}
+        samples = dict(zip(captured.input_names, captured.args, strict=True))
+        ids = captured.input_names.index(layout.ids)
+        rows = roles_of(captured.graph, captured.args)[ids].rows
+        self.tokens = rows or max(int(samples[layout.ids].max()) + 1, 2)
+        self.random = torch.Generator().manual_seed(0)
+
+    def ids(self, batch: int, length: int) -> torch.Tensor:
+        drawn = torch.randint(self.tokens, (batch, length), generator=self.random)
+        return drawn.to(self.dtypes[self.layout.ids])
+
+    def mask(self, batch: int, length: int) -> torch.Tensor:
+        """Row b is padded on the left by b, as far as it has room; the last of three or more rows
+        has a hole behind its first token as well.
+        """
+        padding = torch.arange(batch)[:, None].clamp_max(length - 1)
+        mask = torch.arange(length)[None] >= padding
+        if batch > 2 and length > batch + 2:
+            mask[-1, batch + 1] = False
+        return mask
+
+    def mask_of_steps(self, batch: int, length: int) -> torch.Tensor:
+        """One that `Decoder` takes: without a mask no row is padded, and with one row of positions
+        all are alike."""
+        layout = self.layout
+        if layout.mask is None:
+            return torch.ones(batch, length, dtype=torch.bool)
+        mask = self.mask(batch, length)
+        return mask[:2][-1:].expand(batch, length) if self.shares_positions else mask
+
+    @property
+    def shares_positions(self) -> bool:
+        """Whether the model takes one row of positions for the whole batch."""
+        name = self.layout.positions
+        return name is not None and [*map(str, self.shapes[name][:-1])] != [self.layout.batch]
+
+    def all(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        past: int,
+        sizes: Mapping[str, int] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Every input of the graph, in its order; the past and what is attended to are random.
+
+        `sizes` are those of the other dims, by default as they were traced.
+        """
+        layout = self.layout
+        hints = {name: info.hint for name, info in self.graph.dims.items()}
+        sizes = {**hints, **(sizes or {}), layout.batch: ids.shape[0], layout.past: past}
+        given = {layout.ids: ids}
+        if layout.mask is not None:
+            given[layout.mask] = mask.to(self.dtypes[layout.mask])
+        if layout.positions is not None:
+            places = positions(mask, past, ids.shape[1])
+            if self.shares_positions:
+                is_alike = bool((places == places[0]).all())
+                row = places[:1] if is_alike else positions(None, past, ids.shape[1])
+                places = row if len(self.shapes[layout.positions]) == 2 else row[0]
+            given[layout.positions] = places.to(self.dtypes[layout.positions])
+        for name in (*layout.pasts, *layout.memory):
+            shape = [int(substitute(dim, sizes)) for dim in self.shapes[name]]
+            if self.dtypes[name].is_floating_point:
+                drawn = torch.randn(shape, generator=self.random)
+            else:
+                drawn = self.mask(shape[0], shape[1]).flip(-1)
+            given[name] = drawn.to(self.dtypes[name])
+        return tuple(given[value.name] for value in self.graph.inputs)
+
+
+def decoding_cases(captured: Captured, layout: Layout, lengths: Lengths) -> Cases:
+    """A prompt, a part of one and steps, padded on the left, of sizes that the model takes.
+
+    And the same on both sides of, and across, each length at which something changes.
+    """
+    inputs = _Inputs(captured, layout)
+    seq = str(inputs.shapes[layout.ids][1])
+    limits = Ranges.of(captured.graph)
+    cases = {}
+    names = (layout.batch, seq, layout.past)
+    across = lengths.across(captured.graph, layout)
+    others = sorted(limits.dims.keys() - {*names})  # the lengths of what is attended to
+    for place, sizes in enumerate((*_SIZES, *across)):
+        rest = {name: _OTHER_SIZES[place % len(_OTHER_SIZES)] for name in others}
+        rest = rest if not limits.broken(rest) else {n: captured.graph.dims[n].hint for n in others}
+        fitting = _fitting(limits, names, sizes, rest)
+        if fitting is None or (sizes in across and fitting != sizes):
+            continue
+        batch, length, past = fitting
+        padding = inputs.mask(batch, past + length)
+        more = "".join(f", {name}={size}" for name, size in rest.items())
+        label = f"batch={batch}, seq={length}, past={past}{more}"
+        cases[label] = inputs.all(inputs.ids(batch, length), padding, past, rest)
+    if not cases:
+        required = ", ".join(map(shown, limits.limits()))
+        raise UsageError(
+            f"The model can't be decoded with: its sizes must have {required}, which neither a "
+            "prompt nor a step of a few tokens has."
+        )
+    return cases
+
+
+def _fitting(
+    limits: Ranges,
+    names: tuple[str, str, str],
+    sizes: tuple[int, int, int],
+    rest: Mapping[str, int],
+) -> tuple[int, int, int] | None:
+    """(batch, seq, past), each no larger than given, or None where the model takes none of them."""
+    batch, length, past = sizes
+    smaller = itertools.product(range(batch, 0, -1), range(past, -1, -1), range(length, 0, -1))
+    for rows, before, new in smaller:
+        if not limits.broken({**rest, **dict(zip(names, (rows, new, before), strict=True))}):
+            return rows, new, before
+    return None
+
+
+def inputs_at(
+    captured: Captured, layout: Layout
+) -> Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]]:
+    """A function from sizes of the batch, the new tokens and the past to inputs."""
+    inputs = _Inputs(captured, layout)
+    seq = str(inputs.shapes[layout.ids][1])
+
+    def at(sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        batch, length = sizes[layout.batch], sizes[seq]
+        past = sizes[layout.past]
+        mask = inputs.mask(batch, past + length)
+        return inputs.all(inputs.ids(batch, length), mask, past, sizes)
+
+    return at
+
+
+def generated_parity(
+    model: Model,
+    captured: Captured,
+    decoder: Decoder,
+    precision: Precision,
+    changes: Lengths,
+    stored: Graph | None = None,
+    encoded: Encoded | None = None,
+) -> Parity:
+    """The last logits of a prompt and of a few steps, against the eager model on all tokens so far.
+
+    The steps go on across each length at which something changes, if that is not too far. The eager
+    model computes each without a cache, so that a cache handed on wrongly shows. With quantized
+    weights the graph that has them, `stored`, takes its place. A decoder that attends to something
+    is given what is `encoded`, and all of the model computes it anew in the comparison.
+    """
+    layout, inputs = decoder.layout, _Inputs(captured, decoder.layout)
+    rows = _ROWS if encoded is None else encoded.rows
+    module = model.module if encoded is None else encoded.whole
+    if module is None and model.program is not None:
+        module = model.program.module()
+    assert module is not None
+    converted = precision != own_precision(captured.graph)
+    if stored is None:
+        reference = Reference(module, precision=precision, converted=converted)
+    else:
+        reference = reference_of(stored, precision)
+    most = changes.end(captured.graph, layout)
+    end = min(PROMPT + _STEPS, most)
+    fitting = (n for n in range(2, end + 1) if decoder.takes(rows, min(PROMPT, n - 1), n))
+    end = max(fitting, default=end)
+    first = min(PROMPT, end - 1)
+    further = changes.steps(captured.graph, layout, rows, first)
+    taken = {n for n in further if decoder.takes(rows, first, n) and decoder.takes(rows, n, n)}
+    lengths = sorted({*range(first, end + 1)} | taken)
+    whole, mask = inputs.ids(rows, lengths[-1]), inputs.mask_of_steps(rows, lengths[-1])
+    expected: list[ReferenceOutputs] = []
+    for length in lengths:
+        if encoded is not None and stored is None:
+            eager = reference((*encoded.given, whole[:, :length]), {})
+            expected.append(_last_logits(eager, 0, layout.logits))
+            continue
+        given_all = inputs.all(whole[:, :length], mask[:, :length], 0)
+        if encoded is not None:
+            given_all = _attending(captured.graph, given_all, encoded.cache)
+        args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
+        place = captured.output_names.index(layout.logits)
+        expected.append(_last_logits(reference(args, kwargs), place, layout.logits))
+    release_large(reference.module)  # before the session has a copy of them
+    state, done = None if encoded is None else encoded.cache, 0
+    found: list[torch.Tensor] = []
+    for length in lengths:
+        given = mask[:, :length] if layout.mask is not None else None
+        logits, state = decoder(whole[:, done:length], given, state)
+        found.append(logits[:, -1:])
+        done = length
+    joined, outputs = _joined(expected), (torch.cat(found, 1),)
+    return compare(joined, joined.in_its_dtypes(outputs) if converted else outputs, precision)
+
+
+def _attending(
+    graph: Graph, inputs: Sequence[torch.Tensor], cache: Cache
+) -> tuple[torch.Tensor, ...]:
+    """Inputs of a graph with those in a cache's memory."""
+    memory = cache.memory if isinstance(cache, GrowingCache) else cache.slots.memory
+    pairs = zip(graph.inputs, inputs, strict=True)
+    return tuple(
+        tensor
+        if value.name not in memory
+        else each
+        if isinstance(each := memory[value.name], torch.Tensor)
+        else to_torch(each, value.dtype)
+        for value, tensor in pairs
+    )
+
+
+def _last_logits(outputs: ReferenceOutputs, place: int, name: str) -> ReferenceOutputs:
+    def cut(tensors: Sequence[Any]) -> tuple[Any, ...]:
+        return (None if tensors[place] is None else tensors[place][:, -1:],)
+
+    return ReferenceOutputs(
+        (name,),
+        cut(outputs.eager),
+        cut(outputs.exact),
+        outputs.note,
+        lambda: tuple(cut(run) for run in outputs.sample()),
+    )
+
+
+def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
+    """One output (B, steps, V) of one for each step; without float64 where a step has none."""
+    exact = [step.exact[0] for step in steps if step.exact[0] is not None]
+
+    def sample() -> tuple[tuple[torch.Tensor, ...], ...]:
+        runs = zip(*(step.sample() for step in steps), strict=True)
+        return tuple((torch.cat([tensor for (tensor,) in run], 1),) for run in runs)
+
+    return ReferenceOutputs(
+        steps[0].names,
+        (torch.cat([step.eager[0] for step in steps], 1),),
+        (torch.cat(exact, 1) if len(exact) == len(steps) else None,),
+        next((step.note for step in steps if step.note), ""),
+        sample,
+    )

@@ -1,0 +1,183 @@
+"""The driver for encoder-decoders: the encoder, the decoder, and both over several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export import Dim
+
+from attngraph.compiling.compilation import Progress
+from attngraph.compiling.compiler import compile_model
+from attngraph.decoding.checking import Encoded
+from attngraph.decoding.compile import compile_decoder
+from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.rules import Rules
+from attngraph.decoding.seq2seq import Seq2Seq, Wiring
+from attngraph.errors import UsageError
+from attngraph.export.formats import Precision, Weights
+from attngraph.frontend.cache import rows_looked_up
+from attngraph.frontend.model import Model
+from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
+from attngraph.optimized import Optimized
+from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options, Verify
+
+_ROWS = 4
+_LENGTHS = (9, 1, 160)
+"""Of what is encoded in the check over steps; the last lies behind all buckets of a T5."""
+_WORK = 1 << 36
+"""Multiplications of one encoding above which such a length is left out."""
+
+
+def optimize_seq2seq(
+    module: torch.nn.Module,
+    source: Mapping[str, torch.Tensor] | None = None,
+    *,
+    source_shapes: Mapping[str, Any] | None = None,
+    cache: CacheKind = "growing",
+    max_length: int | None = None,
+    first_step: bool = True,
+    target: str = "cpu",
+    precision: Precision | None = None,
+    verify: Verify = "final",
+    exact: bool = False,
+    tune: bool = False,
+    assume: Collection[str] = (),
+    weights: Weights | None = None,
+    progress: Progress | None = None,
+) -> Seq2Seq:
+    """Compiles an encoder-decoder of transformers, and checks it over several steps.
+
+    What the decoder's cross-attentions read is computed once, by the encoder; the decoder is one
+    graph for its first tokens and for each step. `source` are samples of what is encoded, by the
+    names of the model's inputs, and `source_shapes` their dynamic dims as torch.export has them; a
+    model that takes token ids, images, or features as Whisper does needs none. With `first_step`
+    there is a third graph, which begins with the encoder's hidden states, as other runtimes do.
+    The rest is as in `optimize_decoder`.
+
+    Raises UsageError where the model is no such one or its caches can't be found, and as
+    `optimize_decoder` does.
+    """
+    name = type(module).__name__
+    if not is_seq2seq(module):
+        raise UsageError(f"{name} is no encoder-decoder of transformers that can generate.")
+    parts = of_transformers(module, source, source_shapes, name)
+    decoding = DecoderOptions(cache, max_length)
+    options = Options(
+        target=target,
+        precision=precision,
+        verify=verify,
+        exact=exact,
+        tune=tune,
+        assume=assume,
+        weights=weights,
+    )
+    return compile_seq2seq(
+        parts if first_step else replace(parts, first=None),
+        Rules.of_config(getattr(module, "generation_config", None)),
+        decoding,
+        options,
+        progress=progress,
+    )
+
+
+def compile_seq2seq(
+    parts: Parts,
+    rules: Rules,
+    decoding: DecoderOptions,
+    options: Options = DEFAULTS,
+    *,
+    progress: Progress | None = None,
+) -> Seq2Seq:
+    """As `optimize_seq2seq`, for a model in parts. Raises ParityError where one is out of its
+    error budget, or the steps of the whole are."""
+    encoder = compile_model(parts.encoder, options, progress=progress)
+    wiring = _wiring(parts, encoder)
+
+    def encoded(decoder: Decoder) -> Iterator[Encoded]:
+        model = Seq2Seq(encoder, decoder, wiring, rules)
+        for label, source in _sources(parts, encoder, wiring):
+            yield Encoded(label, _ROWS, model.start(source), parts.whole, (source,))
+
+    decoder = compile_decoder(
+        parts.decoder,
+        replace(decoding, presents=dict(parts.presents)),
+        options,
+        memory=parts.memory,
+        encoded=encoded,
+        progress=progress,
+    )
+    first = None
+    if parts.first is not None:
+        model = _bounded(parts.first, decoder.layout.most)
+        first = compile_model(model, replace(options, decodes=True), progress=progress)
+    return Seq2Seq(encoder, decoder, wiring, rules, first)
+
+
+def _bounded(first: Model, most: int | None) -> Model:
+    """A first step of at most as many tokens as the model's tables have rows for."""
+    if most is None:
+        return first
+    shapes = dict(first.dynamic_shapes)
+    shapes["input_ids"] = {**shapes["input_ids"], 1: Dim("seq", max=most)}
+    return replace(first, dynamic_shapes=shapes)
+
+
+def _wiring(parts: Parts, encoder: Optimized) -> Wiring:
+    inputs = {value.name: value for value in encoder.graph.inputs}
+    main = encoder.graph.inputs[0]
+    held = [origin for origin in parts.memory.values() if origin in inputs]
+    mask = "attention_mask" if "attention_mask" in inputs else (held[0] if held else None)
+    vocabulary = None
+    if not main.dtype.is_floating_point:
+        vocabulary = rows_looked_up(main)
+    return Wiring(dict(parts.memory), mask, vocabulary)
+
+
+def _sources(
+    parts: Parts, encoder: Optimized, wiring: Wiring
+) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Rows that are all different and padded differently, of several lengths if there may be."""
+    (sample,) = parts.encoder.args
+    axes = parts.encoder.dynamic_shapes["source"]
+    main = next(iter(sample))
+    dim = next((d.__name__ for a, d in (axes[main] or {}).items() if a and _is_dim(d)), None)
+    random = torch.Generator().manual_seed(1)
+    work = sum(value.numel() for value in parts.whole.parameters()) * _ROWS
+    lengths = [n for n in _LENGTHS if dim is None or not encoder.ranges.broken({dim: n})]
+    for length in lengths[:1] if dim is None else lengths:
+        if length != lengths[0] and length * work > _WORK:
+            continue
+        found = {}
+        for name, tensor in sample.items():
+            shape = list(tensor.shape)
+            for axis, given in (axes[name] or {}).items():
+                if axis == 0:
+                    shape[0] = _ROWS
+                elif _is_dim(given) and given.__name__ == dim:
+                    shape[axis] = length
+            found[name] = _drawn(tensor, shape, random, is_mask=name == wiring.mask)
+        yield ("" if dim is None else f"{dim}={length}"), found
+
+
+def _is_dim(dim: Any) -> bool:
+    return isinstance(dim, Dim) or hasattr(dim, "__name__")
+
+
+def _drawn(
+    sample: torch.Tensor, shape: list[int], random: torch.Generator, *, is_mask: bool
+) -> torch.Tensor:
+    """Other values like a sample's; of a mask the last rows are padded, on either side."""
+    if is_mask:
+        rows, places = torch.arange(shape[0])[:, None], torch.arange(shape[1])[None]
+        hidden = (rows * shape[1] // (shape[0] + 1)).clamp(max=shape[1] - 1)
+        mask = places < shape[1] - hidden
+        mask[-1] = places[0] >= int(hidden[-1])  # on the left
+        return mask.to(sample.dtype)
+    if sample.dtype.is_floating_point:
+        scale = float(sample.std()) or 1.0
+        noise = torch.randn(shape, generator=random) * scale + float(sample.mean())
+        return noise.to(sample.dtype)
+    return torch.randint(int(sample.max()) + 1, shape, generator=random).to(sample.dtype)

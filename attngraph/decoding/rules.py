@@ -1,0 +1,135 @@
+"""What a model's generation config says of the next token: forced, suppressed, made less likely."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+
+from attngraph.errors import LoadError
+
+_IGNORED = {
+    "sequence_bias": None,
+    "guidance_scale": (None, 1, 1.0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "exponential_decay_length_penalty": None,
+    "num_beams": (None, 1),
+    "watermarking_config": None,
+    "renormalize_logits": (None, False, True),
+}
+"""Fields of a generation config that change tokens and that `Rules` lack, and what means no."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How tokens are chosen, beside the model's logits; fields are those of transformers' config.
+
+    `start` are the tokens that the decoder begins with, where the caller gives none. Of rules that
+    come together, the order is that of transformers' generate.
+    """
+
+    start: tuple[int, ...] = ()
+    eos_token_id: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: tuple[int, ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
+    min_length: int = 0
+    min_new_tokens: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | None, source: str) -> Rules:
+        """Raises LoadError where a file doesn't say."""
+        try:
+            said: dict[str, Any] = json.loads(text or "")
+            return cls(**{name: _frozen(value) for name, value in said.items()})
+        except (ValueError, TypeError) as error:
+            raise LoadError(f"{source} doesn't say how its tokens are chosen.") from error
+
+    @classmethod
+    def of_config(cls, config: Any) -> Rules:
+        """Those of transformers' generation config."""
+        found = {}
+        for field in fields(cls):
+            value = getattr(config, field.name, None)
+            if value is None:
+                continue
+            several = field.name in ("eos_token_id", "forced_eos_token_id")
+            found[field.name] = _frozen([value] if several and isinstance(value, int) else value)
+        start = getattr(config, "decoder_start_token_id", None)
+        start = getattr(config, "bos_token_id", None) if start is None else start
+        return replace(cls(**found), start=() if start is None else (int(_first(start)),))
+
+    def applied(
+        self, logits: torch.Tensor, ids: torch.Tensor, step: int, count: int, ends: Sequence[int]
+    ) -> torch.Tensor:
+        """The logits (B, V) of the token behind ids (B, S), the `step`-th of `count` new ones.
+
+        Tokens that can't be chosen are −∞. `ends` are the tokens that end a row.
+        """
+        length, scores = ids.shape[1], logits
+        if self.repetition_penalty != 1.0:
+            seen = scores.gather(1, ids)
+            less = torch.where(
+                seen < 0, seen * self.repetition_penalty, seen / self.repetition_penalty
+            )
+            scores = scores.scatter(1, ids, less)
+        hidden = torch.zeros_like(scores, dtype=torch.bool)
+        size = self.no_repeat_ngram_size
+        if 0 < size <= length:
+            windows = ids.unfold(1, size, 1)
+            again = (windows[..., :-1] == ids[:, None, length + 1 - size :]).all(-1)
+            rows, places = again.nonzero(as_tuple=True)
+            hidden[rows, windows[rows, places, -1]] = True
+        for *before, last in self.bad_words_ids:
+            if len(before) <= length and (before or last not in ends):
+                tail = ids[:, length - len(before) :]
+                hidden[(tail == torch.tensor(before, dtype=ids.dtype)).all(1), last] = True
+        if ends and (length < self.min_length or step < self.min_new_tokens):
+            hidden[:, list(ends)] = True
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if length == 1 and self.forced_bos_token_id is not None:
+            scores = _only(scores, [self.forced_bos_token_id])
+        if self.forced_eos_token_id and step == count - 1:
+            scores = _only(scores, self.forced_eos_token_id)
+        begins_later = length - step == 1 and self.forced_bos_token_id is not None
+        late = self.begin_suppress_tokens if step == int(begins_later) else ()
+        if suppressed := [*self.suppress_tokens, *late]:
+            scores = scores.index_fill(1, torch.tensor(suppressed), -torch.inf)
+        return scores
+
+    @staticmethod
+    def ignored(config: Any) -> list[str]:
+        """Fields of a config that change tokens, and of which `generate` takes no notice."""
+        values = ((name, getattr(config, name, None), none) for name, none in _IGNORED.items())
+        return [
+            f"{name} = {value}" for name, value, none in values if value not in (none or (None,))
+        ]
+
+
+def _only(scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    forced = torch.full_like(scores, -torch.inf)
+    forced[:, list(tokens)] = 0
+    return forced
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+NO_RULES = Rules()

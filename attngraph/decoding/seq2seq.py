@@ -1,0 +1,286 @@
+"""A compiled encoder-decoder: what is encoded once, and a decoder that attends to it in each step.
+
+The files and their inputs and outputs are called as optimum calls them, which other runtimes know:
+`encoder_model.onnx` gives `last_hidden_state` and the keys and values of all cross-attentions,
+which `decoder_with_past_model.onnx` takes as inputs, in every step and with an empty past in the
+first one. `decoder_model.onnx` is for runtimes that begin with the hidden states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngraph.decoding.caches import Cache
+from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.rules import Rules
+from attngraph.decoding.tokens import end_tokens, shown_tokens, token_ids
+from attngraph.errors import LoadError, OutputError, UsageError
+from attngraph.export.runtime.session import OrtValue, Session
+from attngraph.export.target import parse_target
+from attngraph.optimized import Optimized
+from attngraph.reports.report import Report
+
+ENCODER, DECODER, FIRST = (
+    "encoder_model.onnx",
+    "decoder_with_past_model.onnx",
+    "decoder_model.onnx",
+)
+METADATA_KEY, RULES_KEY = "attngraph.encoder", "attngraph.rules"
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How an encoder and a decoder belong together.
+
+    `memory` maps inputs of the decoder to outputs, or inputs, of the encoder. The encoder's first
+    input is what it encodes; `mask` is its mask (B, T), 1 where there is something. `vocabulary` is
+    how many ids the encoder has rows for, where it takes ids.
+    """
+
+    memory: Mapping[str, str]
+    mask: str | None = None
+    vocabulary: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | None, source: str) -> Wiring:
+        """Raises LoadError where a file doesn't say."""
+        try:
+            return cls(**json.loads(text or ""))
+        except (ValueError, TypeError) as error:
+            raise LoadError(
+                f"{source} doesn't say what a decoder takes of it: it wasn't compiled as the "
+                "encoder of an encoder-decoder."
+            ) from error
+
+
+class Seq2Seq:
+    """An encoder-decoder in onnxruntime. What the encoder gives stays on the device between steps.
+
+    `rules` are those of the model's generation config; set others to change them. `encoder` and
+    `first` are the compiled models, None where the files were loaded; so is `first` where none was
+    asked for.
+    """
+
+    def __init__(
+        self,
+        encoder: Optimized | Session,
+        decoder: Decoder,
+        wiring: Wiring,
+        rules: Rules,
+        first: Optimized | None = None,
+    ) -> None:
+        self._opened = encoder if isinstance(encoder, Session) else None
+        self.encoder = encoder if isinstance(encoder, Optimized) else None
+        self.decoder = decoder
+        self.wiring = wiring
+        self.rules = rules
+        self.first = first
+
+    @classmethod
+    def load(cls, folder: str | Path, target: str = "cpu", **options: Any) -> Seq2Seq:
+        """From a folder that `save` wrote; `options` are those of `Session.open`.
+
+        Raises LoadError where it isn't one, ProviderError where the target can't be used.
+        """
+        folder = Path(folder)
+        path = folder / ENCODER
+        session = Session.open(path, parse_target(target), **options)
+        wiring = Wiring.from_json(session.metadata.get(METADATA_KEY), str(path))
+        decoder = Decoder.load(folder / DECODER, target, **options)
+        if missing := [name for name in decoder.layout.memory if name not in wiring.memory]:
+            raise LoadError(
+                f"{folder / DECODER} takes {', '.join(missing)}, which {path} doesn't give: they "
+                "are of two models."
+            )
+        rules = Rules.from_json(session.metadata.get(RULES_KEY), str(path))
+        return cls(session, decoder, wiring, rules)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Writes the files into a folder, which is made if need be, and returns their paths.
+
+        Raises OutputError, and UsageError where the files were loaded: copy them.
+        """
+        if self.encoder is None or self.decoder.optimized is None:
+            raise UsageError("This model was loaded from files: copy those.")
+        folder, written = Path(folder), []
+        made = not folder.exists()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"The folder {folder} can't be made: {error.strerror}.") from error
+        self.encoder.model.metadata_props[METADATA_KEY] = self.wiring.to_json()
+        self.encoder.model.metadata_props[RULES_KEY] = self.rules.to_json()
+        parts = {ENCODER: self.encoder, DECODER: self.decoder.optimized}
+        if self.first is not None:
+            parts[FIRST] = self.first
+        try:
+            for name, part in parts.items():
+                part.save(folder / name)
+                written.append(folder / name)
+        except BaseException:
+            for path in written:
+                path.unlink(missing_ok=True)
+                path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+            if made:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise
+        return written
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """What was done and measured, by file. Raises UsageError where the files were loaded."""
+        if self.encoder is None:
+            raise UsageError("This model was loaded from files: its reports are not in them.")
+        first = {} if self.first is None else {FIRST: self.first.report}
+        return {ENCODER: self.encoder.report, DECODER: self.decoder.report, **first}
+
+    def start(
+        self,
+        source: torch.Tensor | Mapping[str, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+    ) -> Cache:
+        """Encodes, and gives the cache without a token with which the decoder begins.
+
+        `source` is what is encoded, with the batch first: token ids (B, T), features, images; or
+        all inputs by name. `attention_mask` (B, T) is 0 where there is padding, on whichever side.
+        Raises UsageError for what the encoder doesn't take.
+        """
+        feeds = self._feeds(source, attention_mask)
+        session, layout = self._encoder, self.decoder.layout
+        self._require_sizes(feeds)
+        wanted = {name: self.wiring.memory[name] for name in layout.memory}
+        memory: dict[str, torch.Tensor | OrtValue] = {
+            name: feeds[origin] for name, origin in wanted.items() if origin in feeds
+        }
+        outputs = {name: origin for name, origin in wanted.items() if name not in memory}
+        taken = self.decoder.session.input_dtype
+        fetched = {n: o for n, o in outputs.items() if session.output_dtype(o) != taken(n)}
+        kept = {name: origin for name, origin in outputs.items() if name not in fetched}
+        found = session.step(feeds, {}, list(fetched.values()), list(kept.values()))
+        for names, values in zip((fetched, kept), found, strict=True):
+            memory.update(zip(names, values, strict=True))
+        return self.decoder.start(memory, len(feeds[session.input_names[0]]))
+
+    def __call__(self, ids: torch.Tensor, cache: Cache) -> tuple[torch.Tensor, Cache]:
+        """Logits (B, S, V) of ids that follow a cache, and the cache with them; see `Decoder`."""
+        return self.decoder(ids, None, cache)
+
+    def generate(
+        self,
+        source: torch.Tensor | Mapping[str, torch.Tensor],
+        max_new_tokens: int,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        decoder_input_ids: torch.Tensor | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> torch.Tensor:
+        """The decoder's tokens (B, S), as `transformers`' generate gives them with one beam.
+
+        They begin with `decoder_input_ids` (B, S), by default the start token of `rules`, as do
+        the tokens that end a row and those that fill it. Greedy at temperature 0, else drawn (see
+        `Sampling`). Raises UsageError as `start` and `Decoder.generate` do.
+        """
+        rules = self.rules
+        ends = end_tokens(eos_token_id, None) if eos_token_id is not None else rules.eos_token_id
+        cache = self.start(source, attention_mask)
+        if decoder_input_ids is None:
+            if not rules.start:
+                raise UsageError(
+                    "The model's generation config names no decoder_start_token_id: give "
+                    "decoder_input_ids."
+                )
+            decoder_input_ids = torch.tensor([rules.start]).expand(cache.batch, -1)
+        return self.decoder.generate(
+            decoder_input_ids,
+            max_new_tokens,
+            eos_token_id=list(ends),
+            pad_token_id=rules.pad_token_id if pad_token_id is None else pad_token_id,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            cache=cache,
+            rules=rules,
+        )
+
+    @property
+    def _encoder(self) -> Session:
+        if self._opened is not None:
+            return self._opened
+        assert self.encoder is not None
+        return self.encoder.session
+
+    def _feeds(
+        self,
+        source: torch.Tensor | Mapping[str, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+    ) -> dict[str, torch.Tensor]:
+        session, mask = self._encoder, self.wiring.mask
+        main = session.input_names[0]
+        given = dict(source) if isinstance(source, Mapping) else {main: source}
+        if attention_mask is not None:
+            if mask is None:
+                raise UsageError(
+                    f"The encoder takes no mask; it takes {', '.join(session.input_names)}."
+                )
+            given[mask] = attention_mask
+        first = given.get(main)
+        if self.wiring.vocabulary is not None:
+            first = given[main] = token_ids(first, self.wiring.vocabulary)
+        if not isinstance(first, torch.Tensor):
+            raise UsageError(f"{main} must be a torch.Tensor, not {type(first).__name__}.")
+        if mask is not None:
+            batch, length = self._shape_of_mask(first)
+            shown = shown_tokens(given.get(mask), batch, 0, length)
+            given[mask] = torch.ones(batch, length) if shown is None else shown
+        if unknown := [name for name in given if name not in session.input_names]:
+            raise UsageError(
+                f"The encoder has no input {', '.join(unknown)}; it takes "
+                f"{', '.join(session.input_names)}."
+            )
+        if missing := [name for name in session.input_names if name not in given]:
+            raise UsageError(f"The encoder's input {', '.join(missing)} is missing.")
+        wanted = {name: session.input_shape(name) for name in given}
+        for name, tensor in given.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise UsageError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}.")
+            fixed = [(a, d) for a, d in enumerate(wanted[name]) if isinstance(d, int)]
+            if tensor.ndim != len(wanted[name]) or any(tensor.shape[a] != d for a, d in fixed):
+                raise UsageError(
+                    f"{name} has shape {tuple(tensor.shape)}; it must be "
+                    f"({', '.join(map(str, wanted[name]))})."
+                )
+        return {
+            name: tensor.detach().to(session.input_dtype(name)) for name, tensor in given.items()
+        }
+
+    def _shape_of_mask(self, first: torch.Tensor) -> tuple[int, int]:
+        """(B, T): T is the size of the axis of what is encoded that has the mask's dim."""
+        session, mask = self._encoder, self.wiring.mask
+        assert mask is not None
+        length = session.input_shape(mask)[1]
+        if isinstance(length, int):
+            return len(first), length
+        declared = session.input_shape(session.input_names[0])
+        axis = declared.index(length) if length in declared else 1
+        return len(first), first.shape[axis]
+
+    def _require_sizes(self, feeds: Mapping[str, torch.Tensor]) -> None:
+        if self.encoder is not None:
+            self.encoder.check_sizes(feeds)
