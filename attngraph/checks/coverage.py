@@ -17,7 +17,7 @@ from attngraph.ir import Graph, TensorType, Value, clone, interpret
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import input_of
-from attngraph.ir.storage import address_of, wraps
+from attngraph.ir.storage import identity_of, wraps
 from attngraph.mapped import are_large
 from attngraph.passes import run
 from attngraph.reports.coverage import Coverage, counted
@@ -66,9 +66,7 @@ def coverage_of(
     live = clone(pristine)
     eliminate_dead_code(live)  # what no output is computed from is not in the file
     read = {_storage(v.data) for v in live.constants.values() if v.data is not None}
-    distinct = {
-        (address_of(each) or id(each), each.shape): name for name, each in parameters.items()
-    }
+    distinct = {(identity_of(each), each.shape): name for name, each in parameters.items()}
     names = [name for name in distinct.values() if _storage(parameters[name]) in read]
     is_large = are_large(parameters.values())
     if is_large:

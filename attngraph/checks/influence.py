@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.export.parity.eager_loops import plain_loops
 from attngraph.inference import inference
-from attngraph.ir.storage import address_of
+from attngraph.ir.storage import place_of
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _MOST_TRIALS = 24
@@ -146,12 +146,8 @@ def _same_storage(module: torch.nn.Module, names: Iterable[str]) -> dict[str, st
     An exported program keeps a name for each, and reads one of them.
     """
     every = dict(module.named_parameters(remove_duplicate=False))
-    first = {_place(every[name]): name for name in names}
-    return {name: first[at] for name, each in every.items() if (at := _place(each)) in first}
-
-
-def _place(weight: torch.Tensor) -> tuple[Any, ...]:
-    return (address_of(weight) or id(weight), tuple(weight.shape), tuple(weight.stride()))
+    first = {place_of(every[name]): name for name in names}
+    return {name: first[at] for name, each in every.items() if (at := place_of(each)) in first}
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

@@ -25,6 +25,7 @@ from attngraph.errors import CaptureError
 from attngraph.frontend.inline import batches, enables_autocast, inline
 from attngraph.frontend.locations import Locator
 from attngraph.ir.ops import op_name
+from attngraph.ir.storage import memory_of
 
 IDENTITY_IN_PLACE = frozenset(["aten.detach_", "aten.dropout_", "aten.lift_fresh"])
 _OUT_OF_PLACE = {
@@ -239,4 +240,4 @@ def _dtype(node: fx.Node) -> torch.dtype | None:
 
 def _storage(node: fx.Node) -> int | None:
     value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    return memory_of(value) if isinstance(value, torch.Tensor) else None

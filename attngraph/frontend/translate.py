@@ -26,7 +26,7 @@ from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.wrapped import plain_weight
 from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
 from attngraph.ir.ops import OpDef, flatten_call, op_def, op_name
-from attngraph.ir.storage import place_of, wraps
+from attngraph.ir.storage import memory_of, place_of, wraps
 from attngraph.ir.types import ScalarType, TensorType, Type
 
 _NO_VALUE = frozenset(
@@ -173,7 +173,7 @@ class Translator:
             if before.dtype != after.dtype:
                 return False
             if name == "aten.contiguous":
-                return bool(before.untyped_storage()._cdata == after.untyped_storage()._cdata)
+                return memory_of(before) == memory_of(after)
             return _memory_format(node) is None
         return False
 

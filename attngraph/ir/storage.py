@@ -13,10 +13,20 @@ def place_of(data: torch.Tensor) -> Hashable:
     An address says that only where there is memory: tensors on the meta device, empty ones and
     those that wrap others all have the address 0, so each of them is itself.
     """
-    address = address_of(data)
-    if address == 0:
+    if not address_of(data):
         return id(data)
-    return address, data.dtype, tuple(data.shape), data.stride()
+    return address_of(data), data.dtype, tuple(data.shape), data.stride()
+
+
+def memory_of(data: torch.Tensor) -> int:
+    """Equal for tensors that are views of one memory, fake ones and those without data included."""
+    memory: int = data.untyped_storage()._cdata
+    return memory
+
+
+def identity_of(data: torch.Tensor) -> int:
+    """Equal where the first elements lie at one place; what has no memory is itself."""
+    return address_of(data) or id(data)
 
 
 def address_of(data: torch.Tensor) -> int:

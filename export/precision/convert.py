@@ -23,7 +23,7 @@ from attngraph.export.precision.policy import (
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.graph import UNKNOWN, Loc
 from attngraph.ir.ops import input_of
-from attngraph.ir.storage import address_of, place_of
+from attngraph.ir.storage import address_of, identity_of, place_of
 
 _PASTS = ("past_key", "past_value")
 _NAMES: dict[torch.dtype, Precision] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -59,7 +59,7 @@ def stored_bytes(graph: Graph) -> int:
     sizes = {}
     for value in graph.constants.values():
         if value.data is not None:
-            sizes[address_of(value.data) or id(value.data)] = value.data.nbytes
+            sizes[identity_of(value.data)] = value.data.nbytes
     return sum(sizes.values())
 
 

@@ -14,6 +14,7 @@ from attngraph.ir.dims import symbol
 from attngraph.ir.effects import dim_definers, is_function
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.hashing import hashable
+from attngraph.ir.storage import memory_of
 from attngraph.passes.rewriting.manager import register
 
 COMPARED_ELEMENTS = 1024
@@ -88,10 +89,8 @@ def _constant_keys(constant: Value) -> list[tuple[Hashable, ...]]:
     data = constant.data
     if data is None or data.layout != torch.strided:
         return []
-    storage = data.untyped_storage()._cdata
-    keys: list[tuple[Hashable, ...]] = [
-        ("storage", storage, data.storage_offset(), tuple(data.stride()), data.dtype)
-    ]
+    at = memory_of(data), data.storage_offset(), tuple(data.stride()), data.dtype
+    keys: list[tuple[Hashable, ...]] = [("storage", *at)]
     if data.numel() <= COMPARED_ELEMENTS and data.device.type == "cpu":
         flat = data.detach().contiguous().reshape(-1)
         keys.append(("content", flat.view(torch.uint8).numpy().tobytes()))

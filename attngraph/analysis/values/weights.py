@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 
 from attngraph.ir import Graph, TensorType, Value
-from attngraph.ir.storage import address_of
+from attngraph.ir.storage import identity_of
 
 
 class Owners:
@@ -21,14 +21,14 @@ class Owners:
         self._counts: dict[int, int] = {}
         for value in graph.constants.values():
             if value.data is not None and (value.uses or value in graph.outputs):
-                address = _address(value.data)
+                address = identity_of(value.data)
                 self._counts[address] = self._counts.get(address, 0) + 1
 
     def is_sole(self, value: Value) -> bool:
         """Whether the constant goes when its one reader no longer needs it."""
         if not value.is_constant or len(value.uses) != 1 or value in self._graph.outputs:
             return False
-        return value.data is None or self._counts.get(_address(value.data), 1) == 1
+        return value.data is None or self._counts.get(identity_of(value.data), 1) == 1
 
     def freed(self, values: Iterable[Value | None]) -> int:
         """The bytes of those among the constants that would go."""
@@ -54,10 +54,6 @@ class Derivation:
             return None
         with torch.no_grad():
             return self.compute([tensor.detach() for tensor in given])
-
-
-def _address(data: torch.Tensor) -> int:
-    return address_of(data) or id(data)
 
 
 def weight_bytes(dtype: torch.dtype, shape: Sequence[Any]) -> int:

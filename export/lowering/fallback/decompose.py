@@ -22,6 +22,7 @@ from attngraph.export.lowering.fallback.formulas import FORMULAS
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import call, flatten_call, op_def, op_name
+from attngraph.ir.storage import memory_of
 from attngraph.ir.types import TensorType
 
 
@@ -115,8 +116,8 @@ class _Decomposer(TypeInference):
     def _write(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """An in-place op as the op that it is named after, where nothing else sees the tensor."""
         target, name = args[0], function._schema.name.removeprefix("aten::").removesuffix("_")
-        memory = target.untyped_storage()._cdata
-        if any(t is not target and t.untyped_storage()._cdata == memory for t in self.kept):
+        memory = memory_of(target)
+        if any(t is not target and memory_of(t) == memory for t in self.kept):
             raise IRError(f"{op_name(function)} writes into a view.")
         with self.recording():
             if name == "copy":
