@@ -15,21 +15,38 @@ import torch
 from attngraph.checks.sizes import is_mask
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import Dim, DimInfo
+from attngraph.ir.ops import op_def, split_inputs
+from attngraph.ir.traits import (
+    ADDITIVE,
+    CAST,
+    CHOICE,
+    CLAMP,
+    COMMUTATIVE,
+    COMPARISON,
+    EMBEDDING,
+    EXPONENTIAL,
+    INDEX,
+    LAYOUT,
+    LOG_SOFTMAX,
+    LOG_SUM,
+    MAGNITUDE,
+    MAXIMUM,
+    MINIMUM,
+    POWER,
+    REDUCTION,
+    SCALE,
+    SHIFT,
+    SOFTMAX,
+    Trait,
+)
 
-_CARRIED_NAMES = """alias clone contiguous detach expand expand_as flatten lift_fresh_copy narrow
-    permute repeat reshape select slice squeeze t to _to_copy transpose unflatten unsqueeze view
-    view_as"""
-_CARRIED = frozenset(_CARRIED_NAMES.split())
+_CARRIED = LAYOUT | CAST
 """Ops whose result holds the input's own values."""
-_COMPARED = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
-_SUMMED_NAMES = "abs add any amax max mean mul norm pow sum linalg_vector_norm"
-_SUMMED = frozenset(_SUMMED_NAMES.split())
+_SUMMED = _CARRIED | MAGNITUDE | POWER | SCALE | SHIFT | COMMUTATIVE | REDUCTION
 """What a test for empty rows computes from floats before it compares."""
-_ADDED_NAMES = "add sub clamp masked_fill maximum minimum where"
-_ADDED = frozenset(_ADDED_NAMES.split())
-_NORMALISED = frozenset(["softmax", "_softmax", "log_softmax", "logsumexp", "exp"])
-_BY_AXIS = frozenset(["gather", "index_select", "scatter", "scatter_add", "scatter_reduce"])
-_SDPA = "scaled_dot_product_attention"
+_ADDED = _CARRIED | ADDITIVE | SHIFT | CLAMP | CHOICE | MAXIMUM | MINIMUM
+_NORMALISED = SOFTMAX | LOG_SOFTMAX | LOG_SUM | EXPONENTIAL
+_SDPA = "aten.scaled_dot_product_attention"
 _DEPTH = 12
 _BOX = 4
 """Integers in a row that are the corners of a box: their order is part of what they say."""
@@ -88,17 +105,14 @@ def _role(value: Value, tensor: torch.Tensor) -> Role:
         return role
     is_float = tensor.is_floating_point()
     for node, held in _readers(value, _CARRIED):
-        stem = stem_of(node)
         if (size := _table(node, held)) is not None:
             tables.append(size)
-        elif stem in _COMPARED:
+        elif node.op in COMPARISON:
             _compared(node, held, role)
-        elif node.outputs[0].dtype is torch.bool and stem in ("to", "_to_copy"):
+        elif node.op in CAST and node.outputs[0].dtype is torch.bool:
             role.marks.append(0)
     if is_float:
-        role.tested = any(
-            stem_of(node) in _COMPARED for node, _ in _readers(value, _CARRIED | _SUMMED)
-        )
+        role.tested = any(node.op in COMPARISON for node, _ in _readers(value, _SUMMED))
         if not role.marks:
             _additive(value, tensor, role)
     elif tables:
@@ -123,14 +137,14 @@ def bounds_of(graph: Graph) -> dict[int, Dim]:
 
 def _indexed(node: Node, held: Value) -> Dim | None:
     """The size of the axis that an integer chooses from."""
-    stem, source = stem_of(node), node.inputs[0]
+    source = node.inputs[0]
     if source is None or source is held or not isinstance(source.type, TensorType):
         return None
-    if stem in ("index", "embedding"):
-        return source.shape[0] if node.inputs[1:2] == (held,) else None
-    if stem in _BY_AXIS:
-        return source.shape[int(node.attrs.get("dim", 0))]
-    return None
+    named = split_inputs(op_def(node.op), node.inputs, node.attrs)
+    if "dim" in node.attrs and named.get("index") is held:
+        return source.shape[int(node.attrs["dim"])]
+    is_row = node.op in INDEX | EMBEDDING and node.inputs[1:2] == (held,)
+    return source.shape[0] if is_row else None
 
 
 def without_masks(roles: Sequence[Role]) -> list[Role]:
@@ -138,13 +152,7 @@ def without_masks(roles: Sequence[Role]) -> list[Role]:
     return [Role(rows=None if role.marks else role.rows) for role in roles]
 
 
-def stem_of(node: Node) -> str:
-    """An op's name without its namespace and overload: `aten.le.Tensor` is `le`."""
-    parts = node.op.split(".")
-    return parts[1] if len(parts) > 1 else node.op
-
-
-def _readers(value: Value, through: frozenset[str]) -> Iterator[tuple[Node, Value]]:
+def _readers(value: Value, through: Trait) -> Iterator[tuple[Node, Value]]:
     """The nodes that read a value, also through such ops; and the value that each of them reads."""
     seen: set[Value] = set()
     stack = [(value, 0)]
@@ -155,21 +163,18 @@ def _readers(value: Value, through: frozenset[str]) -> Iterator[tuple[Node, Valu
         seen.add(held)
         for node in held.users:
             yield node, held
-            if stem_of(node) in through:
+            if node.op in through:
                 outputs = [each for each in node.outputs if isinstance(each.type, TensorType)]
                 stack.extend((each, depth + 1) for each in outputs)
 
 
 def _table(node: Node, held: Value) -> int | None:
     """The number of rows that a value chooses from, if it indexes a table of a static size."""
-    stem, source = stem_of(node), node.inputs[0]
-    if source is None or source is held or not isinstance(source.type, TensorType):
+    source = node.inputs[0]
+    if source is None or source.producer is not None or node.op not in INDEX | EMBEDDING:
         return None
-    if stem in ("embedding", "index_select") or (stem == "index" and node.inputs[1:2] == (held,)):
-        axis = int(node.attrs.get("dim", 0)) if stem == "index_select" else 0
-        size = source.shape[axis]
-        return size if isinstance(size, int) and source.producer is None else None
-    return None
+    size = _indexed(node, held)
+    return size if isinstance(size, int) else None
 
 
 def _compared(node: Node, held: Value, role: Role) -> None:
@@ -209,8 +214,8 @@ def _additive(value: Value, tensor: torch.Tensor, role: Role) -> None:
         return
     low = float(tensor.min())
     added = any(
-        stem_of(node) in _NORMALISED or (stem_of(node) == _SDPA and held in node.inputs[3:])
-        for node, held in _readers(value, _CARRIED | _ADDED)
+        node.op in _NORMALISED or (node.op == _SDPA and held in node.inputs[3:])
+        for node, held in _readers(value, _ADDED)
     )
     if low < 0 or added:
         role.visible, role.hidden = 0.0, low if low < 0 else torch.finfo(tensor.dtype).min

@@ -16,15 +16,24 @@ from attngraph.frontend.cache import Layout
 from attngraph.ir import Graph, Node, ScalarType, Value
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import evaluate
-from attngraph.ir.traits import EMBEDDING, INDEX
+from attngraph.ir.traits import (
+    CLAMP,
+    COMPARISON,
+    EMBEDDING,
+    FILL,
+    INDEX,
+    MAXIMUM,
+    MINIMUM,
+    QUOTIENT,
+    ROUNDED_DIVISION,
+)
 
 LONGEST = 1 << 17
 """No length beyond is tried: a causal mask of a few rows still fits there."""
 POWERS = tuple(2**power for power in range(1, 17))
 WINDOW = 4  # tokens that are compared in sequences of two lengths
 _FEW = 64  # elements of a constant whose numbers may be limits
-_PREDICATES = ("lt", "le", "gt", "ge", "eq", "ne")
-_STEPPED = ("clamp", "minimum", "maximum", "floor_divide", "remainder", "div", "bucketize", "fmod")
+_STEPPED = COMPARISON | CLAMP | MINIMUM | MAXIMUM | QUOTIENT | ROUNDED_DIVISION
 
 
 def around(lengths: Iterable[int], longest: int) -> list[int]:
@@ -167,8 +176,8 @@ class Placing:
         for node in self.nodes:
             if not any(value in self.moving for value in node.outputs):
                 continue
-            stem = node.op.split(".")[1]
-            if only_limits and stem not in (*_PREDICATES, *_STEPPED):
+            is_limit = node.op in _STEPPED or node.op.startswith("aten.bucketize.")
+            if only_limits and not is_limit:
                 continue
             found.update(_written(list(node.attrs.values())))
             for value in node.inputs:
@@ -244,9 +253,7 @@ class Placing:
 
 def _reads_shape_alone(node: Node) -> bool:
     """Whether a node takes no more than the shape and dtype of its inputs."""
-    stem = node.op.split(".")[1]
-    known = ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
-    return stem in known
+    return node.op in FILL
 
 
 def _is_small(value: Value) -> bool:

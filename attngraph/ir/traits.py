@@ -156,9 +156,15 @@ ADDITIVE = _trait("additive", "add.Tensor sub.Tensor")  # of two tensors
 SHIFT = _trait("shift", "add.Scalar sub.Scalar")  # by a number
 MULTIPLICATIVE = _trait("multiplicative", "mul.Tensor div.Tensor")  # of two tensors
 SCALE = _trait("scale", "mul.Scalar div.Scalar")  # by a number
+QUOTIENT = _trait(  # of two numbers, or what is left of it
+    "quotient",
+    "div.Tensor div.Scalar floor_divide floor_divide.Scalar remainder.Tensor remainder.Scalar "
+    "fmod.Tensor fmod.Scalar",
+)
 ROUNDED_DIVISION = _trait("rounded division", "div.Tensor_mode div.Scalar_mode")
 MAGNITUDE = _trait("magnitude", "abs")
 NEGATION = _trait("negation", "neg")
+POWER = _trait("power", "pow.Tensor_Scalar pow.Tensor_Tensor square")
 REVERSED = _trait("reversed difference", "rsub.Scalar rsub.Tensor")  # y − x
 CLAMP = _trait("clamp", "clamp clamp_min clamp_max clip")
 MAXIMUM = _trait("maximum", "maximum max.other")
@@ -171,6 +177,7 @@ COMMUTATIVE = _trait(  # in its two operands
     "__or__.Tensor __xor__.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor",
 )
 ROUNDING = _trait("rounding", "floor ceil round trunc")
+WAVE = _trait("wave", "sin cos")
 ACTIVATION = _trait("activation", "gelu silu relu sigmoid tanh leaky_relu hardswish")
 POINTWISE = _trait(
     "pointwise",

@@ -16,7 +16,7 @@ from attngraph.export.parity.reference import ReferenceOutputs, in_float64
 from attngraph.export.target import Target
 from attngraph.ir import Graph, Loc, Node, Value, clone, interpret
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import MATMUL, SOFTMAX
+from attngraph.ir.traits import CAST, EXPAND, MATMUL, PERMUTE, RESHAPE, SOFTMAX
 
 _SDPA = "aten.scaled_dot_product_attention"
 
@@ -128,7 +128,7 @@ def _readers(node: Node) -> Iterator[Node]:
     """The nodes that read a value, through layout and casts."""
     for user in node.output.users:
         yield user
-        if user.op.split(".")[1] in ("reshape", "permute", "transpose", "_to_copy", "expand"):
+        if user.op in RESHAPE | PERMUTE | EXPAND | CAST:
             yield from _readers(user)
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attngraph.analysis.masks.reach import is_bounded
 from attngraph.export.formats import Precision
-from attngraph.export.lowering.attention.masks import is_bounded
 from attngraph.export.target import Provider
 from attngraph.ir import Node, Value
 from attngraph.ir.traits import (

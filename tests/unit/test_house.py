@@ -9,11 +9,12 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import networkx as nx
 import pytest
+import torch
 
 import attngraph
 from attngraph.passes import make, registered
@@ -202,25 +203,44 @@ def test_neither_name_is_loaded_after_importing_everything() -> None:
 
 # Files that name ops for another reason than to say what they are.
 NAMES_OPS = {
+    "attngraph/analysis/masks/reading.py": "what each comparison and each sum of positions says",
     "attngraph/analysis/rows/batching.py": "the registry of batching rules",
+    "attngraph/dialect/recurrent.py": "the kinds of cells",
+    "attngraph/frontend/expressions.py": "what expressions over sizes call",
     "attngraph/frontend/functional.py": "what torch's traces call ops that no graph has",
+    "attngraph/frontend/pt2_check.py": "what expressions over sizes call",
+    "attngraph/frontend/recurrent.py": "the functions of torch that step through time",
     "attngraph/frontend/translate.py": "what torch's traces call ops that no graph has",
     "attngraph/ir/ops.py": "how torch wants to be called",
     "attngraph/ir/traits.py": "the traits",
+    "export/lowering/fallback/pointwise_formulas.py": "the registry of formulas",
+    "export/lowering/ops/creation.py": "the registry of lowerings",
     "export/lowering/ops/elementwise.py": "the registry of lowerings",
+    "export/lowering/ops/reduction.py": "the registry of lowerings",
+    "export/parity/half_rounding.py": "what torch's dispatcher calls the ops of a module",
     "passes/rewriting/sparse_products.py": "the axes that each product sums over",
 }
 _OP = re.compile(r"\b(?:aten|attn)\.")
+_BARE = frozenset(
+    name.removeprefix("aten::").partition(".")[0]
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("aten::")
+)
+_SOME = 3  # bare names in a row that mean ops: one or two are words as well
 
 
 def _op_sets(tree: ast.AST) -> list[int]:
-    """The lines with a collection of two or more names of ops, or one that is put together."""
+    """The lines with a collection of two or more names of ops, or one that is put together.
+
+    Three or more names without `aten.` are such a collection too, if all are of ops.
+    """
     lines = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-            names = sum(map(_names_an_op, node.elts))
+            names = sum(map(_names_an_op, node.elts)) + _bare(node.elts)
         elif isinstance(node, ast.Dict):
-            names = sum(map(_names_an_op, filter(None, node.keys)))
+            keys = list(filter(None, node.keys))
+            names = sum(map(_names_an_op, keys)) + _bare(keys)
         elif isinstance(node, (ast.GeneratorExp, ast.ListComp, ast.SetComp)):
             names = 2 * _names_an_op(node.elt)
         elif isinstance(node, ast.DictComp):
@@ -228,11 +248,19 @@ def _op_sets(tree: ast.AST) -> list[int]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             words = node.value.split()  # of which prose has others too
             names = len(words) * all(map(_OP.match, words))
+            names += _bare([ast.Constant(word) for word in words]) * (len(words) > _SOME)
         else:
             continue
         if names > 1:
             lines.append(node.lineno)
     return lines
+
+
+def _bare(items: Sequence[ast.expr]) -> int:
+    """How many items there are, where all are ATen names without their namespace."""
+    words = [item.value for item in items if isinstance(item, ast.Constant)]
+    is_set = len(items) >= _SOME and len(words) == len(items) and _BARE.issuperset(words)
+    return len(items) if is_set else 0
 
 
 def _names_an_op(node: ast.expr) -> bool:
@@ -254,6 +282,8 @@ def _names_an_op(node: ast.expr) -> bool:
         '["aten." + name for name in NAMES]',
         '{f"aten.{name}": rule for name, rule in RULES.items()}',
         '"aten.add.Tensor aten.sub.Tensor".split()',
+        'stem in ("permute", "transpose", "mT")',
+        '"reshape view squeeze t".split()',
     ],
 )
 def test_a_set_of_ops_is_found(source: str) -> None:
@@ -267,6 +297,9 @@ def test_a_set_of_ops_is_found(source: str) -> None:
         'build("aten.add.Tensor", x, build("aten.neg", y))',
         '"aten.add and aten.sub are sums"',
         '("aten.neg", "shape")',
+        '("mean", "sum")',
+        '"needs dim to equal dim"',
+        '("mean", "zero", "nan")',
     ],
 )
 def test_an_op_that_is_named_is_no_set(source: str) -> None:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from attngraph.analysis.layout.axes import Axes, Operand, resolve, size_of
 from attngraph.ir import Dim, Node
 from attngraph.ir.dims import same_shape
+from attngraph.ir.traits import EXPAND, PERMUTE, REPEAT, SELECT, SLICE, SPLIT
 
 _SLICE, _SELECT, _PERMUTE, _EXPAND, _RESHAPE = 3, 4, 10, 6, 1
 
 
 def layout_cost(node: Node) -> int:
     """The cost of one op on the way up, in the units of `cost`."""
-    name = node.op.removeprefix("aten.").partition(".")[0]
-    if name in ("permute", "transpose", "t", "mT"):
-        return _PERMUTE
-    if name in ("expand", "repeat_interleave", "repeat"):
-        return _EXPAND
-    if name in ("slice", "split", "split_with_sizes", "chunk"):
-        return _SLICE
-    return _SELECT if name in ("select", "unbind") else _RESHAPE
+    costs = {PERMUTE: _PERMUTE, EXPAND | REPEAT: _EXPAND, SLICE | SPLIT: _SLICE, SELECT: _SELECT}
+    return next((units for kind, units in costs.items() if node.op in kind), _RESHAPE)
 
 
 class _Plan:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from attngraph.analysis.layout.axes import fresh_axes
 from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.masks.row_policy import WEAKEST_FILL
@@ -11,30 +13,61 @@ from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.scalars import number, scale_of, widens
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.traits import (
+    ACTIVATION,
     ADDITIVE,
+    ADDMM,
     ANY_CONVOLUTION,
     ATTENTION,
+    CAST,
+    CHOICE,
+    CLAMP,
+    COMMUTATIVE,
+    CONVOLUTION,
+    COPY,
     EMBEDDING,
+    EXPAND,
+    FEATURE_NORM,
+    FILL,
     GATHER,
     JOIN,
     LAYOUT,
     LINEAR,
     LOG_SUM,
     LOGARITHM,
+    MAGNITUDE,
     MATMUL,
     NEGATION,
     NORM,
     PAD,
+    PERMUTE,
     RANGE,
+    REPEAT,
+    RESHAPE,
+    REVERSED,
     ROLL,
+    SELECT,
     SHIFT,
+    SLICE,
     SOFTMAX,
+    TRIANGLE,
+    WAVE,
 )
 
 _DEPTH = 64
 _NUMBERS = ("other", "value", "self", "min", "max", "fill_value", "s", "alpha", "end", "start")
 _UNBOUNDED = LOGARITHM | LOG_SUM  # near zero, or over no elements
 _ACTIVATIONS = MATMUL | LINEAR | ANY_CONVOLUTION | NORM | SOFTMAX | ATTENTION | EMBEDDING | RANGE
+# Numbers this large leave room for a few products before they come near the lowest float.
+_LARGE = 1e12
+_LARGE_HALF = 100.0
+_BOUNDED = (  # for bounded operands, a product with a number too, but no quotient
+    RESHAPE | COPY | PERMUTE | EXPAND | REPEAT | SELECT | SLICE | CAST | GATHER | JOIN | CHOICE
+    | FILL | RANGE | TRIANGLE | CLAMP | ADDITIVE | SHIFT | REVERSED | NEGATION | MAGNITUDE
+    | COMMUTATIVE
+)  # fmt: skip
+_COMPUTED = (  # for finite activations, which a float graph input is not known to be
+    LINEAR | MATMUL | ADDMM | CONVOLUTION | FEATURE_NORM | SOFTMAX | ACTIVATION | WAVE
+)
 _CARRYING = LAYOUT | GATHER | ROLL | NEGATION | ADDITIVE | JOIN | PAD
 
 
@@ -126,3 +159,29 @@ def _pads_finitely(node: Node) -> bool:
 
 def _is_single(node: Node) -> bool:
     return len(node.outputs) == 1 and isinstance(node.outputs[0].type, TensorType)
+
+
+def is_bounded(value: Value, limit: float | None = None, depth: int = _DEPTH) -> bool:
+    """Whether every element is provably far from the lowest float, and none is NaN.
+
+    Weights are looked at; activations count as finite; a float graph input may hold anything.
+    `limit` bounds the numbers that it is made of; by default as its own dtype needs.
+    """
+    if not value.dtype.is_floating_point:
+        return True
+    if limit is None:
+        limit = _LARGE_HALF if value.dtype == torch.float16 else _LARGE
+    if value.data is not None:
+        return bool(value.data.numel() == 0 or value.data.abs().max() < limit)
+    node = value.producer
+    if node is None or depth == 0:
+        return False
+    if node.op in _COMPUTED:
+        return True
+    if node.op not in _BOUNDED and node.op != "aten.mul.Scalar":
+        return False
+    numbers = [node.attrs[name] for name in _NUMBERS if name in node.attrs]
+    if any(isinstance(n, (int, float)) and not abs(n) < limit for n in numbers):
+        return False
+    operands = [operand for operand in node.inputs if operand is not None]
+    return all(is_bounded(operand, limit, depth - 1) for operand in operands)

@@ -78,9 +78,8 @@ _POSITIONS: dict[str, Callable[[Expr, Expr], Expr]] = {
 }
 _SHIFTS = ("__rshift__", "bitwise_right_shift")
 _BITS = 31
-_BOUNDED = ("maximum", "minimum", "clamp", "clamp_min", "clamp_max")
 _EXACT = 2.0**53  # below it a float is the integer that it was read from
-_SUMS = ("add", "sub", "rsub", "neg")
+_SUMS = ADDITIVE | SHIFT | REVERSED | NEGATION
 _ARITHMETIC = (
     ADDITIVE | SHIFT | REVERSED | MULTIPLICATIVE | SCALE | NEGATION | MAGNITUDE | LOGARITHM
 )
@@ -226,9 +225,9 @@ class Reader:
             return Choice(_COMPARISONS[stem](*places), 1.0, 0.0)
         if value.dtype not in _INTEGERS:
             return None
-        if any(map(elements, places)) and (stem not in _SUMS or value.dtype != torch.int64):
+        if any(map(elements, places)) and (node.op not in _SUMS or value.dtype != torch.int64):
             return None  # it may wrap around: an integer of its own
-        if stem in _BOUNDED:
+        if node.op in CLAMP | MAXIMUM | MINIMUM:
             return _bounded(node, stem, places)
         if stem in ("neg", "abs"):
             return -places[0] if stem == "neg" else sympy.Abs(places[0])

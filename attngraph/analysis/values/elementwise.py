@@ -17,9 +17,17 @@ from attngraph.analysis.values.scalars import number, uniform
 from attngraph.analysis.values.weights import is_known, wide
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import BATCH_NORM
+from attngraph.ir.traits import (
+    ADDITIVE,
+    BATCH_NORM,
+    MULTIPLICATIVE,
+    NEGATION,
+    SCALE,
+    SHIFT,
+)
 
 _MOST_ELEMENTS = 1 << 16  # of a factor per feature; a table of positions is none
+_SCALING = ADDITIVE | SHIFT | MULTIPLICATIVE | SCALE
 _MINUS_ONE = torch.tensor(-1.0, dtype=torch.float64)
 
 
@@ -70,12 +78,10 @@ def read_scaling(node: Node) -> Scaling | None:
 
 
 def _arithmetic(node: Node) -> Scaling | None:
-    op, _, overload = node.op.removeprefix("aten.").partition(".")
-    if not node.op.startswith("aten.") or len(node.outputs) != 1:
-        return None
-    if op == "neg" and node.inputs[0] is not None:
+    op = node.op.removeprefix("aten.").partition(".")[0]
+    if node.op in NEGATION and node.inputs[0] is not None:
         return Scaling(node.inputs[0], _MINUS_ONE, None)
-    if op not in ("mul", "div", "add", "sub") or overload not in ("Tensor", "Scalar"):
+    if node.op not in _SCALING:
         return None
     for index, source in enumerate(node.inputs):
         other = _constant(node, 1 - index)

@@ -15,33 +15,12 @@ import sympy
 import torch
 
 from attngraph.analysis.masks.masking import Masking
+from attngraph.analysis.masks.reach import is_bounded
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim, same
 
 LOW = -1e30
-
-# Numbers this large leave room for a few products before they come near LOW.
-_MODERATE = 1e12
-_MODERATE_HALF = 100.0
-_NUMBERS = ("value", "other", "self", "min", "max", "alpha", "fill_value", "s")
-
-# fmt: off
-# Bounded for bounded operands.
-_KEEPS = frozenset({
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "permute",
-    "transpose", "t", "expand", "expand_as", "slice", "select", "narrow", "contiguous", "clone",
-    "alias", "detach", "_to_copy", "to", "index", "index_select", "gather", "embedding", "cat",
-    "stack", "repeat", "repeat_interleave", "mul", "add", "sub", "rsub", "neg", "abs", "tanh",
-    "tril", "triu", "where", "masked_fill", "minimum", "maximum", "clamp", "zeros", "ones", "full",
-    "zeros_like", "ones_like", "full_like", "scalar_tensor", "arange",
-})
-# Bounded for finite activations, which a float graph input is not known to be.
-_COMPUTES = frozenset({
-    "linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "layer_norm", "softmax",
-    "sigmoid", "gelu", "relu", "conv2d", "cos", "sin",
-})
-# fmt: on
 
 
 @dataclass(frozen=True)
@@ -273,30 +252,3 @@ def _joined(a: Sequence[Dim], b: Sequence[Dim]) -> list[Dim]:
     rank = max(len(a), len(b))
     left, right = [1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b)
     return [y if same(x, 1) else x for x, y in zip(left, right, strict=True)]
-
-
-def is_bounded(value: Value, limit: float | None = None, depth: int = 64) -> bool:
-    """Whether every element is provably far from the lowest float, and none is NaN.
-
-    Weights are looked at; activations count as finite; a float graph input may hold anything.
-    `limit` bounds the numbers that it is made of; by default as its own dtype needs.
-    """
-    if not value.dtype.is_floating_point:
-        return True
-    if limit is None:
-        limit = _MODERATE_HALF if value.dtype == torch.float16 else _MODERATE
-    if value.data is not None:
-        return bool(value.data.numel() == 0 or value.data.abs().max() < limit)
-    node = value.producer
-    if node is None or depth == 0 or node.op.split(".")[0] != "aten":
-        return False
-    name = node.op.split(".")[1]
-    if name in _COMPUTES:
-        return True
-    if name not in _KEEPS:
-        return False
-    numbers = [node.attrs[name] for name in _NUMBERS if name in node.attrs]
-    if any(isinstance(n, (int, float)) and not abs(n) < limit for n in numbers):
-        return False
-    operands = [operand for operand in node.inputs if operand is not None]
-    return all(is_bounded(operand, limit, depth - 1) for operand in operands)
