@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile import compile_decoder
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.rules import Rules
-from attngraph.decoding.seq2seq import Seq2Seq, Wiring
+from attngraph.decoding.seq2seq import DECODER, ENCODER, FIRST, Seq2Seq, Wiring
 from attngraph.errors import UsageError
+from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision, Weights
 from attngraph.frontend.cache import rows_looked_up
 from attngraph.frontend.model import Model
@@ -64,6 +65,8 @@ def optimize_seq2seq(
     if not is_seq2seq(module):
         raise UsageError(f"{name} is no encoder-decoder of transformers that can generate.")
     parts = of_transformers(module, source, source_shapes, name)
+    if not first_step:
+        parts = replace(parts, first=None)
     decoding = DecoderOptions(cache, max_length)
     options = Options(
         target=target,
@@ -74,13 +77,7 @@ def optimize_seq2seq(
         assume=assume,
         weights=weights,
     )
-    return compile_seq2seq(
-        parts if first_step else replace(parts, first=None),
-        Rules.of_config(getattr(module, "generation_config", None)),
-        decoding,
-        options,
-        progress=progress,
-    )
+    return compile_seq2seq(parts, rules_of(module), decoding, options, progress=progress)
 
 
 def compile_seq2seq(
@@ -89,11 +86,14 @@ def compile_seq2seq(
     decoding: DecoderOptions,
     options: Options = DEFAULTS,
     *,
+    staged: Callable[[str], Staged | None] = lambda name: None,
     progress: Progress | None = None,
 ) -> Seq2Seq:
-    """As `optimize_seq2seq`, for a model in parts. Raises ParityError where one is out of its
-    error budget, or the steps of the whole are."""
-    encoder = compile_model(parts.encoder, options, progress=progress)
+    """As `optimize_seq2seq`, for a model in parts; large weights are `staged`, by the file's name.
+
+    Raises ParityError where a part is out of its error budget, or the steps of the whole are.
+    """
+    encoder = compile_model(parts.encoder, options, staged=staged(ENCODER), progress=progress)
     wiring = _wiring(parts, encoder)
 
     def encoded(decoder: Decoder) -> Iterator[Encoded]:
@@ -107,13 +107,20 @@ def compile_seq2seq(
         options,
         memory=parts.memory,
         encoded=encoded,
+        staged=staged(DECODER),
         progress=progress,
     )
     first = None
     if parts.first is not None:
         model = _bounded(parts.first, decoder.layout.most)
-        first = compile_model(model, replace(options, decodes=True), progress=progress)
+        decodes = replace(options, decodes=True)
+        first = compile_model(model, decodes, staged=staged(FIRST), progress=progress)
     return Seq2Seq(encoder, decoder, wiring, rules, first)
+
+
+def rules_of(module: torch.nn.Module) -> Rules:
+    """How a model of transformers chooses its tokens."""
+    return Rules.of_config(getattr(module, "generation_config", None))
 
 
 def _bounded(first: Model, most: int | None) -> Model:

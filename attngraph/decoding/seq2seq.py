@@ -110,19 +110,13 @@ class Seq2Seq:
 
         Raises OutputError, and UsageError where the files were loaded: copy them.
         """
-        if self.encoder is None or self.decoder.optimized is None:
-            raise UsageError("This model was loaded from files: copy those.")
+        parts = self.files
         folder, written = Path(folder), []
         made = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"The folder {folder} can't be made: {error.strerror}.") from error
-        self.encoder.model.metadata_props[METADATA_KEY] = self.wiring.to_json()
-        self.encoder.model.metadata_props[RULES_KEY] = self.rules.to_json()
-        parts = {ENCODER: self.encoder, DECODER: self.decoder.optimized}
-        if self.first is not None:
-            parts[FIRST] = self.first
         try:
             for name, part in parts.items():
                 part.save(folder / name)
@@ -138,12 +132,21 @@ class Seq2Seq:
         return written
 
     @property
+    def files(self) -> dict[str, Optimized]:
+        """What was compiled, by the name of its file. Raises UsageError where it was loaded."""
+        if self.encoder is None or self.decoder.optimized is None:
+            raise UsageError(
+                "This model was loaded from files: copy those; their reports are not in them."
+            )
+        said = self.encoder.model.metadata_props
+        said[METADATA_KEY], said[RULES_KEY] = self.wiring.to_json(), self.rules.to_json()
+        first = {} if self.first is None else {FIRST: self.first}
+        return {ENCODER: self.encoder, DECODER: self.decoder.optimized, **first}
+
+    @property
     def reports(self) -> dict[str, Report]:
         """What was done and measured, by file. Raises UsageError where the files were loaded."""
-        if self.encoder is None:
-            raise UsageError("This model was loaded from files: its reports are not in them.")
-        first = {} if self.first is None else {FIRST: self.first.report}
-        return {ENCODER: self.encoder.report, DECODER: self.decoder.report, **first}
+        return {name: part.report for name, part in self.files.items()}
 
     def start(
         self,
@@ -192,9 +195,10 @@ class Seq2Seq:
     ) -> torch.Tensor:
         """The decoder's tokens (B, S), as `transformers`' generate gives them with one beam.
 
-        They begin with `decoder_input_ids` (B, S), by default the start token of `rules`, as do
-        the tokens that end a row and those that fill it. Greedy at temperature 0, else drawn (see
-        `Sampling`). Raises UsageError as `start` and `Decoder.generate` do.
+        Whisper's own generate also puts language and task in front, which are to be given, and cuts
+        all of these off. They begin with `decoder_input_ids` (B, S), by default the start token of
+        `rules`, which also name the tokens that end a row and that fill it. Greedy at temperature
+        0, else drawn (see `Sampling`). Raises UsageError as `start` and `Decoder.generate` do.
         """
         rules = self.rules
         ends = end_tokens(eos_token_id, None) if eos_token_id is not None else rules.eos_token_id

@@ -53,17 +53,18 @@ class Parts:
 
 
 class _Seq2Seq(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
+    """`kind` is the class of what the model's encoder returns."""
+
+    def __init__(self, model: nn.Module, kind: type[Any]) -> None:
         super().__init__()
         self.model = model
+        self.kind = kind
 
     def _run(self, hidden: Tensor, mask: Tensor | None, ids: Tensor, cache: Any) -> Any:
         """A run of the decoder on what the encoder gave."""
-        from transformers.modeling_outputs import BaseModelOutput
-
         masked = {} if mask is None else {"attention_mask": mask}
         return self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=self.kind(last_hidden_state=hidden),
             decoder_input_ids=ids,
             past_key_values=cache,
             use_cache=True,
@@ -92,8 +93,8 @@ class CachedDecoder(_Seq2Seq):
     The past has the keys and values of the tokens so far, and those of the encoder's output.
     """
 
-    def __init__(self, model: nn.Module, width: int) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, kind: type[Any], width: int) -> None:
+        super().__init__(model, kind)
         self.width = width
 
     def forward(
@@ -128,8 +129,12 @@ class FirstStep(_Seq2Seq):
         }
 
 
-class Uncached(_Seq2Seq):
+class Uncached(nn.Module):
     """The model on what is encoded and all tokens so far."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
     def forward(self, source: dict[str, Tensor], ids: Tensor) -> Tensor:
         logits: Tensor = self.model(**source, decoder_input_ids=ids, use_cache=False).logits
@@ -146,7 +151,7 @@ def of_transformers(
     can't be, or where the model doesn't keep its keys and values in a cache of transformers.
     """
     if source is None:
-        source, shapes = _sample_source(module, name)
+        source, shapes = sample_source(module, name)
     traced = _Traced.of(module, dict(source), dict(shapes or {}), name)
     memory = traced.names("past_key_values", "encoder", "present")
     if "attention_mask" in source:
@@ -236,7 +241,7 @@ class _Traced:
 
     def encoder(self) -> Model:
         return Model(
-            Encoder(self.module),
+            Encoder(self.module, self.probed.kind),
             None,
             (self.source,),
             {},
@@ -252,7 +257,7 @@ class _Traced:
         grown, held = {0: self.rows, 2: self.before}, self.axes(2)
         layer = {"decoder": dict.fromkeys(_PARTS, grown), "encoder": dict.fromkeys(_PARTS, held)}
         return Model(
-            CachedDecoder(self.module, self.probed.hidden.shape[2]),
+            CachedDecoder(self.module, self.probed.kind, self.probed.hidden.shape[2]),
             None,
             (self.ids, self.mask, self.past),
             {},
@@ -267,7 +272,7 @@ class _Traced:
 
     def first(self) -> Model:
         return Model(
-            FirstStep(self.module),
+            FirstStep(self.module, self.probed.kind),
             None,
             (self.mask, self.ids, self.probed.hidden),
             {},
@@ -300,6 +305,7 @@ def _tensors(cache: Any) -> list[dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class _Probed:
+    kind: type[Any]
     hidden: Tensor
     logits: Tensor
     layers: Past
@@ -313,9 +319,9 @@ def _probe(module: nn.Module, source: Mapping[str, Tensor], name: str) -> _Probe
     try:
         with torch.no_grad():
             model.eval()
-            cache = _filled([])
-            result = model(**source, decoder_input_ids=ids, past_key_values=cache, use_cache=True)
-            hidden = model.get_encoder()(**source)[0]
+            encoded, cache = model.get_encoder()(**source), _filled([])
+            hidden, runner = encoded[0], _Seq2Seq(module, type(encoded))
+            result = runner._run(hidden, source.get("attention_mask"), ids, cache)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(
@@ -346,7 +352,7 @@ def _probe(module: nn.Module, source: Mapping[str, Tensor], name: str) -> _Probe
             f"The cache of {name} can't be found: it kept {len(layers)} layers with keys and "
             f"values of its own and {len(cache.cross_attention_cache.layers)} of cross-attention."
         )
-    return _Probed(hidden, result.logits, layers)
+    return _Probed(runner.kind, hidden, result.logits, layers)
 
 
 def _is_kept(tensor: Any, batch: int, length: int) -> bool:
@@ -372,7 +378,7 @@ def _encoded(source: Mapping[str, Tensor], shapes: Mapping[str, Any], length: in
     return same if same is not None or not dims else Dim("encoded")
 
 
-def _sample_source(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def sample_source(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Two rows of what the model encodes, and their dynamic dims. Raises UsageError."""
     seed = torch.Generator().manual_seed(0)
     config, main = model.config, model.main_input_name

@@ -284,3 +284,49 @@ def test_bad_calls() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             call()
+
+
+def _llava() -> nn.Module:
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    vision = CLIPVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    text = LlamaConfig(**common())
+    return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text))
+
+
+def _qwen2_vl() -> nn.Module:
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    vision = {"embed_dim": 16, "hidden_size": HIDDEN, "depth": 1, "num_heads": 2}
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+    text = common(num_key_value_heads=HEADS // 2, rope_scaling=rope)
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision))
+
+
+def _bert_with_cross_attention() -> nn.Module:
+    from transformers import BertConfig, BertLMHeadModel
+
+    return BertLMHeadModel(BertConfig(**common(is_decoder=True, add_cross_attention=True)))
+
+
+@pytest.mark.parametrize(
+    ("build", "named"),
+    [
+        (_llava, "LlavaForConditionalGeneration also takes pixel_values,"),
+        (_qwen2_vl, "also takes pixel_values, pixel_values_videos, image_grid_thw, video_grid_thw"),
+        (_bert_with_cross_attention, "also takes encoder_hidden_states, encoder_attention_mask,"),
+    ],
+)
+def test_a_decoder_that_takes_more_than_text_is_refused(
+    build: Callable[[], nn.Module], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        attngraph.optimize_decoder(build())
