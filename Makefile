@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-machine test-other-blas test-all lint docs corpus corpus-packages fuzz bench gpu clean
+.PHONY: demo test test-machine test-other-blas test-all lint docs corpus corpus-packages runtimes fuzz bench gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_model out/model.pt2
@@ -49,6 +49,14 @@ corpus-packages: $(INSTALLED)
 	$(BIN)/python -m pip install -q --no-deps --target $(PACKAGES) \
 		-r tests/corpus/packages/requirements.txt
 	PYTHONPATH=$(PACKAGES) $(BIN)/python -W ignore -m tests.corpus.packages $(ROWS)
+
+# Other people's runtimes, beside ours. RECORD=1 writes what passed, for docs/runtimes.md.
+RUNTIMES := .runtimes
+runtimes: export OMP_NUM_THREADS := 1
+runtimes: $(INSTALLED)
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(RUNTIMES) \
+		-r tests/runtimes/requirements.txt
+	PYTHONPATH=$(RUNTIMES) $(PYTEST) tests/runtimes
 
 # FUZZ="--draws 1000 --first 5000" asks for others; python -m tests.fuzz SEED replays one.
 fuzz: export OMP_NUM_THREADS := 1

@@ -27,6 +27,7 @@ from bench import versions
 from examples import eager_attention, make_model
 from tests.kernels import table
 from tests.passes.spellings import SPELLINGS, spelled
+from tests.runtimes import page as runtimes
 
 ROOT = Path(__file__).parents[1]
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -195,6 +196,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "normal-form": normal_form,
     "passes": passes,
+    "runtimes": runtimes.page,
     "session": session,
     "tutorial": tutorial,
     "versions": versions.page,

@@ -1,0 +1,49 @@
+"""The tests of `make runtimes`, which are not collected where the runtimes aren't installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+import pytest
+
+from tests.runtimes.page import RESULTS, Ran, merged
+
+NEEDS = {"test_genai.py": "onnxruntime_genai", "test_openvino.py": "openvino"}
+RECORDS = bool(os.environ.get("RECORD"))
+
+collect_ignore = [
+    file for file, needed in NEEDS.items() if importlib.util.find_spec(needed) is None
+]
+
+Record = Callable[[str, str, str], None]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With RECORD set, docs/runtimes.md is made of what passes in this run."""
+    if RECORDS and not hasattr(session.config, "workerinput"):
+        RESULTS.write_text("{}\n")
+
+
+@pytest.fixture(scope="session")
+def ran() -> Iterator[Ran]:
+    """What has passed, by package, family and check."""
+    noted: Ran = {}
+    yield noted
+    if RECORDS:
+        said = merged(json.loads(RESULTS.read_text()), noted)
+        RESULTS.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
+
+
+@pytest.fixture
+def record(ran: Ran) -> Record:
+    """Notes that a family of models passed a check in a runtime, by the name of its package."""
+
+    def note(package: str, family: str, check: str) -> None:
+        of = ran.setdefault(f"{package} {version(package)}", {}).setdefault(family, [])
+        of.append(check)
+
+    return note

@@ -1,0 +1,119 @@
+"""OpenVINO computes on its CPU device what the eager model does, within our own error budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import openvino
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.export.parity.budget import compare
+from attngraph.export.parity.reference import Reference
+from tests.models.kit import FEED_FORWARD, HEADS, HIDDEN, LAYERS, VOCABULARY
+from tests.parity.test_decode import PROMPT, prompts
+from tests.runtimes.conftest import Record
+from tests.runtimes.families import decoder
+
+Built = tuple[nn.Module, tuple[Tensor, ...], Any]
+BATCH, SEQ = Dim("batch", max=16), Dim("seq", max=64)
+_SIZES = {
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": FEED_FORWARD,
+}
+
+
+def _bert() -> Built:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    module = BertForSequenceClassification(BertConfig(**_SIZES, vocab_size=VOCABULARY))
+    ids, mask = prompts(3)
+    return module, (ids, mask.flip(1)), ({0: BATCH, 1: SEQ},) * 2
+
+
+def _vit() -> Built:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    module = ViTForImageClassification(ViTConfig(**_SIZES, image_size=32, patch_size=8))
+    return module, (torch.randn(3, 3, 32, 32),), ({0: BATCH},)
+
+
+def _t5() -> Built:
+    from transformers import T5Config, T5EncoderModel
+
+    sizes = {"d_model": HIDDEN, "d_kv": HIDDEN // HEADS, "d_ff": FEED_FORWARD}
+    module = T5EncoderModel(
+        T5Config(**sizes, num_layers=LAYERS, num_heads=HEADS, vocab_size=VOCABULARY)
+    )
+    ids, mask = prompts(3)
+    return module, (ids, mask.flip(1)), ({0: BATCH, 1: SEQ},) * 2
+
+
+MODELS: dict[str, Callable[[], Built]] = {"BERT": _bert, "ViT": _vit, "T5 encoder": _t5}
+
+
+def opened(path: Path) -> openvino.CompiledModel:
+    """Computing in float32, which some CPUs would leave for bfloat16."""
+    core = openvino.Core()
+    return core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def results_of(model: openvino.CompiledModel, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = model({name: tensor.numpy() for name, tensor in feeds.items()})
+    return {
+        output.any_name: torch.from_numpy(numpy.array(found[output])) for output in model.outputs
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_encoder(name: str, tmp_path: Path, record: Record) -> None:
+    torch.manual_seed(0)
+    module, args, shapes = MODELS[name]()
+    optimized = attngraph.optimize(module.eval(), args, dynamic_shapes=shapes)
+    optimized.save(tmp_path / "model.onnx")
+    model = opened(tmp_path / "model.onnx")
+    for rows in (1, 3):
+        given = tuple(tensor[:rows] for tensor in args)
+        found = results_of(model, dict(zip(optimized.session.input_names, given, strict=True)))
+        expected = Reference(module, precision="fp32")(given)
+        parity = compare(expected, tuple(found[name] for name in expected.names), "fp32")
+        assert parity.passed, str(parity)
+    record("openvino", name, "parity")
+
+
+@pytest.mark.parametrize("cache", ["growing", "static"])
+def test_a_decoder_gives_the_tokens_of_transformers(
+    cache: Any, tmp_path: Path, record: Record
+) -> None:
+    module, steps, room = decoder("Llama"), 12, 32
+    compiled = attngraph.optimize_decoder(
+        module, cache=cache, max_length=room if cache == "static" else None
+    )
+    compiled.save(tmp_path / "model.onnx")
+    model, layout = opened(tmp_path / "model.onnx"), compiled.layout
+    rows = 1 if cache == "static" else 3  # its GroupQueryAttention reads the length of one row
+    ids, mask = prompts(rows)
+    expected = module.generate(
+        ids, attention_mask=mask, max_new_tokens=steps, do_sample=False, eos_token_id=None
+    )
+    held = room if cache == "static" else 0
+    shape = (rows, HEADS // 2, held, HIDDEN // HEADS)
+    pasts = {name: torch.zeros(shape) for name in layout.pasts}
+    whole, new = ids, ids
+    for _ in range(steps):
+        found = results_of(model, {"input_ids": new, "attention_mask": mask, **pasts})
+        new = found["logits"][:, -1].argmax(-1)[:, None]
+        pasts = dict(zip(layout.pasts, (found[name] for name in layout.presents), strict=True))
+        whole, mask = torch.cat([whole, new], 1), torch.cat([mask, mask.new_ones(rows, 1)], 1)
+    assert torch.equal(whole, expected)
+    # A buffer comes back cut to its tokens, as if it had grown.
+    assert pasts[layout.pasts[0]].shape[2] == PROMPT + steps - 1
+    record("openvino", "Llama", f"{cache} cache")
