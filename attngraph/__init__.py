@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from attngraph.decoding.compile_seq2seq import optimize_seq2seq
     from attngraph.decoding.decoder import Decoder
     from attngraph.decoding.seq2seq import Seq2Seq
+    from attngraph.deployment.checkpoint import OptimizedCheckpoint, optimize_checkpoint
     from attngraph.ir import Graph
     from attngraph.optimized import Optimized
     from attngraph.reports.report import Report, Site
@@ -27,11 +28,13 @@ _HOMES = {
     "Decoder": "attngraph.decoding.decoder",
     "Graph": "attngraph.ir",
     "Optimized": "attngraph.optimized",
+    "OptimizedCheckpoint": "attngraph.deployment.checkpoint",
     "Report": "attngraph.reports.report",
     "Seq2Seq": "attngraph.decoding.seq2seq",
     "Site": "attngraph.reports.report",
     "capture": "attngraph.api",
     "optimize": "attngraph.compiling.compiler",
+    "optimize_checkpoint": "attngraph.deployment.checkpoint",
     "optimize_decoder": "attngraph.decoding.compile",
     "optimize_seq2seq": "attngraph.decoding.compile_seq2seq",
 }
@@ -41,6 +44,7 @@ __all__ = [
     "Decoder",
     "Graph",
     "Optimized",
+    "OptimizedCheckpoint",
     "Report",
     "Seq2Seq",
     "Site",
@@ -48,6 +52,7 @@ __all__ = [
     "capture",
     "export",
     "optimize",
+    "optimize_checkpoint",
     "optimize_decoder",
     "optimize_seq2seq",
     "passes",

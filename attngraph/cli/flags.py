@@ -30,8 +30,9 @@ ModelArgument: TypeAlias = Annotated[
     typer.Argument(
         metavar="MODEL",
         show_default=False,
-        help="A torch.export program (.pt2), TorchScript, a pickled module, or weights (state dict "
-        "or safetensors, with --factory). May be left out with --factory.",
+        help="A checkpoint's folder (config.json and weights), a torch.export program (.pt2), "
+        "TorchScript, a pickled module, or weights (state dict or safetensors, with --factory). "
+        "May be left out with --factory.",
     ),
 ]
 FactoryOption: TypeAlias = Annotated[
@@ -48,6 +49,24 @@ TrustOption: TypeAlias = Annotated[
     switch(
         "--trust-pickle",
         help="Load a file that can run its author's code. Only for files you trust.",
+    ),
+]
+TrustCodeOption: TypeAlias = Annotated[
+    bool,
+    switch(
+        "--trust-code",
+        help="Run the code that a checkpoint's folder brings (auto_map). Only for authors you "
+        "trust.",
+    ),
+]
+TaskOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="TASK",
+        show_default=False,
+        help="The head of a checkpoint's model, e.g. feature-extraction or text-classification; "
+        "by default the one that was saved.",
     ),
 ]
 InputOption: TypeAlias = Annotated[
@@ -143,6 +162,8 @@ class SourceFlags:
 
     factory: FactoryOption = None
     trust_pickle: TrustOption = False
+    trust_code: TrustCodeOption = False
+    task: TaskOption = None
     inputs: InputOption = None
     npz: NpzOption = None
     dims: DimOption = None
@@ -156,6 +177,8 @@ class SourceFlags:
             tuple(self.inputs or ()),
             self.npz,
             tuple(self.dims or ()),
+            self.task,
+            self.trust_code,
         )
 
 

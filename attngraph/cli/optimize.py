@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -29,10 +28,6 @@ from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
 from attngraph.options import CacheKind, DecoderOptions, Options, Runtime
-
-if TYPE_CHECKING:
-    from attngraph.decoding.decoder import Decoder
-    from attngraph.optimized import Optimized
 
 _DECODING = "Decoding"
 
@@ -109,14 +104,17 @@ class _DecoderFlags:
         ),
     ] = None
 
-    def options(self) -> DecoderOptions | None:
-        """None without --decode. Raises UsageError for flags that don't go together."""
+    def options(self, *, may_decode: bool) -> DecoderOptions | None:
+        """None without --decode, unless the model itself says whether it is a decoder.
+
+        Raises UsageError for flags that don't go together.
+        """
         presents = pairs(self.present or (), "--present", "PAST=PRESENT", "past_key=present_key")
         if self.runtime is not None and self.no_padding:
             raise UsageError(
                 f"--for {self.runtime} needs the mask that --no-padding leaves out: drop one."
             )
-        if self.decode:
+        if self.decode or may_decode:
             return DecoderOptions(self.cache, self.max_length, presents or None)
         if self != _DecoderFlags():
             raise UsageError(
@@ -131,7 +129,11 @@ def optimize(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", metavar="OUT.onnx", help="The file to write.", show_default=False
+            "-o",
+            "--output",
+            metavar="OUT.onnx|OUT/",
+            help="The file to write; of a checkpoint's folder, a folder unless it ends in .onnx.",
+            show_default=False,
         ),
     ],
     model: ModelArgument = None,
@@ -146,6 +148,8 @@ def optimize(
 ) -> None:
     """Compile a model to ONNX, check it against the eager model, and write it.
 
+    attngraph optimize checkpoint/ -o out/
+
     attngraph optimize model.pt2 -o model.onnx
 
     attngraph optimize --factory examples.nanogpt:build -o model.onnx
@@ -158,44 +162,41 @@ def optimize(
     with reported(debug):
         with contextlib.ExitStack() as held:
             stages = held.enter_context(working(debug))
-            check_output(output, (model, given.npz))
+            source = given.of(model)
+            if not source.is_folder or output.suffix == ".onnx":
+                check_output(output, (model, given.npz))
             if report_page is not None:
                 check_output(report_page, (model, given.npz, output))
-            options, decoder = how(session=session.settings()), decoding.options()
-            if decoder is not None and options.ignore_padded_rows:
+            options = how(session=session.settings())
+            decoder = decoding.options(may_decode=source.is_folder)
+            if decoding.decode and options.ignore_padded_rows:
                 raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
-            source = given.of(model)
             source.check()
             stages("import torch")
             from attngraph.cli import work
             from attngraph.cli.render import print_summary
             from attngraph.cli.report_page import page_of
-            from attngraph.export.files.staged import Staged
+            from attngraph.deployment.folder import folder_bytes, place_of
 
-            staged = held.enter_context(Staged(output))
-            result: Decoder | Optimized
-            beside: Mapping[str, str] = {}
-            if decoder is None:
-                result = work.optimised(source, options, stages=stages, staged=staged)
-            else:
-                result, beside = work.decoder(
-                    source,
-                    options,
-                    decoder,
-                    all_logits=decoding.all_logits,
-                    padding=not decoding.no_padding,
-                    runtime=None if decoding.runtime is None else (decoding.runtime, output.name),
-                    stages=stages,
-                    staged=staged,
-                )
+            place = place_of(output, source.path if source.is_folder else None)
+            held.enter_context(place)
+            parts = work.compiled_parts(
+                source,
+                options,
+                decoder,
+                all_logits=decoding.all_logits,
+                padding=not decoding.no_padding,
+                stages=stages,
+                runtime=decoding.runtime,
+                place=place,
+            )
             stages("save")
             start = time.perf_counter()
-            result.save(output)
-            for name, text in beside.items():
-                write_page(output.with_name(name), text)
-        report = result.report
+            place.write(parts.files, parts.texts)
+        report = next(iter(parts.files.values())).report
         report.timings["save"] = time.perf_counter() - start
-        size = written_bytes(output, report.weight_bytes)
+        is_folder = output.is_dir()
+        size = folder_bytes(output) if is_folder else written_bytes(output, report.weight_bytes)
         written: dict[str, str | int] = {"path": str(output), "bytes": size}
         if report_page is not None:
             write_page(report_page, page_of(report, written))

@@ -13,15 +13,17 @@ from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
 from attngraph.decoding.decoder import Decoder
+from attngraph.deployment.checkpoint import checkpoint_of
+from attngraph.deployment.compilers import MODEL, Parts
+from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.export.runtime.session import Session
 from attngraph.frontend.cache import METADATA_KEY
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.factory import importable_cwd
-from attngraph.frontend.load import load
 from attngraph.frontend.model import Model
-from attngraph.frontend.read_source import model_of, parsed, read_model
+from attngraph.frontend.read_source import load_source, model_of, parsed, read_model
 from attngraph.frontend.source import Source
 from attngraph.optimized import Optimized
 from attngraph.options import DecoderOptions, Options, Runtime
@@ -29,6 +31,51 @@ from attngraph.reports.attention_weights import AttentionWeights, hidden_in_loop
 from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
 from attngraph.verification.verify import Verification, verify_file
+
+
+def compiled_parts(
+    source: Source,
+    options: Options,
+    decoding: DecoderOptions | None,
+    *,
+    all_logits: bool,
+    padding: bool,
+    runtime: Runtime | None,
+    stages: Stages,
+    place: Place,
+) -> Parts:
+    """The model compiled and checked, but not saved: the files that it becomes.
+
+    Without `decoding` it is no decoder; a checkpoint's folder says by itself what it is.
+    """
+    if source.is_folder:
+        assert decoding is not None
+        with importable_cwd():
+            made = checkpoint_of(
+                source,
+                options,
+                decoding,
+                all_logits=all_logits,
+                padding=padding,
+                runtime=runtime,
+                place=place,
+                progress=stages,
+            )
+        return made.parts
+    if decoding is None:
+        optimized = optimised(source, options, stages=stages, staged=place.staged(MODEL))
+        return Parts(optimized, {MODEL: optimized})
+    made_decoder, beside = decoder(
+        source,
+        options,
+        decoding,
+        all_logits=all_logits,
+        padding=padding,
+        runtime=None if runtime is None else (runtime, place.name_of(MODEL)),
+        stages=stages,
+        staged=place.staged(MODEL),
+    )
+    return Parts(made_decoder, {MODEL: made_decoder}, beside)
 
 
 def optimised(source: Source, options: Options, *, stages: Stages, staged: Staged) -> Optimized:
@@ -59,14 +106,14 @@ def decoder(
     with importable_cwd():
         stages("load")
         start = time.perf_counter()
-        loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
+        loaded = load_source(source)
         if is_causal_lm(loaded.module):
             if source.inputs or source.npz or source.dims or decoding.presents:
                 raise UsageError(
                     f"{loaded.source} is a model of transformers, whose inputs --decode makes "
                     "itself: leave out --input, --inputs, --dim and --present."
                 )
-            model = Model(loaded.module, None, (), {}, None, loaded.source)
+            model = Model(loaded.module, None, (), {}, None, loaded.source, notes=loaded.notes)
             every = all_logits or runtime is not None
             model = of_causal_lm(model, all_logits=every, padding=padding)
         elif all_logits or not padding:
@@ -101,7 +148,7 @@ def verified(source: Source, path: Path, options: Options, *, stages: Stages) ->
     with Session.open(path, options.device, **options.session) as opened, importable_cwd():
         stages("load")
         given = parsed(source)
-        loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
+        loaded = load_source(source)
         if METADATA_KEY in opened.metadata and is_causal_lm(loaded.module):
             model = Model(loaded.module, None, (), {}, None, loaded.source)
         else:

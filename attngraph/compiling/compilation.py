@@ -130,7 +130,7 @@ class Compilation:
         if captured.branches:
             with stage("capture", report, progress):
                 captured, check = settled(model, check, checked)
-        report.notes += captured.notes
+        report.notes += [*model.notes, *captured.notes]
         report.nodes_before = len(captured.graph)
         if prepared.cases is None:  # those of a decoder have sizes of 1
             report.notes += _require_suspects(captured, check, options.verifies)

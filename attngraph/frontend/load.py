@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from attngraph.checkpoints.classes import class_of, pretrained
+from attngraph.checkpoints.folder import Folder
+from attngraph.checkpoints.samples import samples_of
+from attngraph.checkpoints.tasks import Task
 from attngraph.errors import LoadError
 from attngraph.frontend.factory import build
 from attngraph.frontend.names import kind_of, refuse_factory, require_factory
 from attngraph.frontend.pickles import load_pickle, unwrap_state_dict
 from attngraph.frontend.pt2 import load_program
 from attngraph.frontend.script import load_script
-from attngraph.frontend.sniff import ModelKind
+from attngraph.frontend.sniff import ModelKind, sniff
 from attngraph.frontend.weights import check_materialised, fit_weights
 
 
@@ -26,7 +31,8 @@ class Loaded:
 
     `args` and `kwargs` are sample inputs and `dynamic_shapes` torch.export's, where the file or the
     factory gave them. `source` says in messages where the model came from. `module` may be a
-    ScriptModule: capture it through `script_to_program`.
+    ScriptModule: capture it through `script_to_program`. `task` is that of a checkpoint's head.
+    `notes` are sentences for the user.
     """
 
     module: torch.nn.Module | None
@@ -35,20 +41,35 @@ class Loaded:
     kwargs: dict[str, Any] = field(default_factory=dict)
     dynamic_shapes: object | None = None
     source: str = ""
+    task: Task | None = None
+    notes: tuple[str, ...] = ()
 
 
-def load(path: Path | None, *, factory: str | None = None, trust_pickle: bool = False) -> Loaded:
+def load(
+    path: Path | None,
+    *,
+    factory: str | None = None,
+    trust_pickle: bool = False,
+    trust_code: bool = False,
+    task: str | None = None,
+    samples: bool = True,
+) -> Loaded:
     """Load `path`, or what `factory` (`pkg.mod:fn`) builds, or the weights of one into the other.
 
     State dicts, safetensors and clean `.pt2` files load freely. Whatever could run code of the
     file's author (pickled modules, TorchScript, other `.pt2` files) is a LoadError unless
-    `trust_pickle`. The factory is the user's own code and is simply called. Raises UsageError where
-    file and factory don't go together.
+    `trust_pickle`. The factory is the user's own code and is simply called. A folder is a
+    checkpoint of transformers: its class is the one of `task`, by default the one that was saved,
+    and one of its author's own needs `trust_code`; without `samples` it gets none. Raises
+    UsageError where file and factory don't go together.
     """
     kind = kind_of(path, factory)
     if path is None:
         assert factory is not None
         return _load_factory(factory, None, None)
+    if kind is ModelKind.CHECKPOINT and factory is None:
+        folder = Folder.read(path, trust_pickle=trust_pickle, trust_code=trust_code)
+        return _from_folder(folder, task, trust_code=trust_code, samples=samples)
     if kind is ModelKind.EXPORTED_PROGRAM:
         return _from_program(load_program(path, trust_pickle=trust_pickle), path)
     if kind is ModelKind.TORCHSCRIPT:
@@ -72,6 +93,40 @@ def _from_saved(saved: object, path: Path, factory: str | None) -> Loaded:
             "save model.state_dict(), or the program with torch.export.save."
         )
     return _load_factory(require_factory(path, factory), weights, path)
+
+
+def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples: bool) -> Loaded:
+    kind, found = class_of(folder, task, trust_code=trust_code)
+    weights = _read_shards(folder.weights, folder.listed)
+    module, notes = pretrained(folder, kind, weights, trust_code=trust_code)
+    source = str(folder.path)
+    if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
+        return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
+    made = samples_of(folder, module, found)
+    return Loaded(
+        module, None, (), made.kwargs, made.shapes, source, task=found, notes=tuple(notes)
+    )
+
+
+def _read_shards(files: Sequence[Path], listed: Mapping[str, Path]) -> dict[str, torch.Tensor]:
+    """The weights of all files together. Raises LoadError where one lacks what is listed in it."""
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        kind = sniff(file)
+        if kind is ModelKind.SAFETENSORS:
+            found = _load_safetensors(file)
+        elif kind in (ModelKind.TORCH_SAVE, ModelKind.LEGACY_PICKLE):
+            legacy = kind is ModelKind.LEGACY_PICKLE
+            found = unwrap_state_dict(load_pickle(file, legacy=legacy, trust_pickle=True)) or {}
+        else:
+            raise LoadError(f"{file} holds no weights: it is {kind.value}; fetch it again.")
+        if lost := [name for name, place in listed.items() if place == file and name not in found]:
+            raise LoadError(
+                f"{file} lacks {lost[0]}, which the index of the shards says is in it; fetch both "
+                "again."
+            )
+        weights.update(found)
+    return weights
 
 
 def _from_program(program: torch.export.ExportedProgram, path: Path) -> Loaded:

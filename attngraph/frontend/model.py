@@ -20,8 +20,8 @@ class Model:
 
     `args` and `kwargs` are what `module(*args, **kwargs)` takes; `dynamic_shapes` is
     torch.export's. `dim_names` names the dims of a program, by input and axis. `source` names the
-    model in messages. `names` are what its inputs and outputs are called instead of what the code
-    calls them, where others expect that.
+    model in messages; `notes` are sentences for the user about how it was loaded. `names` are what
+    its inputs and outputs are called instead of what the code calls them, where others expect that.
     """
 
     module: torch.nn.Module | None
@@ -32,6 +32,7 @@ class Model:
     source: str = "model"
     dim_names: Mapping[tuple[str, int], str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, loaded: Loaded) -> Model:
@@ -48,7 +49,13 @@ class Model:
                 "--input input_ids=int64[batch=2,seq=8]."
             )
         return cls(
-            loaded.module, loaded.program, args, loaded.kwargs, loaded.dynamic_shapes, loaded.source
+            loaded.module,
+            loaded.program,
+            args,
+            loaded.kwargs,
+            loaded.dynamic_shapes,
+            loaded.source,
+            notes=loaded.notes,
         )
 
 

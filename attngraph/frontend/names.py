@@ -33,6 +33,8 @@ def kind_of(path: Path | None, factory: str | None) -> ModelKind | None:
         refuse_factory(path, kind.value, factory)
     if kind is ModelKind.SAFETENSORS:
         require_factory(path, factory)
+    if kind is ModelKind.CHECKPOINT and factory is not None:
+        refuse_factory(path, kind.value, factory)
     return kind
 
 

@@ -32,8 +32,19 @@ def read_model(source: Source) -> Model:
     Raises LoadError for the file, UsageError where the inputs don't fit it.
     """
     given = parsed(source)
-    loaded = load(source.path, factory=source.factory, trust_pickle=source.trust_pickle)
-    return model_of(loaded, source, given)
+    return model_of(load_source(source), source, given)
+
+
+def load_source(source: Source, *, samples: bool = True) -> Loaded:
+    """What the source names, loaded; a checkpoint's folder without `samples` gets none."""
+    return load(
+        source.path,
+        factory=source.factory,
+        trust_pickle=source.trust_pickle,
+        trust_code=source.trust_code,
+        task=source.task,
+        samples=samples and not (source.inputs or source.npz),
+    )
 
 
 @dataclass(frozen=True)
@@ -115,4 +126,4 @@ def _with_inputs(
         variadic = [p.name for p in taken if p.kind is Parameter.VAR_POSITIONAL]
         if variadic and not shapes.keys() & signature.parameters.keys() and not kwargs:
             shapes = {variadic[0]: tuple(shapes.values())}
-    return Model(loaded.module, None, args, kwargs, shapes, loaded.source)
+    return Model(loaded.module, None, args, kwargs, shapes, loaded.source, notes=loaded.notes)

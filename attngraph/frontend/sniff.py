@@ -23,14 +23,17 @@ class ModelKind(Enum):
     TORCH_SAVE = "a torch.save archive"
     LEGACY_PICKLE = "a legacy torch.save pickle"
     SAFETENSORS = "a safetensors file"
+    CHECKPOINT = "a checkpoint's folder"
     UNKNOWN = "of no kind attngraph reads"
 
 
 def sniff(path: Path) -> ModelKind:
-    """Read a few bytes, or a zip's directory, and say what the file is.
+    """Read a few bytes, or a zip's directory, and say what the file is; a folder is a checkpoint.
 
-    Raises LoadError for a file that is missing, a directory, empty, unreadable or a broken zip.
+    Raises LoadError for a file that is missing, empty, unreadable or a broken zip.
     """
+    if path.is_dir():
+        return ModelKind.CHECKPOINT
     head, size = _head(path)
     if head.startswith(_ZIP_MAGIC):
         return _sniff_members(members(path))
@@ -66,11 +69,6 @@ def _head(path: Path) -> tuple[bytes, int]:
             size = file.seek(0, 2)
     except FileNotFoundError as error:
         raise LoadError(f"{path} does not exist; check the path.") from error
-    except IsADirectoryError as error:
-        raise LoadError(
-            f"{path} is a directory; give the model file inside it, or, where transformers saved "
-            "it, a --factory that returns from_pretrained of it."
-        ) from error
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror or error}.") from error
     if not head:

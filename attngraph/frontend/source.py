@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from attngraph.checkpoints.folder import Folder
+from attngraph.checkpoints.tasks import require_task
+from attngraph.errors import UsageError
 from attngraph.frontend.names import kind_of, require_samples
+from attngraph.frontend.sniff import ModelKind
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model's file or factory or both, and texts that describe its inputs and dims."""
+    """A model's file or factory or both, and texts that describe its inputs and dims.
+
+    Of a checkpoint's folder, `task` says which head is wanted, by default the one that was saved.
+    """
 
     path: Path | None = None
     factory: str | None = None
@@ -18,12 +25,24 @@ class Source:
     inputs: tuple[str, ...] = ()
     npz: Path | None = None
     dims: tuple[str, ...] = ()
+    task: str | None = None
+    trust_code: bool = False
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a checkpoint's folder, which says by itself what the model is."""
+        return self.path is not None and self.factory is None and self.path.is_dir()
 
     def check(self) -> None:
         """Checks what takes milliseconds and no torch: whether the files exist, and so on.
 
         Raises LoadError for a file, UsageError for what doesn't go together.
         """
-        kind_of(self.path, self.factory)
+        kind = kind_of(self.path, self.factory)
+        require_task(self.task)
+        if self.task is not None and (kind is not ModelKind.CHECKPOINT or self.factory is not None):
+            raise UsageError("--task is for a checkpoint's folder; leave it out.")
+        if self.path is not None and self.is_folder:
+            Folder.read(self.path, trust_pickle=self.trust_pickle, trust_code=self.trust_code)
         if self.npz is not None:
             require_samples(self.npz)

@@ -49,7 +49,7 @@ def test_an_onnx_file_for_a_model_and_a_folder(attngraph: Any, tmp_path_factory:
     assert "is an ONNX file, which attngraph writes; give the model it was made" in ran.sentence
     ran = attngraph("explain", str(folder))
     assert ran.code == LOAD
-    assert "a --factory that returns from_pretrained of it" in ran.sentence
+    assert "has no config.json, so it is no checkpoint" in ran.sentence
 
 
 def test_truncated_zip(attngraph: Any, here: Path) -> None:

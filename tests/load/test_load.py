@@ -100,7 +100,6 @@ def test_missing_empty_directory_and_foreign_files(tmp_path: Path) -> None:
     for name, reason in {
         "none": "does not exist",
         "empty": "is empty",
-        ".": "is a directory",
         "pointer": "git lfs pull",
         "text": "not a model file",
         "pickle": "not a model file",

@@ -25,9 +25,9 @@ LEAVES = ("errors", "inference", "mapped", "numeric", "paths", "versions")
 LAYERS = (
     *LEAVES,
     *("ir", "dialect", "analysis"),
-    *("frontend", "passes", "export"),
+    *("checkpoints", "frontend", "passes", "export"),
     *("options", "reports", "optimized", "checks"),
-    *("compiling", "decoding", "runtimes", "verification", "measuring", "cli"),
+    *("compiling", "decoding", "runtimes", "verification", "measuring", "deployment", "cli"),
     *("api", "__init__", "__main__"),
 )
 """The folders and files of attngraph, the lowest first: each may import those before it."""

@@ -1,0 +1,1 @@
+"""Reads the folder that a model of transformers was saved in: its class, weights and inputs."""

@@ -1,0 +1,229 @@
+"""The class of a checkpoint and its weights: a module of transformers, whose weights stay mapped.
+
+transformers itself puts the weights into the class, as its from_pretrained does: it knows how names
+have changed, which weights are tied or merged, and how buffers that no file has are computed. It
+makes the parameters on the meta device, and takes over tensors that are mapped from a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from attngraph.checkpoints.folder import CONFIG, Folder, within
+from attngraph.checkpoints.tasks import NAMES, TASKS, Task, class_for, task_of
+from attngraph.errors import LoadError
+
+_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.", "net.", "network.")
+"""What wrappers and training loops put before each name of a model's weights."""
+_POOLER, _POOLING = "pooler.", "add_pooling_layer"
+_SHOWN = 3
+
+
+def transformers_for(folder: Folder) -> Any:
+    """The package. Raises LoadError where it isn't installed."""
+    try:
+        return import_module("transformers")
+    except ImportError as error:
+        raise LoadError(
+            f"{folder.path} is a checkpoint of transformers, which can't be imported here "
+            f"({error}): pip install 'attngraph[transformers]'."
+        ) from error
+
+
+def class_of(
+    folder: Folder, task: str | None, *, trust_code: bool = False
+) -> tuple[Any, Task | None]:
+    """The class to load and its task; None where the table of tasks lacks its head.
+
+    Raises LoadError where there is no such class, UsageError where the task doesn't go with it.
+    """
+    transformers = transformers_for(folder)
+    name, model_type = folder.architecture, str(folder.config.get("model_type"))
+    own = folder.config.get("auto_map")
+    if trust_code and isinstance(own, dict):
+        given = [item for item in TASKS if item.name == task]
+        found = next(iter(given), None) or (None if name is None else task_of(name))
+        return _own_class(folder, own, name), found
+    if task is not None:
+        found, name = class_for(task, name, model_type)
+    elif name is None:
+        raise LoadError(
+            f"{folder.path / CONFIG} names no architectures, so the model's class isn't known: "
+            f"pass --task, one of {', '.join(NAMES)}."
+        )
+    else:
+        found = task_of(name)
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise LoadError(
+            f"{folder.path / CONFIG} names the architecture {name}, which transformers "
+            f"{transformers.__version__} lacks: install the version that it was saved with"
+            f"{_version(folder)}, or give the weights to a --factory of your own."
+        )
+    return kind, found
+
+
+def pretrained(
+    folder: Folder,
+    kind: Any,
+    weights: Mapping[str, torch.Tensor],
+    *,
+    trust_code: bool = False,
+) -> tuple[torch.nn.Module, list[str]]:
+    """The model in eval mode, with these weights; and sentences on what was done with them.
+
+    Raises LoadError that names the first few parameters which the files lack.
+    """
+    config = _config(folder, kind, trust_code=trust_code)
+    faults: list[str] = []
+    for prefix in ("", *_shared_prefixes(weights)):
+        named = {name.removeprefix(prefix): weight for name, weight in weights.items()}
+        notes = []
+        module, info, fault = _filled(kind, config, named)
+        if module is None and _POOLER in fault and _POOLING in inspect.signature(kind).parameters:
+            module, info, _ = _filled(kind, config, named, **{_POOLING: False})
+            notes.append("The checkpoint has no pooler, so there is no pooler_output.")
+        if module is None:
+            faults.append(fault)
+            continue
+        if prefix:
+            notes.append(f"The names of the weights begin with {prefix!r}, which was taken off.")
+        if left := sorted(info["unexpected_keys"]):
+            notes.append(
+                f"{kind.__name__} has no place for {len(left)} of the weights ({_first(left)}): "
+                "they were left out."
+            )
+        _read_generation(folder, module)
+        return module.eval(), notes
+    raise LoadError(f"{folder.path} doesn't fit {kind.__name__}: {faults[0]}.")
+
+
+def _filled(
+    kind: Any, config: Any, weights: Mapping[str, torch.Tensor], **options: bool
+) -> tuple[Any, Mapping[str, Any], str]:
+    """(module, transformers' account of the loading, ""), or (None, {}, what is wrong)."""
+    try:
+        with _quiet():
+            module, info = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=weights,
+                dtype="auto",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told below, by name
+                local_files_only=True,
+                **options,
+            )
+    except Exception as error:
+        return None, {}, told(error)
+    if missing := sorted(info["missing_keys"]):
+        return None, {}, f"{len(missing)} of its weights are in no file ({_first(missing)})"
+    odd = [
+        f"{name} is {tuple(found)} in the file and {tuple(wanted)} in the model"
+        for name, found, wanted in sorted(info["mismatched_keys"])
+    ]
+    if odd:
+        return None, {}, f"{len(odd)} of its weights have another shape ({_first(odd)})"
+    if empty := sorted(n for n, t in _tensors(module) if t.is_meta):
+        return None, {}, f"nothing has values for {_first(empty)}"
+    return module, info, ""
+
+
+def _read_generation(folder: Folder, module: Any) -> None:
+    """How it is to be sampled from, where the folder says it in a file of its own."""
+    name = "generation_config.json"
+    if not (module.can_generate() and within(folder.path, name).is_file()):
+        return
+    transformers = transformers_for(folder)
+    try:
+        with _quiet():
+            found = transformers.GenerationConfig.from_pretrained(str(folder.path))
+    except Exception as error:
+        raise LoadError(f"{folder.path / name} can't be read: {told(error)}.") from error
+    module.generation_config = found
+
+
+def told(error: Exception) -> str:
+    """The message of an error, on one line, without a full stop."""
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _config(folder: Folder, kind: Any, *, trust_code: bool) -> Any:
+    try:
+        with _quiet():
+            config = kind.config_class.from_pretrained(
+                str(folder.path), trust_remote_code=trust_code, local_files_only=True
+            )
+    except Exception as error:
+        raise LoadError(
+            f"{folder.path / CONFIG} can't be read as that of a {kind.__name__}: {told(error)}."
+        ) from error
+    config.return_dict = True  # an output's name is its key
+    return config
+
+
+def _own_class(folder: Folder, places: Mapping[str, Any], name: str | None) -> Any:
+    """The class of the folder's own code, which is imported here."""
+    models = {key: place for key, place in places.items() if key.startswith("AutoModel")}
+    chosen = [p for p in models.values() if str(p).rpartition(".")[2] == name]
+    place = next(iter(chosen or models.values()), None)
+    if not isinstance(place, str) or "--" in place:
+        raise LoadError(
+            f"{folder.path / CONFIG} names no class in a file of the folder (auto_map: "
+            f"{', '.join(map(str, places.values()))})."
+        )
+    code: Any = import_module("transformers.dynamic_module_utils")
+    try:
+        return code.get_class_from_dynamic_module(place, str(folder.path), local_files_only=True)
+    except Exception as error:
+        raise LoadError(
+            f"{folder.path}: the class {place} can't be imported: {type(error).__name__}: "
+            f"{told(error)}."
+        ) from error
+
+
+def _shared_prefixes(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """What stands before every name and is what wrappers put there: `module.`, `module.model.`."""
+    found: list[str] = []
+    while True:
+        known = found[-1] if found else ""
+        begins = (known + part for part in _PREFIXES)
+        longer = next((p for p in begins if all(name.startswith(p) for name in weights)), None)
+        if longer is None or not weights:
+            return found
+        found.append(longer)
+
+
+def _version(folder: Folder) -> str:
+    saved = folder.config.get("transformers_version")
+    return f" ({saved})" if isinstance(saved, str) else ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bars and tables: what matters of them is told as a sentence."""
+    logging: Any = import_module("transformers.utils.logging")
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -1,0 +1,181 @@
+"""A checkpoint's folder, checked without torch: its config, and the files of its weights.
+
+The folder may come from a stranger. Nothing in it is run, and no file outside of it is read: a name
+that leads out, by `..` or by a link, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from attngraph.errors import LoadError
+
+CONFIG = "config.json"
+_SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_NAMED = "transformers_weights"
+"""A key of config.json: the name of the file with the weights, where it is another one."""
+_QUANTISED = ("quantization_config", "compression_config")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A checkpoint's folder: what config.json says, and which files hold the weights.
+
+    `listed` are the names of the weights that an index promises, by file.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    weights: tuple[Path, ...]
+    listed: Mapping[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, *, trust_pickle: bool = False, trust_code: bool = False) -> Folder:
+        """Raises LoadError where the folder lacks what is needed, or asks for more trust."""
+        config = read_config(path)
+        _refuse_quantised(path, config)
+        if not trust_code:
+            _refuse_code(path, config)
+        weights, listed = weight_files(path, config, trust_pickle=trust_pickle)
+        return cls(path, config, weights, listed)
+
+    @property
+    def architecture(self) -> str | None:
+        """The name of the class that was saved, if config.json says it."""
+        names = self.config.get("architectures")
+        if isinstance(names, list) and names and isinstance(names[0], str):
+            return names[0]
+        return None
+
+    def optional(self, name: str) -> Mapping[str, Any]:
+        """What a JSON file of the folder holds; nothing where there is no such file."""
+        path = within(self.path, name)
+        return _read_json(path) if path.is_file() else {}
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """What config.json says. Raises LoadError where there is none, or it can't be read."""
+    file = within(path, CONFIG)
+    if not file.is_file():
+        raise LoadError(
+            f"{path} has no {CONFIG}, so it is no checkpoint; give the folder that save_pretrained "
+            "wrote, or a model file."
+        )
+    return _read_json(file)
+
+
+def weight_files(
+    path: Path, config: Mapping[str, Any], *, trust_pickle: bool = False
+) -> tuple[tuple[Path, ...], dict[str, Path]]:
+    """The files of the weights, and what an index says is in each. Raises LoadError."""
+    named = config.get(_NAMED)
+    names = (*((named,) if isinstance(named, str) else ()), *_SAFETENSORS)
+    found = next((file for name in names if (file := within(path, name)).is_file()), None)
+    if found is None:
+        found = next((file for n in _PICKLES if (file := within(path, n)).is_file()), None)
+        if found is None:
+            raise LoadError(
+                f"{path} has no weights: there is no {_SAFETENSORS[0]}, {_SAFETENSORS[1]} or "
+                f"{_PICKLES[0]} in it; it holds {_contents(path)}."
+            )
+        if not trust_pickle:
+            raise LoadError(
+                f"{path} has its weights in {found.name}, a pickle, which can run its author's "
+                "code: pass --trust-pickle (trust_pickle=True) if you trust the author, or save "
+                "the model again with save_pretrained, which writes safetensors."
+            )
+    if found.suffix != ".json":
+        return (found,), {}
+    return _shards(path, found)
+
+
+def within(path: Path, name: str) -> Path:
+    """A file of the folder. Raises LoadError where the name, or a link, leads out of it.
+
+    The hub's own cache keeps files as links to `blobs` beside its `snapshots`; those are its own.
+    """
+    pure = PurePath(name)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\\" in name or "\0" in name:
+        raise LoadError(f"{path} names the file {name!r}, which is not inside of it.")
+    file = path / name
+    try:
+        real, home = file.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # a circle of links
+        raise LoadError(f"{file} can't be read: it is a link to itself.") from error
+    cached = home.parent.name == "snapshots" and real.is_relative_to(home.parents[1] / "blobs")
+    if not real.is_relative_to(home) and not cached:
+        raise LoadError(
+            f"{file} is a link to {real}, outside of the folder; put the file itself there."
+        )
+    return file
+
+
+def _shards(path: Path, index: Path) -> tuple[tuple[Path, ...], dict[str, Path]]:
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise LoadError(f"{index} has no weight_map that says where each weight is.")
+    listed: dict[str, Path] = {}
+    for weight, name in places.items():
+        if not isinstance(name, str):
+            raise LoadError(f"{index} names no file for {weight}.")
+        listed[weight] = within(path, name)
+    files = tuple(sorted(set(listed.values())))
+    if missing := [file.name for file in files if not file.is_file()]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise LoadError(
+            f"{index} names the shard {missing[0]}{more}, which {path} lacks; fetch it as well."
+        )
+    return files, listed
+
+
+def _refuse_quantised(path: Path, config: Mapping[str, Any]) -> None:
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    for part in parts:
+        for key in _QUANTISED:
+            if not part.get(key):
+                continue
+            settings = part[key] if isinstance(part[key], dict) else {}
+            method = settings.get("quant_method") or (
+                "bitsandbytes" if "load_in_4bit" in settings or "load_in_8bit" in settings else key
+            )
+            raise LoadError(
+                f"{path} holds weights quantized by {method}, which attngraph doesn't read: give "
+                "the checkpoint that they were made from and quantize with --weights int8 or int4, "
+                "or save a copy with plain weights (model.dequantize(), then save_pretrained)."
+            )
+
+
+def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
+    own = config.get("auto_map")
+    if not own:
+        return
+    named = own.values() if isinstance(own, dict) else [own]
+    shown = ", ".join(sorted({str(name) for name in named})[:_SHOWN])
+    raise LoadError(
+        f"{path / CONFIG} asks for code of its author (auto_map: {shown}): pass --trust-code "
+        "(trust_code=True) to run it, or take auto_map out of the file to have the class of that "
+        "name in transformers."
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise LoadError(f"{path} can't be read ({reason}); fetch it again.") from error
+    if not isinstance(found, dict):
+        raise LoadError(f"{path} holds a {type(found).__name__} where a JSON object belongs.")
+    return found
+
+
+def _contents(path: Path) -> str:
+    names = sorted(item.name for item in path.iterdir())
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}" if names else "nothing"

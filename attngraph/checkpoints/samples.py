@@ -1,0 +1,247 @@
+"""Sample inputs of a checkpoint's model, by the names of its forward, and which dims are dynamic.
+
+Lengths may be anything up to the model's real maximum; images have the size that their preprocessor
+makes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from attngraph.checkpoints.folder import Folder
+from attngraph.checkpoints.tasks import Task
+from attngraph.errors import UsageError
+
+_ROWS, _TOKENS, _CHOICES, _FRAMES, _SAMPLES, _SIDE = 2, 8, 3, 6, 4000, 224
+_MAXIMA = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "n_ctx",
+    "seq_length",
+)
+_UNBOUNDED = 1 << 24  # tokens; tokenizers and configs write "no limit" as a very large number
+
+
+@dataclass
+class Samples:
+    """`kwargs` of a call, and torch.export's `shapes` for them; what is no tensor is a constant."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    shapes: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, name: str, value: Tensor, dims: Mapping[int, Any] | None) -> None:
+        self.kwargs[name] = value
+        self.shapes[name] = dict(dims) if dims else None
+
+
+def samples_of(folder: Folder, model: Any, task: Task | None) -> Samples:
+    """What the model is traced with. Raises UsageError where none is known for what it needs."""
+    return _Maker(folder, model, task).made()
+
+
+def longest(model: Any) -> int | None:
+    """The most tokens that a text model takes, if it has a limit.
+
+    A table of positions with a row for padding counts from behind that row, as RoBERTa's does.
+    """
+    config = model.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limits = (getattr(config, name, None) for name in _MAXIMA)
+    found = next((n for n in limits if isinstance(n, int) and 0 < n < _UNBOUNDED), None)
+    tables = [
+        part.num_embeddings - part.padding_idx - 1
+        for name, part in model.named_modules()
+        if isinstance(part, torch.nn.Embedding)
+        and part.padding_idx is not None
+        and "position" in name.rpartition(".")[2]
+    ]
+    return min((n for n in (found, *tables) if n is not None), default=None)
+
+
+class _Maker:
+    def __init__(self, folder: Folder, model: Any, task: Task | None) -> None:
+        self.folder, self.model, self.task = folder, model, task
+        self.config: Any = model.config
+        self.taken = inspect.signature(model.forward).parameters
+        self.random = torch.Generator().manual_seed(0)
+        self.found = Samples()
+
+    def made(self) -> Samples:
+        mains = self.model.main_input_name
+        mains = [mains] if isinstance(mains, str) else list(mains)
+        both = "input_ids" in self.taken and "pixel_values" in self.taken
+        if both and getattr(self.config, "vision_config", None) is not None:
+            mains = ["input_ids", "pixel_values"]
+        required = [
+            name
+            for name, parameter in self.taken.items()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
+        for name in dict.fromkeys((*mains, *required)):
+            self._add(name, len(mains) > 1)
+        for name in ("use_cache", "use_mems"):
+            if name in self.taken:
+                self.found.kwargs[name] = False
+                self.found.shapes[name] = None
+        return self.found
+
+    def _add(self, name: str, several: bool) -> None:
+        if name in self.found.kwargs:
+            return
+        match name:
+            case "input_ids":
+                self._text("text_batch" if several else "batch")
+            case "attention_mask" if "input_ids" in self.found.kwargs:
+                pass
+            case "pixel_values":
+                self._image("image_batch" if several else "batch")
+            case "input_values":
+                self._waveform()
+            case "input_features":
+                self._spectrogram()
+            case _:
+                raise self._unknown(name)
+
+    def _unknown(self, name: str) -> UsageError:
+        kind = type(self.model).__name__
+        return UsageError(
+            f"{self.folder.path} is a {kind}, for whose input {name} attngraph has no samples: "
+            "describe each input with --input, or write a --factory that returns (module, args, "
+            "dynamic_shapes)."
+        )
+
+    def _text(self, batch_name: str) -> None:
+        most = longest(self.model)
+        length = _TOKENS if most is None else min(_TOKENS, most)
+        batch, seq = Dim(batch_name), Dim("seq", max=most)
+        lead: tuple[int, ...] = (_ROWS,)
+        dims: dict[int, Any] = {0: batch}
+        if self.task is not None and self.task.name == "multiple-choice":
+            lead, dims = (_ROWS, _CHOICES), {0: batch, 1: Dim("choices")}
+        if length > 1:
+            dims[len(lead)] = seq
+        shape = (*lead, length)
+        self.found.add("input_ids", self._tokens(shape), dims)
+        if "attention_mask" in self.taken:
+            self.found.add("attention_mask", torch.ones(shape, dtype=torch.long), dims)
+        if "token_type_ids" in self.taken and self._has_types():
+            self.found.add("token_type_ids", torch.zeros(shape, dtype=torch.long), dims)
+        if "bbox" in self.taken:
+            corners = torch.randint(1, 500, (*shape, 2), generator=self.random)
+            self.found.add("bbox", torch.cat([corners, corners + 100], -1), dims)
+
+    def _has_types(self) -> bool:
+        """Whether the tokenizer gives token types, and the model has more than one."""
+        if (getattr(self.config, "type_vocab_size", 0) or 0) < 2:
+            return False
+        given = self.folder.optional("tokenizer_config.json").get("model_input_names")
+        return not isinstance(given, list) or "token_type_ids" in given
+
+    def _tokens(self, shape: tuple[int, ...]) -> Tensor:
+        """Ids without a meaning of their own, none that pads or stands for an image; then the end.
+
+        Some heads read the state of the token that ends each row.
+        """
+        try:
+            count = self.model.get_input_embeddings().num_embeddings
+        except (AttributeError, NotImplementedError):  # of several parts, or of a class of its own
+            count = self.config.get_text_config().vocab_size
+        special = set(_ids(self.config.to_dict()))
+        plain = torch.tensor([i for i in range(min(count, 4096)) if i not in special] or [0])
+        ids = plain[torch.randint(len(plain), shape, generator=self.random)]
+        end = getattr(self.config.get_text_config(), "eos_token_id", None)
+        if isinstance(end, int) and 0 <= end < count:
+            ids[..., -1] = end
+        return ids
+
+    def _image(self, batch_name: str) -> None:
+        channels = self._of_vision("num_channels") or self._of_vision("in_channels") or 3
+        height, width = self._size()
+        shape: tuple[int, ...] = (_ROWS, channels, height, width)
+        frames = self._of_vision("num_frames")
+        if isinstance(frames, int) and self.task is not None and "video" in self.task.name:
+            shape = (_ROWS, frames, *shape[1:])
+        image = torch.randn(shape, generator=self.random)
+        self.found.add("pixel_values", image, {0: Dim(batch_name)})
+
+    def _size(self) -> tuple[int, int]:
+        """(height, width) of an image as the model gets it."""
+        settings = self.folder.optional("preprocessor_config.json")
+        if not settings:
+            settings = self.folder.optional("processor_config.json").get("image_processor") or {}
+        crops = settings.get("do_center_crop") and settings.get("crop_size")
+        for size in (crops, settings.get("size"), self._of_vision("image_size")):
+            if (found := _height_and_width(size)) is not None:
+                return found
+        return _SIDE, _SIDE
+
+    def _of_vision(self, name: str) -> Any:
+        """A setting of the config, or of its vision part."""
+        for part in (self.config, *(getattr(self.config, n, None) for n in _VISION)):
+            if (value := getattr(part, name, None)) is not None:
+                return value
+        return None
+
+    def _waveform(self) -> None:
+        """Samples (B, T), or frames of a spectrogram (B, frames, bins)."""
+        bins, frames = (getattr(self.config, n, None) for n in ("num_mel_bins", "max_length"))
+        is_spectrogram = bins and frames and not hasattr(self.config, "conv_stride")
+        shape: tuple[Any, ...] = (_ROWS, frames, bins) if is_spectrogram else (_ROWS, _SAMPLES)
+        dims: dict[int, Any] = {0: Dim("batch")}
+        if not is_spectrogram:
+            dims[1] = Dim("samples")
+        self.found.add("input_values", torch.randn(shape, generator=self.random), dims)
+
+    def _spectrogram(self) -> None:
+        """Bins of frames (B, bins, frames), as Whisper's encoder takes, or (B, frames, bins)."""
+        bins = getattr(self.config, "num_mel_bins", None)
+        places = getattr(self.config, "max_source_positions", None)
+        dims: dict[int, Any] = {0: Dim("batch")}
+        if bins and places and not hasattr(self.config, "input_feat_per_channel"):
+            shape: tuple[int, ...] = (_ROWS, bins, 2 * places)
+        else:
+            width = getattr(self.config, "input_feat_per_channel", None)
+            width = width or getattr(self.config, "feature_projection_input_dim", None) or bins
+            if not isinstance(width, int):
+                raise self._unknown("input_features")
+            shape = (_ROWS, 16 * _FRAMES, width)
+            dims[1] = Dim("frames")
+        self.found.add("input_features", torch.randn(shape, generator=self.random), dims)
+        if "attention_mask" in self.taken and 1 in dims:
+            self.found.add("attention_mask", torch.ones(shape[:2], dtype=torch.long), dims)
+
+
+_VISION = ("vision_config", "backbone_config", "encoder")
+
+
+def _height_and_width(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) for n in size):
+        return size[0], size[1]
+    if not isinstance(size, Mapping):
+        return None
+    for names in (("height", "width"), ("shortest_edge", "shortest_edge")):
+        if all(isinstance(size.get(name), int) for name in names):
+            return size[names[0]], size[names[1]]
+    return None
+
+
+def _ids(config: Mapping[Any, Any]) -> Iterator[int]:
+    """Every id of a special token that a config names, those of its parts too."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _ids(value)
+        elif isinstance(name, str) and "token" in name and name.endswith(("_id", "_ids", "_index")):
+            values = value if isinstance(value, list) else [value]
+            yield from (item for item in values if isinstance(item, int))

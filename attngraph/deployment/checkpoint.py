@@ -1,0 +1,127 @@
+"""`optimize_checkpoint`: from the folder of a model of transformers to one that runtimes open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from attngraph.checkpoints.tasks import Task
+from attngraph.compiling.compilation import Progress
+from attngraph.deployment.compilers import Parts, Request, compiled
+from attngraph.deployment.folder import place_of
+from attngraph.errors import UsageError
+from attngraph.export.formats import Precision, Weights
+from attngraph.frontend.read_source import load_source, model_of, parsed
+from attngraph.frontend.source import Source
+from attngraph.options import CacheKind, DecoderOptions, Options, Runtime, Verify
+from attngraph.reports.report import Report
+
+
+class OptimizedCheckpoint:
+    """A compiled checkpoint: `result` is what is called, `parts` are the files that it becomes.
+
+    `result` is an `Optimized`, or a `Decoder` where the task is text-generation. `task` is None for
+    a head that no task is known of.
+    """
+
+    def __init__(self, source: Path, task: Task | None, parts: Parts) -> None:
+        self.source, self.task = source, None if task is None else task.name
+        self.result: Any = parts.result
+        self.parts = parts
+
+    @property
+    def report(self) -> Report:
+        """That of the first file; `parts.files` have one each."""
+        return next(iter(self.parts.files.values())).report
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What `result` returns."""
+        return self.result(*args, **kwargs)
+
+    def save(self, path: str | Path) -> None:
+        """Writes a folder with the ONNX files and what the checkpoint has beside its weights.
+
+        To a path that ends in .onnx it writes the ONNX file alone. Raises OutputError, and
+        UsageError where there are several files; nothing is left half written.
+        """
+        with place_of(Path(path), self.source) as place:
+            place.write(self.parts.files, self.parts.texts)
+
+
+def optimize_checkpoint(
+    folder: str | Path,
+    *,
+    task: str | None = None,
+    trust_pickle: bool = False,
+    trust_code: bool = False,
+    cache: CacheKind = "growing",
+    max_length: int | None = None,
+    all_logits: bool = False,
+    padding: bool = True,
+    runtime: Runtime | None = None,
+    target: str = "cpu",
+    precision: Precision | None = None,
+    verify: Verify = "final",
+    exact: bool = False,
+    tune: bool = False,
+    assume: Collection[str] = (),
+    ignore_padded_rows: bool = False,
+    weights: Weights | None = None,
+    progress: Progress | None = None,
+) -> OptimizedCheckpoint:
+    """Compiles the model whose config.json and weights are in `folder`, and checks it.
+
+    Its class is that of config.json, and its task follows from the head, unless `task` names
+    another, such as "feature-extraction". Samples and dynamic dims follow from both. Weights are
+    read from safetensors; from a pickle (.bin) only with `trust_pickle`. A class of the
+    checkpoint's author's own is imported with `trust_code` only. A causal language model becomes a
+    decoder: `cache`, `max_length`, `all_logits` and `padding` are those of `optimize_decoder`, and
+    `runtime` "genai" adds genai_config.json. The other options are those of `optimize`.
+
+    Raises LoadError for what the folder lacks or is not trusted with, UsageError for a task that
+    the model isn't for, and as `optimize` does.
+    """
+    options = Options(
+        target=target,
+        precision=precision,
+        verify=verify,
+        exact=exact,
+        tune=tune,
+        assume=assume,
+        ignore_padded_rows=ignore_padded_rows,
+        weights=weights,
+    )
+    path = Path(folder)
+    source = Source(path, trust_pickle=trust_pickle, task=task, trust_code=trust_code)
+    source.check()
+    if not source.is_folder:
+        raise UsageError(f"{path} is a file; optimize_checkpoint takes the folder of a checkpoint.")
+    decoding = DecoderOptions(cache, max_length)
+    return checkpoint_of(
+        source,
+        options,
+        decoding,
+        all_logits=all_logits,
+        padding=padding,
+        runtime=runtime,
+        progress=progress,
+    )
+
+
+def checkpoint_of(
+    source: Source, options: Options, decoding: DecoderOptions, **how: Any
+) -> OptimizedCheckpoint:
+    """As `optimize_checkpoint`, for what the command line says; `how` are fields of `Request`."""
+    given = parsed(source)
+    start, progress = time.perf_counter(), how.get("progress")
+    if progress is not None:
+        progress("load")
+    loaded = load_source(source)
+    request = Request(loaded, lambda: model_of(loaded, source, given), options, decoding, **how)
+    seconds = time.perf_counter() - start
+    assert source.path is not None
+    found = OptimizedCheckpoint(source.path, loaded.task, compiled(request))
+    found.report.timings = {"load": seconds, **found.report.timings}
+    return found

@@ -1,0 +1,128 @@
+"""Which compiler a task's models go through, and the files that it makes.
+
+A kind of task (attngraph/checkpoints/tasks.py) has its compiler in COMPILERS: a function from a
+`Request` to `Parts`. It saves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from attngraph.checkpoints.tasks import Kind
+from attngraph.compiling.compilation import Progress
+from attngraph.compiling.compiler import compile_model
+from attngraph.decoding.compile import compile_decoder, of_causal_lm
+from attngraph.deployment.folder import Place
+from attngraph.errors import UsageError
+from attngraph.export.files.staged import Staged
+from attngraph.frontend.load import Loaded
+from attngraph.frontend.model import Model
+from attngraph.options import DecoderOptions, Options, Runtime
+from attngraph.reports.report import Report
+from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
+
+MODEL = "model.onnx"
+
+
+class Part(Protocol):
+    """One ONNX file, compiled and not saved yet."""
+
+    @property
+    def report(self) -> Report: ...
+
+    def save(self, path: str | Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is compiled, how, and for which runtime. `place` is where it will be saved."""
+
+    loaded: Loaded
+    model: Callable[[], Model]
+    options: Options
+    decoding: DecoderOptions
+    all_logits: bool = False
+    padding: bool = True
+    runtime: Runtime | None = None
+    place: Place | None = None
+    progress: Progress | None = None
+
+    def staged(self, name: str) -> Staged | None:
+        """Where large weights of this file are put before it is saved."""
+        return None if self.place is None else self.place.staged(name)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What to call, the ONNX files by the names that optimum gives them, and texts beside them."""
+
+    result: Any
+    files: Mapping[str, Part]
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+def compiled(request: Request) -> Parts:
+    """Compiles a checkpoint as its task wants it. Raises UsageError where no compiler is for it."""
+    task = request.loaded.task
+    kind: Kind = "model" if task is None else task.kind
+    compiler = COMPILERS.get(kind)
+    if compiler is None:
+        assert task is not None
+        raise UsageError(
+            f"{request.loaded.source} is a {type(request.loaded.module).__name__}, and {task.name} "
+            "can't be compiled from a folder yet: give its parts to --factory one by one."
+        )
+    if kind == "model" and _asks_for_a_cache(request):
+        raise UsageError(
+            f"{request.loaded.source} is no causal language model, so it has no cache: leave out "
+            "the options of decoding."
+        )
+    return compiler(request)
+
+
+def _asks_for_a_cache(request: Request) -> bool:
+    plain = DecoderOptions()
+    asked = request.all_logits or not request.padding or request.runtime is not None
+    return request.decoding != plain or asked
+
+
+def _whole(request: Request) -> Parts:
+    """One graph of the model's forward."""
+    optimized = compile_model(
+        request.model(), request.options, staged=request.staged(MODEL), progress=request.progress
+    )
+    return Parts(optimized, {MODEL: optimized})
+
+
+def _decoder(request: Request) -> Parts:
+    """A decoder with its cache."""
+    loaded = request.loaded
+    if loaded.args is None:
+        raise UsageError(
+            f"{loaded.source} is a causal language model of transformers, whose inputs are made "
+            "here: leave out --input and --inputs."
+        )
+    model = Model(loaded.module, None, (), {}, None, loaded.source, notes=loaded.notes)
+    every = request.all_logits or request.runtime is not None
+    model = of_causal_lm(model, all_logits=every, padding=request.padding)
+    decoder = compile_decoder(
+        model,
+        request.decoding,
+        request.options,
+        staged=request.staged(MODEL),
+        progress=request.progress,
+    )
+    if request.runtime is None:
+        return Parts(decoder, {MODEL: decoder})
+    told = Generation.of(loaded.module)
+    file = MODEL if request.place is None else request.place.name_of(MODEL)
+    config = genai_config(decoder, told, file=file)
+    decoder.report.notes += notes_of(decoder, told)
+    return Parts(decoder, {MODEL: decoder}, {CONFIG: json.dumps(config, indent=2)})
+
+
+COMPILERS: dict[Kind, Callable[[Request], Parts]] = {"model": _whole, "decoder": _decoder}

@@ -1,0 +1,210 @@
+"""Writes OUT/: the ONNX files, and beside them what a runtime needs of the checkpoint's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from attngraph.checkpoints.folder import within
+from attngraph.errors import OutputError, UsageError
+from attngraph.export.files.save import write_text
+from attngraph.export.files.staged import Staged
+from attngraph.paths import unwritable
+
+_KEPT = frozenset(
+    (".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".spm", ".bpe", ".codes", ".vocab")
+)
+_KEPT_NAMES = frozenset(("LICENSE", "NOTICE", "LICENCE", "COPYING"))
+_LEFT = ("trainer_state.json", "adapter_config.json", "all_results.json")
+_DEPTH = 2
+_ONNX = ("model", "encoder_model", "decoder_model", "decoder_with_past_model")
+_WRITTEN = frozenset((*(f"{name}.onnx" for name in _ONNX), "genai_config.json"))
+"""What is written beside the files that are kept of the checkpoint."""
+
+
+def kept_files(source: Path) -> list[Path]:
+    """What OUT/ has of the checkpoint's folder, as paths inside it: all but weights and training.
+
+    Raises LoadError for a link that leads out of the folder.
+    """
+    return sorted(_kept(source, Path()))
+
+
+def _kept(source: Path, inside: Path) -> Iterator[Path]:
+    for item in (source / inside).iterdir():
+        name = inside / item.name
+        if item.name.startswith(".") or item.name in _LEFT:
+            continue
+        if item.is_dir():
+            if len(name.parts) < _DEPTH and not item.is_symlink():
+                yield from _kept(source, name)
+            continue
+        is_index = item.name.endswith(".index.json")
+        if (item.suffix.lower() in _KEPT or item.name in _KEPT_NAMES) and not is_index:
+            within(source, str(name))
+            yield name
+
+
+def require_folder(path: Path, source: Path) -> None:
+    """Checks that OUT/ can be written, before any work is done.
+
+    A folder that is there already is replaced where it holds what an earlier call wrote and nothing
+    else. Raises OutputError, and as `kept_files` does.
+    """
+    files = {*_WRITTEN, *map(str, kept_files(source))}
+    try:
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{path} is a file; give a folder, or a name that ends in .onnx.")
+        if not path.absolute().parent.is_dir():
+            raise OutputError(
+                f"There is no folder {path.parent}; create it or choose another path."
+            )
+        real, home = path.resolve(), source.resolve()
+        if real == home or home.is_relative_to(real) or real.is_relative_to(home):
+            raise OutputError(
+                f"{path} and the checkpoint {source} are one inside the other; choose another path."
+            )
+        if not path.is_dir():
+            return
+        there = {str(item.relative_to(path)) for item in path.rglob("*") if not item.is_dir()}
+        known = {*files, *(f"{name}.data" for name in files)}
+        if others := sorted(there - known):
+            raise OutputError(
+                f"{path} holds {others[0]}, which isn't written here and would be lost: choose "
+                "another path, or remove the folder."
+            )
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+class Saved(Protocol):
+    """What is written: an ONNX file that was compiled and not saved yet."""
+
+    def save(self, path: str | Path) -> None: ...
+
+
+class Place(Protocol):
+    """Where a compiled model will be saved."""
+
+    def staged(self, name: str) -> Staged: ...
+
+    def name_of(self, name: str) -> str: ...
+
+
+class OneFile:
+    """The ONNX file that is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> OneFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def staged(self, name: str) -> Staged:
+        """Where large weights of a model are put before it is saved."""
+        return self._held.enter_context(Staged(self._path))
+
+    def name_of(self, name: str) -> str:
+        """What a part is called here."""
+        return self._path.name
+
+    def write(self, parts: Mapping[str, Saved], texts: Mapping[str, str]) -> None:
+        """Writes the file, and texts beside it.
+
+        Raises OutputError, and UsageError where there are several.
+        """
+        if len(parts) > 1:
+            raise UsageError(
+                f"The model becomes {' and '.join(parts)}: give a folder, not {self._path}."
+            )
+        for part in parts.values():
+            part.save(self._path)
+        for name, text in texts.items():
+            write_text(self._path.with_name(name), text)
+
+
+class OutputFolder:
+    """OUT/ while it is being made: a folder beside it, which takes its place when complete.
+
+    What is left of it is removed at the end of the block, so a failure leaves nothing behind.
+    """
+
+    def __init__(self, path: Path, source: Path) -> None:
+        self._path, self._source = path.absolute(), source
+        name = self._path.name
+        self._partial = self._path.with_name(f".{name}.{os.getpid()}.partial")
+        self._before = self._path.with_name(f".{name}.{os.getpid()}.before")
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> OutputFolder:
+        require_folder(self._path, self._source)
+        try:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial.mkdir()
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def staged(self, name: str) -> Staged:
+        """Where large weights of the file `name` are put before it is saved."""
+        return self._held.enter_context(Staged(self._partial / name))
+
+    def name_of(self, name: str) -> str:
+        """What a part is called here."""
+        return name
+
+    def write(self, parts: Mapping[str, Saved], texts: Mapping[str, str]) -> None:
+        """Writes the files and what is kept of the checkpoint, and puts the folder in its place.
+
+        Raises OutputError; what was there before is then there still.
+        """
+        for name, part in parts.items():
+            part.save(self._partial / name)
+        self._held.close()
+        try:
+            for kept in kept_files(self._source):
+                place = self._partial / kept
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self._source / kept, place)
+            for name, text in texts.items():
+                (self._partial / name).write_text(text, "utf-8")
+            self._put()
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+
+    def _put(self) -> None:
+        """No system call exchanges two folders everywhere: what is there steps aside first."""
+        is_there = self._path.is_dir()
+        if is_there:
+            os.replace(self._path, self._before)
+        try:
+            os.replace(self._partial, self._path)
+        except BaseException:
+            if is_there:
+                os.replace(self._before, self._path)
+            raise
+        shutil.rmtree(self._before, ignore_errors=True)
+
+
+def place_of(path: Path, source: Path | None) -> OneFile | OutputFolder:
+    """Where a compiled model goes: of the checkpoint `source` a folder, unless it ends in .onnx."""
+    if source is None or path.suffix == ".onnx":
+        return OneFile(path)
+    return OutputFolder(path, source)
+
+
+def folder_bytes(path: Path) -> int:
+    """The size of all files of a folder."""
+    return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())

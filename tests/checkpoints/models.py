@@ -1,0 +1,94 @@
+"""Tiny models of transformers with random weights, each saved as the folder of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.models import present
+
+_TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 48,
+    "vocab_size": 90,
+    "max_position_embeddings": 40,
+}
+_GROUPED = {**_TEXT, "num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2}
+_IMAGE = {**_TEXT, "image_size": 16, "patch_size": 8}
+_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("Bert", "BertForSequenceClassification", _TEXT),
+    "bert-mlm": ("Bert", "BertForMaskedLM", _TEXT),
+    "choices": ("Bert", "BertForMultipleChoice", _TEXT),
+    "roberta": (
+        "Roberta",
+        "RobertaForTokenClassification",
+        {**_TEXT, "max_position_embeddings": 42, "type_vocab_size": 1},
+    ),
+    "distilbert": (
+        "DistilBert",
+        "DistilBertForQuestionAnswering",
+        {"dim": 32, "n_heads": 2, "n_layers": 1, "hidden_dim": 48, "vocab_size": 90},
+    ),
+    "vit": ("ViT", "ViTForImageClassification", _IMAGE),
+    "clip": (
+        "CLIP",
+        "CLIPModel",
+        {"text_config": _TEXT, "vision_config": _IMAGE, "projection_dim": 8},
+    ),
+    "ast": (
+        "AST",
+        "ASTForAudioClassification",
+        {**_TEXT, "max_length": 32, "num_mel_bins": 16},
+    ),
+    "llama": ("Llama", "LlamaForCausalLM", {**_GROUPED, "tie_word_embeddings": True}),
+    "llama-class": (
+        "Llama",
+        "LlamaForSequenceClassification",
+        {**_GROUPED, "pad_token_id": 0},
+    ),
+    "mixtral": ("Mixtral", "MixtralForCausalLM", {**_GROUPED, "num_local_experts": 2}),
+}
+NAMES = tuple(_MODELS)
+
+
+def made(name: str) -> Any:
+    """The model of this name, with norms and biases that are not one and zero."""
+    import transformers
+
+    kind, architecture, options = _MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**options)
+    model = getattr(transformers, architecture)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+    return model
+
+
+def saved(path: Path, name: str, *, half: bool = False, **how: Any) -> Path:
+    """The folder `path`, which save_pretrained wrote; `how` are options of that."""
+    model = made(name)
+    (model.half() if half else model).save_pretrained(path, **how)
+    return path
+
+
+def feed(inputs: dict[str, Any], sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+    """Inputs of an ONNX file, by name and shape: not the samples; masks with holes."""
+    drawn = torch.Generator().manual_seed(7)
+    found = {}
+    for name, shape in inputs.items():
+        real = [sizes.get(size, size) for size in shape]
+        if "mask" in name:
+            rows, length = torch.tensor(real[:-1]).prod().item(), real[-1]
+            found[name] = present(int(rows), length).long().reshape(real)
+        elif name == "token_type_ids":
+            found[name] = torch.randint(2, real, generator=drawn)
+        elif "ids" in name:
+            found[name] = torch.randint(3, 80, real, generator=drawn)
+        else:
+            found[name] = torch.randn(real, generator=drawn)
+    return found

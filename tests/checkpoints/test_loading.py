@@ -1,0 +1,270 @@
+"""A checkpoint's folder is read as transformers' own from_pretrained reads it, or refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from attngraph.errors import AttngraphError, LoadError, UsageError
+from attngraph.frontend.load import Loaded, load
+from tests.checkpoints.models import NAMES, made, saved
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("checkpoints")
+    for name in ("bert", "bert-mlm", "llama"):
+        saved(root / name, name, half=name == "llama")
+    return root
+
+
+@pytest.fixture
+def bert(folders: Path, tmp_path: Path) -> Path:
+    """A copy of a folder, to be broken."""
+    return Path(shutil.copytree(folders / "bert", tmp_path / "bert"))
+
+
+def _rewritten(path: Path, **changes: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config |= changes
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def _assert_as_transformers_loads_it(loaded: Loaded, path: Path) -> None:
+    """Every parameter, and every buffer, those too that no file has."""
+    module: Any = loaded.module
+    expected = type(module).from_pretrained(path, dtype="auto")
+    for kind in ("named_parameters", "named_buffers"):
+        found, wanted = dict(getattr(module, kind)()), dict(getattr(expected, kind)())
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert found[name].dtype == tensor.dtype, name
+            assert torch.equal(found[name], tensor), name
+    assert not module.training
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_what_transformers_loads(name: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, name)
+    loaded = load(path)
+    _assert_as_transformers_loads_it(loaded, path)
+    module: Any = loaded.module
+    with torch.no_grad():
+        outputs = module(**loaded.kwargs)
+    assert all(shape is None or shape for shape in dict(loaded.dynamic_shapes or {}).values())
+    assert outputs[0].isfinite().all()
+
+
+def test_halves_and_ties_stay_and_weights_lie_in_the_file(folders: Path) -> None:
+    loaded = load(folders / "llama")
+    _assert_as_transformers_loads_it(loaded, folders / "llama")
+    module: Any = loaded.module
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    assert module.model.rotary_emb.inv_freq.dtype is torch.float32
+    mapped = Path("/proc/self/maps")
+    if not mapped.exists():
+        pytest.skip("no /proc")
+    place = module.model.layers[0].mlp.up_proj.weight.data_ptr()
+    lines = (line.split() for line in mapped.read_text().splitlines())
+    files = [line[5] for line in lines if len(line) > 5 and _holds(line[0], place)]
+    assert files
+    assert files[0].endswith("model.safetensors")
+
+
+def _holds(region: str, place: int) -> bool:
+    low, high = (int(number, 16) for number in region.split("-"))
+    return low <= place < high
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    path = saved(tmp_path, "bert", max_shard_size="10KB")
+    assert not (path / "model.safetensors").exists()
+    _assert_as_transformers_loads_it(load(path), path)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "module.model.", "_orig_mod."])
+def test_what_a_wrapper_put_before_each_name_is_taken_off(bert: Path, prefix: str) -> None:
+    weights = load_file(bert / "model.safetensors")
+    own = made("bert").state_dict()
+    save_file({prefix + name: data for name, data in weights.items()}, bert / "model.safetensors")
+    loaded = load(bert)
+    assert torch.equal(dict(loaded.module.named_parameters())["classifier.weight"],  # type: ignore
+                       own["classifier.weight"])  # fmt: skip
+    assert any(repr(prefix) in note for note in loaded.notes)
+
+
+def test_another_head_of_the_same_weights(folders: Path, bert: Path) -> None:
+    loaded = load(bert, task="feature-extraction")
+    assert type(loaded.module).__name__ == "BertModel"
+    assert any("classifier.bias" in note for note in loaded.notes)
+    with pytest.raises(LoadError, match=r"4 of its weights are in no file \(.*classifier\.bias"):
+        load(folders / "bert-mlm", task="text-classification")
+    unpooled = load(folders / "bert-mlm", task="feature-extraction")
+    assert any("has no pooler" in note for note in unpooled.notes)
+    assert "pooler.dense.weight" not in dict(unpooled.module.named_parameters())  # type: ignore
+    with pytest.raises(UsageError, match="no bert model with such a head"):
+        load(bert, task="image-classification")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_pickles_are_for_those_who_trust_them(bert: Path, sharded: bool) -> None:
+    weights = load_file(bert / "model.safetensors")
+    (bert / "model.safetensors").unlink()
+    name = "pytorch_model-00001-of-00001.bin" if sharded else "pytorch_model.bin"
+    torch.save(weights, bert / name)
+    if sharded:
+        index = {"weight_map": dict.fromkeys(weights, name)}
+        (bert / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(LoadError, match="--trust-pickle"):
+        load(bert)
+    _assert_weights(load(bert, trust_pickle=True), weights)
+
+
+def _assert_weights(loaded: Loaded, weights: dict[str, torch.Tensor]) -> None:
+    assert loaded.module is not None
+    own = dict(loaded.module.named_parameters())
+    assert all(torch.equal(own[name], data) for name, data in weights.items())
+
+
+_CODE = """
+import pathlib
+from transformers import BertForSequenceClassification
+
+pathlib.Path({mark!r}).touch()
+
+
+class OwnForSequenceClassification(BertForSequenceClassification):
+    pass
+"""
+
+
+def test_code_of_the_author_runs_only_where_it_is_trusted(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    mark = tmp_path / "ran"
+    (bert / "own.py").write_text(_CODE.format(mark=str(mark)))
+    place = "own.OwnForSequenceClassification"
+    for architecture in ("OwnForSequenceClassification", "BertForSequenceClassification"):
+        _rewritten(
+            bert,
+            architectures=[architecture],
+            auto_map={"AutoModelForSequenceClassification": place},
+        )
+        with pytest.raises(LoadError, match=f"auto_map: {place}.*--trust-code"):
+            load(bert)
+    assert not mark.exists()
+    loaded = load(bert, trust_code=True)
+    assert type(loaded.module).__name__ == "OwnForSequenceClassification"
+    assert mark.exists()
+    assert loaded.task is not None
+    assert loaded.task.name == "text-classification"
+
+
+def _gone(path: Path) -> None:
+    (path / "config.json").unlink()
+
+
+def _damaged(path: Path) -> None:
+    (path / "config.json").write_text('{"architectures": [')
+
+
+def _list(path: Path) -> None:
+    (path / "config.json").write_text("[1, 2]")
+
+
+def _weightless(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "weights.msgpack")
+
+
+def _truncated(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def _lacking(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    del weights["classifier.weight"]
+    save_file(weights, path / "model.safetensors")
+
+
+def _other_shape(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    weights["classifier.weight"] = torch.zeros(5, 32)
+    save_file(weights, path / "model.safetensors")
+
+
+def _linked_out(path: Path) -> None:
+    (path / "model.safetensors").rename(path.parent / "elsewhere.safetensors")
+    (path / "model.safetensors").symlink_to(path.parent / "elsewhere.safetensors")
+
+
+def _linked_in_a_circle(path: Path) -> None:
+    (path / "config.json").unlink()
+    (path / "config.json").symlink_to(path / "config.json")
+
+
+def _index(path: Path, name: Any) -> None:
+    weights = load_file(path / "model.safetensors")
+    (path / "model.safetensors").rename(path / "model-1.safetensors")
+    places = {**dict.fromkeys(weights, "model-1.safetensors"), "classifier.weight": name}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+_BROKEN = {
+    "no config": (_gone, "has no config.json"),
+    "half a config": (_damaged, "config.json can't be read"),
+    "a list for a config": (_list, "holds a list"),
+    "no weights": (_weightless, "has no weights: .*it holds config.json, weights.msgpack"),
+    "half the weights": (_truncated, "model.safetensors"),
+    "a weight lost": (_lacking, r"1 of its weights are in no file \(classifier.weight\)"),
+    "another shape": (_other_shape, "classifier.weight"),
+    "a link out": (_linked_out, "is a link to .*elsewhere.safetensors, outside"),
+    "a circle": (_linked_in_a_circle, "config.json"),
+    "a shard lost": (lambda p: _index(p, "model-2.safetensors"), "the shard model-2.safetensors"),
+    "a shard above": (lambda p: _index(p, "../model-2.safetensors"), "which is not inside of it"),
+    "a shard at the root": (lambda p: _index(p, "/etc/hostname"), "which is not inside of it"),
+    "a shard without a name": (lambda p: _index(p, None), "names no file for classifier.weight"),
+    "no such architecture": (
+        lambda p: _rewritten(p, architectures=["BertForWonders"]),
+        "the architecture BertForWonders, which transformers .* lacks",
+    ),
+    "an architecture that is no model": (
+        lambda p: _rewritten(p, architectures=["pipeline"]),
+        "the architecture pipeline, which",
+    ),
+    "no architecture": (lambda p: _rewritten(p, architectures=None), "pass --task"),
+    "gptq": (lambda p: _rewritten(p, quantization_config={"quant_method": "gptq"}), "by gptq"),
+    "bitsandbytes": (
+        lambda p: _rewritten(p, quantization_config={"load_in_4bit": True}),
+        "by bitsandbytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", _BROKEN)
+def test_what_is_wrong_with_a_folder_is_one_sentence(bert: Path, how: str) -> None:
+    breaks, told = _BROKEN[how]
+    breaks(bert)
+    with pytest.raises(AttngraphError, match=told) as caught:
+        load(bert)
+    assert caught.value.exit_code == LoadError.exit_code
+    assert str(caught.value).endswith(".")
+
+
+def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "m" / "blobs", tmp_path / "m" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for item in bert.iterdir():
+        item.rename(blobs / item.name[::-1])
+        (snapshot / item.name).symlink_to(Path("../../blobs") / item.name[::-1])
+    assert load(snapshot).module is not None

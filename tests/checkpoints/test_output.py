@@ -1,0 +1,201 @@
+"""A checkpoint becomes a folder, whole or not at all, that computes what the model does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+
+import attngraph
+from attngraph.cli import run
+from attngraph.errors import OutputError, ParityError, UsageError
+from attngraph.optimized import Optimized
+from tests.checkpoints.models import feed, saved
+
+_SIZES = {"batch": 3, "seq": 11}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as training leaves it."""
+    path = saved(tmp_path_factory.mktemp("checkpoint") / "bert", "bert")
+    for name in (
+        *("tokenizer.json", "vocab.txt", "special_tokens_map.json", "LICENSE", "README.md"),
+        *("optimizer.pt", "trainer_state.json", "training_args.bin", ".gitattributes"),
+        "1_Pooling/config.json",
+    ):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("{}")
+    settings = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+@pytest.fixture(scope="module")
+def compiled(bert: Path) -> attngraph.OptimizedCheckpoint:
+    return attngraph.optimize_checkpoint(bert, verify="off")
+
+
+def _names(path: Path) -> list[str]:
+    return sorted(str(item.relative_to(path)) for item in path.rglob("*") if item.is_file())
+
+
+def _assert_it_computes(path: Path, source: Path) -> None:
+    from transformers import BertForSequenceClassification
+
+    session = onnxruntime.InferenceSession(path)
+    given = feed({value.name: value.shape for value in session.get_inputs()}, _SIZES)
+    assert list(given) == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [value.name for value in session.get_outputs()] == ["logits"]
+    (found,) = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
+    model: Any = BertForSequenceClassification.from_pretrained(source)
+    with torch.no_grad():
+        expected = model(**given).logits
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_folder_holds_what_a_runtime_needs(
+    bert: Path, compiled: attngraph.OptimizedCheckpoint, tmp_path: Path
+) -> None:
+    compiled.save(tmp_path / "out")
+    assert _names(tmp_path / "out") == [
+        *("1_Pooling/config.json", "LICENSE", "README.md", "config.json", "model.onnx"),
+        *("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"),
+    ]
+    assert compiled.task == "text-classification"
+    assert compiled.report.dims == {"batch": (1, None), "seq": (1, 40)}
+    _assert_it_computes(tmp_path / "out" / "model.onnx", bert)
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_name_that_ends_in_onnx_is_one_file(
+    bert: Path, compiled: attngraph.OptimizedCheckpoint, tmp_path: Path
+) -> None:
+    compiled.save(tmp_path / "bert.onnx")
+    assert _names(tmp_path) == ["bert.onnx"]
+    _assert_it_computes(tmp_path / "bert.onnx", bert)
+
+
+def test_what_was_written_before_is_replaced_and_nothing_else(
+    bert: Path, compiled: attngraph.OptimizedCheckpoint, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    compiled.save(out)
+    (out / "model.onnx").write_text("old")
+    compiled.save(out)
+    assert (out / "model.onnx").stat().st_size > 10_000
+    (out / "thesis.tex").write_text("mine")
+    with pytest.raises(OutputError, match=r"holds thesis\.tex"):
+        compiled.save(out)
+    assert (out / "thesis.tex").read_text() == "mine"
+    for place in (bert, bert / "inside", bert.parent):
+        with pytest.raises(OutputError, match="one inside the other"):
+            compiled.save(place)
+    with pytest.raises(OutputError, match="There is no folder"):
+        compiled.save(tmp_path / "none" / "out")
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("fails", ["save", "copy"])
+def test_a_failure_leaves_what_was_there(
+    compiled: attngraph.OptimizedCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: str,
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model.onnx").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if fails == "copy":
+        monkeypatch.setattr("shutil.copyfile", full)
+        expected: type[Exception] = OutputError
+    else:
+        monkeypatch.setattr(Optimized, "save", full)
+        expected = OSError
+    with pytest.raises(expected):
+        compiled.save(out)
+    assert _names(tmp_path) == ["out/model.onnx"]
+    assert (out / "model.onnx").read_text() == "old"
+
+
+def test_the_command_writes_a_folder_and_says_so(
+    bert: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ("optimize", str(bert), "-o", str(tmp_path / "out"), "--verify", "off")
+    assert run([*command, "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["output"]["path"] == str(tmp_path / "out")
+    assert said["output"]["bytes"] == sum(
+        (tmp_path / "out" / name).stat().st_size for name in _names(tmp_path / "out")
+    )
+    assert "model.onnx" in _names(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--task", "poetry"), "--task poetry is unknown; it can be "),
+        (("--max-length", "9"), "max_length is for a static cache"),
+        (("--no-padding",), "is no causal language model"),
+        (("--factory", "a.b:c"), "leave out --factory"),
+    ],
+)
+def test_the_command_refuses_what_does_not_go_together(
+    bert: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], flags: tuple[str], told: str
+) -> None:
+    assert run(["optimize", str(bert), "-o", str(tmp_path / "out"), *flags]) == 2
+    assert told in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_where_parity_fails(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import attngraph.compiling.compilation as steps
+
+    def fails(*_: object, **__: object) -> None:
+        raise ParityError("out of budget.")
+
+    monkeypatch.setattr(steps.Compilation, "lowered", fails)
+    assert run(["optimize", str(bert), "-o", str(tmp_path / "out")]) == ParityError.exit_code
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_encoder_decoder_is_no_single_graph(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.T5Config(
+        d_model=16, num_heads=2, d_kv=8, num_layers=1, d_ff=16, vocab_size=50
+    )
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    with pytest.raises(UsageError, match="text2text-generation"):
+        attngraph.optimize_checkpoint(tmp_path / "t5")
+
+
+def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    path = saved(tmp_path / "llama", "llama")
+    (path / "generation_config.json").write_text('{"eos_token_id": [2, 5], "top_k": 7}')
+    made = attngraph.optimize_checkpoint(path, verify="off", runtime="genai")
+    assert made.task == "text-generation"
+    made.save(tmp_path / "out")
+    decoder = attngraph.Decoder.load(tmp_path / "out" / "model.onnx")
+    ids = torch.arange(3, 13).reshape(2, 5)
+    model: Any = LlamaForCausalLM.from_pretrained(path)
+    expected = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert torch.equal(decoder.generate(ids, max_new_tokens=6), expected)
+    names = ("config.json", "genai_config.json", "generation_config.json", "model.onnx")
+    assert _names(tmp_path / "out") == [*names]
+    said = json.loads((tmp_path / "out" / "genai_config.json").read_text())
+    assert said["model"]["decoder"]["filename"] == "model.onnx"
+    assert said["model"]["eos_token_id"] == [2, 5]
+    assert said["search"]["top_k"] == 7
