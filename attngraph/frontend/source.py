@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class Source:
     @property
     def is_folder(self) -> bool:
         """Whether it is a checkpoint's folder, which says by itself what the model is."""
-        return self.path is not None and self.factory is None and self.path.is_dir()
+        is_folder = self.path is not None and os.path.isdir(self.path)  # false if out of reach
+        return is_folder and self.factory is None
 
     def check(self) -> None:
         """Checks what takes milliseconds and no torch: whether the files exist, and so on.
