@@ -26,9 +26,7 @@ def eliminate_dead_code(graph: Graph) -> None:
                 named = named.union(*map(dims_of, node.outputs))
         else:
             graph.erase(node)
-    for constant in list(graph.constants.values()):
-        if not constant.uses and constant not in returned:
-            graph.erase_constant(constant)
+    discard(graph, list(graph.constants.values()))
 
 
 def erase_dead(
@@ -53,16 +51,14 @@ def erase_dead(
             continue
         sources = dict.fromkeys(value for value in node.inputs if value is not None)
         graph.erase(node)
-        for source in sources:
-            pending.append(source.producer)
-            if source.is_constant and not source.uses and source not in returned:
-                graph.erase_constant(source)
+        pending += [source.producer for source in sources]
+        discard(graph, sources)
 
 
 def discard(graph: Graph, constants: Iterable[Value | None]) -> None:
     """Erases those of the constants that nothing reads, and lets go of their memory."""
     for value in dict.fromkeys(constants):
-        if value is None or value.name not in graph.constants:
+        if value is None or graph.constants.get(value.name) is not value:
             continue
         if not value.uses and value not in graph.outputs:
             graph.erase_constant(value)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from attngraph.ir import Graph, Node, Remark, TensorType
+from attngraph.ir.dead import discard
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.effects import is_function
 from attngraph.ir.ops import evaluate
@@ -67,9 +68,7 @@ def _fold(graph: Graph, node: Node) -> None:
         name = f"{sources[0].name}.{stem}" if sources else value.name
         graph.replace_uses(value, graph.add_constant(name, _owned(result)))
     graph.erase(node)
-    for source in dict.fromkeys(sources):
-        if not source.uses and source not in graph.outputs:
-            graph.erase_constant(source)
+    discard(graph, sources)
 
 
 def _owned(result: torch.Tensor) -> torch.Tensor:

@@ -195,6 +195,7 @@ def _within(dtype: torch.dtype, found: Interval) -> Interval:
         return max(low, 0.0), min(high, 1.0)
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
+        low, high = (math.trunc(end) if math.isfinite(end) else end for end in found)
         # An integer beyond the range wraps around.
         return (low, high) if info.min <= low and high <= info.max else (info.min, info.max)
     end = torch.finfo(dtype).max

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attngraph.analysis.masks.reach import Moderates, is_scorelike, may_hide
+from attngraph.analysis.masks.reach import Moderates, is_bounded, is_scorelike, may_hide
 from attngraph.analysis.masks.row_policy import WEAKEST_FILL
 from attngraph.ir import Graph, Value, interpret, parse
 
@@ -77,3 +77,24 @@ def test_a_constant_is_read() -> None:
 def test_integers_hide_nothing() -> None:
     _, y = _graph("%y = aten._to_copy(%x) {dtype = i64}")
     assert not may_hide(y)
+
+
+@pytest.mark.parametrize(
+    ("line", "bounded"),
+    [
+        ("%y = aten.add.Tensor(%s, %s)", True),
+        ("%y = aten.relu(%s)", True),
+        ("%y = aten.where.self(%m, %s, %zero)", True),
+        ("%y = aten.where.self(%m, %s, %huge)", False),
+        ("%y = aten.mul.Scalar(%s) {other = 1e13}", False),
+        ("%y = aten.div.Scalar(%s) {other = 1e-30}", False),  # no number in it is large
+        ("%y = aten.mul.Tensor(%big, %w)", True),
+        ("%y = aten.slice.Tensor(%x) {dim = 2, start = 0, end = 4}", False),
+        ("%y = aten.exp(%s)", False),
+        ("%y = aten._to_copy(%m) {dtype = f32}", True),
+    ],
+)
+def test_what_is_far_from_the_lowest_float(line: str, bounded: bool) -> None:
+    huge = "%huge = aten.full() {size = [], fill_value = -1e30, dtype = f32}\n"
+    _, y = _graph(huge + line)
+    assert is_bounded(y) is bounded
