@@ -16,11 +16,10 @@ from typing import Any
 import torch
 
 from attngraph.checkpoints.folder import CONFIG, Folder, within
+from attngraph.checkpoints.prefixes import shared_prefixes, taken_off
 from attngraph.checkpoints.tasks import NAMES, TASKS, Task, class_for, task_of
 from attngraph.errors import LoadError
 
-_PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.", "net.", "network.")
-"""What wrappers and training loops put before each name of a model's weights."""
 _POOLER, _POOLING = "pooler.", "add_pooling_layer"
 _SHOWN = 3
 
@@ -82,7 +81,7 @@ def pretrained(
     """
     config = _config(folder, kind, trust_code=trust_code)
     faults: list[str] = []
-    for prefix in ("", *_shared_prefixes(weights)):
+    for prefix in ("", *shared_prefixes(weights)):
         named = {name.removeprefix(prefix): weight for name, weight in weights.items()}
         notes = []
         module, info, fault = _filled(kind, config, named)
@@ -93,7 +92,7 @@ def pretrained(
             faults.append(fault)
             continue
         if prefix:
-            notes.append(f"The names of the weights begin with {prefix!r}, which was taken off.")
+            notes.append(taken_off(prefix))
         if left := sorted(info["unexpected_keys"]):
             notes.append(
                 f"{kind.__name__} has no place for {len(left)} of the weights ({_first(left)}): "
@@ -191,18 +190,6 @@ def _own_class(folder: Folder, places: Mapping[str, Any], name: str | None) -> A
             f"{folder.path}: the class {place} can't be imported: {type(error).__name__}: "
             f"{told(error)}."
         ) from error
-
-
-def _shared_prefixes(weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """What stands before every name and is what wrappers put there: `module.`, `module.model.`."""
-    found: list[str] = []
-    while True:
-        known = found[-1] if found else ""
-        begins = (known + part for part in _PREFIXES)
-        longer = next((p for p in begins if all(name.startswith(p) for name in weights)), None)
-        if longer is None or not weights:
-            return found
-        found.append(longer)
 
 
 def _version(folder: Folder) -> str:

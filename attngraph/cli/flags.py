@@ -41,7 +41,17 @@ FactoryOption: TypeAlias = Annotated[
         "--factory",
         metavar="PKG.MOD:FN",
         show_default=False,
-        help="A function that returns a module, (module, args) or (module, args, dynamic_shapes).",
+        help="A callable that returns a module, (module, args) or (module, args, dynamic_shapes).",
+    ),
+]
+FactoryArgOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--factory-arg",
+        metavar="[NAME=]VALUE",
+        show_default=False,
+        help="What the factory is called with, e.g. --factory "
+        "transformers:AutoModel.from_pretrained --factory-arg checkpoint/. Once for each.",
     ),
 ]
 TrustOption: TypeAlias = Annotated[
@@ -161,6 +171,7 @@ class SourceFlags:
     """The flags that choose the model, apart from its file, and its inputs."""
 
     factory: FactoryOption = None
+    factory_args: FactoryArgOption = None
     trust_pickle: TrustOption = False
     trust_code: TrustCodeOption = False
     task: TaskOption = None
@@ -179,6 +190,7 @@ class SourceFlags:
             tuple(self.dims or ()),
             self.task,
             self.trust_code,
+            tuple(self.factory_args or ()),
         )
 
 

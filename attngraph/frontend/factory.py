@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,16 +28,17 @@ class Built:
     dynamic_shapes: object | None = None
 
 
-def build(spec: str) -> Built:
+def build(spec: str, arguments: Sequence[str] = ()) -> Built:
     """Import and call the factory `spec` (`pkg.mod:fn`), with the working directory importable.
 
-    Raises UsageError if there is no such function, LoadError if it fails or returns something else
-    than a module.
+    `arguments` are texts, `name=value` or a value alone. Raises UsageError if there is no such
+    function, LoadError if it fails or returns something else than a module.
     """
+    args, kwargs = parse_arguments(arguments)
     with importable_cwd():
         function = _resolve(spec)
         try:
-            result = function()
+            result = function(*args, **kwargs)
         except AttngraphError:
             raise
         except Exception as error:
@@ -58,7 +60,7 @@ def importable_cwd() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def _resolve(spec: str) -> Callable[[], object]:
+def _resolve(spec: str) -> Callable[..., object]:
     module_name, name = split_factory(spec)
     try:
         module = importlib.import_module(module_name)
@@ -73,7 +75,9 @@ def _resolve(spec: str) -> Callable[[], object]:
         raise LoadError(
             f"--factory {spec}: importing {module_name} failed: {type(error).__name__}: {error}."
         ) from error
-    function = getattr(module, name, None)
+    function: Any = module
+    for part in name.split("."):
+        function = getattr(function, part, None)
     if not callable(function):
         own = [
             n for n, _ in inspect.getmembers(module, inspect.isfunction) if not n.startswith("_")
@@ -82,8 +86,33 @@ def _resolve(spec: str) -> Callable[[], object]:
             f"--factory {spec}: {module_name} has no function {name!r}; it has "
             f"{', '.join(own) or 'none'}."
         )
-    found: Callable[[], object] = function
+    found: Callable[..., object] = function
     return found
+
+
+def parse_arguments(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """What `--factory-arg` gives: values of Python (`3`, `None`, `[1, 2]`), and texts as they are.
+
+    Raises UsageError for a name that is given twice.
+    """
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not (sign and name.isidentifier()):
+            args.append(_value(text))
+        elif name in kwargs:
+            raise UsageError(f"--factory-arg {name} was given twice.")
+        else:
+            kwargs[name] = _value(value)
+    return args, kwargs
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return text
 
 
 def _read(spec: str, result: object) -> Built:

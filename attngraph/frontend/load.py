@@ -16,12 +16,13 @@ from attngraph.checkpoints.folder import Folder
 from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.tasks import Task
 from attngraph.errors import LoadError
-from attngraph.frontend.factory import build
+from attngraph.frontend.factory import Built, build
 from attngraph.frontend.names import kind_of, refuse_factory, require_factory
 from attngraph.frontend.pickles import load_pickle, unwrap_state_dict
 from attngraph.frontend.pt2 import load_program
 from attngraph.frontend.script import load_script
 from attngraph.frontend.sniff import ModelKind, sniff
+from attngraph.frontend.unfilled import build_unfilled
 from attngraph.frontend.weights import check_materialised, fit_weights
 
 
@@ -49,6 +50,7 @@ def load(
     path: Path | None,
     *,
     factory: str | None = None,
+    factory_args: Sequence[str] = (),
     trust_pickle: bool = False,
     trust_code: bool = False,
     task: str | None = None,
@@ -56,6 +58,7 @@ def load(
 ) -> Loaded:
     """Load `path`, or what `factory` (`pkg.mod:fn`) builds, or the weights of one into the other.
 
+    `factory_args` are what it is called with, as `--factory-arg` has them.
     State dicts, safetensors and clean `.pt2` files load freely. Whatever could run code of the
     file's author (pickled modules, TorchScript, other `.pt2` files) is a LoadError unless
     `trust_pickle`. The factory is the user's own code and is simply called. A folder is a
@@ -66,7 +69,7 @@ def load(
     kind = kind_of(path, factory)
     if path is None:
         assert factory is not None
-        return _load_factory(factory, None, None)
+        return _load_factory(factory, None, None, factory_args)
     if kind is ModelKind.CHECKPOINT and factory is None:
         folder = Folder.read(path, trust_pickle=trust_pickle, trust_code=trust_code)
         return _from_folder(folder, task, trust_code=trust_code, samples=samples)
@@ -76,13 +79,14 @@ def load(
         script = load_script(path, trust_pickle=trust_pickle)
         return Loaded(script, None, None, source=str(path))
     if kind is ModelKind.SAFETENSORS:
-        return _load_factory(require_factory(path, factory), _load_safetensors(path), path)
+        weights = _load_safetensors(path)
+        return _load_factory(require_factory(path, factory), weights, path, factory_args)
     legacy = kind is ModelKind.LEGACY_PICKLE
     saved = load_pickle(path, legacy=legacy, trust_pickle=trust_pickle)
-    return _from_saved(saved, path, factory)
+    return _from_saved(saved, path, factory, factory_args)
 
 
-def _from_saved(saved: object, path: Path, factory: str | None) -> Loaded:
+def _from_saved(saved: object, path: Path, factory: str | None, arguments: Sequence[str]) -> Loaded:
     if isinstance(saved, torch.nn.Module):
         refuse_factory(path, "a pickled module", factory)
         return Loaded(saved.eval(), None, None, source=str(path))
@@ -92,7 +96,7 @@ def _from_saved(saved: object, path: Path, factory: str | None) -> Loaded:
             f"{path} holds a {type(saved).__name__} that is neither a module nor a state dict; "
             "save model.state_dict(), or the program with torch.export.save."
         )
-    return _load_factory(require_factory(path, factory), weights, path)
+    return _load_factory(require_factory(path, factory), weights, path, arguments)
 
 
 def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples: bool) -> Loaded:
@@ -136,16 +140,49 @@ def _from_program(program: torch.export.ExportedProgram, path: Path) -> Loaded:
 
 
 def _load_factory(
-    factory: str, weights: dict[str, torch.Tensor] | None, path: Path | None
+    factory: str,
+    weights: dict[str, torch.Tensor] | None,
+    path: Path | None,
+    arguments: Sequence[str] = (),
 ) -> Loaded:
-    built = build(factory)
-    source = factory
-    if weights is not None:
-        fit_weights(built.module, weights, file=str(path), factory=factory)
-        source = f"{path} with {factory}"
+    notes: list[str] = []
+    built = _filled_on_meta(factory, arguments, weights, path, notes)
+    if built is None:
+        built = build(factory, arguments)
+        if weights is not None:
+            notes = fit_weights(built.module, weights, file=str(path), factory=factory)
+    source = factory if weights is None else f"{path} with {factory}"
     check_materialised(built.module, factory)
-    module = built.module.eval()
-    return Loaded(module, None, built.args, built.kwargs, built.dynamic_shapes, source)
+    return Loaded(
+        built.module.eval(),
+        None,
+        built.args,
+        built.kwargs,
+        built.dynamic_shapes,
+        source,
+        notes=tuple(notes),
+    )
+
+
+def _filled_on_meta(
+    factory: str,
+    arguments: Sequence[str],
+    weights: dict[str, torch.Tensor] | None,
+    path: Path | None,
+    notes: list[str],
+) -> Built | None:
+    """What the factory builds, its parameters never in memory; None where it is to be built as it
+    is: without weights, and where they don't fit, so that the error is about the module itself.
+    """
+    built = None if weights is None else build_unfilled(factory, arguments)
+    if built is None or weights is None:
+        return None
+    try:
+        notes += fit_weights(built.module, weights, file=str(path), factory=factory)
+        check_materialised(built.module, factory)
+    except LoadError:
+        return None
+    return built
 
 
 def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:

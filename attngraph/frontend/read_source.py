@@ -40,6 +40,7 @@ def load_source(source: Source, *, samples: bool = True) -> Loaded:
     return load(
         source.path,
         factory=source.factory,
+        factory_args=source.factory_args,
         trust_pickle=source.trust_pickle,
         trust_code=source.trust_code,
         task=source.task,

@@ -28,6 +28,7 @@ class Source:
     dims: tuple[str, ...] = ()
     task: str | None = None
     trust_code: bool = False
+    factory_args: tuple[str, ...] = ()
 
     @property
     def is_folder(self) -> bool:
@@ -40,6 +41,8 @@ class Source:
 
         Raises LoadError for a file, UsageError for what doesn't go together.
         """
+        if self.factory_args and self.factory is None:
+            raise UsageError("--factory-arg is for --factory; leave it out.")
         kind = kind_of(self.path, self.factory)
         require_task(self.task)
         if self.task is not None and (kind is not ModelKind.CHECKPOINT or self.factory is not None):

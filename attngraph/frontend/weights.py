@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
+from attngraph.checkpoints.prefixes import shared_prefixes, taken_off
 from attngraph.errors import LoadError
 
 _SHOWN = 3
@@ -13,15 +14,18 @@ _SHOWN = 3
 
 def fit_weights(
     module: torch.nn.Module, weights: dict[str, torch.Tensor], *, file: str, factory: str
-) -> None:
-    """Load `weights` into `module` in place, cast to its dtypes.
+) -> list[str]:
+    """Load `weights` into `module` in place, cast to its dtypes; returns what is to be told of it.
 
-    Tied parameters may be stored once (safetensors drops duplicates). Raises LoadError with the
-    first few keys that are missing, unexpected or of another shape.
+    Tied parameters may be stored once (safetensors drops duplicates), and all names may begin with
+    what a wrapper put there. Raises LoadError with the first few keys that are missing, unexpected
+    or of another shape.
     """
     ties = _ties(module)
-    weights = _spread(weights, ties, file)
     own = module.state_dict(keep_vars=True)
+    prefix = _prefix(weights, own)
+    weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    weights = _spread(weights, ties, file)
     shapes = [
         f"{name} is {tuple(value.shape)} in the file and {tuple(own[name].shape)} in the module"
         for name, value in weights.items()
@@ -45,6 +49,15 @@ def fit_weights(
     if faults:
         raise _mismatch(file, factory, faults)
     _retie(module, ties)
+    return [taken_off(prefix)] if prefix else []
+
+
+def _prefix(weights: Collection[str], own: Collection[str]) -> str:
+    """What is before every name in the file, and before none in the module."""
+    for prefix in ("", *shared_prefixes(weights)):
+        if all(name.removeprefix(prefix) in own for name in weights):
+            return prefix
+    return ""
 
 
 def _ties(module: torch.nn.Module) -> list[list[str]]:

@@ -54,7 +54,7 @@ class Job:
         source = found.pop("source")
         for name in ("path", "npz"):
             source[name] = None if source[name] is None else Path(source[name])
-        for name in ("inputs", "dims"):
+        for name in ("inputs", "dims", "factory_args"):
             source[name] = tuple(source[name])
         onnx = found.pop("onnx")
         return cls(Source(**source), onnx=None if onnx is None else Path(onnx), **found)
