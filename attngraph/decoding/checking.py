@@ -44,7 +44,8 @@ class Encoded:
     """What the steps of a check attend to, and what the eager model computes without a cache.
 
     `cache` is the decoder's without a token, of `rows` rows. `whole(*given, ids)` are the logits of
-    ids (rows, S), of all of them; `label` says what was encoded.
+    ids (rows, S), of all of them; `label` says what was encoded. The ids have no `pad`: one may
+    count no position, so that what follows is placed otherwise with a cache than without.
     """
 
     label: str
@@ -52,6 +53,7 @@ class Encoded:
     cache: Cache
     whole: torch.nn.Module
     given: tuple[Any, ...]
+    pad: int | None = None
 
 
 class _Inputs:
@@ -230,6 +232,8 @@ def generated_parity(
     taken = {n for n in further if decoder.takes(rows, first, n) and decoder.takes(rows, n, n)}
     lengths = sorted({*range(first, end + 1)} | taken)
     whole, mask = inputs.ids(rows, lengths[-1]), inputs.mask_of_steps(rows, lengths[-1])
+    if encoded is not None and encoded.pad is not None:
+        whole = whole.where(whole != encoded.pad, (encoded.pad + 1) % inputs.tokens)
     expected: list[ReferenceOutputs] = []
     for length in lengths:
         if encoded is not None and stored is None:

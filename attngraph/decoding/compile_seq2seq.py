@@ -99,7 +99,8 @@ def compile_seq2seq(
     def encoded(decoder: Decoder) -> Iterator[Encoded]:
         model = Seq2Seq(encoder, decoder, wiring, rules)
         for label, source in _sources(parts, encoder, wiring):
-            yield Encoded(label, _ROWS, model.start(source), parts.whole, (source,))
+            cache = model.start(source)
+            yield Encoded(label, _ROWS, cache, parts.whole, (source,), parts.pad)
 
     decoder = compile_decoder(
         parts.decoder,

@@ -41,7 +41,8 @@ class Parts:
     input, of the encoder that it is, and `presents` each of its pasts to the output that takes its
     place. `first` is the decoder's first step by itself, from hidden
     states, where others want a file of it. `whole` takes the encoder's inputs as a dict and the
-    decoder's tokens so far, and returns their logits (B, S, V) without any cache.
+    decoder's tokens so far, and returns their logits (B, S, V) without any cache. A token `pad`
+    among these may count no position, which a cache of the tokens before it doesn't tell.
     """
 
     encoder: Model
@@ -50,6 +51,7 @@ class Parts:
     memory: Mapping[str, str]
     presents: Mapping[str, str]
     first: Model | None = None
+    pad: int | None = None
 
 
 class _Seq2Seq(nn.Module):
@@ -163,6 +165,7 @@ def of_transformers(
         memory,
         traced.names("past_key_values", "decoder", "present"),
         traced.first(),
+        _pad_of(module),
     )
 
 
@@ -286,6 +289,13 @@ class _Traced:
         )
 
 
+def _pad_of(module: nn.Module) -> int | None:
+    """The decoder's id of padding, by which some models count positions."""
+    config: Any = module.config
+    found = getattr(getattr(config, "decoder", config), "pad_token_id", None)
+    return found if isinstance(found, int) else None
+
+
 def _filled(past: Past) -> Any:
     """transformers' cache of both kinds with these tensors in it, or an empty one."""
     from transformers import DynamicCache, EncoderDecoderCache
@@ -384,7 +394,9 @@ def sample_source(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
     config, main = model.config, model.main_input_name
     part: Any = getattr(config, "encoder", config)
     if main == "input_ids":
-        table = model.get_encoder().get_input_embeddings().weight
+        encoder = model.get_encoder()
+        owner = encoder if hasattr(encoder, "get_input_embeddings") else model
+        table = owner.get_input_embeddings().weight
         ids = torch.randint(int(table.shape[0]), (2, 7), generator=seed)
         most = _longest(part)
         rows, length = Dim("batch"), Dim("source", max=most) if most else Dim("source")
