@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import re
-import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from attngraph.scratch import scratch_folder
 
 _LARGE = 512 << 20  # bytes of weights from which on it pays to keep them out of memory
 
@@ -143,13 +143,11 @@ def no_holes() -> Iterator[None]:
 
 
 def _in_a_file(data: torch.Tensor) -> torch.Tensor:
-    handle, path = tempfile.mkstemp(prefix="attngraph-", suffix=".weights")
-    try:
-        with open(handle, "wb") as file:
+    with scratch_folder() as folder:
+        path = folder / "weights"
+        with open(path, "wb") as file:
             file.write(data.reshape(-1).view(torch.uint8).numpy().data)
-        stored = torch.from_file(path, shared=True, size=data.nbytes, dtype=torch.uint8)
-    finally:
-        os.unlink(path)
+        stored = torch.from_file(str(path), shared=True, size=data.nbytes, dtype=torch.uint8)
     return stored.view(data.dtype).view(data.shape)
 
 

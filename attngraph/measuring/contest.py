@@ -7,7 +7,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from attngraph.measuring.engines import BY_NAME, ENGINES, OURS, PACKED, Engine
 from attngraph.measuring.job import Job
 from attngraph.measuring.turns import Server, died, take_turns
 from attngraph.measuring.worker import REFERENCE
+from attngraph.scratch import scratch_folder
 
 Status = Literal["timed", "skipped", "failed", "out of parity"]
 Progress = Callable[[str], None]
@@ -116,7 +116,7 @@ def hold(
     chosen = engines_named(engines)
     with ExitStack() as stack:
         if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            folder = stack.enter_context(scratch_folder())
         folder.mkdir(parents=True, exist_ok=True)
         job.write(folder)
         (folder / _LOG).write_text("")

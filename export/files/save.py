@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +17,7 @@ from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.mapped import Reader, is_large, no_holes
 from attngraph.paths import require_place, unwritable
+from attngraph.scratch import scratch_folder, whole_file, whole_files
 
 EXTERNAL_ABOVE = 1 << 30
 _TEMPORARY_ABOVE = (
@@ -47,8 +47,8 @@ def save(
 ) -> None:
     """Writes `path`, and beside it `<name>.data` where the weights exceed `external_above` bytes.
 
-    Both files are written under temporary names in the same folder and renamed when complete, so
-    that a failure or an interrupt leaves neither behind. Weights are streamed one by one, and no
+    Both files are written in a scratch folder beside them and renamed when complete, so that a
+    failure or an interrupt leaves neither behind. Weights are streamed one by one, and no
     second copy of one is made. Where this model's were written before, under the same name, `data`
     is that file, which is moved. `external_above` is by default EXTERNAL_ABOVE.
 
@@ -61,15 +61,13 @@ def save(
         for value in model.graph.initializers.values()
         if value.const_value is not None and value.const_value.nbytes >= _INLINE_BELOW
     ]
+    beside = path.with_name(f"{path.name}.data")
     try:
-        with contextlib.ExitStack() as written:
-            whole = written.enter_context(whole_file(path))
-            beside = path.with_name(f"{path.name}.data")
+        with whole_files(beside, path) as (place, whole):
             replaced = _placed(weights, beside.name)
             with _instead(weights, replaced):
                 proto = ir.to_proto(model)
             if is_external(model, external_above):
-                place = written.enter_context(whole_file(beside))
                 if data is None or not _moved(data, place):
                     with open(place, "wb") as file:
                         _write_weights(file, weights, replaced)
@@ -91,8 +89,8 @@ def to_session(
     """
     if _weight_bytes(model) <= external_above:
         return Session.open(ir.to_proto(model).SerializeToString(), target, **options)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
+    with scratch_folder() as folder:
+        path = folder / "model.onnx"
         try:
             save(model, path, external_above=external_above)
         except OutputError as error:
@@ -229,18 +227,6 @@ def _instead(weights: list[ir.Value], replaced: list[ir.ExternalTensor]) -> Iter
     finally:
         for value, original in zip(weights, kept, strict=True):
             value.const_value = original
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A new file that takes `path`'s place when the block ends well, else is removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_text(path: Path, text: str) -> None:

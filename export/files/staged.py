@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,8 @@ from attngraph.export.files.save import is_external, save, to_session
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.mapped import is_large, no_holes
+from attngraph.paths import unwritable
+from attngraph.scratch import scratch_folder
 
 
 class Staged:
@@ -26,23 +26,22 @@ class Staged:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._folder = path.with_name(f".{path.name}.{os.getpid()}.checked")
+        self._opened = contextlib.ExitStack()
+        self._folder: Path | None = None
         self._model: ir.Model | None = None
 
     def __enter__(self) -> Staged:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._opened.close()
 
     def session(self, model: ir.Model, target: Target, **options: Any) -> Session:
         """As `to_session`. Raises OutputError also where `path` has no room for the weights."""
         if not is_external(model):
             return to_session(model, target, **options)
-        file = self._folder / self._path.name
+        file = self._made() / self._path.name
         data, self._model = self.data_of(model, file), None
-        with contextlib.suppress(OSError):  # which saving then tells of
-            self._folder.mkdir(exist_ok=True)
         try:
             save(model, file, data=data)
         except OutputError as error:
@@ -57,5 +56,16 @@ class Staged:
 
     def data_of(self, model: ir.Model, path: Path) -> Path | None:
         """The model's weights, as `save` would write them beside `path`; None where they aren't."""
+        if self._folder is None or self._model is not model:
+            return None
         data = self._folder / f"{path.name}.data"
-        return data if self._model is model and data.is_file() else None
+        return data if data.is_file() else None
+
+    def _made(self) -> Path:
+        if self._folder is None:
+            scratch = scratch_folder(self._path.name, self._path.parent)
+            try:
+                self._folder = self._opened.enter_context(scratch)
+            except OSError as error:
+                raise unwritable(self._path, error) from error
+        return self._folder

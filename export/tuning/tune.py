@@ -20,6 +20,7 @@ from attngraph.export.kernels.facts import ATTENTION, PACKED, PACKED_ATTENTION, 
 from attngraph.export.target import Target
 from attngraph.export.tuning.timing import measure
 from attngraph.ir import Graph, Node
+from attngraph.scratch import whole_file
 
 LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 2048)
 """Numbers of queries at which a dynamic length is tried."""
@@ -128,10 +129,9 @@ def _read(key: str, note: Note) -> dict[str, dict[int, float]] | None:
 def _write(key: str, times: Times, note: Note) -> None:
     path = _path(key)
     content = {"version": _VERSION, "site": key, "milliseconds": times}
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-        temporary.replace(path)
+        with whole_file(path) as file:
+            file.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     except OSError as error:
         note(f"What was measured can't be kept in {path.parent}: {error.strerror or error}.")
