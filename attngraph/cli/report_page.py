@@ -1,4 +1,8 @@
-"""A report as one HTML page that fetches nothing: the verdict first, then what led to it."""
+"""A report as one HTML page: the verdict first, then what led to it.
+
+It fetches nothing and runs nothing: names and source lines are escaped, and its own policy
+(Content-Security-Policy) lets a browser apply its one style sheet and no more.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from attngraph.cli.text import counted, human_bytes
+from attngraph.reports.content_policy import content_policy
 from attngraph.reports.report import Report
 from attngraph.reports.site_groups import site_groups
 from attngraph.versions import versions
@@ -24,7 +29,11 @@ def page_of(report: Report, output: Mapping[str, str | int] | None = None) -> st
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        bytes=human_bytes, counted=counted, figure="{:.1e}".format, seconds=_seconds
+        bytes=human_bytes,
+        counted=counted,
+        policy=content_policy,
+        figure="{:.1e}".format,
+        seconds=_seconds,
     )
     template = files("attngraph.cli").joinpath("report.html.j2").read_text("utf-8")
     parity = [] if report.parity is None else list(report.parity.outputs)

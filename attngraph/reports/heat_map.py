@@ -11,6 +11,7 @@ from html import escape
 import torch
 
 from attngraph.reports.attention_weights import AttentionWeights
+from attngraph.reports.content_policy import content_policy
 
 _CELL, _LETTER = 14, 6
 _STYLE = """
@@ -35,8 +36,10 @@ def attention_page(
     notes: Sequence[str] = (),
 ) -> str:
     """The page for one element of the batch. A length without tokens is labelled by number."""
+    policy = content_policy(_STYLE, _SVG_STYLE)
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>",
+        f'<meta http-equiv=Content-Security-Policy content="{policy}">',
         "<meta name=viewport content='width=device-width'>",
         f"<title>Attention of {escape(source)}</title><style>{_STYLE}</style>",
         f"<h1>Attention of {escape(source)}</h1>",

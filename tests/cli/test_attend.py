@@ -12,6 +12,7 @@ from torch import nn
 
 import attngraph
 from attngraph.errors import UsageError
+from attngraph.reports.content_policy import content_policy
 from attngraph.reports.heat_map import heat_map
 from examples import alignment
 
@@ -64,6 +65,8 @@ def test_the_page_is_written(attngraph: Any, tmp_path: Path) -> None:
     assert "as eager's" in ran.out
     page = (tmp_path / "page.html").read_text("utf-8")
     assert re.findall(r"head \d", page) == ["head 0", "head 2"]
+    styles = dict.fromkeys(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
+    assert f'content="{content_policy(*styles)}"' in page
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 

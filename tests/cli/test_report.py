@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,27 @@ class _Page(HTMLParser):
         self.open: list[str] = []
         self.shown: list[str] = []
         self.fetched: list[str] = []
+        self.styles: list[str] = []
+        self.policy = ""
         self.feed(text)
         self.close()
         assert self.open == []
+        digests = [sha256(style.encode()).digest() for style in self.styles]
+        assert self.policy.split("; ") == [
+            "default-src 'none'",
+            "img-src data:",
+            " ".join(["style-src", *(f"'sha256-{b64encode(each).decode()}'" for each in digests)]),
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in _VOID:
             self.open.append(tag)
+        given = dict(attrs)
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"] or ""
+        assert not [name for name in given if name == "style" or name.startswith("on")]
         self.fetched += [str(value) for name, value in attrs if name in ("src", "href", "srcset")]
         self.fetched += [tag] if tag in ("script", "link", "iframe", "object", "img") else []
 
@@ -45,6 +61,7 @@ class _Page(HTMLParser):
         if self.open[-1:] != ["style"]:
             self.shown.append(data)
         else:
+            self.styles.append(data)
             assert "url(" not in data
             assert "@import" not in data
 
