@@ -129,6 +129,7 @@ class Options:
             # whether the provider has kernels for attention over rows without padding
             "packed_attention": self.device.provider == "cuda",
             "few_bits": self.weights is not None,
+            "recurrences": self.device.provider == "cpu",
             # the CPU has no launches to save, and copies what it splits
             "part": self.device.provider == "cpu" and self.weights is None and not self.decodes,
         }

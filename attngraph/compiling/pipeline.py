@@ -19,6 +19,7 @@ _STAGES = (
     "canonicalize",
     "cse",
     "dce",
+    "fuse-linear-attention",
     "raise-recurrence",
     *CLEAN,
     "split-products",
@@ -70,19 +71,23 @@ def pipeline(
     packed_attention: bool = False,
     few_bits: bool = False,
     part: bool = False,
+    recurrences: bool = True,
 ) -> list[Pass]:
     """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`, and with
     `ignore_padded_rows` those of `--ignore-padded-rows` too, for a target with kernels for
     attention over packed rows if `packed_attention`. With `few_bits`, weights are to be
     quantized in blocks of one scale: the scales of norms then stay out of them, as they would
     spread a block's numbers. With `part` no product is split: there is one for each part, for a
-    target without launches. Files carry these names (provenance.py), so they stay as they are.
+    target without launches. Without `recurrences` those of outer products stay: the target has no
+    kernel for them. Files carry these names (provenance.py), so they stay as they are.
 
     `assume` are some of `options.ASSUMPTIONS`. Raises UsageError at another.
     """
     check_assumptions(assume)
     packing = _PACKING if ignore_padded_rows else ()
     names = [*_STAGES, *packing, *(_SPLITTING if part else ()), *_CLOSING]
+    if not recurrences:
+        names.remove("fuse-linear-attention")
     if few_bits:
         names.remove("fold-norms")
     stages = only_exact(names) if exact else make(names)

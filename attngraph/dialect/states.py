@@ -1,11 +1,12 @@
-"""Ops over a sequence that hand on a state of one size: short convolutions."""
+"""Ops over a sequence that hand on a state of one size: convolutions and linear attention."""
 
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from attngraph.ir.ops import op
-from attngraph.ir.traits import CAUSAL_CONVOLUTION
+from attngraph.ir.traits import CAUSAL_CONVOLUTION, RECURRENCE
 
 
 @op("attn.causal_conv", [CAUSAL_CONVOLUTION], outputs=2)
@@ -30,3 +31,52 @@ def causal_conv(
     y = torch.nn.functional.conv1d(joined, weight, bias, dilation=dilation, groups=x.shape[1])
     y = torch.nn.functional.silu(y) if activation == "silu" else y
     return y, joined[..., joined.shape[-1] - reach :]
+
+
+@op("attn.linear_attention", [RECURRENCE], outputs=2)
+def linear_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    past: torch.Tensor | None = None,
+    decay: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    *,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """o_t = scale · q_tᵀ S_t in each head, of a state S (dk, dv) that each token changes.
+
+    S_t = e^{g_t} S_{t−1} + k_t ⊗ v_t without `beta` (Katharopoulos et al. 2020; with a decay, Sun
+    et al. 2023), and with it S_t = A + β_t k_t ⊗ (v_t − Aᵀ k_t), A = e^{g_t} S_{t−1}: the delta
+    rule (Yang et al. 2024).
+
+    query (B, T, Hq·dk) with Hq = `heads`, key (B, T, H·dk) and value (B, T, H·dv) with H =
+    `kv_heads`; one of the two is a multiple of the other, and a head of the smaller serves as many
+    of the larger. `past` (B, H, dk, dv) is zeros if not given. `decay` g is (B, T, H), or
+    (B, T, H·dk) for each feature of a key, in log space; β (B, T, H). Gives o (B, T, N·dv), N the
+    larger of Hq and H, and the last state (B, H, dk, dv).
+    """
+    batch, length, width = query.shape
+    keys, features = width // heads, value.shape[2] // kv_heads
+    most = max(heads, kv_heads)
+    if isinstance(query, FakeTensor):  # of any length
+        state = value.new_empty((batch, kv_heads, keys, features))
+        return value.new_empty((batch, length, most * features)), state
+    q = query.reshape(batch, length, heads, keys).repeat_interleave(most // heads, 2)
+    k = key.reshape(batch, length, kv_heads, keys)
+    v = value.reshape(batch, length, kv_heads, features)
+    gain = None if decay is None else decay.reshape(batch, length, kv_heads, -1).exp()
+    state = v.new_zeros((batch, kv_heads, keys, features)) if past is None else past
+    given = []
+    for t in range(length):
+        state = state if gain is None else state * gain[:, t, ..., None]
+        update = v[:, t]
+        if beta is not None:
+            known = (k[:, t, ..., None] * state).sum(-2)
+            update = (update - known) * beta[:, t, ..., None]
+        state = state + k[:, t, ..., None] * update[..., None, :]
+        seen = state.repeat_interleave(most // kv_heads, 1)
+        given.append((q[:, t, ..., None] * seen).sum(-2) * scale)
+    return torch.stack(given, 1).reshape(batch, length, most * features), state

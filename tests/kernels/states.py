@@ -26,4 +26,31 @@ def _convolutions(dtype: torch.dtype) -> list[Call]:
     return calls
 
 
-CASES = [Case("causal_conv", _convolutions, _HALF, ulps=64, scale=8.0)]
+def _recurrences(dtype: torch.dtype) -> list[Call]:
+    """Each update rule, with and without a state, one token and more than a chunk of 64; heads that
+    share keys, or queries; a decay for each feature; a negative scale."""
+    calls: list[Call] = []
+    for heads, groups in ((2, 2), (4, 2), (2, 4)):
+        for length in (1, 3, 70):
+            for place in range(8):
+                with_past, gated, delta = (bool(place >> bit & 1) for bit in range(3))
+                narrow = groups if length == 3 else groups * 4
+                shapes = [(2, length, heads * 4), (2, length, groups * 4), (2, length, groups * 6)]
+                shapes += [(2, groups, 4, 6), (2, length, narrow), (2, length, groups)]
+                drawn = [ordinary(dtype, *shape, seed=at) for at, shape in enumerate(shapes)]
+                drawn[1] = drawn[1] / drawn[1].norm(dim=-1, keepdim=True)
+                drawn[4], drawn[5] = -drawn[4].abs(), drawn[5].sigmoid()
+                given = [True, True, True, with_past, gated, delta]
+                names = iter(f"%{at}" for at in range(6))
+                text = ", ".join(next(names) if there else "none" for there in given)
+                attrs = f"{{heads = {heads}, kv_heads = {groups}, scale = -0.5}}"
+                operands = tuple(x for x, there in zip(drawn, given, strict=True) if there)
+                text = f"attn.linear_attention({text}) {attrs}"
+                calls.append(Call(text, operands, 2, modes=("computed",)))
+    return calls
+
+
+CASES = [
+    Case("causal_conv", _convolutions, _HALF, ulps=64, scale=8.0),
+    Case("linear_attention", _recurrences, _HALF, ulps=64, scale=16.0),
+]

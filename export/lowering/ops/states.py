@@ -1,4 +1,6 @@
-"""Short convolutions with a state: `CausalConvWithState` for few tokens, `Conv` for many.
+"""Ops with a state: linear attention as `LinearAttention`, short convolutions as what is fastest.
+
+`CausalConvWithState` is for few tokens, `Conv` for many.
 
 Measured on the CPU, 2048 channels, one thread: for one token the operator takes 0.02 ms and `Conv`
 0.24; they meet between 8 and 32; for 1024 it takes 33 ms and `Conv` 9.
@@ -11,11 +13,13 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
+from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node
 from attngraph.ir.dims import bounds
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.types import dtype_name
 
 _KERNELS = (torch.float32, torch.float16)
 _FEW = 8
@@ -80,3 +84,27 @@ def _end(ctx: LoweringContext, joined: ir.Value, reach: int) -> ir.Value:
     """The last `reach` places; what nothing reads is left out of the file."""
     last = ctx.constant([torch.iinfo(torch.int64).max])
     return ctx.op("Slice", joined, ctx.constant([-reach]), last, ctx.constant([2]))
+
+
+@register_lowering("attn.linear_attention")
+def lower_linear_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
+    """`LinearAttention`, whose update rule says which operands there are."""
+    args, dtype = ctx.args(node), input_of(node, "value").dtype
+    if ctx.target.provider != "cpu" or dtype not in _KERNELS:
+        raise LoweringError(
+            f"onnxruntime has a kernel for LinearAttention in float32 and float16 on the CPU, not "
+            f"in {dtype_name(dtype)} on {ctx.target}"
+        )
+    rule = "delta" if args["beta"] is not None else "linear"
+    if args["decay"] is not None:
+        rule = "gated_delta" if rule == "delta" else "gated"
+    return ctx.ops(
+        "LinearAttention",
+        *(args[name] for name in ("query", "key", "value", "past", "decay", "beta")),
+        outputs=2,
+        domain=MICROSOFT,
+        update_rule=rule,
+        q_num_heads=args["heads"],
+        kv_num_heads=args["kv_heads"],
+        scale=float(args["scale"]),
+    )

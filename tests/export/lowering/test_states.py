@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.export.lowered import check, op_types
+from attngraph.errors import LoweringError
+from attngraph.export.lowering.lower import lower
+from tests.export.lowered import check, graph_of, op_types
 
 _SIZES = [{"batch": 2, "seq": seq, "keys": 1} for seq in (1, 2, 8, 9, 20)]
 
@@ -38,3 +40,36 @@ def test_many_places_are_a_convolution_with_zeros_before_it() -> None:
 def test_a_dynamic_number_of_places(past: bool) -> None:
     """Without a state it is a prompt; with one it may be a step, and a run decides."""
     assert ("If" in _conv("seq", past)) == past
+
+
+@pytest.mark.parametrize(
+    ("operands", "rule"),
+    [
+        ("", "linear"),
+        (", %s, %g", "gated"),
+        (", none, none, %b", "delta"),
+        (", %s, %g, %b", "gated_delta"),
+    ],
+)
+def test_linear_attention_of_any_length(operands: str, rule: str) -> None:
+    model = check(f"""
+  input %q : f32[batch, seq, 8]
+  input %k : f32[batch, seq, 8]
+  input %v : f32[batch, seq, 12]
+  input %s : f32[batch, 2, 4, 6]
+  input %x : f32[batch, seq, 2]
+  %g = aten.log_sigmoid(%x)
+  %b = aten.sigmoid(%x)
+  %y, %next = attn.linear_attention(%q, %k, %v{operands}) {{heads = 2, kv_heads = 2, scale = 0.5}}
+  return %y, %next, %g, %b, %s""")
+    (node,) = [node for node in model.graph if node.op_type == "LinearAttention"]
+    assert node.attributes["update_rule"].as_string() == rule
+
+
+def test_linear_attention_without_a_kernel_says_so() -> None:
+    graph = graph_of("""
+  input %q : f64[batch, seq, 8]
+  %y, %next = attn.linear_attention(%q, %q, %q) {heads = 2, kv_heads = 2, scale = 0.5}
+  return %y""")
+    with pytest.raises(LoweringError, match="not in f64 on cpu"):
+        lower(graph)

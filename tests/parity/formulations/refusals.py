@@ -197,7 +197,7 @@ def relu_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (_scores(q, k).relu() / q.shape[2]) @ v
 
 
-@formulation(*SQUARE, fused=0, declined=("linear-attention",))
+@formulation(*SQUARE, fused=1)
 def retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Retention: scores times a decay, no softmax."""
     position = torch.arange(q.shape[2])

@@ -1,0 +1,455 @@
+"""Recurrences of outer products, whatever their form: read off what the first tokens give.
+
+A loop, chunks with a state between them, a product under a mask of decays and cumulative sums all
+compute o_t = scale · q_tᵀ S_t. Nothing is matched by the shape of code. The region between the
+products with weights and a result o is run once, on drawn numbers and a state of zeros, and the
+terms are found among the values in it by what they must satisfy:
+
+- o_0 = scale · (q_0·k_0) β_0 v_0 in each head, whatever the decay: v_0 is parallel to o_0, and of
+  q, k and β only the right ones leave one number for scale;
+- o_1 is affine in the decay a_1, whose slope and offset q, k, v and β give: so a_1 is known, and
+  the value that is a, or log a, at every token is looked up;
+- all tokens of both must then agree, at lengths on both sides of each chunk size that occurs among
+  the sizes, and with a state that isn't zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from attngraph.analysis.recurrence.mixing import (
+    Runs,
+    Tokens,
+    Trace,
+    leaves_of,
+    sizes_around,
+)
+from attngraph.dialect.states import linear_attention
+from attngraph.ir import Dim, Graph, Node, TensorType, Value
+from attngraph.ir.dims import bounds
+
+_FIRST = 7  # tokens of the run in which the terms are looked for
+_EXACT = 1e-8  # of float64 against itself, after some tens of tokens
+_MOST = 700  # tokens of a confirming run
+_MANY = 48  # operands of one width
+_NAMED = 12  # candidates for each term: the last ones are what the formula reads
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value as (B, T, H, D): `order` is where these axes lie in it, None being one of size 1.
+
+    `power`: it is taken as e^x, or where it is False as x, which only a decay is.
+    """
+
+    value: Value
+    order: tuple[int | None, int, int | None, int | None]
+
+    def heads(self) -> Dim:
+        return 1 if self.order[2] is None else self.value.shape[self.order[2]]
+
+    def features(self) -> Dim:
+        return 1 if self.order[3] is None else self.value.shape[self.order[3]]
+
+    def of(self, trace: Trace) -> torch.Tensor | None:
+        """Its numbers in a run, (B, T, H, D)."""
+        found = trace[self.value]
+        if found is None or found.ndim != len(self.value.shape):
+            return None
+        kept = [at for at in self.order if at is not None]
+        shaped = found.permute(kept)
+        for place, at in enumerate(self.order):
+            shaped = shaped.unsqueeze(place) if at is None else shaped
+        return shaped
+
+
+@dataclass(frozen=True)
+class Decay:
+    """e^g of an operand, the operand itself if not `is_log`, or `constant` numbers of each head."""
+
+    operand: Operand | None = None
+    is_log: bool = True
+    constant: torch.Tensor | None = None
+
+    def of(self, trace: Trace, length: int) -> torch.Tensor | None:
+        """g in a run, (1 or B, T, H, 1 or D)."""
+        if self.constant is not None:
+            return self.constant.log()[None, None, :, None].expand(1, length, -1, 1)
+        found = None if self.operand is None else self.operand.of(trace)
+        return found if found is None or self.is_log else found.log()
+
+
+@dataclass(frozen=True)
+class State:
+    """A value (B, H, dk, dv), or (B, H, dv, dk) if `turned`, or without its one head."""
+
+    value: Value
+    turned: bool
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What `output` is: the operands of `attn.linear_attention`. `value` None stands for ones."""
+
+    output: Operand
+    query: Operand
+    key: Operand
+    value: Operand | None
+    beta: Operand | None
+    decay: Decay | None
+    scale: float
+    past: State | None = None
+    present: State | None = None
+
+    @property
+    def kv_heads(self) -> Dim:
+        """Those of the state: of the operand that has most."""
+        own = [self.key.heads(), *(part.heads() for part in (self.value, self.beta) if part)]
+        if self.decay is not None:
+            constant = self.decay.constant
+            own += [len(constant)] if constant is not None else []
+            own += [self.decay.operand.heads()] if self.decay.operand is not None else []
+        return max(own, key=lambda size: size if isinstance(size, int) else 0)
+
+    def run(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(B, T, H, dv) and the state (B, H, dk, dv), from the operands' numbers in a run."""
+        q, k = self.query.of(trace), self.key.of(trace)
+        if q is None or k is None:
+            return None
+        length, count = q.shape[1], self.kv_heads
+        v = torch.ones_like(k[..., :1]) if self.value is None else self.value.of(trace)
+        beta = None if self.beta is None else self.beta.of(trace)
+        decay = None if self.decay is None else self.decay.of(trace, length)
+        if v is None or not isinstance(count, int):
+            return None
+        if (self.beta is not None and beta is None) or (self.decay is not None and decay is None):
+            return None
+        past = None
+        if self.past is not None:
+            past = _as_state(trace[self.past.value], self.past.turned, q.shape[0], count)
+        parts = [_spread(part, q.shape[0], count) for part in (k, v, decay, beta)]
+        flat = [None if part is None else part.flatten(2) for part in parts]
+        heads = q.shape[2] if _divides(q.shape[2], count) else count
+        q = q if heads == q.shape[2] else q.repeat_interleave(count // q.shape[2], 2)
+        try:
+            o, state = linear_attention(
+                *(q.flatten(2), flat[0], flat[1], past, flat[2], flat[3]),
+                heads=heads,
+                kv_heads=count,
+                scale=self.scale,
+            )
+        except RuntimeError:  # sizes that don't fit are no recurrence
+            return None
+        return o.unflatten(2, (max(heads, count), -1)), state
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A recurrence whose terms were found but for one; `what` says which, `node` gives it."""
+
+    node: Node
+    what: str
+
+
+def read_linear(
+    graph: Graph, tokens: Tokens, candidates: Sequence[Value], found: dict[Value, Recurrence]
+) -> Iterator[Recurrence | Unread]:
+    """Each recurrence that gives one of the values, in their order; `found` are those known."""
+    runs = Runs(graph, tokens)
+    for output in candidates:
+        if not _is_float(output) or len(output.shape) not in (3, 4):
+            continue
+        leaves, nodes = leaves_of([output], found)
+        if any(leaf in found for leaf in leaves):
+            continue
+        reading = _Reading(runs, output, leaves, nodes).read()
+        if isinstance(reading, Recurrence):
+            found[output] = reading
+        if reading is not None:
+            yield reading
+
+
+class _Reading:
+    def __init__(
+        self, runs: Runs, output: Value, leaves: Sequence[Value], nodes: Sequence[Node]
+    ) -> None:
+        self.runs, self.output = runs, output
+        self.graph, self.tokens = runs.graph, runs.tokens
+        self.leaves, self.nodes = leaves, nodes
+        self.values = [value for node in nodes for value in node.outputs]
+        self.values = [*(v for v in leaves if v not in self.values), *self.values]
+
+    def read(self) -> Recurrence | Unread | None:
+        first = self._trace(_FIRST, seed=0)
+        unread: Unread | None = None
+        for output in _vectors(self.output, self.tokens):
+            o = output.of(first)
+            if o is None or o.shape[1] < 2 or not bool(torch.isfinite(o).all()):
+                continue
+            for partial in self._partial(first, output, o):
+                decays = list(self._decays(first, partial, o))
+                for decay in decays:
+                    found = self._confirmed(replace(partial, decay=decay))
+                    if found is not None:
+                        return found
+                if not decays and unread is None and partial.value is not None:
+                    assert self.output.producer is not None
+                    unread = Unread(self.output.producer, "its decay")
+        return None
+
+    def _trace(self, length: int, *, seed: int, with_states: bool = False) -> Trace:
+        given = self.leaves, self.nodes, length
+        return self.runs(*given, seed=seed, with_states=with_states, keep=length == _FIRST)
+
+    def _operands(self) -> Iterator[Operand]:
+        for value in self.values:
+            if value is not self.output and _is_float(value):
+                yield from _vectors(value, self.tokens)
+
+    def _partial(self, trace: Trace, output: Operand, o: torch.Tensor) -> Iterator[Recurrence]:
+        """Queries, keys, values and update rates that give the first token's result."""
+        first, heads = o[:, 0], o.shape[2]
+        size = float(first.abs().max())
+        if size == 0:
+            return
+        given = [(each, each.of(trace)) for each in self._operands()]
+        rows = [(each, x[:, 0]) for each, x in given if x is not None and _fits(x, o)]
+        values: list[tuple[Operand | None, torch.Tensor]] = []
+        if first.shape[-1] == 1:
+            values.append((None, first[..., 0]))
+        for each, x in rows:
+            v = _to_heads(x, heads)
+            if v is None or v.shape != first.shape:
+                continue
+            along = (first * v).sum(-1) / v.square().sum(-1)
+            if bool((first - along[..., None] * v).abs().max() <= _EXACT * size):
+                values.append((each, along))
+        if not values:
+            return
+        wide = [(each, _to_heads(x, heads)) for each, x in rows]
+        sized = [(each, x) for each, x in wide if x is not None]
+        rates = [(e, x[..., 0]) for e, x in sized if x.shape[-1] == 1 and _is_rate(e.of(trace))]
+        widths = {x.shape[-1] for _, x in sized if x.shape[-1] > 1}
+        for width in widths:
+            group = [(each, x) for each, x in sized if x.shape[-1] == width][-_MANY:]
+            table = torch.stack([x for _, x in group])
+            dots = torch.einsum("ibhd,jbhd->ijbh", table, table)
+            for value, along in reversed(values[-_NAMED:]):
+                for rate, b0 in [(None, torch.ones_like(along)), *rates]:
+                    scales = _one_number(along, dots * b0)
+                    for i, j in scales.isfinite().nonzero().flip(0).tolist():
+                        query, key = group[i][0], group[j][0]
+                        if i != j:
+                            scale = float(scales[i, j])
+                            yield Recurrence(output, query, key, value, rate, None, scale)
+
+    def _decays(self, trace: Trace, found: Recurrence, o: torch.Tensor) -> Iterator[Decay | None]:
+        """What the second token's result says of the decay, and the values that are it."""
+        heads = o.shape[2]
+
+        def two(part: Operand | None) -> torch.Tensor | None:
+            x = None if part is None else part.of(trace)
+            return None if x is None else _to_heads(x[:, :2], heads)
+
+        q, k = two(found.query), two(found.key)
+        v = torch.ones_like(o[:, :2]) if found.value is None else two(found.value)
+        b = two(found.beta)
+        if q is None or k is None or v is None:
+            return
+        rate = torch.ones_like(k[..., :1]) if b is None else b
+        s, b1 = found.scale, rate[:, 1]
+        state = (rate[:, 0] * k[:, 0])[..., None] * v[:, 0][..., None, :]
+        dot = (q[:, 1] * k[:, 1]).sum(-1, keepdim=True)
+        offset = s * dot * b1 * v[:, 1]
+        seen = (q[:, 1][..., None] * state).sum(-2)
+        known = (k[:, 1][..., None] * state).sum(-2)
+        slope = s * (seen - (0 if b is None else 1) * b1 * dot * known)
+        rest = o[:, 1] - offset
+        a = (rest * slope).sum(-1) / slope.square().sum(-1)
+        size = float(o[:, 1].abs().max())
+        near = 1e3 * _EXACT
+        if bool((rest - a[..., None] * slope).abs().max() <= near * size):
+            if bool((a - 1).abs().max() <= near):
+                yield None
+            for each in self._operands():
+                row = self._row(each, trace, heads)
+                if row is not None and row.shape == a.shape:
+                    if bool((row.exp() - a).abs().max() <= near):
+                        yield Decay(each, True)
+                    elif bool((row - a).abs().max() <= near):
+                        yield Decay(each, False)
+            if bool((a - a[:1]).abs().max() <= near) and bool((a > 0).all()):
+                yield Decay(constant=a[0])
+        yield from self._featured(trace, found)
+
+    def _row(self, each: Operand, trace: Trace, heads: int) -> torch.Tensor | None:
+        """The second token's numbers of an operand that has one for each head."""
+        x = each.of(trace)
+        row = None if x is None or x.shape[-1] != 1 else _to_heads(x[:, 1], heads)
+        return None if row is None else row[..., 0]
+
+    def _featured(self, trace: Trace, found: Recurrence) -> Iterator[Decay]:
+        """Decays of each feature of a key, which the confirmation tells apart."""
+        width = found.key.features()
+        for each in reversed(list(self._operands())):
+            if each.features() == width and each.value not in _own_values(found):
+                x = each.of(trace)
+                if x is not None and bool((x <= 0).all()):
+                    yield Decay(each, True)
+                elif x is not None and bool(((x > 0) & (x <= 1)).all()):
+                    yield Decay(each, False)
+
+    def _confirmed(self, found: Recurrence) -> Recurrence | None:
+        """The recurrence, with its state, if all tokens agree at every length."""
+        states = list(self._pasts(found))
+        stateless = self._agrees(found, self._trace(_FIRST, seed=0))
+        if not stateless:
+            return None
+        trace = self._trace(_FIRST, seed=1, with_states=True)
+        for past in (None, *states):
+            each = replace(found, past=past)
+            if self._agrees(each, trace) and all(self._agrees(each, t) for t in self._others()):
+                return each
+        return None
+
+    def _pasts(self, found: Recurrence) -> Iterator[State]:
+        for leaf in self.leaves:
+            is_input = leaf.producer is None and not leaf.is_constant and _is_float(leaf)
+            if is_input and len(leaf.shape) in (3, 4) and not self.tokens.is_in(leaf):
+                yield from (State(leaf, turned) for turned in (False, True))
+
+    def _others(self) -> Iterator[Trace]:
+        """Runs at lengths on both sides of each chunk's, as far as the range allows."""
+        dims: list[object] = []
+        for node in self.nodes:
+            dims += [dim for value in node.outputs for dim in getattr(value.type, "shape", ())]
+            dims += _numbers(node.attrs.values())
+        low, high = bounds(self.tokens.dim, self.graph.dims)
+        lengths = {low, low + 1, 3, 12, *sizes_around(dims)}
+        for length in sorted(lengths):
+            if low <= length <= min(high or _MOST, _MOST):
+                yield self._trace(length, seed=length + 2, with_states=True)
+
+    def _agrees(self, found: Recurrence, trace: Trace) -> bool:
+        o, made = found.output.of(trace), found.run(trace)
+        if o is None or made is None or made[0].shape != o.shape:
+            return False
+        return _near(made[0], o)
+
+
+def presents(
+    graph: Graph, tokens: Tokens, found: Recurrence, candidates: Iterable[Value]
+) -> State | None:
+    """Which of the values is the last state."""
+    runs = Runs(graph, tokens)
+    for value in candidates:
+        if len(value.shape) not in (3, 4) or tokens.axis(value) is not None:
+            continue
+        leaves, nodes = leaves_of([found.output.value, value], ())
+        for turned in (False, True):
+            agree = True
+            for length in (_FIRST, 12):
+                trace = runs(leaves, nodes, length, seed=length, with_states=True)
+                made = found.run(trace)
+                if made is None:
+                    return None
+                shape = made[1].shape
+                state = _as_state(trace[value], turned, shape[0], shape[1])
+                agree = agree and state is not None and _near(state, made[1])
+            if agree:
+                return State(value, turned)
+    return None
+
+
+def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or not bool(torch.isfinite(a).all()):
+        return False
+    return bool((a - b).abs().max() <= 100 * _EXACT * b.abs().max().clamp(min=1e-300))
+
+
+def _vectors(value: Value, tokens: Tokens) -> Iterator[Operand]:
+    """The ways to read a value as (B, T, H, D): what axes it has beside that of tokens, in order.
+
+    Axes of size 1 at the end may be features or a place for them.
+    """
+    at = tokens.axis(value)
+    if at is None:
+        return
+    rest = [axis for axis in range(len(value.shape)) if axis != at]
+    if len(rest) == 3:
+        yield Operand(value, (rest[0], at, rest[1], rest[2]))
+    elif len(rest) == 2:
+        yield Operand(value, (rest[0], at, None, rest[1]))
+        yield Operand(value, (rest[0], at, rest[1], None))
+    elif len(rest) == 1:
+        yield Operand(value, (rest[0], at, None, None))
+
+
+def _is_float(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.dtype.is_floating_point
+
+
+def _numbers(values: Iterable[object]) -> list[object]:
+    found: list[object] = []
+    for value in values:
+        found += _numbers(value) if isinstance(value, (list, tuple)) else [value]
+    return found
+
+
+def _fits(x: torch.Tensor, o: torch.Tensor) -> bool:
+    is_there = x.shape[0] == o.shape[0] and x.shape[1] == o.shape[1]
+    return is_there and bool(torch.isfinite(x).all()) and bool(x[:, 0].abs().max() > 0)
+
+
+def _to_heads(x: torch.Tensor, heads: int) -> torch.Tensor | None:
+    """(…, H, D) with as many heads, each repeated; None where they don't divide."""
+    own = x.shape[-2]
+    if own == heads:
+        return x
+    return x.repeat_interleave(heads // own, -2) if heads % own == 0 else None
+
+
+def _is_rate(x: torch.Tensor | None) -> bool:
+    """Whether numbers vary from token to token, as those of a rate do."""
+    return x is not None and bool((x - x[:, :1]).abs().max() > 0)
+
+
+def _one_number(found: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """c (I, J), where `found` (B, H) is c times `of` (I, J, B, H); NaN where there is none."""
+    c = (found * of).sum((-1, -2)) / of.square().sum((-1, -2))
+    near = (found - c[..., None, None] * of).abs().amax((-1, -2)) <= _EXACT * found.abs().max()
+    return torch.where(near & (c != 0), c, torch.nan)
+
+
+def _divides(a: int, b: int) -> bool:
+    return a % b == 0 or b % a == 0
+
+
+def _spread(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:
+    if x is None:
+        return None
+    x = x.expand(batch, *x.shape[1:])
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
+
+
+def _as_state(x: torch.Tensor | None, turned: bool, batch: int, heads: int) -> torch.Tensor | None:
+    if x is None or x.ndim not in (3, 4):
+        return None
+    x = (
+        x.reshape(batch, heads, *x.shape[-2:])
+        if x.numel()
+        and x.shape[0]
+        in (
+            batch,
+            batch * heads,
+        )
+        else x
+    )
+    return x.mT if turned else x
+
+
+def _own_values(found: Recurrence) -> set[Value]:
+    return {part.value for part in (found.query, found.key, found.value) if part is not None}

@@ -1,0 +1,328 @@
+"""Where tokens meet: which values have one axis of tokens, and which of them were mixed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+
+from attngraph.analysis.layout.moves import (
+    Broadcast,
+    Copied,
+    Cut,
+    Interleaved,
+    Move,
+    Permuted,
+    Regrouped,
+    move_of,
+)
+from attngraph.analysis.values.widening import wide_node, widened
+from attngraph.errors import IRError
+from attngraph.ir import Dim, Graph, Node, ScalarType, TensorType, Value
+from attngraph.ir.dims import product, same, substitute, symbols_of
+from attngraph.ir.ops import attribute, evaluate
+from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import (
+    ADDMM,
+    ANY_CONVOLUTION,
+    ATTENTION,
+    CAST,
+    CAUSAL_CONVOLUTION,
+    CUMULATIVE,
+    EMBEDDING,
+    FEATURE_NORM,
+    JOIN,
+    LAYOUT,
+    LINEAR,
+    MATMUL,
+    PAD,
+    POINTWISE,
+    RANDOM,
+    RECURRENCE,
+    SCATTER,
+    SOFTMAX,
+)
+
+_OWN = LINEAR | ADDMM | ANY_CONVOLUTION | CAUSAL_CONVOLUTION | EMBEDDING | ATTENTION
+_NORMALISED = SOFTMAX | ATTENTION
+_LOOP = "attn.scan"
+_LEAST = 2  # tokens: what is mixed shows from the second on
+
+
+class Tokens:
+    """The axis of a dim, in the values of a graph."""
+
+    def __init__(self, dim: Dim) -> None:
+        self.dim = dim
+        self._known: dict[Value, int | None] = {}
+
+    def axis(self, value: Value) -> int | None:
+        """The one axis of tokens; None where there is none, or several.
+
+        A static size may be that of other axes too: it is the one that comes from above.
+        """
+        if value not in self._known:
+            found = [at for at, size in enumerate(_shape(value)) if self._has(size)]
+            if isinstance(self.dim, int):
+                found = self._from_above(value, found)
+            single = found[0] if len(found) == 1 else None
+            is_whole = single is not None and self._is(value.shape[single])
+            self._known[value] = single if is_whole else None
+        return self._known[value]
+
+    def _has_axis(self, value: Value) -> bool:
+        return self.axis(value) is not None
+
+    def is_in(self, value: Value) -> bool:
+        """Whether the number of tokens is in a value's shape at all."""
+        if isinstance(self.dim, int) and value.producer is None and not value.is_constant:
+            return self.axis(value) is not None
+        return any(map(self._has, _shape(value)))
+
+    def _is(self, size: Dim) -> bool:
+        return bool(size == self.dim)
+
+    def _has(self, size: Dim) -> bool:
+        if isinstance(self.dim, int):
+            return size == self.dim
+        return not isinstance(size, int) and bool(size.free_symbols & self.dim.free_symbols)
+
+    def _from_above(self, value: Value, found: list[int]) -> list[int]:
+        """Which axes of that size are of tokens, as far as what made the value says."""
+        node, rank = value.producer, len(_shape(value))
+        if node is None or not found:
+            return found if value.is_constant else [at for at in found if at in _places_of(rank)]
+        move = move_of(value)
+        if move is not None:
+            above = self.axis(move.source)
+            kept = {i: at for at in range(len(move.source.shape)) for i in _places(move, at, value)}
+            if above is not None:
+                return [i for i in found if kept.get(i) == above]
+            return [i for i in found if i not in kept]
+        inputs = [each for each in node.inputs if each is not None and not each.is_constant]
+        inputs = [each for each in inputs if isinstance(each.type, TensorType)]
+        if node.op in POINTWISE | CAST | LINEAR | FEATURE_NORM | EMBEDDING:
+            aligned = node.op in POINTWISE | CAST  # at the right
+            axes = [(rank - len(x.shape) if aligned else 0, self.axis(x)) for x in inputs]
+            lies = {before + at for before, at in axes if at is not None}
+            return [at for at in found if at in lies]
+        if node.op in PAD:
+            changed = [i for i in found if not same(inputs[0].shape[i], value.shape[i])]
+            above = self.axis(inputs[0])
+            return changed if above is None else [at for at in found if at == above]
+        if node.op not in JOIN | SCATTER and not any(map(self._has_axis, inputs)):
+            return []
+        if len(found) > 1 and node.op in JOIN | SCATTER and "dim" in node.attrs:
+            along = attribute(node, "dim") % rank  # where steps are brought together
+            return [along] if along in found else found
+        if len(found) > 1 and node.op in MATMUL:
+            return [at for at in found if at == rank - 2] or found
+        return found
+
+
+def _places(move: Move, at: int, value: Value) -> list[int]:
+    """Where an axis of a layout op's source is in its result."""
+    rank = len(value.shape)
+    match move:
+        case Permuted():
+            return [move.inverse[at]]
+        case Regrouped():
+            source = move.source.shape
+            before = product(source[:at])
+            each = [i for i in range(rank) if same(value.shape[i], source[at])]
+            return [i for i in each if same(product(value.shape[:i]), before)]
+        case Cut():
+            if move.dim == at:
+                return []
+            return [at - 1 if move.single and move.dim < at else at]
+        case Copied() | Broadcast() | Interleaved():
+            return [at + rank - len(move.source.shape)]
+    return []
+
+
+def _places_of(rank: int) -> tuple[int, ...]:
+    """Where an input of static shape may have its tokens: behind the batch, or behind the heads."""
+    return (1, 2) if rank == 4 else (1,)
+
+
+def is_own(node: Node) -> bool:
+    """Whether what a node gives is a reading's own ground: a product with weights, an attention.
+
+    No recurrence reaches beyond it, and what it gives may be any number.
+    """
+    if node.op in MATMUL:
+        return any(value is not None and value.is_constant for value in node.inputs)
+    return node.op in _OWN or (node.op in RECURRENCE and node.op != _LOOP)
+
+
+def mixed(graph: Graph, tokens: Tokens) -> list[Value]:
+    """The values with one axis of tokens in which tokens have met, in the graph's order.
+
+    Not those that a softmax has weighed, and of each row's own functions the first.
+    """
+    met: set[Value] = set()
+    weighed: set[Value] = set()
+    found: list[Value] = []
+
+    def is_row(value: Value) -> bool:
+        return tokens.axis(value) is not None and len(value.shape) in (3, 4)
+
+    for node in graph:
+        inputs = [value for value in node.inputs if value is not None]
+        if not inputs or is_own(node):
+            continue
+        if node.op in _NORMALISED or any(value in weighed for value in inputs):
+            weighed.update(node.outputs)
+        elif any(value in met for value in inputs) or _mixes(node, inputs, tokens):
+            before = [value for value in inputs if value in met]
+            met.update(node.outputs)
+            follows = node.op in POINTWISE | LAYOUT | CAST and len(before) == 1
+            if not (follows and is_row(before[0])):
+                found += filter(is_row, node.outputs)
+    return found
+
+
+def _mixes(node: Node, inputs: Sequence[Value], tokens: Tokens) -> bool:
+    """Whether a node reads rows of several tokens, or makes what isn't one row for each."""
+    if node.op in CUMULATIVE or node.op == _LOOP:
+        return any(tokens.axis(value) is not None for value in inputs)
+    one = [value for value in inputs if tokens.axis(value) is not None]
+    several = [v for v in inputs if tokens.is_in(v) and tokens.axis(v) is None]
+    leaves = any(tokens.axis(value) is None for value in node.outputs)
+    enters = any(tokens.axis(value) is not None for value in node.outputs)
+    return bool(one and leaves) or bool(several and (one or enters))
+
+
+def dims_of_tokens(graph: Graph) -> list[Dim]:
+    """The dims that may count tokens: named ones, and static ones where inputs have tokens."""
+    found: dict[Dim, None] = {}
+    for value in graph.inputs:
+        shape = _shape(value)
+        for at, size in enumerate(shape):
+            is_static = at in _places_of(len(shape)) and isinstance(size, int) and size >= _LEAST
+            if isinstance(size, sympy.Symbol) or is_static:
+                found.setdefault(size)
+    return list(found)
+
+
+def sizes_around(dims: Iterable[Any]) -> list[int]:
+    """Lengths on both sides of what expressions divide by: of one chunk, and of two."""
+    chunks: set[int] = set()
+    for value in dims:
+        for part in sympy.preorder_traversal(value) if isinstance(value, sympy.Basic) else ():
+            if part.func.__name__ in ("FloorDiv", "Mod", "PythonMod", "CleanDiv", "CeilDiv"):
+                chunks.update(int(arg) for arg in part.args[1:] if arg.is_Integer and arg > 1)
+            if part.is_Rational and not part.is_Integer:
+                chunks.add(int(part.q))
+    return sorted({n for chunk in chunks for n in (chunk - 1, chunk, chunk + 1, 2 * chunk + 1)})
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a slice of a graph computes of drawn leaves, in float64."""
+
+    sizes: Mapping[str, int]
+    memory: Mapping[Value, Any]
+
+    def __getitem__(self, value: Value) -> torch.Tensor | None:
+        found = self.memory.get(value)
+        return found if isinstance(found, torch.Tensor) else None
+
+
+def leaves_of(roots: Iterable[Value], found: Collection[Value]) -> tuple[list[Value], list[Node]]:
+    """What the roots are computed from, down to a reading's own ground and what was found."""
+
+    def is_leaf(value: Value) -> bool:
+        return value in found or (value.producer is not None and is_own(value.producer))
+
+    return backward_slice(roots, is_leaf)
+
+
+@dataclass
+class Runs:
+    """Evaluates nodes on drawn leaves, and keeps what it computed for the next result of a region.
+
+    Weights have their values where they are known. Integers are ones: no token is padding. Nodes
+    that fail leave no value.
+    """
+
+    graph: Graph
+    tokens: Tokens
+    _kept: dict[tuple[int, int, bool], dict[Value, Any]] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        leaves: Sequence[Value],
+        nodes: Sequence[Node],
+        length: int,
+        *,
+        seed: int,
+        with_states: bool = False,
+        keep: bool = False,
+    ) -> Trace:
+        """So many tokens, as far as their range allows. `with_states`: leaves without tokens, as
+        states are, are drawn as well; else they are zero."""
+        sizes = sizes_for(self.graph, self.tokens, length)
+        key = length, seed, with_states
+        memory = self._kept.get(key, {}) if keep else {}
+        if not any(value in memory for node in nodes for value in node.outputs):
+            memory = {}  # another region
+        if keep:
+            self._kept[key] = memory
+        for value in leaves:
+            if value not in memory:
+                memory[value] = _drawn(value, sizes, self.tokens, seed, with_states)
+        with torch.no_grad():
+            for node in nodes:
+                inputs = [None if v is None else memory.get(v, _MISSING) for v in node.inputs]
+                is_known = all(value in memory for value in node.outputs)
+                if is_known or node.op in RANDOM or any(x is _MISSING for x in inputs):
+                    continue
+                try:
+                    results = evaluate(wide_node(node), list(map(widened, inputs)), sizes)
+                except _FAILURES:
+                    continue
+                memory.update(zip(node.outputs, results, strict=False))
+        return Trace(sizes, memory)
+
+
+_FAILURES = (IRError, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
+_MISSING = object()
+
+
+def _drawn(
+    value: Value,
+    sizes: Mapping[str, int],
+    tokens: Tokens,
+    seed: int,
+    with_states: bool,
+) -> Any:
+    if isinstance(value.type, ScalarType):
+        return sizes.get(value.type.name or "", 1)
+    if value.data is not None and not value.data.is_meta:
+        return widened(value.data.detach())
+    shape = substitute(list(value.shape), sizes)
+    if not value.dtype.is_floating_point:
+        return torch.ones(shape, dtype=value.dtype)
+    is_state = value.producer is None and not value.is_constant and not tokens.is_in(value)
+    random = torch.Generator().manual_seed(zlib.crc32(f"{value.name} {seed}".encode()))
+    drawn = torch.randn(shape, generator=random, dtype=torch.float64)
+    return drawn * 0 if is_state and not with_states else drawn
+
+
+def _shape(value: Value) -> tuple[Dim, ...]:
+    return value.shape if isinstance(value.type, TensorType) else ()
+
+
+def sizes_for(graph: Graph, tokens: Tokens, length: int) -> dict[str, int]:
+    """Small and distinct sizes of the dims, with so many tokens as far as their range allows."""
+    sizes = {}
+    name = next(iter(symbols_of(tokens.dim)), None)
+    for place, (each, info) in enumerate(graph.dims.items()):
+        size = max(length if each == name else 2 + place, info.low)
+        sizes[each] = size if info.high is None else min(size, info.high)
+    return sizes

@@ -1,0 +1,195 @@
+"""fuse-linear-attention: recurrences of outer products, in every form, become one op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from attngraph.analysis.recurrence.linear import (
+    Operand,
+    Recurrence,
+    State,
+    Unread,
+    presents,
+    read_linear,
+)
+from attngraph.analysis.recurrence.mixing import Tokens, dims_of_tokens, mixed
+from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
+from attngraph.ir.dead import eliminate_dead_code
+from attngraph.ir.dims import as_dim, same_shape
+from attngraph.ir.graph import fuse_locs
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.trials import LOGITS
+
+_KERNELS = (torch.float32, torch.float16)
+_REASSOCIATES = "A recurrence of outer products is one operator, which goes token by token."
+
+
+@register
+@dataclass(frozen=True)
+class FuseLinearAttention:
+    """Reads o_t = scale · q_tᵀ S_t (attngraph/analysis/recurrence/linear.py says how).
+
+    Loops, unrolled or over chunks, products under a mask of decays and cumulative sums become one
+    `attn.linear_attention`, with the state before and after it where the graph has them. A decay of
+    each value feature, or one that depends on the state, stays. With `exact_only` nothing is done.
+    """
+
+    name: ClassVar[str] = "fuse-linear-attention"
+    exact: ClassVar[bool] = False
+
+    exact_only: bool = False
+
+    def run(self, graph: Graph) -> list[Remark]:
+        checked = Checked(graph, self.name, LOGITS, depth=None, exact_only=self.exact_only)
+        remarks: list[Remark] = []
+        if checked.allows(_REASSOCIATES):
+            for dim in dims_of_tokens(graph):
+                remarks += _fuse_along(graph, checked, Tokens(dim))
+        return [*remarks, *checked.remarks]
+
+
+def _fuse_along(graph: Graph, checked: Checked, tokens: Tokens) -> list[Remark]:
+    remarks = []
+    for found in list(read_linear(graph, tokens, mixed(graph, tokens), {})):
+        if isinstance(found, Unread):
+            continue
+        remark = _write(graph, checked, tokens, found)
+        remarks += [remark] if remark is not None else []
+    eliminate_dead_code(graph)
+    return remarks
+
+
+def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) -> Remark | None:
+    output, heads = found.output, found.kv_heads
+    node = output.value.producer
+    operands = [found.query, found.key, found.value, found.beta]
+    operands += [found.decay.operand] if found.decay is not None else []
+    dtypes = {part.value.dtype for part in operands if part is not None} | {output.value.dtype}
+    if node is None or not isinstance(heads, int) or len(dtypes) != 1:
+        return None
+    (dtype,) = dtypes
+    if dtype not in _KERNELS:
+        return None
+    found_state = presents(graph, tokens, found, dict.fromkeys(graph.outputs))
+    build = Builder(graph, node, fuse_locs([node], node))
+    write = _Written(build, found, heads, dtype)
+    made = write.node()
+    pairs = [(output.value, write.unpacked(made.outputs[0]))]
+    if found_state is not None:
+        pairs.append((found_state.value, write.state(made.outputs[1], found_state)))
+    if not checked.replace(pairs, reassociates=_REASSOCIATES, at=node):
+        return None
+    graph.sort()
+    return Remark(
+        "fused",
+        "recurrence",
+        f"{_described(found)} is one operator.",
+        node.loc,
+        op="attn.linear_attention",
+        node=made.outputs[0].name,
+    )
+
+
+@dataclass
+class _Written:
+    """The nodes of one recurrence: operands as (B, T, H·D), and the result as it was."""
+
+    build: Builder
+    found: Recurrence
+    heads: int
+    dtype: torch.dtype
+
+    def node(self) -> Node:
+        found = self.found
+        queries = found.query.heads()
+        assert isinstance(queries, int)
+        spread = queries if self.heads % queries == 0 or queries % self.heads == 0 else self.heads
+        value = self._ones() if found.value is None else self._packed(found.value, self.heads)
+        return self.build.node(
+            "attn.linear_attention",
+            self._packed(found.query, spread),
+            self._packed(found.key, self.heads),
+            value,
+            None if found.past is None else self._past(found.past),
+            self._decay(),
+            None if found.beta is None else self._packed(found.beta, self.heads),
+            heads=spread,
+            kv_heads=self.heads,
+            scale=found.scale,
+        )
+
+    def _shaped(self, value: Value, shape: list[Dim]) -> Value:
+        is_so = same_shape(value.shape, shape)
+        return value if is_so else self.build("aten.reshape", value, shape=shape)
+
+    def _ordered(self, value: Value, order: list[int]) -> Value:
+        is_so = order == sorted(order)
+        return value if is_so else self.build("aten.permute", value, dims=order)
+
+    @property
+    def _rows(self) -> list[Dim]:
+        key = self.found.key
+        return [key.value.shape[key.order[0] or 0], key.value.shape[key.order[1]]]
+
+    def _packed(self, operand: Operand, heads: int) -> Value:
+        """(B, T, H·D), each head as often as it serves."""
+        value = operand.value
+        kept = [at for at in operand.order if at is not None]
+        value = self._ordered(value, kept)
+        rows = [operand.value.shape[at] for at in kept[:2]]
+        own, width = operand.heads(), operand.features()
+        if own != heads:
+            assert isinstance(own, int)
+            value = self._shaped(value, [*rows, own, 1, width])
+            value = self.build("aten.expand", value, size=[*rows, own, heads // own, width])
+        shape = [*rows, as_dim(heads * width)]
+        return self._shaped(value, shape)
+
+    def _ones(self) -> Value:
+        size = [*self._rows, self.heads]
+        return self.build("aten.full", size=size, fill_value=1.0, dtype=self.dtype)
+
+    def _decay(self) -> Value | None:
+        decay = self.found.decay
+        if decay is None:
+            return None
+        if decay.operand is None:
+            assert decay.constant is not None
+            data = decay.constant.log().to(self.dtype)[None, None]
+            constant = self.build.constant(data, "decay")
+            return self.build("aten.expand", constant, size=[*self._rows, self.heads])
+        value = self._packed(decay.operand, self.heads)
+        return value if decay.is_log else self.build("aten.log", value)
+
+    def _past(self, state: State) -> Value:
+        """(B, H, dk, dv)."""
+        value = state.value
+        if state.turned:
+            order = [*range(len(value.shape) - 2), len(value.shape) - 1, len(value.shape) - 2]
+            value = self._ordered(value, order)
+        shape = [self._rows[0], self.heads, *value.shape[-2:]]
+        return self._shaped(value, shape)
+
+    def state(self, made: Value, like: State) -> Value:
+        """The state after the last token as the graph has it."""
+        value = self._ordered(made, [0, 1, 3, 2]) if like.turned else made
+        return self._shaped(value, list(like.value.shape))
+
+    def unpacked(self, made: Value) -> Value:
+        """The result with the axes that the graph has."""
+        order, shape = self.found.output.order, self.found.output.value.shape
+        kept = [at for at in order if at is not None]
+        value = self._shaped(made, [shape[at] for at in kept])
+        value = self._ordered(value, [kept.index(at) for at in sorted(kept)])
+        return self._shaped(value, list(shape))
+
+
+def _described(found: Recurrence) -> str:
+    rule = "A delta rule" if found.beta is not None else "Linear attention"
+    decay = "" if found.decay is None else " with a decay"
+    state = "" if found.past is None else ", from a given state on,"
+    return f"{rule}{decay}{state}"

@@ -1,0 +1,198 @@
+"""Recurrences of outer products as people write them, and what only looks like one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HEADS, KEYS, VALUES, WIDTH, TOKENS = 3, 4, 5, 24, 6
+
+
+class Layer(nn.Module):
+    """Projections; q, k and v are (B, H, T, D), the rest (B, T, H)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k = nn.Linear(WIDTH, HEADS * KEYS), nn.Linear(WIDTH, HEADS * KEYS)
+        self.v, self.gates = nn.Linear(WIDTH, HEADS * VALUES), nn.Linear(WIDTH, HEADS * KEYS)
+        self.a, self.b = nn.Linear(WIDTH, HEADS), nn.Linear(WIDTH, HEADS)
+        self.out = nn.Linear(HEADS * VALUES, WIDTH)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (proj(x).unflatten(-1, (HEADS, -1)) for proj in (self.q, self.k, self.v))
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def joined(self, o: Tensor) -> Tensor:
+        return self.out(o.transpose(1, 2).flatten(2))
+
+    def zeros(self, x: Tensor) -> Tensor:
+        return x.new_zeros(x.shape[0], HEADS, KEYS, VALUES)
+
+
+class Retention(Layer):
+    """RetNet: a fixed decay of each head as a mask."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        decay = 1 - 2.0 ** (-5 - torch.arange(HEADS))
+        place = torch.arange(x.shape[1])
+        apart = place[:, None] - place[None]
+        mask = torch.where(apart >= 0, decay[:, None, None] ** apart.clamp(min=0), 0.0)
+        return self.joined((q @ k.mT * KEYS**-0.5 * mask) @ v)
+
+
+class Causal(Layer):
+    """Katharopoulos et al.: cumulative sums, and a normaliser that is one as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        sums = (k[..., :, None] * v[..., None, :]).cumsum(2)
+        total = torch.einsum("bhtk,bhtk->bht", q, k.cumsum(2))
+        return self.joined((q[..., None, :] @ sums)[..., 0, :] / total[..., None])
+
+
+class Gated(Layer):
+    """Decays of each token in the parallel form, as sums of logarithms."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        total = F.logsigmoid(self.a(x)).transpose(1, 2).cumsum(-1)
+        apart = total[..., :, None] - total[..., None, :]
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return self.joined((q @ k.mT * apart.masked_fill(later, -torch.inf).exp()) @ v)
+
+
+class Loop(Layer):
+    """One token after the other, from a state that is handed on."""
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        q, k, v = self.heads(x)
+        k = F.normalize(k, dim=-1)
+        decays, rates = self.decays(x), self.b(x).sigmoid()
+        given = []
+        state = self.zeros(x) if state is None else state
+        for t in range(x.shape[1]):
+            state = self.step(state, k[:, :, t], v[:, :, t], decays[:, t], rates[:, t, :, None])
+            given.append(torch.einsum("bhk,bhkv->bhv", q[:, :, t], state))
+        return self.joined(torch.stack(given, 2)), state
+
+    def decays(self, x: Tensor) -> Tensor:
+        return self.a(x).sigmoid()
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return state + k[..., None] * v[..., None, :]
+
+
+class GatedLoop(Loop):
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return state * a[..., None, None] + k[..., None] * v[..., None, :]
+
+
+class FeatureGatedLoop(Loop):
+    """GLA: a decay of each key feature."""
+
+    def decays(self, x: Tensor) -> Tensor:
+        return F.logsigmoid(self.gates(x)).unflatten(-1, (HEADS, KEYS))
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return state * a.exp()[..., None] + k[..., None] * v[..., None, :]
+
+
+class DeltaLoop(Loop):
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        rest = v - (state * k[..., None]).sum(-2)
+        return state + k[..., None] * (b * rest)[..., None, :]
+
+
+class GatedDeltaLoop(Loop):
+    def decays(self, x: Tensor) -> Tensor:
+        return -F.softplus(self.a(x))
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        state = state * a.exp()[..., None, None]
+        rest = v - (state * k[..., None]).sum(-2)
+        return state + k[..., None] * (b * rest)[..., None, :]
+
+
+class Chunked(Layer):
+    """The state between chunks of four, and a mask of decays in each: segment sums."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        length, size = x.shape[1], 4
+        missing = -length % size
+        q, k, v = (F.pad(part, (0, 0, 0, missing)).unflatten(2, (-1, size)) for part in (q, k, v))
+        gates = F.pad(F.logsigmoid(self.a(x)).transpose(1, 2), (0, missing)).unflatten(
+            2, (-1, size)
+        )
+        total = gates.cumsum(-1)
+        later = torch.ones(size, size, dtype=torch.bool).triu(1)
+        inside = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+        state, given = self.zeros(x), []
+        for c in range(q.shape[2]):
+            seen = q[:, :, c] * total[:, :, c].exp()[..., None] @ state
+            given.append(seen + (q[:, :, c] @ k[:, :, c].mT * inside[:, :, c]) @ v[:, :, c])
+            left = (total[:, :, c, -1:] - total[:, :, c]).exp()[..., None]
+            state = state * total[:, :, c, -1].exp()[..., None, None]
+            state = state + (k[:, :, c] * left).mT @ v[:, :, c]
+        return self.joined(torch.cat(given, 2)[:, :, :length])
+
+
+class Ahead(Layer):
+    """Each token sees the next one too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.joined((q @ k.mT).tril(1) @ v)
+
+
+class DecayOfState(Loop):
+    """The decay depends on the state."""
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return state * state.sum((-1, -2), keepdim=True).sigmoid() + k[..., None] * v[..., None, :]
+
+
+class DecayAfterDelta(Loop):
+    """The delta rule corrects what the state was before it decayed."""
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        rest = v - (state * k[..., None]).sum(-2)
+        state = state * a[..., None, None]
+        return state + k[..., None] * (b * rest)[..., None, :]
+
+
+class ValueGatedLoop(Loop):
+    """A decay of each value feature."""
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return state * v.sigmoid()[..., None, :] + k[..., None] * v[..., None, :]
+
+
+class Late(Layer):
+    """Reads the state before the token is in it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.joined((q @ k.mT).tril(-1) @ v)
+
+
+class Everywhere(Layer):
+    """Each token sees all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.joined((q @ k.mT) @ v)
+
+
+OF_ANY_LENGTH: tuple[type[Layer], ...] = (Retention, Causal, Gated)
+LOOPS: tuple[type[Layer], ...] = (
+    *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),
+    Chunked,
+)
+NEAR_MISSES: tuple[type[Layer], ...] = (
+    *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
+)

@@ -1,0 +1,74 @@
+"""Every way to write a recurrence of outer products is read; what only looks like one stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.export import Dim
+
+from attngraph.frontend.capture import capture
+from attngraph.ir import Graph, Node, clone, interpret
+from attngraph.ir.ops import attribute
+from attngraph.passes import make
+from tests.passes import linear_attentions as written
+
+_PASSES = ["canonicalize", "cse", "dce", "fuse-linear-attention", "dce"]
+
+
+def _graph(kind: type[written.Layer], *, state: bool = False) -> tuple[Graph, Graph]:
+    """The captured graph, and what the passes make of it."""
+    args = [torch.randn(2, written.TOKENS, written.WIDTH)]
+    shapes: list[dict[int, Dim]] = [{0: Dim("batch", min=1, max=64)}]
+    if kind in written.OF_ANY_LENGTH:
+        shapes[0][1] = Dim("seq", min=1, max=512)
+    if state:
+        args.append(torch.randn(2, written.HEADS, written.KEYS, written.VALUES))
+        shapes.append({0: shapes[0][0]})
+    graph = capture(kind().eval(), tuple(args), dynamic_shapes=tuple(shapes))
+    graph = getattr(graph, "graph", graph)
+    before = clone(graph)
+    for item in make(_PASSES):
+        item.run(graph)
+    return before, graph
+
+
+def _sites(graph: Graph) -> list[Node]:
+    return [node for node in graph if node.op == "attn.linear_attention"]
+
+
+def _assert_same(before: Graph, after: Graph, lengths: tuple[int, ...]) -> None:
+    for length in lengths:
+        sizes = {"batch": 3, "seq": length}
+        inputs = [
+            torch.randn([size if isinstance(size, int) else sizes[str(size)] for size in v.shape])
+            for v in before.inputs
+        ]
+        pairs = zip(interpret(after, inputs), interpret(before, inputs), strict=True)
+        for found, expected in pairs:
+            torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", [*written.OF_ANY_LENGTH, *written.LOOPS])
+def test_it_is_read(kind: type[written.Layer]) -> None:
+    before, after = _graph(kind)
+    sites = _sites(after)
+    assert len(sites) == (2 if kind is written.Causal else 1)
+    assert all(attribute(site, "kv_heads") == written.HEADS for site in sites)
+    assert not [node for node in after if node.op in ("aten.cumsum", "aten.stack", "aten.pad")]
+    dynamic = kind in written.OF_ANY_LENGTH
+    _assert_same(before, after, (1, 2, 19) if dynamic else (written.TOKENS,))
+
+
+@pytest.mark.parametrize("kind", [written.Loop, written.GatedDeltaLoop])
+def test_a_state_is_handed_on(kind: type[written.Layer]) -> None:
+    before, after = _graph(kind, state=True)
+    (site,) = _sites(after)
+    assert site.inputs[3] is not None
+    assert after.outputs[1] in (site.outputs[1], *(n.output for n in site.outputs[1].users))
+    _assert_same(before, after, (written.TOKENS,))
+
+
+@pytest.mark.parametrize("kind", written.NEAR_MISSES)
+def test_a_near_miss_stays(kind: type[written.Layer]) -> None:
+    _, after = _graph(kind)
+    assert not _sites(after)
