@@ -44,6 +44,16 @@ def sources(node: Node) -> list[Value]:
     return [value for value in node.inputs if value is not None]
 
 
+def above(value: Value) -> list[Value]:
+    """What a value is computed from directly."""
+    return [] if value.producer is None else sources(value.producer)
+
+
+def made_of(value: Value) -> Iterator[Value]:
+    """A value and everything that it is computed from, nearest first."""
+    return walk([value], above, limit=None)
+
+
 def varying(node: Node) -> list[Value]:
     """The inputs that are no constants."""
     return [value for value in sources(node) if not value.is_constant]
@@ -56,12 +66,12 @@ def origin(value: Value, through: Callable[[Node], bool]) -> Value:
     broadcasts to the scores, not the other way round.
     """
 
-    def above(value: Value) -> list[Value]:
+    def onward(value: Value) -> list[Value]:
         node = value.producer
         if node is None or not through(node):
             return []
         inputs = [source for source in varying(node) if source.dtype.is_floating_point]
         return [max(inputs, key=lambda source: len(source.shape))] if inputs else []
 
-    *_, last = walk([value], above)
+    *_, last = walk([value], onward)
     return last

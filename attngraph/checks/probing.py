@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from attngraph.analysis.walks import made_of
 from attngraph.checks.sizes import is_mask
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import Dim, DimInfo
@@ -196,16 +197,7 @@ def _compared(node: Node, held: Value, role: Role) -> None:
 
 
 def _depends_on_inputs(value: Value) -> bool:
-    stack, seen = [value], set[Value]()
-    while stack:
-        found = stack.pop()
-        if found in seen or found.is_constant:
-            continue
-        seen.add(found)
-        if found.producer is None:
-            return True
-        stack.extend(each for each in found.producer.inputs if each is not None)
-    return False
+    return any(one.producer is None and not one.is_constant for one in made_of(value))
 
 
 def _additive(value: Value, tensor: torch.Tensor, role: Role) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -88,10 +89,27 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
 
     `static` says that a past lies in a buffer which has room for what is new.
     """
-    if node.op == PACKED_ATTENTION:
-        return _packed_facts(node, dims)
     query, value = input_of(node, "query"), input_of(node, "value")
     heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
+    of_site = partial(
+        Facts,
+        dtype=query.dtype,
+        heads=heads,
+        groups=groups,
+        head_size=_whole(divide(query.shape[2], heads)),
+        value_size=_whole(divide(value.shape[2], groups)),
+        positive_scale=attribute(node, "scale") > 0,
+    )
+    if node.op == PACKED_ATTENTION:  # that over padded rows which it stands for
+        batch, length = (bounds(dim, dims) for dim in input_of(node, "kept").shape)
+        return of_site(
+            batch=batch,
+            queries=length,
+            keys=length,
+            square=True,
+            aligned_keys=None,  # nothing asks: the padding is a number of keys, and no mask
+            features=frozenset({PACKED}),
+        )
     masking, past = masking_of(node), input_of(node, "past_key")
     sinks, prologue = input_of(node, "sinks"), prologue_of(node)
     present = {
@@ -109,12 +127,7 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
     }
     _, _, queries, keys = scores_shape(node)
     spans = bounds(queries, dims), bounds(keys, dims)
-    return Facts(
-        dtype=query.dtype,
-        heads=heads,
-        groups=groups,
-        head_size=_whole(divide(query.shape[2], heads)),
-        value_size=_whole(divide(value.shape[2], groups)),
+    return of_site(
         batch=bounds(query.shape[0], dims),
         queries=spans[0],
         keys=spans[1],
@@ -123,32 +136,10 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
         if isinstance(keys, int)
         else (True if divide(keys, 4) is not None else None),
         features=frozenset(name for name, there in present.items() if there),
-        positive_scale=attribute(node, "scale") > 0,
         mean_rows=masking.masked_rows == "mean" and bool(masking.values),
         window=masking.window,
         rotary_features=None if prologue is None else prologue.width,
         normed=prologue is not None and prologue.norms is not None,
-    )
-
-
-def _packed_facts(node: Node, dims: Mapping[str, DimInfo]) -> Facts:
-    """Those of the attention over padded rows that a packed one stands for."""
-    query, value, kept = (input_of(node, name) for name in ("query", "value", "kept"))
-    heads, groups = attribute(node, "heads"), attribute(node, "kv_heads")
-    batch, length = (bounds(dim, dims) for dim in kept.shape)
-    return Facts(
-        dtype=query.dtype,
-        heads=heads,
-        groups=groups,
-        head_size=_whole(divide(query.shape[2], heads)),
-        value_size=_whole(divide(value.shape[2], groups)),
-        batch=batch,
-        queries=length,
-        keys=length,
-        square=True,
-        aligned_keys=None,  # nothing asks: the padding is a number of keys, and no mask
-        features=frozenset({PACKED}),
-        positive_scale=attribute(node, "scale") > 0,
     )
 
 

@@ -19,6 +19,7 @@ from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.rows.padded_reads import Tokens
 from attngraph.analysis.rows.padding import find_tokens
 from attngraph.analysis.rows.row_wise import linked, row_operands
+from attngraph.analysis.walks import made_of
 from attngraph.ir import Builder, Graph, Node, Remark, Value, clone
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import same_shape
@@ -227,13 +228,8 @@ def _kept_padded(graph: Graph, tokens: Tokens) -> list[Remark]:
 
 def _named(graph: Graph, valid: Value) -> str:
     """The inputs that say what is padding."""
-    queue, seen = [valid], {valid}
-    for value in queue:
-        for source in value.producer.inputs if value.producer is not None else ():
-            if source is not None and source not in seen:
-                seen.add(source)
-                queue.append(source)
-    return " and ".join(value.name for value in graph.inputs if value in seen)
+    read = set(made_of(valid))
+    return " and ".join(value.name for value in graph.inputs if value in read)
 
 
 def _unspecified(graph: Graph, outputs: Mapping[int, tuple[int, ...] | None]) -> str:

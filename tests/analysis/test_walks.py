@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngraph.analysis.walks import FAR, origin, readers, walk
+from attngraph.analysis.walks import FAR, made_of, origin, readers, walk
 from attngraph.ir import Graph, Node, parse
 
 DIAMOND = """
@@ -59,3 +59,16 @@ def test_origin_goes_by_the_activation_of_most_dims() -> None:
     assert origin(value, lambda node: node.op in sums).name == "c"
     assert origin(value, lambda node: False) is value
     assert origin(value, lambda node: True) is graph.inputs[0]
+
+
+def test_what_a_value_is_made_of_has_no_end_but_its_inputs() -> None:
+    lines = "\n".join(f"  %v{n + 1} = aten.relu(%v{n})" for n in range(3 * FAR))
+    graph = parse(
+        f"graph @main {{\n  input %v0 : f32[2]\n  input %other : f32[2]\n{lines}\n"
+        f"  %y = aten.add.Tensor(%v{3 * FAR}, %v0)\n  return %y\n}}"
+    )
+    found = list(made_of(graph.outputs[0]))
+    assert len(found) == len(set(found)) == 3 * FAR + 2
+    assert found[0] is graph.outputs[0]
+    assert graph.inputs[0] in found
+    assert graph.inputs[1] not in found

@@ -27,7 +27,7 @@ from attngraph.analysis.masks.predicates import (
 )
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.masks.terms import Tree, leaves
-from attngraph.analysis.walks import sources, walk
+from attngraph.analysis.walks import above, walk
 from attngraph.ir import Value
 
 _FAR = 200
@@ -223,9 +223,6 @@ def _bias(value: Value, reader: Reader) -> str:
 
 def _origin(value: Value) -> str:
     """The nearest input of the graph that a value is computed from, else the nearest constant."""
-
-    def above(value: Value) -> list[Value]:
-        return [] if value.producer is None else sources(value.producer)
 
     constant = ""
     for current in walk([value], above, limit=_FAR):

@@ -26,6 +26,8 @@ from attngraph.analysis.masks.predicates import (
 from attngraph.analysis.masks.propositions import implies
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.rows.row_wise import Rows
+from attngraph.analysis.values.weights import is_weight
+from attngraph.analysis.walks import made_of
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.dims import same_shape
 from attngraph.ir.ops import input_of
@@ -108,12 +110,6 @@ def _tensors(part: Predicate, reader: Reader) -> Iterator[Value]:
 
 def _is_given(value: Value) -> bool:
     """Whether no weights are in it: what a model finds out by itself is no padding."""
-    queue, seen = [value], {value}
-    for above in queue:
-        if above.is_constant and above.shape and above.dtype.is_floating_point:
-            return False
-        for source in above.producer.inputs if above.producer is not None else ():
-            if source is not None and source not in seen:
-                seen.add(source)
-                queue.append(source)
-    return any(above.producer is None and not above.is_constant for above in queue)
+    read = list(made_of(value))
+    is_input = any(one.producer is None and not one.is_constant for one in read)
+    return is_input and not any(map(is_weight, read))

@@ -19,7 +19,7 @@ from attngraph.analysis.masks.predicates import Predicate, negation
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL
 from attngraph.analysis.values.intervals import Intervals
-from attngraph.analysis.values.scalars import fill_of, is_cast
+from attngraph.analysis.values.scalars import converted, fill_of, is_cast
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 
@@ -92,7 +92,7 @@ class Splitter:
         if above is None or len(node.outputs) != 1 or not above[0].dtype.is_floating_point:
             return self._kept(value)
         inner = self.split(*above, taken)
-        fills = [replace(f, number=_rounded(f.number, value.dtype)) for f in inner.fills]
+        fills = [replace(f, number=converted(f.number, value.dtype)) for f in inner.fills]
         if inner.rest is above[0]:
             return Split(fills, value)
         return Split(fills, None if inner.rest is None else Rest(value, (inner.rest,)))
@@ -121,7 +121,7 @@ class Splitter:
             return self._kept(value)
         sides = [self.split(side, aligned(side, index), taken) for side in (left, right)]
         fills = [
-            replace(fill, number=_rounded(fill.number, value.dtype))
+            replace(fill, number=converted(fill.number, value.dtype))
             for side in sides
             for fill in side.fills
         ]
@@ -140,7 +140,7 @@ class Splitter:
         if found is None:
             return None
         source, predicate, keep, fill = found
-        fill = _rounded(fill, value.dtype)
+        fill = converted(fill, value.dtype)
         if not fill <= ABSORBING_FILL or not source.dtype.is_floating_point:
             return None
         if taken is not None and value not in taken:
@@ -152,10 +152,6 @@ class Splitter:
         kept = held if keep else negation(held)
         rest = None if inner.rest is None else Rest(value, (inner.rest,), same_op=False)
         return Split([Fill(kept, fill, value)], rest)
-
-
-def _rounded(value: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(value, dtype=torch.float64).to(dtype))
 
 
 def leaves(tree: Tree) -> Iterator[Value]:

@@ -24,6 +24,7 @@ from attngraph.analysis.masks.propositions import implies
 from attngraph.analysis.masks.reading import Reader
 from attngraph.analysis.rows.row_wise import Rows, row_operands
 from attngraph.analysis.values.scalars import is_cast
+from attngraph.analysis.values.weights import is_weight
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute, input_of
 
@@ -223,13 +224,9 @@ def _computed(graph: Graph) -> frozenset[Value]:
     """The values that depend on weights: what is read of others says what the tokens are."""
     found: set[Value] = set()
     for node in graph:
-        if any(value in found or _is_weight(value) for value in node.inputs if value is not None):
+        if any(value in found or is_weight(value) for value in node.inputs if value is not None):
             found.update(node.outputs)
     return frozenset(found)
-
-
-def _is_weight(value: Value) -> bool:
-    return value.is_constant and bool(value.shape) and value.dtype.is_floating_point
 
 
 def _leaves_nan(site: Masked) -> bool:

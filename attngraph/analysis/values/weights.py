@@ -68,6 +68,11 @@ def is_known(value: Value | None) -> TypeGuard[Value]:
     return value.is_constant and value.dtype.is_floating_point and not value.data.is_meta
 
 
+def is_weight(value: Value) -> bool:
+    """Whether the value is a floating-point constant of one dim or more."""
+    return value.is_constant and bool(value.shape) and value.dtype.is_floating_point
+
+
 def wide(value: Value) -> torch.Tensor:
     """A constant's numbers in float64. The value must be known."""
     assert value.data is not None
