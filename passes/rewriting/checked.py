@@ -90,7 +90,7 @@ class Checked:
         so they are compared again as functions of what lies above. Leaves in `biases` may hold
         -inf. `compared` are the values that are evaluated in the place of the pairs, where only a
         part of each is meant to be equal: they are erased. `unrounded` are new constants before
-        they were rounded to their dtype: what is told from an error is the rounding of weights.
+        they were rounded to their dtype: with these, rounded weights don't count as an error.
 
         With `hidden_rows`, what masks above make of whole rows is compared too: equal as a function
         of its logits, a rewrite may still have mistaken what the formula gives where all are fills.

@@ -22,7 +22,7 @@ ARITHMETIC = ("plain", "large", "huge", "tiny", "equal", "zero")
 LOGITS = ("plain", "large", "tiny", "equal", "zero")
 """As `ARITHMETIC`, within the range of the exponential."""
 LINEAR = ("plain", "zero")
-"""A map that is affine in its inputs is told by points in general position, and its offset."""
+"""Points in general position and zero, which determine a map that is affine in its inputs."""
 LAYOUT = ("plain",)
 """No two elements alike: where each one goes is all there is to see."""
 

@@ -1,7 +1,7 @@
 """Logits as a tree of fills: which numbers they hold where masks hide keys.
 
-It is read off any logits, whether or not they are a product of queries and keys, so that a softmax
-which is spelled out can be told from `aten.softmax` where the two part: in rows that masks hide.
+Any logits can be read so, products of queries and keys or not. It shows where a softmax that is
+spelled out differs from `aten.softmax`: in rows that masks hide.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""How low the terms of logits may be: which of them can hide keys, and which are like scores."""
+"""How low the terms of logits may be: which can hide keys, which are as finite as scores are.
+
+A mask hides a key by a number below every score. Intervals prove how low a value may be where the
+numbers in it are known; of activations nothing is known, and these readings take them for moderate.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +81,7 @@ def may_hide(value: Value) -> bool:
 
 
 class Moderates:
-    """Tells values that hide no key, given activations that are no masks; each found once.
+    """Finds values that hide no key, taking it that activations don't; each is looked at once.
 
     A float input is a bias of a caller if it is added to logits, and logits if it is all there is.
     """

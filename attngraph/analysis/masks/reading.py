@@ -350,7 +350,7 @@ class Reader:
 
 
 def leaf_test(reader: Reader, kept: Set[Value]) -> Callable[[Value], bool]:
-    """Tells the values that a rewrite took nothing from the making of; `kept` are none of them."""
+    """A test for values that a rewrite did not look into, and so may be drawn; none of `kept`."""
 
     def is_leaf(value: Value) -> bool:
         node = value.producer

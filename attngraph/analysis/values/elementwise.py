@@ -1,7 +1,7 @@
 """Scales and offsets: nodes that compute scale · x + shift element by element, with constants.
 
-A `Scaling` is an `Affine` map wherever its numbers differ by feature only, which is told by name:
-the axes of its constants are followed through the layout ops between it and a product.
+A `Scaling` is an `Affine` map wherever its numbers differ by feature only. Whether they do is read
+by following the axes of its constants through the layout ops between it and a product.
 """
 
 from __future__ import annotations
@@ -160,6 +160,6 @@ def _by_feature(numbers: torch.Tensor, neutral: float, laid: LaidOut) -> torch.T
     spread = numbers.reshape([int(atom.size) for atom in atoms])
     spread = spread.permute(sorted(range(len(atoms)), key=lambda index: free.index(atoms[index])))
     spread = spread.reshape([int(atom.size) if atom in atoms else 1 for atom in free])
-    # A feature with a constant index is one of which the layout reads a single element.
+    # Of a feature with a constant index the layout reads a single element.
     result[tuple(slice(None) if atom.const is None else atom.const for atom in features)] = spread
     return result.reshape(-1)
