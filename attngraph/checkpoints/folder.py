@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
 from attngraph.errors import LoadError
 
-CONFIG = "config.json"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _NAMED = "transformers_weights"
@@ -24,26 +26,39 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """What peft saved to be merged into a base: its folder, settings and file of weights."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    weights: Path
+
+
+@dataclass(frozen=True)
 class Folder:
     """A checkpoint's folder: what config.json says, and which files hold the weights.
 
-    `listed` are the names of the weights that an index promises, by file.
+    `listed` are the names of the weights that an index promises, by file. With an `adapter` the
+    folder is that of its base.
     """
 
     path: Path
     config: Mapping[str, Any]
     weights: tuple[Path, ...]
     listed: Mapping[str, Path] = field(default_factory=dict)
+    adapter: Adapter | None = None
 
     @classmethod
     def read(cls, path: Path, *, trust_pickle: bool = False, trust_code: bool = False) -> Folder:
         """Raises LoadError where the folder lacks what is needed, or asks for more trust."""
+        adapter = _adapter(path, trust_pickle=trust_pickle)
+        path = folders_of(path)[0]
         config = read_config(path)
         _refuse_quantised(path, config)
         if not trust_code:
             _refuse_code(path, config)
         weights, listed = weight_files(path, config, trust_pickle=trust_pickle)
-        return cls(path, config, weights, listed)
+        return cls(path, config, weights, listed, adapter)
 
     @property
     def architecture(self) -> str | None:
@@ -57,6 +72,56 @@ class Folder:
         """What a JSON file of the folder holds; nothing where there is no such file."""
         path = within(self.path, name)
         return _read_json(path) if path.is_file() else {}
+
+
+def folders_of(path: Path) -> tuple[Path, ...]:
+    """The folders that a checkpoint is in: its own alone, or the base of an adapter and its own.
+
+    Raises LoadError where the base is not on this machine.
+    """
+    file = within(path, ADAPTER_CONFIG)
+    if not file.is_file() or within(path, CONFIG).is_file():
+        return (path,)
+    name = _read_json(file).get("base_model_name_or_path")
+    if isinstance(name, str) and name:
+        for place in (Path(name), path / name):
+            if place.is_dir():
+                return place, path
+        if (cached := _in_cache(name)) is not None:
+            return cached, path
+    raise LoadError(
+        f"{path} is an adapter of {name!r}, which is no folder here: write that of its base into "
+        f"{ADAPTER_CONFIG} as base_model_name_or_path."
+    )
+
+
+def _in_cache(name: str) -> Path | None:
+    """The folder of a model in the hub's cache on this machine; nothing is fetched."""
+    try:
+        hub: Any = import_module("huggingface_hub")
+        return Path(hub.snapshot_download(name, local_files_only=True))
+    except Exception:  # not installed, no such name, not in the cache
+        return None
+
+
+def _adapter(path: Path, *, trust_pickle: bool) -> Adapter | None:
+    file = within(path, ADAPTER_CONFIG)
+    if not file.is_file():
+        return None
+    found = next((item for n in _ADAPTERS if (item := within(path, n)).is_file()), None)
+    if found is None:
+        raise LoadError(f"{path} has no weights of its adapter: there is no {_ADAPTERS[0]} in it.")
+    if found.suffix == ".bin" and not trust_pickle:
+        raise _pickled(path, found)
+    return Adapter(path, _read_json(file), found)
+
+
+def _pickled(path: Path, file: Path) -> LoadError:
+    return LoadError(
+        f"{path} has its weights in {file.name}, a pickle, which can run its author's code: pass "
+        "--trust-pickle (trust_pickle=True) if you trust the author, or save the model again with "
+        "save_pretrained, which writes safetensors."
+    )
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -85,11 +150,7 @@ def weight_files(
                 f"{_PICKLES[0]} in it; it holds {_contents(path)}."
             )
         if not trust_pickle:
-            raise LoadError(
-                f"{path} has its weights in {found.name}, a pickle, which can run its author's "
-                "code: pass --trust-pickle (trust_pickle=True) if you trust the author, or save "
-                "the model again with save_pretrained, which writes safetensors."
-            )
+            raise _pickled(path, found)
     if found.suffix != ".json":
         return (found,), {}
     return _shards(path, found)

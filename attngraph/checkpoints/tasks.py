@@ -100,6 +100,17 @@ TASKS = (
 NAMES = tuple(dict.fromkeys(task.name for task in TASKS))
 
 
+ADAPTED = {
+    "SEQ_CLS": "text-classification",
+    "TOKEN_CLS": "token-classification",
+    "CAUSAL_LM": "text-generation",
+    "SEQ_2_SEQ_LM": "text2text-generation",
+    "QUESTION_ANS": "question-answering",
+    "FEATURE_EXTRACTION": "feature-extraction",
+}
+"""The tasks of peft's adapters, by the names it has for them."""
+
+
 def require_task(name: str | None) -> None:
     """Raises UsageError for a name that no task has; the message lists them."""
     if name is not None and name not in NAMES:

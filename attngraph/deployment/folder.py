@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from attngraph.checkpoints.folder import within
+from attngraph.checkpoints.folder import folders_of, within
 from attngraph.errors import OutputError, UsageError
 from attngraph.export.files.save import write_text
 from attngraph.export.files.staged import Staged
@@ -26,12 +26,13 @@ _WRITTEN = frozenset((*(f"{name}.onnx" for name in _ONNX), "genai_config.json"))
 """What is written beside the files that are kept of the checkpoint."""
 
 
-def kept_files(source: Path) -> list[Path]:
-    """What OUT/ has of the checkpoint's folder, as paths inside it: all but weights and training.
+def kept_files(source: Path) -> dict[Path, Path]:
+    """What OUT/ has of the checkpoint's folder, by paths inside it: all but weights and training.
 
-    Raises LoadError for a link that leads out of the folder.
+    An adapter's own files stand before those of its base. Raises LoadError for a link that leads
+    out of a folder.
     """
-    return sorted(_kept(source, Path()))
+    return {name: folder / name for folder in folders_of(source) for name in _kept(folder, Path())}
 
 
 def _kept(source: Path, inside: Path) -> Iterator[Path]:
@@ -174,10 +175,10 @@ class OutputFolder:
             part.save(self._partial / name)
         self._held.close()
         try:
-            for kept in kept_files(self._source):
+            for kept, file in kept_files(self._source).items():
                 place = self._partial / kept
                 place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(self._source / kept, place)
+                shutil.copyfile(file, place)
             for name, text in texts.items():
                 (self._partial / name).write_text(text, "utf-8")
             self._put()

@@ -11,10 +11,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from attngraph.checkpoints.adapters import merge, require_plain, split
 from attngraph.checkpoints.classes import class_of, pretrained
 from attngraph.checkpoints.folder import Folder
 from attngraph.checkpoints.samples import samples_of
-from attngraph.checkpoints.tasks import Task
+from attngraph.checkpoints.tasks import ADAPTED, Task
 from attngraph.errors import LoadError
 from attngraph.frontend.factory import Built, build
 from attngraph.frontend.names import kind_of, refuse_factory, require_factory
@@ -100,10 +101,24 @@ def _from_saved(saved: object, path: Path, factory: str | None, arguments: Seque
 
 
 def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples: bool) -> Loaded:
+    adapter = folder.adapter
+    if adapter is not None:
+        require_plain(adapter.path, adapter.settings)
+        task = task or ADAPTED.get(str(adapter.settings.get("task_type")))
     kind, found = class_of(folder, task, trust_code=trust_code)
     weights = _read_shards(folder.weights, folder.listed)
+    factors: dict[str, dict[str, torch.Tensor]] = {}
+    whole: dict[str, torch.Tensor] = {}
+    if adapter is not None:
+        factors, whole = split(_read_shards([adapter.weights], {}))
+        weights |= whole
     module, notes = pretrained(folder, kind, weights, trust_code=trust_code)
     source = str(folder.path)
+    if adapter is not None:
+        merge(module, factors, whole, adapter.settings, adapter.path)
+        source = str(adapter.path)
+        told = f"{len(factors)} weights of {folder.path}"
+        notes.append(f"The adapter {adapter.path} was merged into {told}.")
     if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
         return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
     made = samples_of(folder, module, found)

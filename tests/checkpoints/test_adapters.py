@@ -1,0 +1,113 @@
+"""An adapter of peft is merged into the base that it names, as W + s·BA says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attngraph.deployment.folder import kept_files
+from attngraph.errors import LoadError
+from attngraph.frontend.load import load
+from tests.checkpoints.models import made, saved
+
+_QUERY = "bert.encoder.layer.0.attention.self.query"
+_EMBEDDED = "bert.embeddings.word_embeddings"
+_RANK, _ALPHA = 3, 7
+
+
+def _adapter(path: Path, base: str, weights: dict[str, torch.Tensor], **settings: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    given = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": _RANK, "lora_alpha": _ALPHA}
+    given |= {"base_model_name_or_path": base, **settings}
+    (path / "adapter_config.json").write_text(json.dumps(given))
+    named = {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
+    save_file(named, path / "adapter_model.safetensors")
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("base") / "bert", "bert")
+
+
+def _factors(name: str, wide: int = 32, high: int = 32, kind: str = "lora") -> dict[str, Any]:
+    ending = ".weight" if kind == "lora" else ""
+    return {
+        f"{name}.{kind}_A{ending}": torch.randn(_RANK, wide),
+        f"{name}.{kind}_B{ending}": torch.randn(high, _RANK),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "scale"),
+    [
+        ({}, _ALPHA / _RANK),
+        ({"use_rslora": True}, _ALPHA / math.sqrt(_RANK)),
+        ({"alpha_pattern": {"query": 2}}, 2 / _RANK),
+    ],
+)
+def test_factors_are_merged_and_heads_replaced(
+    base: Path, tmp_path: Path, settings: dict[str, Any], scale: float
+) -> None:
+    weights = _factors(_QUERY)
+    head = {"classifier.weight": torch.randn(2, 32), "classifier.bias": torch.randn(2)}
+    path = _adapter(tmp_path / "adapter", str(base), {**weights, **head}, **settings)
+    loaded = load(path)
+    own, module = made("bert"), loaded.module
+    assert module is not None
+    delta = weights[f"{_QUERY}.lora_B.weight"] @ weights[f"{_QUERY}.lora_A.weight"] * scale
+    expected = {n: head.get(n, p.detach()) for n, p in own.named_parameters()}
+    expected[f"{_QUERY}.weight"] = expected[f"{_QUERY}.weight"] + delta
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name])
+    assert any(f"merged into 1 weights of {base}" in note for note in loaded.notes)
+    assert loaded.task is not None
+    assert loaded.task.name == "text-classification"
+    again = load(base).module
+    assert again is not None  # the base's own file is as it was
+    query = f"{_QUERY}.weight"
+    assert torch.equal(again.get_parameter(query), own.get_parameter(query))
+
+
+def test_an_embedding_is_adapted_along_its_rows(base: Path, tmp_path: Path) -> None:
+    weights = _factors(_EMBEDDED, wide=90, kind="lora_embedding")
+    module = load(_adapter(tmp_path / "adapter", str(base), weights)).module
+    assert module is not None
+    up, down = (weights[f"{_EMBEDDED}.lora_embedding_{part}"] for part in "BA")
+    expected = made("bert").get_parameter(f"{_EMBEDDED}.weight") + (up @ down).T * _ALPHA / _RANK
+    torch.testing.assert_close(module.get_parameter(f"{_EMBEDDED}.weight"), expected)
+
+
+def test_the_output_has_the_files_of_both(base: Path, tmp_path: Path) -> None:
+    path = _adapter(tmp_path / "adapter", str(base), _factors(_QUERY))
+    (path / "tokenizer.json").write_text("{}")
+    assert {str(name): file.parent for name, file in kept_files(path).items()} == {
+        "config.json": base,
+        "tokenizer.json": path,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights", "told"),
+    [
+        ({"base_model_name_or_path": "nobody/nothing"}, {}, "adapter of 'nobody/nothing', which"),
+        ({"peft_type": "IA3"}, {}, "of the kind IA3"),
+        ({"use_dora": True}, {}, "LoRA with use_dora"),
+        ({}, _factors("bert.pooler.sparse"), "adapts bert.pooler.sparse"),
+        ({}, _factors(_QUERY, wide=31), r"by \(32, 31\), and the base has \(32, 32\)"),
+        ({}, {f"{_QUERY}.lora_A.weight": torch.ones(3, 32)}, "one factor of two"),
+        ({}, {f"{_QUERY}.lora_magnitude_vector": torch.ones(32)}, "lora_magnitude_vector"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused(
+    base: Path, tmp_path: Path, settings: dict[str, Any], weights: dict[str, Any], told: str
+) -> None:
+    path = _adapter(tmp_path / "adapter", str(base), weights or _factors(_QUERY), **settings)
+    with pytest.raises(LoadError, match=told):
+        load(path)
