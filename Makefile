@@ -52,10 +52,13 @@ corpus-packages: $(INSTALLED)
 
 # Other people's runtimes, beside ours. RECORD=1 writes what passed, for docs/runtimes.md.
 RUNTIMES := .runtimes
+ORTS := 1.24.1 1.27.0 1.32.0
 runtimes: export OMP_NUM_THREADS := 1
 runtimes: $(INSTALLED)
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(RUNTIMES) \
 		-r tests/runtimes/requirements.txt
+	for version in $(ORTS); do $(BIN)/python -m pip install -q --no-deps --upgrade \
+		--target $(RUNTIMES)/onnxruntime-$$version onnxruntime==$$version; done
 	PYTHONPATH=$(RUNTIMES) $(PYTEST) tests/runtimes
 
 # FUZZ="--draws 1000 --first 5000" asks for others; python -m tests.fuzz SEED replays one.

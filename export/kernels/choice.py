@@ -93,10 +93,15 @@ def version_of(text: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def is_known(text: str) -> bool:
+    """Whether the kernel table covers an onnxruntime, so that a model can be compiled for it."""
+    return any(version_of(text) in versions for versions in VERSIONS)
+
+
 def check_version(text: str | None = None) -> None:
     """Raises ProviderError for an onnxruntime that the kernel table knows nothing about."""
     text = text or onnxruntime.__version__
-    if any(version_of(text) in versions for versions in VERSIONS):
+    if is_known(text):
         return
     known = ", ".join(f"{versions}" for versions in VERSIONS)
     raise ProviderError(

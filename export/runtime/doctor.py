@@ -12,6 +12,8 @@ from typing import Any, Literal
 import onnxruntime
 import torch
 
+from attngraph.export.kernels.choice import is_known
+from attngraph.export.kernels.table import VERSIONS
 from attngraph.export.kernels.weight_only import FORMS, cost_on_cpu
 from attngraph.export.runtime.providers import installed, preload_cuda
 
@@ -75,6 +77,16 @@ def _packages(facts: Environment) -> Iterator[Finding]:
     for name, version in facts.packages.items():
         yield Finding("ok", name, version)
     gpu = facts.packages.get("onnxruntime-gpu")
+    name = "onnxruntime-gpu" if gpu else "onnxruntime"
+    used = facts.packages.get(name)
+    if used is not None and not is_known(used):
+        known = ", ".join(map(str, VERSIONS))
+        yield Finding(
+            "problem",
+            name,
+            f"onnxruntime {used} runs files, and compiles none: the kernel table knows {known}.",
+            f'pip install "{name}=={VERSIONS[-1]}.*"',
+        )
     if gpu and "onnxruntime" in facts.packages:
         yield Finding(
             "problem",

@@ -7,13 +7,27 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from tests.runtimes.page import RESULTS, Ran, merged
 
-NEEDS = {"test_genai.py": "onnxruntime_genai", "test_openvino.py": "openvino"}
+NEEDS = {
+    "test_genai.py": "onnxruntime_genai",
+    "test_onnxruntime.py": "onnxruntime_genai",
+    "test_openvino.py": "openvino",
+}
 RECORDS = bool(os.environ.get("RECORD"))
+
+
+def wheels() -> list[Path]:
+    """The folders of other onnxruntimes, beside the runtimes that were installed for the tests."""
+    found = importlib.util.find_spec("onnxruntime_genai")
+    if found is None or found.origin is None:
+        return []
+    return sorted(Path(found.origin).parents[1].glob("onnxruntime-*.*.*"))
+
 
 collect_ignore = [
     file for file, needed in NEEDS.items() if importlib.util.find_spec(needed) is None
@@ -40,10 +54,11 @@ def ran() -> Iterator[Ran]:
 
 @pytest.fixture
 def record(ran: Ran) -> Record:
-    """Notes that a family of models passed a check in a runtime, by the name of its package."""
+    """Notes that a family of models passed a check in a runtime, by its name and version, or by
+    the name of its package."""
 
-    def note(package: str, family: str, check: str) -> None:
-        of = ran.setdefault(f"{package} {version(package)}", {}).setdefault(family, [])
-        of.append(check)
+    def note(runtime: str, family: str, check: str) -> None:
+        named = runtime if " " in runtime else f"{runtime} {version(runtime)}"
+        ran.setdefault(named, {}).setdefault(family, []).append(check)
 
     return note

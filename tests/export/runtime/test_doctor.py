@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from importlib import metadata
+from pathlib import Path
 
 import onnxruntime
+from packaging.specifiers import SpecifierSet
 
+from attngraph.export.kernels.choice import is_known
 from attngraph.export.runtime.doctor import Environment, Finding, diagnose
 
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 HEALTHY = Environment(
     packages={"torch": "2.13.0", "onnxruntime-gpu": "1.31.1"},
     providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
@@ -35,6 +40,24 @@ def test_both_onnxruntimes_are_a_problem() -> None:
     assert found.fix is not None
     assert "uninstall -y onnxruntime onnxruntime-gpu" in found.fix
     assert "onnxruntime-gpu==1.31.1" in found.fix
+
+
+def test_an_onnxruntime_that_nothing_can_be_compiled_for_is_a_problem() -> None:
+    for version in ("1.24.1", "1.30.0", "1.32.0"):
+        (found,) = findings(packages={"onnxruntime": version})
+        assert found.level == "problem"
+        assert found.message.startswith(f"onnxruntime {version} runs files, and compiles none")
+        assert found.fix == 'pip install "onnxruntime==1.31.*"'
+
+
+def test_pip_installs_no_onnxruntime_but_those_that_compile() -> None:
+    """What pyproject.toml allows is what the kernel table knows, in each of its lines."""
+    allowed = re.findall(r"onnxruntime[^<>=;\"]*([<>=][^;\"]*)", PROJECT.read_text("utf-8"))
+    assert len(allowed) == 3
+    for text in allowed:
+        range_ = SpecifierSet(text)
+        for minor in range(20, 40):
+            assert (f"1.{minor}.1" in range_) is is_known(f"1.{minor}.1"), text
 
 
 def test_missing_libraries_are_named_with_the_pinned_extra() -> None:
