@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import collections
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache
 from attngraph.decoding.rules import NO_RULES, Rules
 from attngraph.decoding.sampling import Sampling
+from attngraph.decoding.stream import TokenStream
 from attngraph.decoding.tokens import Seen, end_tokens, positions, shown_tokens, token_id, token_ids
 from attngraph.errors import UsageError
 from attngraph.export.lowering.emission.buffers import CAPACITY, by_row, row_of
@@ -334,17 +336,54 @@ class Decoder:
 
         Greedy at temperature 0, else drawn (see `Sampling`). Rows of different lengths are padded
         on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
-        with `pad_token_id` (by default that token); when all have, it ends early. `cache` is one of
-        `start`, and `rules` say which tokens are forced, or not to be chosen.
+        with `pad_token_id` (by default that token); when all have, it ends early. With a `cache` of
+        how ids begin, such as that of a `stream` before, only the rest is computed. `rules` say
+        which tokens are forced, or not to be chosen.
 
         Raises UsageError for what a step or `Sampling` doesn't take, for rows padded on the right,
-        whose last position is no token, and where a static cache has no room for the prompt and
-        what may follow.
+        whose last position is no token, where a static cache has no room for the prompt and what
+        may follow, and for a cache of other ids.
+        """
+        stream = self.stream(
+            ids,
+            max_new_tokens,
+            attention_mask,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            cache=cache,
+            rules=rules,
+        )
+        collections.deque(stream, maxlen=0)
+        return stream.ids.to(ids.device)
+
+    def stream(
+        self,
+        ids: torch.Tensor,
+        max_new_tokens: int,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        cache: Cache | None = None,
+        rules: Rules = NO_RULES,
+    ) -> TokenStream:
+        """The tokens of `generate`, each (B,) as soon as it is drawn.
+
+        Raises as that does, before the first one.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
         count, known = whole("max_new_tokens", max_new_tokens, 0), self.layout.vocabulary
         prompt = token_ids(ids, known)
         batch, length = prompt.shape
+        held = 0 if cache is None else self._begins(cache, prompt)
         shown = shown_tokens(attention_mask, batch, 0, length)
         if shown is not None and not bool(shown[:, -1].all()):
             row = int((~shown[:, -1]).nonzero()[0])
@@ -352,6 +391,8 @@ class Decoder:
                 f"Row {row} of attention_mask ends in padding; pad on the left, so that the last "
                 "position of each row is a token."
             )
+        if cache is not None:
+            cache.seen.require_same(shown)
         more = max(count - 1, 0)  # the last token is not fed
         self._require_room(length + more)
         total, places = Seen.nothing(batch).then(prompt, shown).counts
@@ -359,7 +400,7 @@ class Decoder:
         if more:
             self._require_steps((total + more, places + more))
         if count:
-            self._require_sizes(batch, length, 0)
+            self._require_sizes(batch, length - held, held)
         ahead = range(length, length + more)  # an end token may come long before the last of them
         for past in (*ahead[:_AHEAD], *ahead[_AHEAD:][-1:]):
             self._require_sizes(batch, 1, past)
@@ -367,18 +408,20 @@ class Decoder:
         filler = ends[0] if ends else 0
         if pad_token_id is not None:
             filler = token_id("pad_token_id", pad_token_id, known)
-        random, done = sampling.generator(), torch.zeros(batch, dtype=torch.bool)
-        one = torch.ones(batch, 1, dtype=torch.bool)
-        parts, new = [prompt], prompt
-        for step in range(count):
-            logits, cache = self(new, shown, cache)
-            scores = rules.applied(logits[:, -1].cpu(), torch.cat(parts, 1), step, count, ends)
-            token = sampling.choose(scores, random).to(prompt.dtype)
-            token = torch.where(done, filler, token)
-            new = token[:, None]
-            parts.append(new)
-            done |= torch.isin(token, torch.tensor(ends, dtype=token.dtype))
-            if bool(done.all()):
-                break
-            shown = None if shown is None else torch.cat([shown, one], 1)
-        return torch.cat(parts, 1).to(ids.device)
+        return TokenStream(prompt, shown, cache, self, count, sampling, rules, ends, filler)
+
+    def _begins(self, cache: Cache, prompt: torch.Tensor) -> int:
+        """How many tokens of a prompt a cache holds. Raises UsageError where they are others, or
+        all of them."""
+        held = self._own(cache, len(prompt)).length
+        if held >= prompt.shape[1]:
+            raise UsageError(
+                f"The cache holds {held} tokens and ids has {prompt.shape[1]}: give the ids that "
+                "it holds with more behind them."
+            )
+        if not torch.equal(cache.seen.ids, prompt[:, :held].to(cache.seen.ids.dtype)):
+            raise UsageError(
+                "ids don't begin with the tokens that the cache holds: give those, with more "
+                "behind them, or leave out the cache."
+            )
+        return held
