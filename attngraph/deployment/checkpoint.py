@@ -22,8 +22,8 @@ from attngraph.reports.report import Report
 class OptimizedCheckpoint:
     """A compiled checkpoint: `result` is what is called, `parts` are the files that it becomes.
 
-    `result` is an `Optimized`, or a `Decoder` where the task is text-generation. `task` is None for
-    a head that no task is known of.
+    `result` is an `Optimized`, a `Decoder` where the task is text-generation, or a `Seq2Seq` of an
+    encoder-decoder. `task` is None for a head that no task is known of.
     """
 
     def __init__(self, source: Path, task: Task | None, parts: Parts) -> None:

@@ -16,11 +16,14 @@ from attngraph.checkpoints.tasks import Kind
 from attngraph.compiling.compilation import Progress
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
+from attngraph.decoding.compile_seq2seq import compile_seq2seq, rules_of
+from attngraph.decoding.seq2seq import ENCODER
 from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.frontend.load import Loaded
 from attngraph.frontend.model import Model
+from attngraph.frontend.seq2seq import is_seq2seq, of_transformers
 from attngraph.options import DecoderOptions, Options, Runtime
 from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
@@ -125,4 +128,38 @@ def _decoder(request: Request) -> Parts:
     return Parts(decoder, {MODEL: decoder}, {CONFIG: json.dumps(config, indent=2)})
 
 
-COMPILERS: dict[Kind, Callable[[Request], Parts]] = {"model": _whole, "decoder": _decoder}
+def _seq2seq(request: Request) -> Parts:
+    """An encoder and a decoder that attends to it, with the first step that runtimes begin with."""
+    loaded, place = request.loaded, request.place
+    if request.all_logits or not request.padding or request.runtime is not None:
+        raise UsageError(
+            f"{loaded.source} is an encoder-decoder, whose files are the same for each runtime: "
+            "leave out --for, --all-logits and --no-padding."
+        )
+    if place is not None and place.name_of(ENCODER) != ENCODER:
+        raise UsageError(
+            f"{loaded.source} is an encoder-decoder, which becomes several files: give -o a folder."
+        )
+    assert loaded.module is not None
+    if not is_seq2seq(loaded.module):
+        name = type(loaded.module).__name__
+        raise UsageError(f"{name} of {loaded.source} is no encoder-decoder with a decoder of text.")
+    parts = of_transformers(loaded.module, None, None, loaded.source)
+    found = compile_seq2seq(
+        parts,
+        rules_of(loaded.module),
+        request.decoding,
+        request.options,
+        staged=request.staged,
+        progress=request.progress,
+    )
+    files = found.files
+    next(iter(files.values())).report.notes += loaded.notes
+    return Parts(found, files)
+
+
+COMPILERS: dict[Kind, Callable[[Request], Parts]] = {
+    "model": _whole,
+    "decoder": _decoder,
+    "seq2seq": _seq2seq,
+}

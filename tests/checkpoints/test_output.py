@@ -12,7 +12,7 @@ import torch
 
 import attngraph
 from attngraph.cli import run
-from attngraph.errors import OutputError, ParityError, UsageError
+from attngraph.errors import OutputError, ParityError
 from attngraph.optimized import Optimized
 from tests.checkpoints.models import feed, saved
 
@@ -169,17 +169,6 @@ def test_nothing_is_written_where_parity_fails(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_encoder_decoder_is_no_single_graph(tmp_path: Path) -> None:
-    import transformers
-
-    config = transformers.T5Config(
-        d_model=16, num_heads=2, d_kv=8, num_layers=1, d_ff=16, vocab_size=50
-    )
-    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
-    with pytest.raises(UsageError, match="text2text-generation"):
-        attngraph.optimize_checkpoint(tmp_path / "t5")
-
-
 def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
@@ -199,3 +188,29 @@ def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
     assert said["model"]["decoder"]["filename"] == "model.onnx"
     assert said["model"]["eos_token_id"] == [2, 5]
     assert said["search"]["top_k"] == 7
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_becomes_its_files(tmp_path: Path) -> None:
+    from transformers import BartForConditionalGeneration, GenerationConfig, GenerationMixin
+
+    source = saved(tmp_path / "bart", "bart")
+    GenerationConfig(
+        decoder_start_token_id=2, eos_token_id=2, pad_token_id=1, forced_bos_token_id=7
+    ).save_pretrained(source)
+    assert run(["optimize", str(source), "-o", str(tmp_path / "out")]) == 0
+    files = ("decoder_model.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx")
+    assert _names(tmp_path / "out") == sorted((*files, "config.json", "generation_config.json"))
+    ids = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
+    model: Any = BartForConditionalGeneration.from_pretrained(source)
+    expected = GenerationMixin.generate(model, ids, max_new_tokens=8, do_sample=False)
+    loaded = attngraph.Seq2Seq.load(tmp_path / "out")
+    assert torch.equal(loaded.generate(ids, 8), expected)
+
+
+def test_an_encoder_decoder_is_no_single_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = saved(tmp_path / "bart", "bart")
+    assert run(["optimize", str(source), "-o", str(tmp_path / "out.onnx")]) == 2
+    assert "becomes several files: give -o a folder" in " ".join(capsys.readouterr().err.split())
