@@ -11,9 +11,9 @@ export HF_HUB_OFFLINE := 1
 .PHONY: demo test test-machine test-other-blas test-all lint docs corpus corpus-packages runtimes fuzz bench gpu clean
 
 demo: $(INSTALLED)
-	$(BIN)/python -m examples.make_model out/model.pt2
-	$(BIN)/attngraph optimize out/model.pt2 -o out/model.onnx
-	$(BIN)/attngraph bench out/model.onnx out/model.pt2 --engine eager --engine attngraph
+	$(BIN)/python -m examples.make_checkpoint out/bert
+	$(BIN)/attngraph optimize out/bert -o out/onnx
+	$(BIN)/attngraph bench out/onnx/model.onnx out/bert --engine eager --engine attngraph
 
 # One thread per worker; a file's tests stay on one worker, where they share what they compiled.
 # Files are dealt in the order of tests/conftest.py.

@@ -122,6 +122,28 @@ def release_large(module: torch.nn.Module) -> None:
 
 
 @contextlib.contextmanager
+def released_behind(module: torch.nn.Module) -> Iterator[None]:
+    """Within it, mapped weights leave memory soon after the module read them, if that pays."""
+    held = [*module.parameters(), *module.buffers()]
+    weights = [data for data in held if data.layout is torch.strided]
+    if not are_large(weights):
+        yield
+        return
+    reader = Reader(weights)
+
+    def read(part: torch.nn.Module, *_: object) -> None:
+        reader.read(sum(data.nbytes for data in part.parameters(recurse=False)))
+
+    handles = [part.register_forward_hook(read) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        release(weights)
+
+
+@contextlib.contextmanager
 def no_holes() -> Iterator[None]:
     """Within it, large blocks that are freed go back to the system at once.
 

@@ -24,7 +24,7 @@ from attngraph.ir.printer import format_node
 from attngraph.passes import label_of, purpose_of, run
 from attngraph.passes.canonical.normal_form import FORMS
 from bench import versions
-from examples import eager_attention, make_model
+from examples import eager_attention, make_checkpoint
 from tests.kernels import table
 from tests.passes.spellings import SPELLINGS, spelled
 from tests.runtimes import page as runtimes
@@ -41,8 +41,8 @@ def _fenced(text: str, language: str = "") -> str:
 def session() -> str:
     """What `make demo` prints of a compilation, without its times."""
     commands = (
-        ("python -m examples.make_model", make_model.main, "out/model.pt2"),
-        ("attngraph", command, "optimize out/model.pt2 -o out/model.onnx"),
+        ("python -m examples.make_checkpoint", make_checkpoint.main, "out/bert"),
+        ("attngraph", command, "optimize out/bert -o out/onnx"),
     )
     shown = []
     for program, main, arguments in commands:

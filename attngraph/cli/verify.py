@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,10 +28,10 @@ def verify(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="MODEL OUT.onnx",
+            metavar="MODEL OUT.onnx|OUT/",
             show_default=False,
-            help="The model, as for optimize, and the ONNX file. With --factory the model may be "
-            "left out.",
+            help="The model, as for optimize, and the ONNX file, or the folder optimize wrote. "
+            "With --factory the model may be left out.",
         ),
     ],
     *,
@@ -47,6 +48,8 @@ def verify(
     then 8.
 
     attngraph verify model.pt2 model.onnx
+
+    attngraph verify checkpoint/ out/
     """
     with reported(debug):
         with working(debug) as stages:
@@ -57,6 +60,7 @@ def verify(
                     "with --factory the ONNX file alone."
                 )
             options = Options(target, session=session.settings())
+            path = path / "model.onnx" if os.path.isdir(path) else path
             require_file(path)
             source = given.of(models[0] if models else None)
             source.check()

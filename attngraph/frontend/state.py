@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
 from attngraph.inference import MOST_ELEMENTS, holders_of, inference, restored
+from attngraph.mapped import released_behind
 
 _SHOWN = 3
 _TRAINED = (
@@ -39,7 +40,7 @@ def state_notes(
         return []
     trains = any(part.training for part in module.modules())
     try:
-        with inference(module), torch.random.fork_rng(devices=[]):
+        with inference(module), torch.random.fork_rng(devices=[]), released_behind(module):
             first = _call(module, args, kwargs)
             after_first = dict(_values(module))
             second = _call(module, args, kwargs)

@@ -137,6 +137,8 @@ def test_the_command_writes_a_folder_and_says_so(
         (tmp_path / "out" / name).stat().st_size for name in _names(tmp_path / "out")
     )
     assert "model.onnx" in _names(tmp_path / "out")
+    assert run(["verify", str(bert), str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["passed"] is True
 
 
 @pytest.mark.parametrize(
