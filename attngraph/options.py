@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attngraph.errors import UsageError
-from attngraph.export.formats import Precision, Weights
+from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.runtime.provider_options import check_settings
 from attngraph.export.target import Target, parse_target
 from attngraph.numeric import whole
@@ -99,6 +99,21 @@ class Options:
             "and reported; the kernels' own error keeps to the usual budget."
         ),
     ] = None
+    activations: Annotated[
+        Activations | None,
+        Flag(
+            "Beside --weights: also round what such linears are given to 8 bits, each row by "
+            "itself, for the CPU's products of integers. What that costs is reported."
+        ),
+    ] = None
+    budget: Annotated[
+        str | None,
+        Flag(
+            "Beside --activations: the most that the first output may be off, in rms, on your "
+            "sample, such as 1%. The linears that cost the most error stay in float.",
+            metavar="SHARE",
+        ),
+    ] = None
     assume: Assumptions = ()
     session: Mapping[str, Any] = field(default_factory=dict)
     decodes: bool = False
@@ -107,8 +122,45 @@ class Options:
         _check("verify", self.verify, get_args(Verify))
         _check("precision", self.precision, (None, *get_args(Precision)))
         _check("weights", self.weights, (None, *get_args(Weights)))
+        _check("activations", self.activations, (None, *get_args(Activations)))
+        if self.activations is not None:
+            self._check_activations(self.activations)
+        if self.budget is not None:
+            self._check_budget(self.budget)
         check_assumptions(self.assume)
         check_settings(self.device, self.session)
+
+    def _check_activations(self, activations: str) -> None:
+        if self.weights is None:
+            raise UsageError(
+                f"--activations {activations} is for products with quantized weights: add "
+                "--weights int8, or int4."
+            )
+        if self.device.provider != "cpu":
+            raise UsageError(
+                f"--activations {activations} is for the CPU: onnxruntime's kernels for "
+                f"{self.device.provider} round no activations. Leave it out."
+            )
+
+    def _check_budget(self, budget: str) -> None:
+        if self.activations is None or not self.verifies:
+            raise UsageError(
+                f"--budget {budget} is measured where activations are rounded: add --activations "
+                "int8, and leave out --verify off."
+            )
+        try:
+            share = _share(budget)
+        except ValueError:
+            share = 0.0
+        if not 0 < share < 1:
+            raise UsageError(
+                f"budget is {budget!r}; it is a share of the output's rms, such as 1% or 0.01."
+            )
+
+    @property
+    def share(self) -> float | None:
+        """The budget, read: a number between 0 and 1."""
+        return None if self.budget is None else _share(self.budget)
 
     @property
     def device(self) -> Target:
@@ -120,6 +172,12 @@ class Options:
         """Whether the result is compared with eager."""
         return self.verify != "off"
 
+    @property
+    def _parts(self) -> bool:
+        """Whether products stay apart: the CPU has no launches to save, and copies its splits."""
+        in_blocks = self.weights is not None and not self.weights == self.activations == "int8"
+        return self.device.provider == "cpu" and not in_blocks and not self.decodes
+
     def of_pipeline(self) -> dict[str, Any]:
         """Keyword arguments of `pipeline`, which can be written as JSON."""
         return {
@@ -130,8 +188,7 @@ class Options:
             "packed_attention": self.device.provider == "cuda",
             "few_bits": self.weights is not None,
             "recurrences": self.device.provider == "cpu",
-            # the CPU has no launches to save, and copies what it splits
-            "part": self.device.provider == "cpu" and self.weights is None and not self.decodes,
+            "part": self._parts,
         }
 
 
@@ -159,6 +216,11 @@ class DecoderOptions:
             )
         if length is not None:
             whole("max_length", length, 2)
+
+
+def _share(text: str) -> float:
+    number, percent, _ = text.partition("%")
+    return float(number) / 100 if percent else float(number)
 
 
 def check_assumptions(names: Collection[str]) -> None:

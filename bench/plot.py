@@ -23,7 +23,7 @@ def plot(workloads: dict[str, Any], path: Path = IMAGE) -> Path:
     matplotlib.rcParams["svg.hashsalt"] = "attngraph"
     from matplotlib import pyplot
 
-    engines = [name for name in BY_NAME if name != OURS]
+    engines = [e.name for e in BY_NAME.values() if e.name != OURS and not e.quantized]
     height = 0.8 / len(engines)
     figure, axes = pyplot.subplots(figsize=(9, 1 + 0.95 * len(workloads)))
     for row, name in enumerate(engines):

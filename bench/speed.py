@@ -88,11 +88,13 @@ def _add(path: Path, name: str, result: dict[str, Any]) -> None:
 def _print(contest: Contest) -> None:
     for row in contest.rows:
         if row.median_ms is None:
-            print(f"    {row.engine:16} {row.status}: {row.reason}")
+            print(f"    {row.engine:22} {row.status}: {row.reason}")
             continue
+        error = "" if row.error is None else f"  error {row.error:.2%} rms"
         ratio = f"{row.ratio:6.2f} × attngraph's" if row.ratio is not None else ""
         spread = f"({min(row.ms):.2f} to {max(row.ms):.2f})"
-        print(f"    {row.engine:16} {row.median_ms:10.2f} ms {spread:22} {ratio}")
+        print(f"    {row.engine:22} {row.median_ms:10.2f} ms {spread:22} {ratio}{error}")
+    print(f"    {contest.load}")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

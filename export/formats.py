@@ -8,3 +8,5 @@ Precision = Literal["fp32", "fp16", "bf16"]
 """What a model computes in."""
 Weights = Literal["int8", "int4"]
 """What the weights of linears may be stored in."""
+Activations = Literal["int8"]
+"""What the inputs of such linears may be rounded to while it runs."""

@@ -15,6 +15,18 @@ from attngraph.checks.cases import SampleInputs, label_of
 from attngraph.checks.coverage import Drawings, coverage_of
 from attngraph.checks.padded import Padding, annotated, packed_tokens
 from attngraph.checks.reaching import goals_of, reach
+from attngraph.checks.rounded import (
+    FUSED,
+    GIVEN,
+    LINEARS,
+    Apart,
+    Cut,
+    flipped,
+    of_linears,
+    rounded_linears,
+    without_rounding,
+    worst,
+)
 from attngraph.checks.weight_only import errors_of, reference_of
 from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.formats import Precision
@@ -192,11 +204,16 @@ class Check:
         """The inputs on which a result is furthest off; the sample's if these are no case."""
         return self.all_cases().get(parity.worst.case, self.captured.args)
 
-    def quantized(self, graph: Graph, candidate: Candidate) -> tuple[Parity, list[OutputError]]:
+    def quantized(
+        self, graph: Graph, candidate: Candidate, apart: Apart | None = None
+    ) -> tuple[Parity, list[OutputError]]:
         """Parity of kernels with the weights they store, and the outputs' distance to the model.
 
-        `graph` is the quantised one, which says what the stored weights stand for.
+        `graph` is the quantised one, which says what the stored weights stand for. Where it rounds
+        activations, `apart` opens the candidate with further outputs (checks/rounded.py).
         """
+        if apart is not None and rounded_linears(graph):
+            return self._rounded(graph, candidate, apart)
         self._require_rows()
         originals = self.all_references()
         reference = reference_of(graph, self.precision)
@@ -213,6 +230,45 @@ class Check:
             if label in self.drawn:  # whose magnitudes are not the sample's
                 continue
             original, kept, _ = self.padding.cut(originals[label], outputs, tensors)
+            errors.append((original, kept))
+        return self._required(merge(parities)), errors_of(errors)
+
+    def _rounded(
+        self, graph: Graph, candidate: Candidate, apart: Apart
+    ) -> tuple[Parity, list[OutputError]]:
+        self._require_rows()
+        originals, cases, cut = self.all_references(), self.all_cases(), Cut.of(graph)
+        reference = reference_of(cut.graph, self.precision)
+        names = tuple(self.captured.output_names)
+        count, linears = len(names), len(cut.linears)
+        parities, errors = {}, []
+        plain = without_rounding(graph)
+        with apart(cut.names) as run:
+            taken = {label: run(tensors) for label, tensors in cases.items()}
+        for label, tensors in cases.items():
+            whole, found = taken[label][:count], taken[label][count:]
+            given = cut.known(tensors, graph, found)
+            results = found[:linears]
+            between = reference((*tensors, *results))
+            between = replace(between, names=(*names, *between.names[count:]))
+            both = (*whole, *found[linears:])
+            stored, kept, notes = self.padding.cut(between, both, tensors)
+            parity = compare(stored, kept, self.precision)
+            outputs = list(parity.outputs[:count])
+            if parity.outputs[count:]:
+                outputs.append(worst(parity.outputs[count:], GIVEN))
+            outputs.append(worst([of_linears(cut, given, results)], LINEARS))
+            shipped = candidate(tensors)
+            session = ReferenceOutputs(names, tuple(whole), (None,) * count)
+            session, kept, _ = self.padding.cut(session, shipped, tensors)
+            others = ReferenceOutputs(names, interpret(plain, tensors), (None,) * count)
+            others = self.padding.cut(others, shipped, tensors)[0]
+            outputs.append(worst(flipped(session, kept, others.eager), FUSED))
+            shapes = [*between.eager[:count], *[results[0]] * (len(outputs) - count)]
+            parities[label] = annotated(replace(parity, outputs=tuple(outputs)), notes, shapes)
+            if label in self.drawn:
+                continue
+            original, kept, _ = self.padding.cut(originals[label], shipped, tensors)
             errors.append((original, kept))
         return self._required(merge(parities)), errors_of(errors)
 

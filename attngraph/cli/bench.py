@@ -46,7 +46,7 @@ def bench(
             metavar="NAME",
             show_default=False,
             help="Only this engine: eager, compile, onnx, onnx-optimizer, onnx-fusions, "
-            "transformers or attngraph. Once for each.",
+            "transformers or attngraph; quantized: onnx-int8, attngraph-int8. Once for each.",
         ),
     ] = None,
     static: Annotated[

@@ -18,6 +18,7 @@ from attngraph.reports.site_groups import SiteGroup, site_groups
 from attngraph.verification.verify import Verification
 
 _INDENT = 13
+_LINEARS = 3  # that are listed with their share of the error; --json has all
 _SITE_INDENT = 16
 
 
@@ -95,6 +96,8 @@ def print_verification(found: Verification) -> None:
     elif not found.passed:
         verdict = "holds other weights than"
     bits = "" if found.quantised is None else f" with its weights in {found.quantised.weights}"
+    if found.quantised is not None and found.quantised.activations is not None:
+        bits += f" and activations in {found.quantised.activations}"
     page.line(
         Text.assemble(
             mark,
@@ -175,6 +178,16 @@ def _quantised(found: Quantised) -> list[Text]:
             f"weights off by at most {found.weight_error:.1e}, of {found.bound:.1e} allowed", "dim"
         ),
     ]
+    if found.activations is not None:
+        forms = Counter(linear.form for linear in found.forms)
+        said = ", ".join(f"{count} × {form}" for form, count in forms.items())
+        parts.append(Text(f"activations in {found.activations}: {said}"))
+        told = [each for each in found.forms if each.share is not None]
+        told.sort(key=lambda each: each.share or 0.0, reverse=True)
+        parts += [
+            Text(f"{each.weight} has {each.share:.0%} of the error, in {each.form}", "dim")
+            for each in told[:_LINEARS]
+        ]
     if not found.errors:
         return [*parts, Text("cost not measured (--verify off)", "yellow")]
     first, *others = found.errors

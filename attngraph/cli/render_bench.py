@@ -17,6 +17,7 @@ def print_contest(contest: Contest) -> None:
     page.line(Text(f"  inputs {shapes}; {contest.threads} threads", "dim"))
     for row in contest.rows:
         page.field(Text(f"  {row.title}"), _figures(row, contest), _WIDTH)
+    page.line(Text(f"  {contest.load}", "dim" if contest.load.is_trusted else "yellow"))
 
 
 def _figures(row: Row, contest: Contest) -> Text:
@@ -26,4 +27,8 @@ def _figures(row: Row, contest: Contest) -> Text:
     if row.ratio is not None and row is not contest.ours:
         style = "green" if row.ratio >= 1 else "yellow"
         text.append(f"  {row.ratio:.2f} × attngraph's", style)
+        if row.spread is not None:
+            text.append(f" ({row.spread[0]:.2f} to {row.spread[1]:.2f})", "dim")
+    if row.error is not None:
+        text.append(f", error {row.error:.2%} rms", "yellow")
     return text

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -14,24 +15,33 @@ from attngraph.checks.bisect import blame
 from attngraph.checks.branches import settled
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
+from attngraph.checks.rounded import taken_apart
+from attngraph.checks.shares import errors_of_each, to_keep
 from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.precision_search import check_precision, in_half
 from attngraph.compiling.provenance import Provenance
 from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Precision
+from attngraph.export.formats import Precision, Weights
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.weight_only import cost_on_cpu
 from attngraph.export.lowering.emission.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.lowering.lower import lower
 from attngraph.export.parity.budget import Parity
 from attngraph.export.precision import own_precision, stored_bytes
-from attngraph.export.precision.quantize import quantise, require_linears
+from attngraph.export.precision.quantize import (
+    Linear,
+    Quantised,
+    Rounding,
+    quantise,
+    require_linears,
+)
+from attngraph.export.runtime.saturation import saturates
 from attngraph.export.runtime.session import elsewhere
 from attngraph.export.tuning.tune import tuned
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
-from attngraph.ir import Graph, clone, verify
+from attngraph.ir import Graph, clone, interpret, verify
 from attngraph.ir.conditions import shown
 from attngraph.ir.ranges import RANGES_KEY, Ranges
 from attngraph.mapped import Spill, are_large, release
@@ -47,6 +57,9 @@ from attngraph.reports.report import (
     reassociations_of,
     sites_of,
 )
+
+_PATIENCE = 10.0
+"""Seconds for the errors of all linears, where no budget asks for them."""
 
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
@@ -99,6 +112,7 @@ class Compilation:
     staged: Staged | None
     assumed: list[str] = field(default_factory=list)
     placed: list[str] = field(default_factory=list)
+    keep: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -205,7 +219,9 @@ class Compilation:
         assert weights is not None
         optimized.close()
         with stage("quantise", report, self.progress), out_of_memory(self.graph):
-            report.quantised = quantise(self.graph, weights)
+            errors = self._allot(weights)
+            report.quantised = quantise(self.graph, weights, self._rounding())
+        _tell_shares(report.quantised, self.graph, errors)
         if not report.quantised.linears:
             raise UsageError(
                 f"{source} can't have {weights} weights. {' '.join(report.quantised.kept)} "
@@ -213,14 +229,15 @@ class Compilation:
             )
         optimized = self._build(self.graph)
         report.notes += report.quantised.kept
-        if self.options.device.provider == "cpu" and self.own == "fp32":
+        in_floats = self.options.activations is None
+        if self.options.device.provider == "cpu" and self.own == "fp32" and in_floats:
             report.notes.append(cost_on_cpu(weights))
         if not self.options.verifies:
             return optimized
         with stage("parity", report, self.progress):
             self._reach(optimized)
             report.parity, report.quantised.errors = self.check.quantized(
-                optimized.graph, optimized.evaluate
+                optimized.graph, optimized.evaluate, partial(taken_apart, optimized)
             )
         if not report.parity.passed:
             raise ParityError(
@@ -228,6 +245,34 @@ class Compilation:
                 f"dequantised weights: {report.parity}. Nothing was written."
             )
         return optimized
+
+    def _allot(self, weights: Weights) -> dict[str, float]:
+        """Decides which linears stay in float. Returns the errors of all, where they are measured:
+        for a budget, or where it takes little time.
+        """
+        share = self.options.share
+        if self.options.activations is None or not self.options.verifies:
+            return {}
+        tensors, trial = self.captured.args, clone(self.graph)
+        linears = quantise(trial, weights, self._rounding()).linears
+        start = time.perf_counter()
+        interpret(self.graph, tensors)
+        if share is None:
+            patient = linears * (time.perf_counter() - start) <= _PATIENCE
+            return errors_of_each(self.graph, trial, tensors) if patient else {}
+        self.keep, errors = to_keep(self.graph, trial, tensors, share)
+        if linears and self.keep >= errors.keys():
+            raise UsageError(
+                f"No linear of {self.model.source} can have {weights} weights and int8 activations "
+                f"within {self.options.budget} of the output's rms: allow more, or leave out "
+                "--activations."
+            )
+        return errors
+
+    def _rounding(self) -> Rounding | None:
+        """How the inputs of quantized linears are rounded; None where they aren't."""
+        activations = self.options.activations
+        return None if activations is None else Rounding(activations, saturates(), self.keep)
 
     def release(self, optimized: Optimized) -> None:
         """Frees the memory that verifying a large model took."""
@@ -247,7 +292,9 @@ class Compilation:
                 kernels = choose_all(graph, device, static=static)
             onnx = lower(graph, target=device, kernels=kernels, buffers=self.buffers)
         stored = None if report.quantised is None else report.quantised.weights
-        Provenance(options.of_pipeline(), report.precision, stored).write(onnx.metadata_props)
+        rounding = None if stored is None else self._rounding()
+        made = Provenance(options.of_pipeline(), report.precision, stored, rounding)
+        made.write(onnx.metadata_props)
         if place := onnx.metadata_props.get(KEPT_KEY):
             note = (
                 f"{place} computes with a denormal number, so sessions don't flush these to zero, "
@@ -300,6 +347,20 @@ class Compilation:
             f"The optimised {self.model.source} is out of its error budget: {parity}. "
             f"{' '.join([culprit, *self.assumed])} Nothing was written."
         )
+
+
+def _tell_shares(found: Quantised, graph: Graph, errors: Mapping[str, float]) -> None:
+    """Adds the share of each linear, and those that stay in float for the budget's sake."""
+    stored = {linear.returns for linear in found.forms}
+    for node in graph:
+        if node.op == "aten.linear" and node.output.name in errors.keys() - stored:
+            weight = node.inputs[1]
+            assert weight is not None
+            found.forms.append(Linear(weight.name, "float32", node.output.name))
+    total = sum(error**2 for error in errors.values())
+    for linear in found.forms:
+        if linear.returns in errors and total:
+            linear.share = errors[linear.returns] ** 2 / total
 
 
 def run_passes(
@@ -359,6 +420,11 @@ def _check_weights(graph: Graph, source: str) -> None:
 
 def _check_formats(options: Options, precision: Precision, own: Precision, source: str) -> None:
     check_precision(precision, own, options.device, source)
+    if options.activations is not None and own != "fp32":
+        raise UsageError(
+            f"--activations {options.activations} is for models in float32, and the weights of "
+            f"{source} are {own}: leave it out, or convert the module itself first."
+        )
     if options.weights is not None and precision != own:
         raise UsageError(
             f"--weights {options.weights} is for models in their own precision, which is {own}: "

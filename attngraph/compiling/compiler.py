@@ -10,7 +10,7 @@ import torch
 from attngraph.compiling.compilation import Compilation, Prepare, Progress, run_passes, stage
 from attngraph.compiling.pipeline import pipeline
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Precision, Weights
+from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.kernels import check_version, choose_all
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
@@ -33,6 +33,8 @@ def optimize(
     assume: Collection[str] = (),
     ignore_padded_rows: bool = False,
     weights: Weights | None = None,
+    activations: Activations | None = None,
+    budget: str | None = None,
     progress: Progress | None = None,
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
@@ -48,7 +50,9 @@ def optimize(
     -inf. With `ignore_padded_rows` an encoder computes its linears, norms and the like for valid
     tokens only; the rows of tokens that its mask hides as keys are then unspecified. `weights`
     "int8" or "int4" quantizes those of linears: parity is then that of the kernels, and
-    `report.quantised` says how far the outputs are from the original model's.
+    `report.quantised` says how far the outputs are from the original model's. `activations` "int8"
+    beside it rounds what these linears are given, each row by itself; `budget`, such as "1%", is
+    how far the first output may then be off: the linears that cost the most stay in float.
 
     Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
     ignored, and ParityError where the result is out of its error budget; the message names the
@@ -65,6 +69,8 @@ def optimize(
         assume=assume,
         ignore_padded_rows=ignore_padded_rows,
         weights=weights,
+        activations=activations,
+        budget=budget,
     )
     return compile_model(model, options, progress=progress)
 

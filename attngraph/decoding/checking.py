@@ -11,6 +11,7 @@ import torch
 
 from attngraph.checks.check import Cases
 from attngraph.checks.probing import roles_of
+from attngraph.checks.rounded import flipped, rounded_linears, without_rounding
 from attngraph.checks.weight_only import reference_of
 from attngraph.decoding.caches import Cache, GrowingCache
 from attngraph.decoding.decoder import Decoder
@@ -25,7 +26,7 @@ from attngraph.export.runtime.tensors import to_torch
 from attngraph.frontend.cache import Layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model
-from attngraph.ir import Graph
+from attngraph.ir import Graph, interpret
 from attngraph.ir.conditions import shown
 from attngraph.ir.dims import substitute
 from attngraph.ir.ranges import Ranges
@@ -209,7 +210,8 @@ def generated_parity(
 
     The steps go on across each length at which something changes, if that is not too far. The eager
     model computes each without a cache, so that a cache handed on wrongly shows. With quantized
-    weights the graph that has them, `stored`, takes its place. A decoder that attends to something
+    weights the graph that has them, `stored`, takes its place; where it rounds activations, steps
+    may differ by codes that flipped (checks/rounded.py). A decoder that attends to something
     is given what is `encoded`, and all of the model computes it anew in the comparison.
     """
     layout, inputs = decoder.layout, _Inputs(captured, decoder.layout)
@@ -235,6 +237,7 @@ def generated_parity(
     if encoded is not None and encoded.pad is not None:
         whole = whole.where(whole != encoded.pad, (encoded.pad + 1) % inputs.tokens)
     expected: list[ReferenceOutputs] = []
+    tried: list[tuple[torch.Tensor, ...]] = []
     for length in lengths:
         if encoded is not None and stored is None:
             eager = reference((*encoded.given, whole[:, :length]), {})
@@ -243,6 +246,7 @@ def generated_parity(
         given_all = inputs.all(whole[:, :length], mask[:, :length], 0)
         if encoded is not None:
             given_all = _attending(captured.graph, given_all, encoded.cache)
+        tried.append(given_all)
         args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
         place = captured.output_names.index(layout.logits)
         expected.append(_last_logits(reference(args, kwargs), place, layout.logits))
@@ -255,6 +259,10 @@ def generated_parity(
         found.append(logits[:, -1:])
         done = length
     joined, outputs = _joined(expected), (torch.cat(found, 1),)
+    if stored is not None and rounded_linears(stored):
+        plain, place = without_rounding(stored), captured.output_names.index(layout.logits)
+        others = [interpret(plain, given_all)[place][:, -1:] for given_all in tried]
+        return Parity(flipped(joined, outputs, [torch.cat(others, 1)]), precision)
     return compare(joined, joined.in_its_dtypes(outputs) if converted else outputs, precision)
 
 

@@ -21,7 +21,7 @@ from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Precision, Weights
+from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.lowering.emission.buffers import LENGTH, Buffers
 from attngraph.export.parity.budget import merge
 from attngraph.frontend.cache import Layout, find_layout
@@ -57,6 +57,8 @@ def optimize_decoder(
     tune: bool = False,
     assume: Collection[str] = (),
     weights: Weights | None = None,
+    activations: Activations | None = None,
+    budget: str | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """Compiles a causal language model with its key-value cache, and checks it over several steps.
@@ -82,6 +84,8 @@ def optimize_decoder(
         tune=tune,
         assume=assume,
         weights=weights,
+        activations=activations,
+        budget=budget,
     )
     name = type(module).__name__
     if args is None and not kwargs:

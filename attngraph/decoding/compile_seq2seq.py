@@ -18,7 +18,7 @@ from attngraph.decoding.rules import Rules
 from attngraph.decoding.seq2seq import DECODER, ENCODER, FIRST, Seq2Seq, Wiring
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Precision, Weights
+from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.frontend.cache import rows_looked_up
 from attngraph.frontend.model import Model
 from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
@@ -47,6 +47,8 @@ def optimize_seq2seq(
     tune: bool = False,
     assume: Collection[str] = (),
     weights: Weights | None = None,
+    activations: Activations | None = None,
+    budget: str | None = None,
     progress: Progress | None = None,
 ) -> Seq2Seq:
     """Compiles an encoder-decoder of transformers, and checks it over several steps.
@@ -76,6 +78,8 @@ def optimize_seq2seq(
         tune=tune,
         assume=assume,
         weights=weights,
+        activations=activations,
+        budget=budget,
     )
     return compile_seq2seq(parts, rules_of(module), decoding, options, progress=progress)
 

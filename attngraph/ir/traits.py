@@ -190,6 +190,7 @@ POINTWISE = _trait(
 # Sums over axes.
 MATMUL = _trait("matmul", "matmul bmm mm mv dot einsum")  # of operands and nothing else
 LINEAR = _trait("linear", "linear")  # x Wᵀ + b
+QUANTIZED = _trait("quantized")  # of these, those with a weight in codes
 ADDMM = _trait("addmm", "addmm baddbmm")  # a tensor and a product
 CONVOLUTION = _trait(
     "convolution",

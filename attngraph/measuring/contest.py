@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraph.errors import LoadError, UsageError
-from attngraph.measuring.engines import BY_NAME, ENGINES, OURS, PACKED, Engine
+from attngraph.measuring.engines import BY_NAME, ENGINES, OURS, Engine
 from attngraph.measuring.job import Job
+from attngraph.measuring.load import Load, Watch
 from attngraph.measuring.turns import Server, died, take_turns
 from attngraph.measuring.worker import REFERENCE
 from attngraph.scratch import scratch_folder
@@ -35,7 +36,9 @@ class Row:
     """One engine. Only an engine within the error budget is `timed`; else `reason` says why not.
 
     `ms` are milliseconds per call, one figure a round. `ratio` is the median over the rounds of its
-    time over attngraph's in the same round, above 1 where attngraph is faster. `prepare_cpu_s` are
+    time over attngraph's in the same round, above 1 where attngraph is faster, and `spread` the
+    least and the largest of these. `error` is that of a quantized engine, which has no budget: the
+    rms of its outputs' difference from float64 over theirs. `prepare_cpu_s` are
     the CPU seconds that its file took, which hardly depend on what else the machine does; `note`
     says whether it ran as a CUDA graph.
     """
@@ -49,6 +52,8 @@ class Row:
     ratio: float | None = None
     parity: dict[str, Any] | None = None
     note: str = ""
+    spread: tuple[float, float] | None = None
+    error: float | None = None
     prepare_cpu_s: float | None = None
     prepare_peak_bytes: int | None = None
 
@@ -58,17 +63,20 @@ class Row:
         for status in statuses:
             if status in said:
                 self.status, self.reason = status, _short(said[status])
-        for name in ("parity", "note", "prepare_cpu_s", "prepare_peak_bytes"):
+        for name in ("parity", "note", "error", "prepare_cpu_s", "prepare_peak_bytes"):
             setattr(self, name, said.get(name, getattr(self, name)))
 
 
 @dataclass
 class Contest:
-    """The results of one workload. `inputs` are the shapes of its input tensors."""
+    """The results of one workload. `inputs` are the shapes of its input tensors, `load` what others
+    computed while it was timed.
+    """
 
     rows: list[Row]
     inputs: list[list[int]]
     threads: int
+    load: Load
 
     @property
     def ours(self) -> Row | None:
@@ -79,14 +87,15 @@ class Contest:
 
 
 def engines_named(names: Sequence[str]) -> list[Engine]:
-    """The engines of these names, all for none, and those whose files they start from.
+    """The engines of these names, and those whose files they start from; for none all that keep the
+    model's numbers.
 
     Raises UsageError for a name that doesn't exist.
     """
     if unknown := [name for name in names if name not in BY_NAME]:
         known = ", ".join(BY_NAME)
         raise UsageError(f"There is no engine {unknown[0]!r}: choose among {known}.")
-    wanted = set(names or BY_NAME)
+    wanted = set(names) or {engine.name for engine in ENGINES if not engine.quantized}
     wanted |= {BY_NAME[name].base for name in wanted}
     return [engine for engine in ENGINES if engine.name in wanted]
 
@@ -124,16 +133,17 @@ def hold(
         told("eager and float64 outputs")
         known = _reference(folder, patience)
         rows = {engine.name: Row(engine.name, engine.title) for engine in chosen}
-        kept = {name for name in BY_NAME if prepared or name not in (OURS, PACKED)}
+        kept = {name for name in BY_NAME if prepared or not name.startswith(OURS)}
 
         def prepare(engine: Engine) -> dict[str, Any]:
             return _prepared(engine, folder, patience, keep=engine.name in kept)
 
         _prepare_all(chosen, rows, job, prepare, at_once, told)
+        load = Load(None)
         if time_them:
-            _time_all(rows, folder, rounds, seconds, patience, told)
+            load = _time_all(rows, folder, rounds, seconds, patience, told)
     asked = [row for row in rows.values() if not engines or row.engine in engines]
-    return Contest(asked, known["inputs"], known["threads"])
+    return Contest(asked, known["inputs"], known["threads"], load)
 
 
 def _reference(folder: Path, patience: float) -> dict[str, Any]:
@@ -195,7 +205,7 @@ def _time_all(
     seconds: float,
     patience: float,
     told: Progress,
-) -> None:
+) -> Load:
     with ExitStack() as stack:
         errors = stack.enter_context(open(folder / _LOG, "a", encoding="utf-8"))
         servers = {}
@@ -214,7 +224,9 @@ def _time_all(
                 del servers[name]
         told("time")
         lost: dict[str, str] = {}
+        watch = Watch(server.process_id for server in servers.values())
         figures = take_turns(servers, rounds, lost)
+        load = Load(None) if lost else watch.load()
         for name, how in lost.items():
             rows[name].told({"failed": _last_words(how, folder)})
     for name, values in figures.items():
@@ -222,7 +234,10 @@ def _time_all(
     if ours := figures.get(OURS):
         for name, values in figures.items():
             pairs = zip(values, ours, strict=True)
-            rows[name].ratio = statistics.median(theirs / own for theirs, own in pairs)
+            ratios = [theirs / own for theirs, own in pairs]
+            rows[name].ratio = statistics.median(ratios)
+            rows[name].spread = min(ratios), max(ratios)
+    return load
 
 
 def _work(patience: float, what: str, folder: Path, *more: str) -> dict[str, Any]:

@@ -27,13 +27,15 @@ Export = Callable[[Job, Path, Path], None]
 class Engine:
     """`export` writes the ONNX file that it runs, from the file of the engine `base`.
 
-    Without `export` it runs the module in torch.
+    Without `export` it runs the module in torch. One that is `quantized` leaves the model's
+    numbers: it is timed where it is named, and its error is told, with no budget.
     """
 
     name: str
     title: str
     export: Export | None = None
     base: str = ""
+    quantized: bool = False
 
     def file(self, folder: Path) -> Path:
         return folder / f"{self.name}.onnx"
@@ -59,6 +61,25 @@ ENGINES: tuple[Engine, ...] = (
     Engine("transformers", "transformers' ONNX exporter", exporters.transformers_exporter),
     Engine(OURS, "attngraph", exporters.attngraph),
     Engine(PACKED, "attngraph --ignore-padded-rows", exporters.attngraph_packed),
+    Engine(
+        "onnx-int8",
+        "torch.onnx.export, onnxruntime's quantize_dynamic",
+        exporters.quantize_dynamic,
+        "onnx",
+        quantized=True,
+    ),
+    Engine(
+        "attngraph-int8",
+        "attngraph --weights int8 --activations int8",
+        exporters.attngraph_int8,
+        quantized=True,
+    ),
+    Engine(
+        "attngraph-int8-packed",
+        "attngraph --weights int8 --activations int8 --ignore-padded-rows",
+        exporters.attngraph_int8_packed,
+        quantized=True,
+    ),
 )
 BY_NAME = {engine.name: engine for engine in ENGINES}
 

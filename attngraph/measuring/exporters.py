@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from attngraph.compiling.compiler import compile_model
 from attngraph.measuring.job import Job
-from attngraph.options import Options
+from attngraph.options import Options, Verify
 
 
 class NotFor(Exception):
@@ -23,25 +24,36 @@ class NotFor(Exception):
 
 def attngraph(job: Job, base: Path, file: Path) -> None:
     """This compiler."""
-    _compile(job, file, ignore_padded_rows=False)
+    _compile(job, file)
 
 
 def attngraph_packed(job: Job, base: Path, file: Path) -> None:
     """This compiler with `--ignore-padded-rows`. Only for jobs that name their padding mask."""
-    if job.padding is None:
-        raise NotFor("the workload has no padding that could be ignored")
+    _require_padding(job)
     _compile(job, file, ignore_padded_rows=True)
 
 
-def _compile(job: Job, file: Path, *, ignore_padded_rows: bool) -> None:
+def attngraph_int8(job: Job, base: Path, file: Path) -> None:
+    """This compiler with int8 weights and activations."""
+    _compile(job, file, weights="int8", activations="int8")
+
+
+def attngraph_int8_packed(job: Job, base: Path, file: Path) -> None:
+    """The two together. Only for jobs that name their padding mask."""
+    _require_padding(job)
+    _compile(job, file, ignore_padded_rows=True, weights="int8", activations="int8")
+
+
+def _require_padding(job: Job) -> None:
+    if job.padding is None:
+        raise NotFor("the workload has no padding that could be ignored")
+
+
+def _compile(job: Job, file: Path, **options: Any) -> None:
     # Parity is judged as every engine's is. In halves, what stays in float32 is found by it.
-    options = Options(
-        target=job.target,
-        precision=job.precision,
-        verify="off" if job.precision == "fp32" else "final",
-        ignore_padded_rows=ignore_padded_rows,
-    )
-    compile_model(job.model(), options).save(file)
+    verify: Verify = "off" if job.precision == "fp32" else "final"
+    chosen = Options(target=job.target, precision=job.precision, verify=verify, **options)
+    compile_model(job.model(), chosen).save(file)
 
 
 def torch_export(job: Job, base: Path, file: Path) -> None:
@@ -59,6 +71,20 @@ def torch_export(job: Job, base: Path, file: Path) -> None:
             dynamo=True,
             verbose=False,
         )
+
+
+def quantize_dynamic(job: Job, base: Path, file: Path) -> None:
+    """onnxruntime's `quantize_dynamic` with its defaults, after what it asks to run before."""
+    if job.device != "cpu" or job.precision != "fp32":
+        raise NotFor("it is for float32 models on the CPU")
+    import onnx
+    from onnxruntime.quantization import quant_pre_process, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder:
+        whole, prepared = Path(folder) / "whole.onnx", Path(folder) / "prepared.onnx"
+        onnx.save(onnx.load(base), whole)  # it takes no weights beside the file
+        quant_pre_process(str(whole), str(prepared), skip_symbolic_shape=True)
+        quantize_dynamic(prepared, file)
 
 
 def transformers_optimizer(job: Job, base: Path, file: Path) -> None:

@@ -64,6 +64,10 @@ class Server:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         )
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     def answer(self) -> Any:
         """The next answer. Raises EOFError, saying why, where the process ended instead."""
         assert self._process.stdout is not None

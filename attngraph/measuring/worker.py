@@ -22,7 +22,7 @@ import torch
 from attngraph.errors import AttngraphError, ParityError
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
-from attngraph.measuring.engines import BY_NAME, PACKED, open_engine
+from attngraph.measuring.engines import BY_NAME, open_engine
 from attngraph.measuring.exporters import NotFor
 from attngraph.measuring.job import Job
 from attngraph.measuring.turns import own_stdout, serve, timed
@@ -78,14 +78,28 @@ def engine_calls(
         tuple(saved["names"]), tuple(saved["eager"]), tuple(saved["exact"]), saved["note"]
     )
     found = expected.in_its_dtypes(outputs(result))
-    if name == PACKED and job.padding is not None:
+    if "packed" in name and job.padding is not None:
         expected, found = _valid(expected, found, job.inputs(folder)[job.padding].bool())
+    if BY_NAME[name].quantized:
+        return (lambda: timed(call, seconds)), {"error": _error(expected, found), "note": note}
     parity = compare(expected, found, job.precision)
     if not parity.passed:
         raise ParityError(f"{parity}.")
     figures = parity.to_dict()
     del figures["outputs"]
     return (lambda: timed(call, seconds)), {"parity": figures, "note": note}
+
+
+def _error(expected: ReferenceOutputs, found: Outputs) -> float:
+    """The largest error of an output, as the rms of its difference over its own."""
+    errors = []
+    for eager, exact, output in zip(expected.eager, expected.exact, found, strict=True):
+        target = (eager if exact is None else exact).double()
+        if output.shape != target.shape:
+            raise ParityError(f"An output is {tuple(output.shape)}, not {tuple(target.shape)}.")
+        if eager.is_floating_point():
+            errors.append(float((output.cpu().double() - target).norm() / target.norm()))
+    return max(errors, default=0.0)
 
 
 def _valid(

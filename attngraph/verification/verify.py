@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from attngraph.checks.bisect import blame
 from attngraph.checks.branches import settled
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
+from attngraph.checks.rounded import Run, further_outputs
 from attngraph.compiling.compilation import Progress, out_of_memory
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.checking import decoding_cases, generated_parity
@@ -21,6 +24,7 @@ from attngraph.decoding.compile import buffers_of, of_causal_lm
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import AttngraphError, UsageError
+from attngraph.export.files.save import to_session
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.lowering.lower import value_names
 from attngraph.export.parity.budget import Parity, merge
@@ -134,7 +138,9 @@ def verify_file(
     if stored is None or quantised is None:
         parity = check.final(file.run)
     else:
-        parity, quantised.errors = check.quantized(stored, file.run)
+        parity, quantised.errors = check.quantized(
+            stored, file.run, partial(file.taken_apart, options.device)
+        )
         notes += quantised.kept
     weights = _compared_weights(check, file, made, options.device, stored)
     if layout is not None:
@@ -229,7 +235,7 @@ def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quan
         return None, None
     graph = clone(captured.graph)
     run(graph, made.pipeline())
-    return graph, quantise(graph, made.weights)
+    return graph, quantise(graph, made.weights, made.rounding)
 
 
 def _reached(check: Check, file: _File) -> list[str]:
@@ -290,13 +296,28 @@ class _File:
                 given[name] = tensor.to(dtype)  # a cache, in a file that was converted
         return given
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        given, session = self._given(tensors), self.session
+    def run(
+        self,
+        tensors: Sequence[torch.Tensor],
+        session: Session | None = None,
+        names: Sequence[str] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs in the model's order, then those of these `names`."""
+        given, session = self._given(tensors), session or self.session
         if self.buffers is None:
             outputs = session.run(given)
         else:
             outputs = self.buffers.evaluate(session.run, given, session.output_names)
-        return tuple(outputs[place] for place in self.places)
+        places = [*self.places, *map(session.output_names.index, names)]
+        return tuple(outputs[place] for place in places)
+
+    @contextlib.contextmanager
+    def taken_apart(self, target: Target, names: Sequence[str]) -> Iterator[Run]:
+        """Within it, a run that returns these of the file's values too, as the last."""
+        with further_outputs(onnx_ir.load(self.path), names) as model:
+            opened = to_session(model, target)
+        with opened as session:
+            yield partial(self.run, session=session, names=names)
 
     def fitting(self, cases: Cases) -> tuple[Cases, list[str]]:
         """The cases that the file takes, and a note on each that it doesn't.

@@ -1,4 +1,8 @@
-"""Weight-only quantization: linears of a graph become `attn.quantized_linear`.
+"""Quantized weights: linears of a graph become `attn.quantized_linear` or `attn.int8_linear`.
+
+**Form.** `_stored` decides for each weight. In floats, or in int4, it is cut into blocks. Where
+activations are rounded to int8 and weights stored in int8, there is one scale for each row of the
+weight, which has the fast product of integers; a weight that this costs too much has blocks.
 
 **Step.** A weight is cut into blocks of BLOCK along its rows. With m the largest magnitude of a
 block, its step is s = m / (2^(b−1) − 1), and each element is rounded to the nearest multiple of s,
@@ -7,20 +11,26 @@ off by at most s / 2; zero stays zero. The zero point is the middle of the codes
 **What a weight may lose.** Rounding to a step s is off by s / √12 (rms). In 32 normally distributed
 elements m is 2.3 σ (rms), so such a weight is off by q = 2.3 / (√12 · (2^(b−1) − 1)) of its own
 norm: 9.5 % in int4, 0.52 % in int8. A weight that would be off by more than 2 q (a few large
-elements set the steps of all others) stays as it is.
+elements set the steps of all others) stays as it is. For a whole row of K elements m is about
+√(2 ln K) σ.
+
+**Saturation.** x86 CPUs without VNNI add the products of two neighbours, u8 × s8, in 16 bits. Where
+the kernel does so (`saturates`), the step of a row is m₂ / 127 with m₂ the largest magnitude of the
+sum of two neighbours of one sign. Rounded, their codes add up to 128, and 255 · 128 is below 2¹⁵.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, field
 
 import torch
 
-from attngraph.dialect.quantized import dequantized
+from attngraph.dialect.quantized import LEVELS, dequantized
 from attngraph.errors import UsageError
-from attngraph.export.formats import Weights
+from attngraph.export.formats import Activations, Weights
 from attngraph.ir import Builder, Graph, Node, Value
 from attngraph.ir.ops import input_of
 from attngraph.ir.storage import address_of
@@ -32,6 +42,8 @@ SMALLEST = 1024
 """The fewest elements of a weight that is worth quantizing."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_WIDEST = 1 << 16
+"""Elements of a row whose products with 8 bits, 255 · 127 each, add up in 32."""
 _CHUNK = 4 << 20  # elements that are quantised at once
 
 
@@ -46,12 +58,48 @@ class OutputError:
     top1: float | None
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """How activations are rounded: to what, whether two neighbours of a weight must keep within 16
+    bits (`narrow`), and the linears that stay in float, by the name of what they return.
+    """
+
+    activations: Activations
+    narrow: bool
+    keep: frozenset[str] = frozenset()
+
+    def to_json(self) -> str:
+        """What `from_json` reads; `keep` is sorted."""
+        return json.dumps({**asdict(self), "keep": sorted(self.keep)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Rounding:
+        """Raises TypeError, KeyError or ValueError for what `to_json` never writes."""
+        found = json.loads(text)
+        return cls(**{**found, "keep": frozenset(found["keep"])})
+
+
+@dataclass
+class Linear:
+    """One linear: the weight that it has, how that is stored, and the value that it returns.
+
+    `share` is what it has of the squared error of the first output, None where that was not
+    measured; of one that stays in float, what it would have.
+    """
+
+    weight: str
+    form: str
+    returns: str
+    share: float | None = None
+
+
 @dataclass
 class Quantised:
     """What was quantised: `linears` of the `total` with constant weights, and how many bytes their
-    weights had and have. `weight_error` is the largest relative error of one, ‖Ŵ − W‖ / ‖W‖, and
-    `bound` what it may be. `kept` are sentences on what stayed. `errors`, one for each float
-    output, is empty where verification was off.
+    weights had and have. `activations` is what their inputs are rounded to, `forms` what became of
+    each. `weight_error` is the largest relative error of a weight, ‖Ŵ − W‖ / ‖W‖, and `bound` what
+    it may be. `kept` are sentences on what stayed. `errors`, one for each float output, is empty
+    where verification was off.
     """
 
     weights: Weights
@@ -63,6 +111,8 @@ class Quantised:
     bound: float = 0.0
     kept: list[str] = field(default_factory=list)
     errors: list[OutputError] = field(default_factory=list)
+    activations: Activations | None = None
+    forms: list[Linear] = field(default_factory=list)
 
 
 def require_linears(graph: Graph, weights: Weights, source: str) -> None:
@@ -78,34 +128,38 @@ def require_linears(graph: Graph, weights: Weights, source: str) -> None:
     )
 
 
-def error_bound(bits: int) -> float:
-    """The relative error from which on a weight is not quantised: 2 q."""
+def error_bound(bits: int, width: int = BLOCK) -> float:
+    """The relative error from which on a weight is not quantised: 2 q, for steps of `width`."""
     levels = (1 << bits - 1) - 1
-    return 2 * 2.3 / (math.sqrt(12) * levels)
+    largest = 2.3 if width <= BLOCK else math.sqrt(2 * math.log(width))
+    return 2 * largest / (math.sqrt(12) * levels)
 
 
-def quantise(graph: Graph, weights: Weights) -> Quantised:
+def quantise(graph: Graph, weights: Weights, rounding: Rounding | None = None) -> Quantised:
     """Quantizes the weights of the graph's linears, each where its error allows.
 
     Works row by row, so that no second copy of a weight is held. Weights that an embedding reads
     too, small ones, and those inside of loops stay.
     """
     bits = BITS[weights]
-    total, chosen = _linears(graph)
+    total, chosen = _linears(graph, frozenset() if rounding is None else rounding.keep)
     found = Quantised(weights, total=total, bound=error_bound(bits))
+    found.activations = None if rounding is None else rounding.activations
     reader = Reader([value.data for value in chosen if value.data is not None])
     builder = Builder(graph)
     for value, nodes in chosen.items():
         data = value.data
         assert data is not None
-        codes, scales, error = packed(data.detach(), bits)
+        form, codes, scales, error = _stored(data.detach(), bits, rounding)
         reader.read(data.nbytes)
-        if not error <= found.bound:
+        limit = error_bound(bits, data.shape[1] if form == _ROWS else BLOCK)
+        if not error <= limit:
             found.kept.append(
                 f"The weight {value.name} stays as it is: in {weights} it would be off by "
-                f"{error:.2g} of its norm, and {found.bound:.2g} is the most."
+                f"{error:.2g} of its norm, and {limit:.2g} is the most."
             )
             continue
+        found.bound = max(found.bound, limit)
         found.linears += len(nodes)
         found.weight_error = max(found.weight_error, error)
         found.bytes_before += data.nbytes
@@ -116,18 +170,69 @@ def quantise(graph: Graph, weights: Weights) -> Quantised:
         )
         for node in nodes:
             x, bias = input_of(node, "input"), input_of(node, "bias")
-            new = builder.at(node, node.loc)(
-                "attn.quantized_linear", x, *constants, bias, bits=bits
-            )
+            build = builder.at(node, node.loc)
+            if form == _ROWS:
+                new = build("attn.int8_linear", x, *constants, bias)
+            else:
+                rounds = {"rounds": True} if rounding else {}
+                new = build("attn.quantized_linear", x, *constants, bias, bits=bits, **rounds)
+            found.forms.append(Linear(value.name, form, node.output.name))
             graph.replace_uses(node.output, new)
             graph.erase(node)
+            if new.producer is not None:
+                graph.take_place(new.producer, node)
         graph.erase_constant(value)
-    if left := total - sum(map(len, chosen.values())):
+    kept = 0 if rounding is None else len(rounding.keep)
+    if kept:
+        found.kept.append(f"{kept} of {total} linears stay in float for the sake of the budget.")
+    if left := total - sum(map(len, chosen.values())) - kept:
         found.kept.append(
             f"{left} of {total} linears stay as they are: their weights are small, or read by an "
             "embedding too."
         )
     return found
+
+
+_ROWS = "int8, one scale a row"
+_BLOCKS = "{} bits, blocks of 32"
+
+
+def _stored(
+    data: torch.Tensor, bits: int, rounding: Rounding | None
+) -> tuple[str, torch.Tensor, torch.Tensor, float]:
+    """The form that a weight takes, its codes and scales, and its relative error."""
+    width = data.shape[1]
+    if bits == 8 and rounding is not None and width <= _WIDEST:
+        by_row = packed_rows(data, narrow=rounding.narrow)
+        if by_row[2] <= error_bound(bits, width):
+            return _ROWS, *by_row
+    return _BLOCKS.format(bits), *packed(data, bits)
+
+
+def packed_rows(data: torch.Tensor, *, narrow: bool) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A matrix (N, K) as the codes and scales of `attn.int8_linear`, and its relative error.
+
+    With `narrow` no sum of two neighbours leaves 16 bits.
+    """
+    codes = torch.empty(data.shape, dtype=torch.int8)
+    scales = torch.empty(len(data), dtype=data.dtype)
+    lost = norm = 0.0
+    for part in _rows(*data.shape):
+        exact = data[part].cpu().float()
+        steps = exact.abs().amax(-1) / LEVELS
+        if narrow:
+            sums = [each[:, :-1] + each[:, 1:] for each in (exact.relu(), (-exact).relu())]
+            # Each code may be rounded up by a half, so two of them by one.
+            steps = torch.maximum(steps, torch.maximum(*sums).amax(-1) / LEVELS)
+        scales[part] = steps
+        wide = scales[part].float().unsqueeze(-1)
+        found = torch.where(wide > 0, exact / wide, 0.0).round_().clamp_(-LEVELS, LEVELS)
+        codes[part] = found.nan_to_num_(0.0).to(torch.int8)
+        lost += float((codes[part].float() * wide - exact).double().square().sum())
+        norm += float(exact.double().square().sum())
+    if not math.isfinite(norm) or not math.isfinite(lost):
+        return codes, scales, math.inf
+    return codes, scales, math.sqrt(lost / norm) if norm else 0.0
 
 
 def packed(data: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -165,7 +270,7 @@ def _rows(count: int, width: int) -> Iterator[slice]:
         yield slice(start, min(start + step, count))
 
 
-def _linears(graph: Graph) -> tuple[int, dict[Value, list[Node]]]:
+def _linears(graph: Graph, keep: Collection[str] = ()) -> tuple[int, dict[Value, list[Node]]]:
     """How many linears have a constant weight, and those to quantise by their weight."""
     of: dict[Value, list[Node]] = {}
     for node in graph:
@@ -188,6 +293,7 @@ def _linears(graph: Graph) -> tuple[int, dict[Value, list[Node]]]:
         and address_of(weight.data) not in plain
         and weight not in outputs
         and all(len(input_of(node, "input").shape) > 1 for node in nodes)
+        and not any(node.output.name in keep for node in nodes)
     }
     return sum(map(len, of.values())), chosen
 

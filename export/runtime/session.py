@@ -21,6 +21,7 @@ from attngraph.export.runtime.providers import (
     preload_cuda,
 )
 from attngraph.export.runtime.replay import Fixed, Replay, graph_device
+from attngraph.export.runtime.saturation import require_exact
 from attngraph.export.runtime.session_options import GraphOptimization, session_options
 from attngraph.export.runtime.tensors import to_ort, to_torch
 from attngraph.export.target import Target
@@ -100,6 +101,7 @@ class Session:
         extra = checked_options(target, provider_options, tf32=tf32, cuda_graph=cuda_graph)
         if target.provider == "cpu":
             session = _create(model, options, target, extra)
+            require_exact(session.get_modelmeta().custom_metadata_map)
             if flush_denormals and kept_by(session.get_modelmeta().custom_metadata_map):
                 flush_denormals = False  # an option of the session that depends on the file
                 kept = session_options(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -34,6 +35,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, command: Sequence[str], *_: Any) -> None:
             super().__init__(self)
             self.said, self.block = answer(*command[command.index("serve") :])
+
+        process_id = os.getpid()
 
         def answer(self) -> Any:
             return self.said
@@ -90,7 +93,8 @@ def test_what_is_out_of_parity_is_not_timed(attngraph: Any, here: Path) -> None:
     ran = attngraph("bench", "out.onnx", *MODEL, *EAGER, *OURS, *QUICK)
     assert ran.code == 8
     assert "attngraph is out of its error budget: parity FAILED" in ran.err
-    eager, ours = ran.out.splitlines()[1:]
+    eager, ours, load = ran.out.splitlines()[1:]
+    assert "the machine" in load
     assert " ms (" in eager
     assert "out of parity: parity FAILED" in ours
     assert " ms (" not in ours
@@ -117,3 +121,20 @@ def test_what_can_t_be_measured_is_a_sentence(
 def test_an_onnx_file_alone_has_nothing_to_be_compared_with(attngraph: Any, here: Path) -> None:
     (here / "out.onnx").write_bytes(b"")
     assert "that out.onnx was compiled from" in attngraph("bench", "out.onnx").sentence
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_quantized_engine_is_timed_where_it_is_named_and_its_error_is_told(
+    attngraph: Any,
+) -> None:
+    from attngraph.measuring.contest import engines_named
+
+    assert not any(engine.quantized for engine in engines_named(()))
+    engines = ("--engine", "attngraph-int8", "--engine", "onnx-int8")
+    ran = attngraph("bench", "--factory", "examples.nanogpt:build", *engines, *QUICK, "--json")
+    rows = {row["engine"]: row for row in json.loads(ran.out)["rows"]}
+    for name in ("attngraph-int8", "onnx-int8"):
+        assert rows[name]["status"] == "timed", rows[name]["reason"]
+        assert rows[name]["parity"] is None
+        assert 1e-4 < rows[name]["error"] < 0.1
+    assert rows["attngraph-int8"]["error"] < rows["onnx-int8"]["error"]

@@ -102,6 +102,19 @@ def _quantized(bits: int) -> Calls:
     return calls
 
 
+def _rounded(dtype: torch.dtype) -> list[Call]:
+    """Rows of zeros, with an infinity, with a NaN, and none at all."""
+    codes = (torch.arange(8 * 64) * 37 % 255 - 127).to(torch.int8).reshape(8, 64)
+    x = ordinary(dtype, 4, 64)
+    x[1] = 0
+    x[2, 7], x[3, 9] = torch.inf, torch.nan
+    constants = codes, ordinary(dtype, 8).abs(), ordinary(dtype, 8, seed=1)
+    return [
+        Call("attn.int8_linear(%0, %1, %2, %3)", (rows, *constants), modes=("mixed",))
+        for rows in (x[:2], x[None], x[:0])
+    ]
+
+
 def _in_form(name: str, choice: Choice, calls: Calls, dtypes: tuple[torch.dtype, ...]) -> Case:
     return Case(f"attention-as-{name}", calls, dtypes, choice=choice, **NEAR)
 
@@ -290,6 +303,7 @@ CASES = [
         F32,
         **NEAR,
     ),
+    Case("int8_linear", _rounded, F32, ulps=512, scale=8192.0),
     Case("quantized_linear-4", _quantized(4), HALF, ulps=512, scale=256.0),
     Case("quantized_linear-8", _quantized(8), HALF, ulps=512, scale=8192.0),
 ]

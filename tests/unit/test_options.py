@@ -22,7 +22,10 @@ from attngraph.decoding.compile import optimize_decoder
 from attngraph.errors import UsageError
 from attngraph.options import ASSUMPTIONS, DecoderOptions, Options
 
-COMMON = ("target", "precision", "verify", "exact", "tune", "assume", "weights")
+COMMON = (
+    *("target", "precision", "verify", "exact", "tune", "assume"),
+    *("weights", "activations", "budget"),
+)
 """What `optimize_decoder` says to be as in `optimize`."""
 
 
@@ -33,6 +36,21 @@ COMMON = ("target", "precision", "verify", "exact", "tune", "assume", "weights")
         ({"precision": "fp8"}, "precision is 'fp8'; it can be fp32, fp16, bf16."),
         ({"verify": "often"}, "verify is 'often'; it can be final, each, off."),
         ({"weights": "int2"}, "weights is 'int2'; it can be int8, int4."),
+        ({"activations": "int8"}, "is for products with quantized weights: add --weights int8"),
+        ({"activations": "fp8", "weights": "int8"}, "activations is 'fp8'; it can be int8."),
+        (
+            {"activations": "int8", "weights": "int8", "target": "cuda"},
+            "--activations int8 is for the CPU",
+        ),
+        ({"budget": "1%"}, "--budget 1% is measured where activations are rounded"),
+        (
+            {"activations": "int8", "weights": "int8", "budget": "wide"},
+            "budget is 'wide'; it is a share of the output's rms, such as 1% or 0.01.",
+        ),
+        (
+            {"activations": "int8", "weights": "int8", "budget": "200%"},
+            "budget is '200%'; it is a share",
+        ),
         ({"assume": ["luck"]}, "assume names 'luck'; it can be no-fully-masked-rows."),
         ({"session": {"provider_options": {"a": 1}}}, "has no option 'a'"),
         ({"session": {"cuda_graph": True}}, "cuda_graph is for target cuda, not for cpu."),
@@ -104,9 +122,16 @@ def test_every_flag_of_optimize_reaches_the_compile() -> None:
     names = ("target", "precision", "verify", "exact", "tune", "assume", "ignore_padded_rows")
     app(given.split(), standalone_mode=False)
     app([], standalone_mode=False)
+    app(["--weights", "int4", "--activations", "int8"], standalone_mode=False)
+    assert found[2].activations == "int8"
     assert tuple(getattr(found[0], name) for name in (*names, "weights")) == chosen
     assert found[1] == Options()
-    assert set(inspect.signature(command).parameters) == {*names, "weights"}
+    assert set(inspect.signature(command).parameters) == {
+        *names,
+        "weights",
+        "activations",
+        "budget",
+    }
 
 
 def test_what_may_be_assumed_is_what_the_pass_goes_by() -> None:

@@ -22,6 +22,7 @@ from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import Dim
 from attngraph.ir.ops import REQUIRED, op_def, split_inputs
 from attngraph.ir.storage import place_of
+from attngraph.ir.traits import LINEAR
 
 OPSET = 24
 MICROSOFT = "com.microsoft"
@@ -346,7 +347,7 @@ class LoweringContext:
                 place_of(value.data)
                 for value in self.graph.constants.values()
                 if value.data is not None
-                and not all(node.op == "aten.linear" and at == 1 for node, at in value.uses)
+                and not all(node.op in LINEAR and at == 1 for node, at in value.uses)
             }
         return place_of(data) not in self._plain
 

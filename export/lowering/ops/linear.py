@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from attngraph.dialect.quantized import LEVELS, TINY
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
@@ -29,21 +30,65 @@ def lower_linear(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("attn.quantized_linear")
 def lower_quantized_linear(ctx: LoweringContext, node: Node) -> ir.Value:
-    """MatMulNBits, which is to compute in float32: it may round activations to int8 otherwise."""
+    """MatMulNBits, at accuracy level 4 where it is to round activations, else in float32."""
     x, codes, bias = (input_of(node, name) for name in ("x", "codes", "bias"))
     args, bits = ctx.args(node), int(attribute(node, "bits"))
+    rounds = bool(attribute(node, "rounds"))
     inside = ctx.target.provider == "cpu"  # CUDA's takes one in some versions only
     block = codes.shape[2] * 8 // bits
-    if inside and bits == 8 and x.dtype is torch.float32:
+    if inside and bits == 8 and x.dtype is torch.float32 and not rounds:
         return _in_two_halves(ctx, codes, args, x.shape[-1], block)
     product = _matmul_nbits(
         ctx,
         (args["x"], args["codes"], args["scales"], None, args["bias"] if inside else None),
         (x.shape[-1], codes.shape[0]),
         (bits, block),
-        accuracy_level=1 if x.dtype is torch.float32 else None,
+        accuracy_level=4 if rounds else 1 if x.dtype is torch.float32 else None,
     )
     return product if inside or bias is None else ctx.op("Add", product, args["bias"])
+
+
+@register_lowering("attn.int8_linear")
+def lower_int8_linear(ctx: LoweringContext, node: Node) -> ir.Value:
+    """MatMulIntegerToFloat of rows that were divided by their largest magnitude.
+
+    The input's zero point is 128: the kernel for signed inputs is several times slower. Linears of
+    one input share its codes.
+    """
+    args = ctx.args(node)
+    x = args["x"]
+    unit = ctx.constant(1 / LEVELS, torch.float32)
+    middle = ctx.constant(128, torch.uint8)
+
+    def rounded() -> tuple[ir.Value, ir.Value]:
+        peak = _peaks(ctx, x)
+        within = ctx.op("Div", x, peak)
+        return ctx.op("QuantizeLinear", within, unit, middle, dtype=ir.DataType.UINT8), peak
+
+    steps, peak = ctx.once(("int8 rows", x), rounded)
+    product = ctx.op(
+        "MatMulIntegerToFloat",
+        *(steps, ctx.transposed(input_of(node, "codes")), unit, args["scales"], middle),
+        domain=MICROSOFT,
+        dtype=ir.DataType.FLOAT,
+    )
+    scaled = ctx.op("Mul", product, peak)
+    return scaled if args["bias"] is None else ctx.op("Add", scaled, args["bias"])
+
+
+def _peaks(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    """The largest magnitude of each row (…, 1); NaN where the row has what isn't finite.
+
+    The extremes pass over NaN, which only a sum hands on. Where there are no rows, onnxruntime
+    leaves the axis as long as it is.
+    """
+    last, single = ctx.constant([-1]), torch.float32
+    most, least, total = (
+        ctx.op(kind, x, last, keepdims=1) for kind in ("ReduceMax", "ReduceMin", "ReduceSum")
+    )
+    peak = ctx.op("Max", most, ctx.op("Neg", least), ctx.constant(TINY, single))
+    whole = ctx.op("Add", peak, ctx.op("Mul", total, ctx.constant(0.0, single)))
+    return ctx.op("Slice", whole, ctx.constant([0]), ctx.constant([1]), last)
 
 
 def _in_two_halves(
