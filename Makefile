@@ -59,6 +59,8 @@ runtimes: $(INSTALLED)
 		-r tests/runtimes/requirements.txt
 	for version in $(ORTS); do $(BIN)/python -m pip install -q --no-deps --upgrade \
 		--target $(RUNTIMES)/onnxruntime-$$version onnxruntime==$$version; done
+	$(PYTHON) -m venv $(RUNTIMES)/with-optimum
+	$(RUNTIMES)/with-optimum/bin/python -m pip install -q -r tests/runtimes/optimum.txt
 	PYTHONPATH=$(RUNTIMES) $(PYTEST) tests/runtimes
 
 # FUZZ="--draws 1000 --first 5000" asks for others; python -m tests.fuzz SEED replays one.

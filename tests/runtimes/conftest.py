@@ -17,8 +17,18 @@ NEEDS = {
     "test_genai.py": "onnxruntime_genai",
     "test_onnxruntime.py": "onnxruntime_genai",
     "test_openvino.py": "openvino",
+    "test_optimum.py": "onnxruntime_genai",
 }
 RECORDS = bool(os.environ.get("RECORD"))
+
+
+def optimum_python() -> Path | None:
+    """The interpreter of the environment that has optimum, beside the other runtimes."""
+    found = importlib.util.find_spec("onnxruntime_genai")
+    if found is None or found.origin is None:
+        return None
+    python = Path(found.origin).parents[1] / "with-optimum" / "bin" / "python"
+    return python if python.exists() else None
 
 
 def wheels() -> list[Path]:
