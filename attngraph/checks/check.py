@@ -36,7 +36,7 @@ from attngraph.export.precision.quantize import OutputError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.limits import Suspect
 from attngraph.frontend.model import Model
-from attngraph.frontend.tracing import reason
+from attngraph.frontend.trace_errors import reason
 from attngraph.ir import Graph, clone, interpret
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.ranges import Ranges

@@ -18,18 +18,23 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.branches import Place
-from attngraph.frontend.conditions import conditions_of, shape_env
+from attngraph.frontend.conditions import conditions_of
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
 from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.outputs import output_names
-from attngraph.frontend.program_dims import asserted_sizes, named_symbols
+from attngraph.frontend.program_dims import (
+    asserted_sizes,
+    named_symbols,
+    shape_env,
+    user_placeholders,
+)
 from attngraph.frontend.script import script_to_program
-from attngraph.frontend.shapes import Request, combine, requested_dims
+from attngraph.frontend.shapes import Request, combine, nested_shapes, requested_dims
 from attngraph.frontend.signature import Signature
 from attngraph.frontend.state import listed, named_state, state_notes
 from attngraph.frontend.symbols import Symbols
-from attngraph.frontend.tracing import Traced, trace, user_placeholders
+from attngraph.frontend.tracing import Traced, trace
 from attngraph.ir.dims import DimInfo
 from attngraph.ir.graph import Graph, Value
 
@@ -116,6 +121,7 @@ def capture(
             program = script_to_program(module, args, named, dynamic_shapes)
         return from_program(program, args, kwargs=named, dynamic_shapes=dynamic_shapes)
     combined = combine(module, args, named)
+    dynamic_shapes = nested_shapes(combined, module, dynamic_shapes)
     named = _in_signature_order(module, named)
     args, named = _distinct(args, named)
     with _ONE_AT_A_TIME:
@@ -197,6 +203,7 @@ def _captured(
         raise CaptureError("The model returns no tensor, so there is nothing to compute.")
     kept = _distinct_names([name for leaf, name in enumerate(labels) if leaf not in fixed])
     graph.set_outputs(values, kept)
+    _require_real(graph)
     return Captured(
         graph,
         tuple(value.name for value in graph.inputs),
@@ -221,6 +228,23 @@ def _captured(
         limits.suspects,
         traced.branches,
     )
+
+
+def _require_real(graph: Graph) -> None:
+    """Raises CaptureError for a complex input or output: ONNX has no operators on them."""
+    for value in graph.inputs:
+        if value.dtype.is_complex:
+            raise CaptureError(
+                f"Input {value.name} is complex, and ONNX computes on real numbers: give it as "
+                f"torch.view_as_real({value.name}), and have forward begin with {value.name} = "
+                f"torch.view_as_complex({value.name})."
+            )
+    for value, name in zip(graph.outputs, graph.output_names, strict=True):
+        if value.dtype.is_complex:
+            raise CaptureError(
+                f"Output {name} is complex, and ONNX computes on real numbers: return "
+                "torch.view_as_real of it."
+            )
 
 
 def _unread(text: str) -> str:

@@ -13,12 +13,11 @@ from typing import Any
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import IRError
+from attngraph.frontend.program_dims import shape_env, user_placeholders
 from attngraph.frontend.symbols import Symbols
-from attngraph.frontend.tracing import user_placeholders
 from attngraph.ir.conditions import (
     Condition,
     always,
@@ -75,17 +74,6 @@ def _unbounded(infos: Mapping[str, DimInfo]) -> dict[str, DimInfo]:
     Sizes are 2 or more, as a trace takes them.
     """
     return {name: DimInfo(2, None, info.hint) for name, info in infos.items()}
-
-
-def shape_env(program: ExportedProgram) -> ShapeEnv | None:
-    """What torch knows of the sizes of a program that this process traced."""
-    for node in user_placeholders(program):
-        value = node.meta.get("val")
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
-            if isinstance(size, torch.SymInt):
-                env: ShapeEnv | None = size.node.shape_env
-                return env
-    return None
 
 
 def _guards(program: ExportedProgram) -> Iterator[sympy.Basic]:

@@ -12,6 +12,7 @@ from attngraph.errors import UsageError
 from attngraph.frontend.branches import Place
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.load import Loaded
+from attngraph.frontend.wrappers import unwrapped
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Model:
     dim_names: Mapping[tuple[str, int], str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.module is not None:
+            object.__setattr__(self, "module", unwrapped(self.module))
 
     @classmethod
     def of(cls, loaded: Loaded) -> Model:

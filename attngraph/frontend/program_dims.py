@@ -1,4 +1,4 @@
-"""Names for the dims of an exported program, which keeps none of its author's."""
+"""The dims of an exported program, and names for them: it keeps none of its author's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,26 @@ from collections.abc import Iterator, Mapping
 import sympy
 import torch
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from attngraph.errors import UsageError
-from attngraph.frontend.tracing import user_placeholders
+
+
+def user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
+    """The nodes of the model's own inputs, tensors or not, in order."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    return placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]
+
+
+def shape_env(program: ExportedProgram) -> ShapeEnv | None:
+    """What torch knows of the sizes of a program that this process traced."""
+    for node in user_placeholders(program):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                env: ShapeEnv | None = size.node.shape_env
+                return env
+    return None
 
 
 def named_symbols(

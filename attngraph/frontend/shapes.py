@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.export import Dim
-from torch.export.dynamic_shapes import _combine_args, _DimHintType, _tree_map_with_path
+from torch.export.dynamic_shapes import _combine_args, _DimHint, _DimHintType, _tree_map_with_path
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
@@ -46,6 +47,28 @@ def combine(
         raise UsageError(
             f"The inputs don't fit {type(module).__name__}.forward: {error}."
         ) from error
+
+
+def nested_shapes(combined: Mapping[str, Any], module: torch.nn.Module, shapes: Any) -> Any:
+    """`dynamic_shapes` by position as torch.export takes them: those of `*args` are one tuple.
+
+    A model that passes on what it is given (`forward(*args, **kwargs)`) has inputs all the same.
+    """
+    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
+    if not isinstance(shapes, (tuple, list)) or inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return shapes
+    at = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+    values = list(combined.values())
+    given = values[at] if at < len(values) else ()
+    if not isinstance(given, tuple) or len(shapes) != at + len(given):
+        return shapes
+    if len(given) == 1 and isinstance(shapes[at], tuple) and not any(map(_is_dim, shapes[at])):
+        return shapes
+    return (*shapes[:at], tuple(shapes[at:]))
+
+
+def _is_dim(shape: Any) -> bool:
+    return isinstance(shape, (int, Dim, _DimHint))
 
 
 def requested_dims(combined: Mapping[str, Any], dynamic_shapes: Any) -> tuple[Request, ...]:

@@ -8,10 +8,16 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy import functions as torch_sympy
 
 from attngraph.errors import CaptureError
 from attngraph.ir.dims import DimInfo, symbol
 from attngraph.ir.parser import parse_attr
+
+FloorDiv: Any = torch_sympy.FloorDiv
+IntTrueDiv: Any = torch_sympy.IntTrueDiv
+TruncToInt: Any = torch_sympy.TruncToInt
+FloorToInt: Any = torch_sympy.FloorToInt
 
 UNKNOWN_SIZE = DimInfo(low=0)
 """A size that only a run can tell."""
@@ -71,8 +77,24 @@ class Symbols:
                     )
                 taken = sum(name.startswith("u") and name[1:].isdigit() for name in self.infos)
                 self.name(unknown, f"u{taken}", UNKNOWN_SIZE)
-            self._cache[expr] = _plain(expr.xreplace(self._renamed))
+            self._cache[expr] = _plain(_whole(expr).xreplace(self._renamed))
         return self._cache[expr]
+
+
+def _whole(expr: sympy.Basic) -> sympy.Basic:
+    """`int(a / b)` of sizes as `a // b`, which it is as long as a is below 2^53."""
+    if not expr.has(IntTrueDiv):
+        return expr
+
+    def divides(part: sympy.Basic) -> bool:
+        if not isinstance(part, (TruncToInt, FloorToInt)) or not isinstance(
+            part.args[0], IntTrueDiv
+        ):
+            return False
+        numerator, denominator = part.args[0].args
+        return bool(numerator.is_nonnegative and denominator.is_positive)
+
+    return expr.replace(divides, lambda part: FloorDiv(*part.args[0].args))
 
 
 def _plain(expr: sympy.Basic) -> Any:

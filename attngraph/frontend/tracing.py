@@ -19,6 +19,7 @@ from contextlib import (
 from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import _DimHint, refine_dynamic_shapes_from_suggested_fixes
@@ -31,15 +32,36 @@ from attngraph.frontend.comparisons import decided_comparisons, wants_bool
 from attngraph.frontend.constants import depends_on_data, known_constants
 from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
 from attngraph.frontend.guards import always_hold, excluded_largest
-from attngraph.frontend.locations import quote, user_frame
+from attngraph.frontend.locations import user_frame
 from attngraph.frontend.memoised import forgetting, looks_up_a_size
+from attngraph.frontend.numbers import (
+    Namespace,
+    add_raising,
+    recorded_numbers,
+    sizes_as_numbers,
+)
+from attngraph.frontend.program_dims import shape_env, user_placeholders
 from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.shapes import Request, requested_dims
+from attngraph.frontend.trace_errors import (
+    FIXED,
+    LOOKED_UP,
+    chooses,
+    deepest,
+    explained,
+    rewrite,
+    sentence,
+    specialised,
+    suggestions,
+    where,
+)
 from attngraph.inference import inference
 
 _ATTEMPTS = 7
+_AGAIN = 3
+"""Traces of code that makes numbers of sizes: what is called first may hide what comes after."""
 
 
 @contextmanager
@@ -70,11 +92,6 @@ _LOGGERS = (
     "torch._subclasses.fake_tensor",
 )
 _RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
-_GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
-_UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
-_FIXED = re.compile(r"(\w+) = (\d+)")
-_SAME = re.compile(r"(\w+) = (\w+)")
-_DERIVED = re.compile(r"(\w+) = (.*\b_\1\b.*)")
 
 
 @dataclass(frozen=True)
@@ -106,9 +123,59 @@ def trace(
 
     `sides` say which side of a branch on a tensor's values is followed, true where they don't say;
     with None such a branch is an error.
+    Where the code makes numbers of sizes, it is traced again with those that may stay sizes.
     Raises CaptureError with torch's reason and the user's line.
     """
+    spaces: list[Namespace] = []
+    best: Traced | CaptureError | None = None
+    for _ in range(_AGAIN):
+        known = tuple(spaces)
+        try:
+            found: Traced | CaptureError = _trace(
+                module, args, kwargs, combined, dynamic_shapes, sides, spaces
+            )
+        except CaptureError as error:
+            found = error
+        best = found if best is None else _better(best, found)
+        if len(spaces) == len(known):
+            break
+    if isinstance(best, Traced):
+        return best
+    assert best is not None
+    raise best
+
+
+def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
+    """The trace that fixes fewer sizes; the first where neither does."""
+    if isinstance(after, CaptureError):
+        return before
+    if isinstance(before, CaptureError) or _fixes(after) < _fixes(before):
+        return after
+    return before
+
+
+def _fixes(traced: Traced) -> tuple[int, int]:
+    """How many dims, and how many expressions of them, a trace has made constants of."""
+    env = shape_env(traced.program)
+    guards = [guard.expr for guard in env.guards] if env is not None else []
+    return len(traced.notes), sum(isinstance(guard, sympy.Eq) for guard in guards)
+
+
+def _trace(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    combined: Mapping[str, Any],
+    dynamic_shapes: Any,
+    sides: Mapping[Place, bool] | None,
+    spaces: list[Namespace],
+) -> Traced:
+    """One trace, in which sizes stay sizes in code with the names of `spaces`.
+
+    Adds the names of other code that made numbers of them.
+    """
     asked = requested_dims(combined, dynamic_shapes)
+    known = tuple(spaces)
     deferred = False
     bytecode: Exception | None = None  # what had it read from bytecode; that names a line
     constant: list[Request] = []
@@ -118,6 +185,8 @@ def trace(
     for _ in range(_ATTEMPTS):
         requests = requested_dims(combined, dynamic_shapes)
         fixed: dict[str, tuple[str, int] | None] = {}
+        if bytecode is not None and looks_up_a_size(str(bytecode)):
+            fixed[LOOKED_UP] = user_frame(traceback.walk_tb(bytecode.__traceback__))
         questions: list[Question] = []
         branches: dict[Place, bool] = {}
         try:
@@ -128,6 +197,9 @@ def trace(
                 _forget(module, args, kwargs, constant)
                 stack.enter_context(_watch_specialisations(fixed))
                 stack.enter_context(recorded_questions(questions))
+                stack.enter_context(recorded_numbers(spaces))
+                if known:
+                    stack.enter_context(sizes_as_numbers(known))
                 if follows and sides is not None:
                     stack.enter_context(followed_branches(sides, branches))
                 program = torch.export.export(
@@ -152,12 +224,13 @@ def trace(
             if not constant and (constant := _constants(error, requests)):
                 continue
             narrowed = _narrow(str(error), dynamic_shapes)
-            if narrowed is None and sides is not None and not follows and _chooses(error):
+            if narrowed is None and sides is not None and not follows and chooses(error):
                 follows, bytecode = True, None
                 continue
             if narrowed is None:
+                add_raising(spaces, deepest(error).__traceback__)
                 told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
-                raise _explain(told, module, requests, fixed) from told
+                raise explained(told, module, requests, fixed) from told
             dynamic_shapes = narrowed
         else:
             notes = _fixed_notes(program, requests, fixed)
@@ -181,7 +254,7 @@ def _reads_better(message: str) -> bool:
 
 def _constants(error: Exception, requests: tuple[Request, ...]) -> list[Request]:
     """The dims that the trace took for constants."""
-    found = [_FIXED.fullmatch(line) for line in _suggestions(str(error))]
+    found = [FIXED.fullmatch(line) for line in suggestions(str(error))]
     names = {match[1] for match in found if match}
     return [request for request in requests if request.name in names]
 
@@ -274,16 +347,10 @@ def _watch_specialisations(found: dict[str, tuple[str, int] | None]) -> Iterator
         setattr(ShapeEnv, "_set_replacement", call)  # noqa: B010
 
 
-def _suggestions(message: str) -> list[str]:
-    _, found, rest = message.partition("Suggested fixes:\n")
-    lines = rest.split("\n\n")[0].splitlines() if found else []
-    return [line.strip() for line in lines if line.strip()]
-
-
 def _narrow(message: str, dynamic_shapes: Any) -> Any:
     """The shapes with torch's suggestions applied, if all of them only narrow ranges."""
-    suggestions = _suggestions(message) or excluded_largest(message)
-    matches = [_RANGE.fullmatch(line) for line in suggestions]
+    found = suggestions(message) or excluded_largest(message)
+    matches = [_RANGE.fullmatch(line) for line in found]
     if not matches or not dynamic_shapes or not all(matches):
         return None
     fixes = "\n".join(match[0] for match in matches if match)
@@ -311,136 +378,9 @@ def _fixed_notes(
         if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
             continue
         if request.name is not None:
-            raise _specialised(request, fixed)
+            raise specialised(request, fixed)
         notes.append(
-            f"{_sentence(request)} stays {request.size}: the model makes a constant of it"
-            f"{_where(request, fixed)}. For other sizes take it from the tensor's shape there."
+            f"{sentence(request)} stays {request.size}: the model makes a constant of it"
+            f"{where(request, fixed)}. For other sizes: {rewrite(request, fixed)}."
         )
     return tuple(notes)
-
-
-def user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
-    """The nodes of the model's own inputs, tensors or not, in order."""
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    return placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]
-
-
-def _specialised(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> CaptureError:
-    return CaptureError(
-        f"{_sentence(request)} can't be dynamic: the model fixes it to {request.size}"
-        f"{_where(request, fixed)}. Take the size from the tensor there, or leave the dim static."
-    )
-
-
-def _where(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> str:
-    """The line at which a request's size became a constant, as far as it is known."""
-    head = re.split(r"\W", request.input)[0]
-    place = None
-    for source, frame in fixed.items():
-        if source.endswith(f".size()[{request.axis}]") and f"'{head}'" in source:
-            place = frame
-    return f" at {quote(*place)}" if place else ""
-
-
-def _sentence(request: Request) -> str:
-    return f"I{str(request)[1:]}"
-
-
-def _explain(
-    error: Exception,
-    module: torch.nn.Module,
-    requests: tuple[Request, ...],
-    fixed: Mapping[str, tuple[str, int] | None],
-) -> CaptureError:
-    by_name = {request.name: request for request in requests if request.name}
-    for line in _suggestions(str(error)):
-        if (match := _FIXED.fullmatch(line)) and match[1] in by_name:
-            return _specialised(by_name[match[1]], fixed)
-        if (match := _SAME.fullmatch(line)) and {match[1], match[2]} <= by_name.keys():
-            first, second = by_name[match[2]], by_name[match[1]]
-            return CaptureError(
-                f"The model needs {first} and {second} to be equal; give both the same Dim."
-            )
-        if (match := _DERIVED.fullmatch(line)) and match[1] in by_name:
-            return CaptureError(
-                f"{_sentence(by_name[match[1]])} can't take every size: the model needs "
-                f"{match[1]} = {match[2]}; derive it from another Dim in that way, or leave it "
-                "static."
-            )
-    if match := _GUARD.search(str(error)):
-        return _guarded(match, requests, by_name)
-    if match := _UNKNOWN_OUTPUT.search(str(error)):
-        name = match[1].rpartition(".")[2]
-        hint = 'pass kwargs={"use_cache": False}' if "Cache" in name else "return tensors only"
-        return CaptureError(
-            f"{type(module).__name__} returns a {name}, which torch.export can't take apart: "
-            f"{hint}, "
-            "or register the type with torch.utils._pytree.register_pytree_node."
-        )
-    place = user_frame(traceback.walk_tb(_deepest(error).__traceback__))
-    where = f" at {quote(*place)}" if place else ""
-    text = _data_dependent(str(_deepest(error))) or reason(error)
-    return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
-
-
-def _chooses(error: Exception) -> bool:
-    """Whether Python decides by the values of a tensor, not by a size or a number made of them."""
-    message = str(_deepest(error))
-    return depends_on_data(message) and "specialized integer" not in message
-
-
-def _data_dependent(message: str) -> str:
-    """What Python asks of a tensor's values, where torch says that it does; else empty."""
-    if "data-dependent expression" not in message:
-        return ""
-    sizes = re.search(r"Size-like symbols: ([^)]*)", message)
-    asked = re.search(r"data-dependent expression (.*?) \(unhinted", message)
-    names = set(re.findall(r"\bu\d+\b", asked[1] if asked else ""))
-    if sizes and names & set(sizes[1].split(", ")):
-        return (
-            "Python decides by a data-dependent size there: one that the values of a tensor make, "
-            "as those of nonzero() and x[mask] do. Keep the size and mask instead of selecting, or "
-            "don't let Python branch on it."
-        )
-    if "specialized integer" in message:
-        return (
-            "Python needs a data-dependent number there, which is in a tensor until the model "
-            "runs. Keep it a tensor (torch.arange(n) < length instead of x[:length]), or make it "
-            "an int argument."
-        )
-    return (
-        "Python decides by a data-dependent condition there: the values of a tensor, known only at "
-        "run time. Use torch.where."
-    )
-
-
-def _guarded(
-    match: re.Match[str], requests: tuple[Request, ...], by_name: Mapping[str, Request]
-) -> CaptureError:
-    """A condition on a dim that the trace met, in the dims' own names."""
-    condition = match[2]
-    for request in requests:
-        if request.name:
-            source = re.escape(f"L['{request.input}'].size()[{request.axis}]")
-            condition = re.sub(source, request.name, condition)
-    named = by_name.get(match[1])
-    which = _sentence(named) if named else f"Dim {match[1]!r}"
-    return CaptureError(
-        f"{which} can't take every size: the trace relies on {condition}, which can't be shown to "
-        "hold in its whole range. Leave the dim static, or write the slice or view behind the "
-        "condition with sizes taken from the tensors' shapes."
-    )
-
-
-def _deepest(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def reason(error: BaseException) -> str:
-    """The first sentence or two of torch's message, on one line."""
-    text = str(error).strip() or type(error).__name__
-    text = re.split(r"\n\s*\n|\nFor more information|\nFrom user code", text)[0]
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else text[:299] + "…"

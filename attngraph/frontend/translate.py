@@ -48,6 +48,7 @@ _DROPOUT = frozenset(
     ]
 )
 _RESHAPE = frozenset(["aten.view", "aten._unsafe_view", "aten.reshape"])
+_INNER = "export.access_subclass_inner_tensor"
 _ITEM = frozenset(["aten.item", "aten._local_scalar_dense"])
 _UNSAFE_NAME = re.compile(r"[^\w.$/-]")
 
@@ -152,6 +153,8 @@ class Translator:
             return
         if name in _ITEM:
             self._item(node)
+        elif name == _INNER:
+            self._inner(node)
         elif self._is_identity(node, name):
             self._values[node] = self._tensor(node.args[0])
         elif name == "aten.as_strided":
@@ -159,6 +162,17 @@ class Translator:
         elif value is None or isinstance(value, (torch.Tensor, list, tuple)):
             name, definition, args, kwargs = self._canonical(node, name)
             self._create(node, name, definition, args, kwargs)
+
+    def _inner(self, node: fx.Node) -> None:
+        """A tensor that a weight of a type of its own wraps, such as its codes or its scales."""
+        source, attribute = node.args[0], str(node.args[1])
+        if not isinstance(source, fx.Node) or source not in self._weights:
+            raise CaptureError(
+                f"The tensors that a {attribute} is part of are made as the model runs, at "
+                f"{self._locator.of(node)}; a graph has plain tensors only."
+            )
+        name, data = self._weights[source]
+        self._weights[node] = (f"{name}.{attribute}", getattr(data, attribute))
 
     def _is_identity(self, node: fx.Node, name: str) -> bool:
         if name in _IDENTITY:

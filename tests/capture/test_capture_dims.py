@@ -367,10 +367,12 @@ def test_a_shift_by_a_view_of_a_slice_takes_every_size() -> None:
 
 
 def test_what_a_library_does_is_told_by_the_models_own_line() -> None:
-    """As einx takes the sizes that a model's module gives it for integers."""
+    """As einx computes with the numbers that the sizes of a model's tensors are."""
     library: dict[str, Any] = {"__name__": "library"}
     exec(
-        compile("def fix(x):\n    return x.view(int(x.shape[1]), -1)", "library.py", "exec"),
+        compile(
+            "def fix(x):\n    return x.view([*range(x.shape[1])][-1] + 1, -1)", "library.py", "exec"
+        ),
         library,
     )
 

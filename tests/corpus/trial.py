@@ -13,7 +13,7 @@ import torch
 
 from attngraph.compiling.compiler import Model, analyse, optimize
 from attngraph.errors import CaptureError, ParityError
-from attngraph.frontend.tracing import reason
+from attngraph.frontend.trace_errors import reason
 from attngraph.ir import Graph
 from attngraph.reports.report import Report, Site
 from tests.corpus.architectures import build

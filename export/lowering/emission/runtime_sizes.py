@@ -23,6 +23,7 @@ _ROUNDINGS = {
     "floor": "Floor",
     "CeilToInt": "Ceil",
     "ceiling": "Ceil",
+    "RoundToInt": "Round",  # halves to even, as Python does
 }
 
 

@@ -65,16 +65,16 @@ for _name, _size, _options in (
     (
         "davit_tiny",
         64,
-        {"depths": (1, 1), "embed_dims": (16, 32), "num_heads": (1, 2), "num_groups": (1, 2)},
+        {"depths": (1, 1), "embed_dims": (16, 32), "num_heads": (1, 2)},
     ),
     ("efficientformer_l1", 224, {}),
     ("edgenext_xx_small", 64, {}),
-    ("focalnet_tiny_srf", 64, {"depths": (1, 1), "embed_dim": 16}),
+    ("focalnet_tiny_srf", 64, {}),
     ("gcvit_xxtiny", 224, {}),
     ("levit_128s", 224, {}),
     ("mobilevit_xxs", 64, {}),
     ("mobilevitv2_050", 64, {}),
-    ("mvitv2_tiny", 64, {"img_size": 64, "depths": (1, 1), "embed_dim": 16}),
+    ("mvitv2_tiny", 64, {"img_size": 64}),
     ("nest_tiny", 64, {"img_size": 64}),
     ("pit_ti_224", 224, {}),
     ("poolformer_s12", 64, {}),
@@ -125,7 +125,7 @@ _MULTI = {
 for _module, _name, _size, _options in (
     ("vit", "ViT", 32, _OLD),
     ("simple_vit", "SimpleViT", 32, _OLD),
-    ("simple_flash_attn_vit", "SimpleViT", 32, {**_OLD, "use_flash": False}),
+    ("simple_flash_attn_vit", "SimpleViT", 32, {**_OLD, "use_flash": True}),
     ("simple_vit_with_qk_norm", "SimpleViT", 32, _OLD),
     ("simple_vit_with_register_tokens", "SimpleViT", 32, _OLD),
     ("simple_vit_with_value_residual", "SimpleViT", 32, _OLD),
@@ -171,13 +171,20 @@ for _module, _name, _size, _options in (
         "cross_vit",
         "CrossViT",
         64,
-        {"image_size": 64, "num_classes": CLASSES, "sm_dim": 16, "lg_dim": 32, "depth": 1},
+        {
+            "image_size": 64,
+            "num_classes": CLASSES,
+            "sm_dim": 16,
+            "lg_dim": 32,
+            "sm_patch_size": 8,
+            "depth": 1,
+        },
     ),
     (
         "crossformer",
         "CrossFormer",
         224,
-        {"num_classes": CLASSES, "dim": (16, 32, 32, 64), "depth": (1, 1, 1, 1)},
+        {"num_classes": CLASSES, "dim": (32, 64, 64, 64), "depth": (1, 1, 1, 1)},
     ),
     ("cvt", "CvT", 64, {"num_classes": CLASSES}),
     ("efficient", "ViT", 32, None),
@@ -191,6 +198,7 @@ for _module, _name, _size, _options in (
             "dim": (32, 48, 64),
             "depth": 1,
             "heads": (2, 3, 4),
+            "mlp_mult": 2,
             "stages": 3,
         },
     ),
@@ -250,7 +258,7 @@ for _module, _name, _size, _options in (
         "regionvit",
         "RegionViT",
         224,
-        {"dim": (16, 32, 32, 64), "depth": (1, 1, 1, 1), "num_classes": CLASSES},
+        {"dim": (32, 64, 64, 64), "depth": (1, 1, 1, 1), "num_classes": CLASSES},
     ),
     (
         "scalable_vit",
@@ -294,7 +302,7 @@ for _module, _name, _size, _options in (
     ),
     ("xcit", "XCiT", 32, {**_OLD, "cls_depth": 1}),
     ("ats_vit", "ViT", 32, {**_OLD, "max_tokens_per_depth": (16, 8)}),
-    ("normalized_vit", "nViT", 32, {k: v for k, v in _OLD.items() if k != "mlp_dim"}),
+    ("normalized_vit", "nViT", 32, _OLD),
     (
         "look_vit",
         "LookViT",
@@ -305,6 +313,7 @@ for _module, _name, _size, _options in (
             "num_classes": CLASSES,
             "depth": 2,
             "patch_size": 8,
+            "highres_patch_size": 4,
             "heads": 2,
             "dim_head": 16,
         },
@@ -326,7 +335,7 @@ for _module, _name, _size, _options in (
     ),
     (
         "vivit",
-        "ViT",
+        "ViViT",
         -1,
         {
             **_OLD,
@@ -438,7 +447,7 @@ def _coca() -> Any:
         "output_tokens": True,
     }
     model = CoCa(
-        16,
+        32,
         multimodal_cfg={
             "context_length": 12,
             "vocab_size": 64,

@@ -1,0 +1,163 @@
+"""Sizes that Python makes plain numbers of: `int(h * w / c)`, `math.sqrt(n)`, `len(x)`.
+
+A trace then takes the size for a constant, though the code means nothing by it: `int` of a size is
+the size. Within the modules where that happened, these functions have a size remain one. What they
+return is what the code would compute at any size, so conditions on it are kept as they always are.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.fx.experimental.sym_node import SymNode
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parents[1])
+_NUMPY = str(Path(np.__file__).parent)
+_SIZES = (torch.SymInt, torch.SymFloat)
+_SYM_INT, _SYM_FLOAT, _SYM_SQRT = (
+    getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")
+)
+
+Namespace = dict[str, Any]
+"""The global names of a module of code."""
+
+
+@contextmanager
+def recorded_numbers(found: list[Namespace]) -> Iterator[None]:
+    """Adds the names of each module of code in which a size becomes a number, once."""
+
+    def recording(take: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(node: Any, *args: Any) -> Any:
+            if node.expr.free_symbols:
+                _add(found, sys._getframe(1))
+            return take(node, *args)
+
+        return taken
+
+    with ExitStack() as stack:
+        for name in ("guard_int", "guard_float"):
+            stack.enter_context(patch.object(SymNode, name, recording(getattr(SymNode, name))))
+        yield
+
+
+def add_raising(found: list[Namespace], trace: TracebackType | None) -> None:
+    """The same of the code that raised an error of its own, as it may for a size that is no int."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and not _is_library(trace.tb_frame):
+        _add(found, trace.tb_frame)
+
+
+@contextmanager
+def sizes_as_numbers(spaces: Sequence[Namespace]) -> Iterator[None]:
+    """In code with these global names, int, float and len of a size, and math.sqrt, are sizes."""
+    with ExitStack() as stack:
+        for names in spaces:
+            own: Namespace = {"int": _Int, "float": _Float, "len": _length}
+            own = {name: made for name, made in own.items() if name not in names}
+            own |= {
+                name: made
+                for name, value in names.items()
+                for plain, made in _STAND_INS
+                if value is plain
+            }
+            stack.enter_context(patch.dict(names, own))
+        for plain, made in _STAND_INS:
+            holder = np if plain is np.prod else math
+            stack.enter_context(patch.object(holder, plain.__name__, made))
+        yield
+
+
+class _Number(type):
+    """Of classes that stand for int and float, and say that a size is one."""
+
+    plain: type
+    size: type
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, (cls.plain, cls.size))
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, cls.plain)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.plain
+
+    def __hash__(cls) -> int:
+        return hash(cls.plain)
+
+
+class _Int(int, metaclass=_Number):
+    plain, size = int, torch.SymInt
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _SYM_INT(*args) if _is_size(args) else int(*args, **kwargs)
+
+
+class _Float(float, metaclass=_Number):
+    plain, size = float, torch.SymFloat
+
+    def __new__(cls, *args: Any) -> Any:
+        return _SYM_FLOAT(*args) if _is_size(args) else float(*args)
+
+
+def _is_size(args: Sequence[Any]) -> bool:
+    return len(args) == 1 and isinstance(args[0], _SIZES)
+
+
+def _length(value: Any) -> Any:
+    is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+    return value.shape[0] if is_tensor else builtins.len(value)
+
+
+def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
+    """A function of `math`, whose value for a size is a number, or a tensor that stands for one.
+
+    torch keeps no other function of a size than the square root.
+    """
+
+    def computed(value: Any, *args: Any) -> Any:
+        if args or not isinstance(value, _SIZES):
+            return plain(value, *args)
+        if plain.__name__ == "sqrt":
+            return _SYM_SQRT(_SYM_FLOAT(value))
+        applied: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, plain.__name__)
+        size: Any = value
+        return applied(torch.full((), size, dtype=torch.float64))
+
+    return computed
+
+
+def _product(value: Any, *args: Any, _plain: Callable[..., Any] = np.prod, **kwargs: Any) -> Any:
+    is_shape = isinstance(value, (tuple, list)) and any(isinstance(item, _SIZES) for item in value)
+    return (
+        math.prod(value) if is_shape and not args and not kwargs else _plain(value, *args, **kwargs)
+    )
+
+
+_STAND_INS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+    (np.prod, _product),
+    *((plain, _of_size(plain)) for plain in (math.sqrt, math.log, math.log2, math.log10)),
+]
+
+
+def _add(found: list[Namespace], frame: FrameType | None) -> None:
+    while frame is not None and _is_library(frame):
+        frame = frame.f_back
+    if frame is not None and not any(names is frame.f_globals for names in found):
+        found.append(frame.f_globals)
+
+
+def _is_library(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((_TORCH, _OURS, _NUMPY, "<"))

@@ -1,0 +1,151 @@
+"""Sizes that Python computes with: they stay sizes, or are fixed and told with what helps."""
+
+from __future__ import annotations
+
+import math
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.errors import CaptureError
+from attngraph.frontend.capture import capture
+
+X = torch.randn(3, 16, 8)
+DIMS = ({0: Dim("batch"), 1: Dim("seq")},)
+AUTO = ({0: Dim.AUTO, 1: Dim.AUTO},)
+
+
+def of_int(x: Tensor) -> Tensor:
+    return x + torch.arange(int(x.shape[1]))[:, None]
+
+
+def of_quotient(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], int(x.shape[1] * 8 / 4), 4)
+
+
+def of_float(x: Tensor) -> Tensor:
+    return x * float(x.shape[1])
+
+
+def of_len(x: Tensor) -> Tensor:
+    return x + torch.arange(len(x))[:, None, None] + len([1, 2])
+
+
+def of_sqrt(x: Tensor) -> Tensor:
+    return x / math.sqrt(x.shape[1]) + sqrt(x.shape[0]) + math.sqrt(4)
+
+
+def of_log(x: Tensor) -> Tensor:
+    return x * math.log(x.shape[1]) + math.log(8, 2)
+
+
+def of_product(x: Tensor) -> Tensor:
+    return x.reshape(int(np.prod(x.shape[:2])), 8) * np.prod([2.0, 3.0])
+
+
+def of_round(x: Tensor) -> Tensor:
+    return x.sum() + torch.arange(round(x.shape[1] * 0.5))
+
+
+def of_kind(x: Tensor) -> Tensor:
+    size = x.shape[1]
+    if not isinstance(size, int) or isinstance(size, float):
+        raise TypeError(f"a size is a {type(size)}")
+    return x[:, : size - size // 2]
+
+
+STAY = [of_int, of_quotient, of_float, of_len, of_sqrt, of_log, of_product, of_round, of_kind]
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.linear(x))
+
+
+class CallsAll(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [function(x) for function in STAY]
+
+
+def test_a_size_that_python_computes_with_stays_one() -> None:
+    module = CallsAll().eval()
+    optimized = attngraph.optimize(module, (X,), dynamic_shapes=DIMS)
+    assert optimized.report.notes == []
+    for batch, length in ((2, 9), (1, 25), (5, 3)):
+        x = torch.randn(batch, length, 8)
+        for function, found, own in zip(STAY, optimized(x), module(x), strict=True):
+            torch.testing.assert_close(found, own, msg=function.__name__)
+
+
+def test_the_functions_are_pythons_own_again() -> None:
+    plain = math.sqrt, math.log, np.prod
+    capture(Calls(of_sqrt), (X,), dynamic_shapes=DIMS)
+    assert (math.sqrt, math.log, np.prod) == plain
+    assert "int" not in globals()
+    assert sqrt is math.sqrt
+
+
+def test_what_a_size_must_be_is_a_condition() -> None:
+    def square(x: Tensor) -> Tensor:
+        side = int(math.sqrt(x.shape[1]))
+        return x.view(x.shape[0], side, side, 8).sum(1)
+
+    module = Calls(square).eval()
+    optimized = attngraph.optimize(module, (X,), dynamic_shapes=AUTO)
+    with torch.no_grad():
+        for length in (9, 25):
+            x = torch.randn(2, length, 8)
+            torch.testing.assert_close(optimized(x), module(x))
+    with pytest.raises(attngraph.errors.UsageError, match="compiled for sizes with"):
+        optimized(torch.randn(2, 15, 8))
+    with pytest.raises(CaptureError, match=r"can't be dynamic: .*Dim\.AUTO"):
+        capture(module, (X,), dynamic_shapes=DIMS)
+
+
+def a_loop(x: Tensor) -> Tensor:
+    return torch.stack([x[:, at] for at in range(x.shape[1])], 1)
+
+
+def a_set(x: Tensor) -> Tensor:
+    return x * len({x.shape[1], 5})
+
+
+FIXED = {
+    a_loop: "compute all steps at once there, with tensors such as torch.arange",
+    a_set: "compare sizes with == there, as a set, a dict and functools.cache look up numbers",
+}
+
+
+@pytest.mark.parametrize("function", FIXED, ids=lambda function: function.__name__)
+def test_a_size_that_is_a_constant_after_all_is_told_with_what_helps(function: Any) -> None:
+    name = function.__name__
+    with pytest.raises(CaptureError, match=FIXED[function]) as refused:
+        capture(Calls(function), (X,), dynamic_shapes=DIMS)
+    assert "(dim 'seq') can't be dynamic: the model fixes it to 16 at " in str(refused.value)
+    assert "test_sizes_in_python.py" in str(refused.value), name
+    captured = capture(Calls(function), (X,), dynamic_shapes=AUTO)
+    assert any("axis 1 stays 16" in note and FIXED[function] in note for note in captured.notes)
+    assert captured.graph.inputs[0].shape[1] == 16
+
+
+def test_the_advice_holds() -> None:
+    def steps_at_once(x: Tensor) -> Tensor:
+        return x[:, torch.arange(x.shape[1])]
+
+    def compared(x: Tensor) -> Tensor:
+        return x * (2 if x.shape[1] == 16 else 3)
+
+    assert not capture(Calls(steps_at_once), (X,), dynamic_shapes=DIMS).notes
+    other = torch.randn(3, 12, 8)
+    captured = capture(Calls(compared), (other,), dynamic_shapes=AUTO)
+    assert not any("stays" in note for note in captured.notes)
