@@ -219,7 +219,8 @@ BATCH_NORM = _trait("batch norm", "batch_norm _native_batch_norm_legit_no_traini
 ATTENTION = _trait("attention", "scaled_dot_product_attention")
 ROTARY = _trait("rotary")
 RECURRENCE = _trait("recurrence")  # one step after the other
-CUMULATIVE = _trait("cumulative", "cumsum cumprod cummax cummin logcumsumexp")
+RUNNING_SUM = _trait("running sum", "cumsum cumprod")  # or product
+CUMULATIVE = RUNNING_SUM | _trait("cumulative", "cummax cummin logcumsumexp")
 FOURIER = _trait(
     "Fourier transform",
     "fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn "

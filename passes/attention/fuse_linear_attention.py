@@ -16,6 +16,7 @@ from attngraph.analysis.recurrence.linear import (
     read_linear,
 )
 from attngraph.analysis.recurrence.mixing import Tokens, dims_of_tokens, mixed
+from attngraph.analysis.recurrence.uniform import switch_in
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import as_dim, same_shape
@@ -75,6 +76,11 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
     if dtype not in _KERNELS:
         return None
     found_state = presents(graph, tokens, found, dict.fromkeys(graph.outputs))
+    ends = [part.value for part in operands if part is not None]
+    ends += [] if found.past is None else [found.past.value]
+    results = [output.value] + ([] if found_state is None else [found_state.value])
+    if any(switch_in(result, ends, tokens) is not None for result in results):
+        return None
     build = Builder(graph, node, fuse_locs([node], node))
     write = _Written(build, found, heads, dtype)
     made = write.node()

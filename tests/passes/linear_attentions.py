@@ -43,6 +43,53 @@ class Retention(Layer):
         return self.joined((q @ k.mT * KEYS**-0.5 * mask) @ v)
 
 
+class SwitchingRetention(Layer):
+    """A retention up to some distance, position or number, and something else from there on."""
+
+    def mask(self, apart: Tensor) -> Tensor:
+        return torch.where(apart >= 0, 0.9 ** apart.clamp(min=0), 0.0)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        place = torch.arange(x.shape[1])
+        mask = self.mask(place[:, None] - place[None])
+        return self.joined((self.scores(q, k) * mask) @ v)
+
+
+class ClampedDistance(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        return torch.where(apart >= 0, 0.9 ** apart.clamp(0, 100), 0.0)
+
+
+class LeastDecay(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        return torch.where(apart >= 0, (0.9 ** apart.clamp(min=0)).clamp_min(1e-4), 0.0)
+
+
+class Window(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        return super().mask(apart) * (apart - 100 < 0)
+
+
+class TableOfDecays(SwitchingRetention):
+    def __init__(self) -> None:
+        super().__init__()
+        table = 0.9 ** torch.arange(512)
+        table[100:] = 0.0
+        self.register_buffer("table", table)
+
+    def mask(self, apart: Tensor) -> Tensor:
+        return torch.where(apart >= 0, self.table[apart.clamp(min=0)], 0.0)
+
+
+class ClampedScores(SwitchingRetention):
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q @ k.mT).clamp(max=1000.0)
+
+
 class Causal(Layer):
     """Katharopoulos et al.: cumulative sums, and a normaliser that is one as well."""
 
@@ -196,3 +243,5 @@ LOOPS: tuple[type[Layer], ...] = (
 NEAR_MISSES: tuple[type[Layer], ...] = (
     *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
 )
+SWITCHING = (ClampedDistance, LeastDecay, Window, TableOfDecays, ClampedScores)
+"""What agrees with a recurrence wherever a trial may have looked."""

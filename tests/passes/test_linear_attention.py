@@ -15,11 +15,13 @@ from tests.passes import linear_attentions as written
 _PASSES = ["canonicalize", "cse", "dce", "fuse-linear-attention", "dce"]
 
 
-def _graph(kind: type[written.Layer], *, state: bool = False) -> tuple[Graph, Graph]:
+def _graph(
+    kind: type[written.Layer], *, state: bool = False, dynamic: bool | None = None
+) -> tuple[Graph, Graph]:
     """The captured graph, and what the passes make of it."""
     args = [torch.randn(2, written.TOKENS, written.WIDTH)]
     shapes: list[dict[int, Dim]] = [{0: Dim("batch", min=1, max=64)}]
-    if kind in written.OF_ANY_LENGTH:
+    if kind in written.OF_ANY_LENGTH if dynamic is None else dynamic:
         shapes[0][1] = Dim("seq", min=1, max=512)
     if state:
         args.append(torch.randn(2, written.HEADS, written.KEYS, written.VALUES))
@@ -72,3 +74,26 @@ def test_a_state_is_handed_on(kind: type[written.Layer]) -> None:
 def test_a_near_miss_stays(kind: type[written.Layer]) -> None:
     _, after = _graph(kind)
     assert not _sites(after)
+
+
+def test_the_same_mask_without_a_switch_is_read() -> None:
+    """The control of what follows."""
+    _, after = _graph(written.SwitchingRetention, dynamic=True)
+    assert len(_sites(after)) == 1
+
+
+@pytest.mark.parametrize("kind", written.SWITCHING)
+def test_what_switches_beyond_every_trial_stays(kind: type[written.Layer]) -> None:
+    _, after = _graph(kind, dynamic=True)
+    assert not _sites(after)
+
+
+def test_a_switch_of_numbers_stays_at_a_static_length_too() -> None:
+    _, after = _graph(written.ClampedScores)
+    assert not _sites(after)
+
+
+def test_a_switch_of_positions_is_tried_whole_at_a_static_length() -> None:
+    before, after = _graph(written.ClampedDistance)
+    assert len(_sites(after)) == 1
+    _assert_same(before, after, (written.TOKENS,))
