@@ -15,7 +15,7 @@ AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
 
 class Counted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x + torch.arange(int(x.shape[1]), dtype=x.dtype)[:, None]
+        return x + torch.tensor([float(place) for place in range(x.shape[1])])[:, None]
 
 
 class Gathered(nn.Module):
