@@ -120,6 +120,7 @@ def compile_seq2seq(
         model = _bounded(parts.first, decoder.layout.most)
         decodes = replace(options, decodes=True)
         first = compile_model(model, decodes, staged=staged(FIRST), progress=progress)
+    decoder.report.notes += rules.notes
     return Seq2Seq(encoder, decoder, wiring, rules, first)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -44,6 +44,8 @@ class Rules:
     repetition_penalty: float = 1.0
     min_length: int = 0
     min_new_tokens: int = 0
+    left_out: tuple[str, ...] = ()
+    """Settings of the config that change tokens and that none of these stands for."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -69,7 +71,11 @@ class Rules:
             found[field.name] = _frozen([value] if several and isinstance(value, int) else value)
         start = getattr(config, "decoder_start_token_id", None)
         start = getattr(config, "bos_token_id", None) if start is None else start
-        return replace(cls(**found), start=() if start is None else (int(_first(start)),))
+        return replace(
+            cls(**found),
+            start=() if start is None else (int(_first(start)),),
+            left_out=tuple(_left_out(config)),
+        )
 
     def applied(
         self, logits: torch.Tensor, ids: torch.Tensor, step: int, count: int, ends: Sequence[int]
@@ -109,13 +115,20 @@ class Rules:
             scores = scores.index_fill(1, torch.tensor(suppressed), -torch.inf)
         return scores
 
-    @staticmethod
-    def ignored(config: Any) -> list[str]:
-        """Fields of a config that change tokens, and of which `generate` takes no notice."""
-        values = ((name, getattr(config, name, None), none) for name, none in _IGNORED.items())
+    @property
+    def notes(self) -> list[str]:
+        """What `generate` does otherwise than the config says."""
         return [
-            f"{name} = {value}" for name, value, none in values if value not in (none or (None,))
+            f"The generation config sets {setting}, of which `generate` takes no notice."
+            for setting in self.left_out
         ]
+
+
+def _left_out(config: Any) -> Iterator[str]:
+    for name, none in _IGNORED.items():
+        value = getattr(config, name, None)
+        if value not in (none or (None,)):
+            yield f"{name} = {value}"
 
 
 def _only(scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
