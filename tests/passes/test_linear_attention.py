@@ -97,3 +97,16 @@ def test_a_switch_of_positions_is_tried_whole_at_a_static_length() -> None:
     before, after = _graph(written.ClampedDistance)
     assert len(_sites(after)) == 1
     _assert_same(before, after, (written.TOKENS,))
+
+
+def test_layers_without_an_order_of_tokens_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a softmax weighs apart, no row of a transformer's other layers is a recurrence."""
+    layer = torch.nn.TransformerEncoderLayer(24, 3, 48, dropout=0.0, batch_first=True).eval()
+    graph = capture(layer, (torch.randn(2, 7, 24),)).graph
+
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("a region was run")
+
+    monkeypatch.setattr("attngraph.analysis.recurrence.linear.Runs.__call__", fails)
+    for item in make(_PASSES):
+        item.run(graph)

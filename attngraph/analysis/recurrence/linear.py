@@ -24,6 +24,7 @@ from attngraph.analysis.recurrence.mixing import (
     Runs,
     Tokens,
     Trace,
+    has_order,
     leaves_of,
     sizes_around,
 )
@@ -163,7 +164,7 @@ def read_linear(
         if not _is_float(output) or len(output.shape) not in (3, 4):
             continue
         leaves, nodes = leaves_of([output], found)
-        if any(leaf in found for leaf in leaves):
+        if any(leaf in found for leaf in leaves) or not has_order(leaves, nodes, tokens):
             continue
         reading = _Reading(runs, output, leaves, nodes).read()
         if isinstance(reading, Recurrence):

@@ -32,6 +32,7 @@ from attngraph.ir.traits import (
     ATTENTION,
     CAST,
     CAUSAL_CONVOLUTION,
+    COMPARISON,
     CUMULATIVE,
     EMBEDDING,
     FEATURE_NORM,
@@ -40,11 +41,13 @@ from attngraph.ir.traits import (
     LINEAR,
     MATMUL,
     PAD,
+    PART,
     POINTWISE,
     RANDOM,
     RECURRENCE,
     SCATTER,
     SOFTMAX,
+    TRIANGLE,
 )
 
 _OWN = LINEAR | ADDMM | ANY_CONVOLUTION | CAUSAL_CONVOLUTION | EMBEDDING | ATTENTION
@@ -195,6 +198,20 @@ def _mixes(node: Node, inputs: Sequence[Value], tokens: Tokens) -> bool:
     leaves = any(tokens.axis(value) is None for value in node.outputs)
     enters = any(tokens.axis(value) is not None for value in node.outputs)
     return bool(one and leaves) or bool(several and (one or enters))
+
+
+def has_order(leaves: Iterable[Value], nodes: Iterable[Node], tokens: Tokens) -> bool:
+    """Whether anything in a region tells earlier tokens from later ones, as a recurrence must: a
+    running sum, a triangle, a comparison, one token after the other, or a table of pairs.
+    """
+    for node in nodes:
+        if node.op in CUMULATIVE | TRIANGLE | COMPARISON or node.op == _LOOP:
+            return True
+        source = node.inputs[0] if node.op in PART and node.inputs else None
+        if source is not None and tokens.axis(source) == attribute(node, "dim") % len(source.shape):
+            return True
+    tables = (leaf.shape for leaf in leaves if leaf.is_constant)
+    return any(sum(size == tokens.dim for size in shape) > 1 for shape in tables)
 
 
 def dims_of_tokens(graph: Graph) -> list[Dim]:
