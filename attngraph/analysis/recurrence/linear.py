@@ -188,7 +188,7 @@ class _Reading:
         unread: Unread | None = None
         for output in _vectors(self.output, self.tokens):
             o = output.of(first)
-            if o is None or o.shape[1] < 2 or not bool(torch.isfinite(o).all()):
+            if o is None or not o.numel() or o.shape[1] < 2 or not bool(torch.isfinite(o).all()):
                 continue
             for partial in self._partial(first, output, o):
                 decays = list(self._decays(first, partial, o))
@@ -366,7 +366,7 @@ def presents(
 
 
 def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or not bool(torch.isfinite(a).all()):
+    if a.shape != b.shape or not a.numel() or not bool(torch.isfinite(a).all()):
         return False
     return bool((a - b).abs().max() <= 100 * _EXACT * b.abs().max().clamp(min=1e-300))
 
@@ -401,7 +401,7 @@ def _numbers(values: Iterable[object]) -> list[object]:
 
 
 def _fits(x: torch.Tensor, o: torch.Tensor) -> bool:
-    is_there = x.shape[0] == o.shape[0] and x.shape[1] == o.shape[1]
+    is_there = x.numel() > 0 and x.shape[:2] == o.shape[:2]
     return is_there and bool(torch.isfinite(x).all()) and bool(x[:, 0].abs().max() > 0)
 
 

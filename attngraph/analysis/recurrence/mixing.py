@@ -40,6 +40,7 @@ from attngraph.ir.traits import (
     LAYOUT,
     LINEAR,
     MATMUL,
+    OPAQUE,
     PAD,
     PART,
     POINTWISE,
@@ -53,6 +54,7 @@ from attngraph.ir.traits import (
 _OWN = LINEAR | ADDMM | ANY_CONVOLUTION | CAUSAL_CONVOLUTION | EMBEDDING | ATTENTION
 _NORMALISED = SOFTMAX | ATTENTION
 _LOOP = "attn.scan"
+_NAMESPACES = ("aten", "attn")
 _LEAST = 2  # tokens: what is mixed shows from the second on
 
 
@@ -203,7 +205,12 @@ def _mixes(node: Node, inputs: Sequence[Value], tokens: Tokens) -> bool:
 def has_order(leaves: Iterable[Value], nodes: Iterable[Node], tokens: Tokens) -> bool:
     """Whether anything in a region tells earlier tokens from later ones, as a recurrence must: a
     running sum, a triangle, a comparison, one token after the other, or a table of pairs.
+
+    False also where it holds ops that no reading sees through, such as products grouped by expert.
     """
+    nodes = list(nodes)
+    if any(node.op in OPAQUE or node.op.partition(".")[0] not in _NAMESPACES for node in nodes):
+        return False
     for node in nodes:
         if node.op in CUMULATIVE | TRIANGLE | COMPARISON or node.op == _LOOP:
             return True
