@@ -6,6 +6,7 @@ What it starts as processes runs in this one: each of them would import torch.
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 import warnings
@@ -28,6 +29,8 @@ BENCH = ("--workload", "per_head", "--engine", "eager", "attngraph")
 
 class Here(nullcontext[Any]):
     """A server of bench.speed or bench.decode."""
+
+    process_id = os.getpid()
 
     def __init__(self, command: Sequence[str], *_: Any, **__: Any) -> None:
         super().__init__(self)
