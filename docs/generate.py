@@ -25,6 +25,7 @@ from attngraph.passes import label_of, purpose_of, run
 from attngraph.passes.canonical.normal_form import FORMS
 from bench import versions
 from examples import eager_attention, make_checkpoint
+from tests.fuzz import results as fuzz
 from tests.kernels import table
 from tests.passes.spellings import SPELLINGS, spelled
 from tests.runtimes import page as runtimes
@@ -192,6 +193,7 @@ def _call(node: Node) -> str:
 MAKERS: dict[str, Callable[[], str]] = {
     "codes": codes,
     "explain": explain,
+    "fuzz": fuzz.page,
     "ir": ir,
     "kernels": kernels,
     "normal-form": normal_form,

@@ -1,17 +1,13 @@
 """The choices an attention module is drawn from. The first option of each is the default.
 
-Any combination is a draw: `settle` sets back what has no meaning beside another choice.
+Any combination is a draw: RULES set back what has no meaning beside another choice.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-Draw = Mapping[str, str]
-"""An option for each choice."""
-
-PLAIN = 0.45  # how often a choice keeps its default
+from tests.fuzz.grammar import Draw, Rule
 
 CHOICES: dict[str, tuple[str, ...]] = {
     # what is attended to, and how large it is
@@ -91,45 +87,6 @@ NEAR_MISSES = {
     "mask 2": {"queries"},
 }
 
-_Rule = Callable[[dict[str, str]], Mapping[str, str]]
-
-
-def draw(seed: int) -> Draw:
-    """The draw of a seed, settled; another one where CHOICES has changed."""
-    source = random.Random(seed)
-    found = {}
-    for name, options in CHOICES.items():
-        plain = source.random() < PLAIN
-        found[name] = options[0] if plain else source.choice(options)
-    return settle(found)
-
-
-def defaults() -> Draw:
-    """Every choice at its default."""
-    return settle({name: options[0] for name, options in CHOICES.items()})
-
-
-def settle(draw: Draw) -> Draw:
-    """The draw with what has no meaning in it set back. Draws that compute the same are equal."""
-    found = dict(draw)
-    for rule in _RULES:
-        for name, option in rule(found).items():
-            assert option in CHOICES[name], (name, option)
-            found[name] = option
-    return found
-
-
-def unusual(draw: Draw) -> dict[str, str]:
-    """The choices that are not at their defaults."""
-    return {name: option for name, option in draw.items() if option != CHOICES[name][0]}
-
-
-def simpler(draw: Draw) -> Iterator[Draw]:
-    """Draws with one choice set back, those first that leave most of a module out."""
-    for name in ("layers", "around", *CHOICES):
-        if draw[name] != CHOICES[name][0]:
-            yield settle({**draw, name: CHOICES[name][0]})
-
 
 def explained(draw: Draw) -> set[str]:
     """The codes with which a site of this draw may be declined."""
@@ -149,12 +106,12 @@ def _plain(*names: str) -> Mapping[str, str]:
     return {name: CHOICES[name][0] for name in names}
 
 
-def _when(test: Callable[[dict[str, str]], bool], *names: str, **values: str) -> _Rule:
+def _when(test: Callable[[dict[str, str]], bool], *names: str, **values: str) -> Rule:
     """Where `test` holds, `names` are set back and `values` set."""
     return lambda d: {**_plain(*names), **values} if test(d) else {}
 
 
-_RULES: tuple[_Rule, ...] = (
+RULES: tuple[Rule, ...] = (
     # A cache has keys of its own layout, and one query is a query of a cache.
     _when(lambda d: d["keys"] == "cache", "order", "layers"),
     _when(lambda d: d["keys"] == "cache" and d["layout"] not in ("bhsd", "bshd"), "layout"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from tests.fuzz.attending import attend, put_out
-from tests.fuzz.choices import Draw, explained, is_near_miss, unusual
+from tests.fuzz.choices import CHOICES, RULES, explained, is_near_miss
+from tests.fuzz.grammar import Draw, Grammar
 from tests.fuzz.projecting import project
 from tests.fuzz.writer import Writer
 
@@ -56,7 +57,7 @@ def write(draw: Draw) -> str:
     sizes, twice = w.sizes, draw["layers"] == "2"
     arguments = ", ".join(w.inputs)
     used = {letter for shape in w.inputs.values() for letter in shape.partition(":")[0].split()}
-    choices = ", ".join(f"{name}: {option}" for name, option in unusual(draw).items() if option)
+    choices = ", ".join(f"{name}: {option}" for name, option in ATTENTIONS.unusual(draw).items())
     text = _FILE.format(
         title=textwrap.fill(f"Drawn: {choices or 'all plain'}.", 96),
         sizes=sizes,
@@ -75,3 +76,6 @@ def write(draw: Draw) -> str:
 
 def _lines(statements: list[str]) -> str:
     return "".join(f"        {line}\n" for line in statements)
+
+
+ATTENTIONS = Grammar(CHOICES, RULES, write, plain=0.45, first=("layers", "around"))

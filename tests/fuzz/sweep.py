@@ -5,70 +5,78 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.fuzz.choices import Draw, draw, simpler, unusual
-from tests.fuzz.source import write
+from tests.fuzz.grammar import Draw, Grammar
+from tests.fuzz.grammars import GRAMMARS
 from tests.fuzz.trial import OUTCOMES, Record, attempt, of_record
 
 _PROCESSES = multiprocessing.get_context("spawn")
-
-
 Attempt = Callable[[Path], Record]
+Seed = tuple[str, int]
+"""A grammar's name, and the seed of one of its draws."""
 
 
-def sweep(seeds: Iterable[int], folder: Path, *, jobs: int, timeout: float) -> Iterator[Record]:
-    """A record for each seed, in order; what failed is made small, and its source is kept."""
+def sweep(seeds: Iterable[Seed], folder: Path, *, jobs: int, timeout: float) -> Iterator[Record]:
+    """A record for each seed, in order; what failed is made small, and its source is kept. Seeds
+    are taken as they are tried.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     workers = threading.local()
 
-    def of(seed: int) -> Record:
+    def of(seed: Seed) -> Record:
         if not hasattr(workers, "own"):
             workers.own = Worker(timeout)
-        return of_seed(seed, folder, workers.own)
+        return of_seed(*seed, folder, workers.own)
 
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(of, seeds)
+        tried: deque[Future[Record]] = deque()
+        for seed in seeds:
+            tried.append(pool.submit(of, seed))
+            if len(tried) > jobs:
+                yield tried.popleft().result()
+        yield from (future.result() for future in tried)
 
 
-def of_seed(seed: int, folder: Path, attempt: Attempt = attempt) -> Record:
-    """The record of a seed. Its file stays in the folder where it failed, and a small one with it:
-    `small` are the choices that are left of a draw that fails in the same way.
+def of_seed(name: str, seed: int, folder: Path, attempt: Attempt = attempt) -> Record:
+    """The record of a grammar's seed. Its file stays in the folder where it failed, and a small one
+    with it: `small` are the choices that are left of a draw that fails in the same way.
     """
-    drawn = draw(seed)
-    record = of_draw(drawn, folder / f"{seed}.py", attempt)
-    record = {"seed": seed, "choices": unusual(drawn), **record}
+    grammar = GRAMMARS[name]
+    drawn = grammar.draw(seed)
+    record = of_draw(grammar, drawn, folder / f"{name}-{seed}.py", attempt)
+    record = {"grammar": name, "seed": seed, "choices": grammar.unusual(drawn), **record}
     if not of_record(record):
         return record
-    small = shrunk(drawn, record, folder / f"{seed}-small.py", attempt)
-    return {**record, "small": unusual(small)}
+    small = shrunk(grammar, drawn, record, folder / f"{name}-{seed}-small.py", attempt)
+    return {**record, "small": grammar.unusual(small)}
 
 
-def of_draw(drawn: Draw, path: Path, attempt: Attempt = attempt) -> Record:
+def of_draw(grammar: Grammar, drawn: Draw, path: Path, attempt: Attempt = attempt) -> Record:
     """The record of a draw, whose source stays where it failed."""
-    path.write_text(write(drawn))
+    path.write_text(grammar.write(drawn))
     record = attempt(path)
     if not of_record(record):
         path.unlink()
     return record
 
 
-def shrunk(drawn: Draw, record: Record, path: Path, attempt: Attempt = attempt) -> Draw:
+def shrunk(
+    grammar: Grammar, drawn: Draw, record: Record, path: Path, attempt: Attempt = attempt
+) -> Draw:
     """The draw with choices set back one at a time, as long as it fails with the same outcome."""
     again = True
     while again:
         again = False
-        for less in simpler(drawn):
-            if unusual(less).items() < unusual(drawn).items():
-                found = of_draw(less, path, attempt)
-                if found["outcome"] == record["outcome"]:
-                    drawn, again = less, True
-                    break
-    path.write_text(write(drawn))
+        for less in grammar.simpler(drawn):
+            if of_draw(grammar, less, path, attempt)["outcome"] == record["outcome"]:
+                drawn, again = less, True
+                break
+    path.write_text(grammar.write(drawn))
     return drawn
 
 

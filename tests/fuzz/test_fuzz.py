@@ -16,10 +16,10 @@ from attngraph.analysis.attention import site
 from attngraph.analysis.attention.logits import Logits
 from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.outcomes import Equal
-from tests.fuzz import trial
-from tests.fuzz.choices import CHOICES, defaults, draw, settle, simpler
+from tests.fuzz import results, trial
+from tests.fuzz.choices import CHOICES
 from tests.fuzz.inputs import STYLES, cases, make
-from tests.fuzz.source import write
+from tests.fuzz.source import ATTENTIONS, write
 from tests.fuzz.sweep import Worker, of_draw, of_seed, table
 from tests.fuzz.trial import FAILURES
 
@@ -29,13 +29,13 @@ MANY = range(300)
 
 def test_a_draw_is_settled_and_a_seed_always_the_same() -> None:
     for seed in MANY:
-        drawn = draw(seed)
-        assert settle(drawn) == drawn
-        assert draw(seed) == drawn
+        drawn = ATTENTIONS.draw(seed)
+        assert ATTENTIONS.settle(drawn) == drawn
+        assert ATTENTIONS.draw(seed) == drawn
 
 
 def test_every_option_is_drawn() -> None:
-    drawn = [draw(seed) for seed in range(4000)]
+    drawn = [ATTENTIONS.draw(seed) for seed in range(4000)]
     for name, options in CHOICES.items():
         assert {one[name] for one in drawn} == {*options}, name
 
@@ -44,7 +44,7 @@ def test_every_draw_is_a_module_that_runs(tmp_path: Path) -> None:
     """At the sample's sizes and at the others."""
     for seed in range(0, 300, 3):
         source: dict[str, Any] = {}
-        exec(write(draw(seed)), source)
+        exec(write(ATTENTIONS.draw(seed)), source)
         module = source["Model"]().eval()
         inputs, sizes = source["INPUTS"], source["SIZES"]
         with torch.no_grad():
@@ -55,11 +55,11 @@ def test_every_draw_is_a_module_that_runs(tmp_path: Path) -> None:
 
 def test_each_option_changes_the_source() -> None:
     """Of the choices that mean something beside the defaults."""
-    plain = write(defaults())
+    plain = write(ATTENTIONS.settle({}))
     for name, options in CHOICES.items():
         for option in options[1:]:
-            one = settle({**defaults(), name: option})
-            assert (write(one) == plain) == (one == defaults()), (name, option)
+            one = ATTENTIONS.settle({**ATTENTIONS.settle({}), name: option})
+            assert (write(one) == plain) == (one == ATTENTIONS.settle({})), (name, option)
             ast.parse(write(one))
 
 
@@ -74,14 +74,14 @@ def test_masks_of_every_style_are_made() -> None:
 
 
 def test_simpler_draws_have_fewer_choices_left() -> None:
-    drawn = draw(4)
-    for less in simpler(drawn):
+    drawn = ATTENTIONS.draw(4)
+    for less in ATTENTIONS.simpler(drawn):
         assert less != drawn
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_found_in_a_few_draws(seed: int, tmp_path: Path) -> None:
-    record = of_draw(draw(seed), tmp_path / f"{seed}.py")
+    record = of_draw(ATTENTIONS, ATTENTIONS.draw(seed), tmp_path / f"{seed}.py")
     assert record["outcome"] not in FAILURES, record
 
 
@@ -95,6 +95,38 @@ def test_a_record_counts_in_the_table() -> None:
     text = table([found, {**found, "outcome": "fused", "declined": {}}])
     assert "wrong" in text
     assert "no-values" in text
+
+
+def _recorded(seed: int, outcome: str) -> dict[str, Any]:
+    known = {"said": "", "small": {"mask": "window"}, "declined": {"no-values": ""}}
+    return {
+        "grammar": "attentions",
+        "seed": seed,
+        "outcome": outcome,
+        "seconds": float(seed),
+        **known,
+    }
+
+
+def test_results_go_on_where_the_last_run_ended(tmp_path: Path) -> None:
+    """A piece per commit; a failure counts until it is right when tried again."""
+    path = tmp_path / "fuzz.json"
+    kept = results.read(path)
+    for seed, commit in enumerate(("a", "a", "b")):
+        assert results.next_seed(kept, "attentions") == seed
+        results.add(kept, _recorded(seed, "wrong" if seed == 1 else "declined"), commit)
+    results.write(kept, path)
+    kept = results.read(path)
+    assert [(p["commit"], p["first"], p["draws"]) for p in kept["pieces"]] == [
+        ("a", 0, 2),
+        ("b", 2, 1),
+    ]
+    assert "| attentions 1 | wrong | mask: window | **no** |" in results.page(kept)
+    results.again(kept, lambda failure: {"outcome": "fused"}, "c")
+    page = results.page(kept)
+    assert "1 draws failed when they were first tried; 0 still do" in page
+    assert "3 draws" in page
+    assert "`no-values` 3" in page
 
 
 @pytest.mark.slow
@@ -132,7 +164,10 @@ def test_a_planted_defect_is_found(
     change: Callable[[Any], Any], unchecked: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _plant(change, unchecked)
-    found = (of_draw(draw(seed), tmp_path / f"{seed}.py")["outcome"] for seed in range(12))
+    found = (
+        of_draw(ATTENTIONS, ATTENTIONS.draw(seed), tmp_path / f"{seed}.py")["outcome"]
+        for seed in range(12)
+    )
     assert "wrong" in found
 
 
@@ -140,8 +175,12 @@ def test_a_planted_defect_is_found(
 @pytest.mark.slow
 def test_a_planted_defect_is_made_small(unchecked: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _plant(_no_masks, unchecked)
-    seed = next(s for s in MANY if draw(s)["mask"] == "window" and draw(s)["softmax"] != "sdpa")
-    record = of_seed(seed, tmp_path)
+    seed = next(
+        s
+        for s in MANY
+        if ATTENTIONS.draw(s)["mask"] == "window" and ATTENTIONS.draw(s)["softmax"] != "sdpa"
+    )
+    record = of_seed("attentions", seed, tmp_path)
     assert record["outcome"] == "wrong"
     assert record["small"].keys() == {"mask"}
-    assert (tmp_path / f"{seed}-small.py").exists()
+    assert (tmp_path / f"attentions-{seed}-small.py").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tests.fuzz.choices import Draw
+from tests.fuzz.grammar import Draw
 
 LONGEST = 32  # rows of a buffer, more than any case has
 SIZES: dict[str, dict[str, int]] = {

@@ -1,0 +1,8 @@
+"""The grammars that there are, by their names in results and on the command line."""
+
+from __future__ import annotations
+
+from tests.fuzz.grammar import Grammar
+from tests.fuzz.source import ATTENTIONS
+
+GRAMMARS: dict[str, Grammar] = {"attentions": ATTENTIONS}
