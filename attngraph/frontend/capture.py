@@ -22,6 +22,7 @@ from attngraph.frontend.conditions import conditions_of
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
 from attngraph.frontend.loops import LoopTranslator
+from attngraph.frontend.output_classes import names_of_known
 from attngraph.frontend.outputs import output_names
 from attngraph.frontend.program_dims import (
     asserted_sizes,
@@ -221,6 +222,7 @@ def _captured(
             *traced.notes,
             *limits.notes,
             *map(_unread, unread),
+            *map(_taken_apart, dict.fromkeys(names_of_known(out_spec))),
             *_mutation_notes(functional.program, module),
             *_wrapped_notes(translator.wrapped),
         ),
@@ -249,6 +251,11 @@ def _require_real(graph: Graph) -> None:
 
 def _unread(text: str) -> str:
     return f"The program relies on {text}, which isn't checked when the file runs."
+
+
+def _taken_apart(name: str) -> str:
+    hint = "; use_cache=False among the inputs leaves it out" if "Cache" in name else ""
+    return f"The model returns a {name}, whose tensors are outputs of the file as well{hint}."
 
 
 def _name_dims(

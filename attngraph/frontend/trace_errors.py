@@ -16,7 +16,7 @@ from attngraph.frontend.shapes import Request
 from attngraph.frontend.wrappers import hindrance
 
 _GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
-_UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
+UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
 FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
 _LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
@@ -101,7 +101,7 @@ def explained(
             )
     if match := _GUARD.search(str(error)):
         return _guarded(match, requests, by_name)
-    if match := _UNKNOWN_OUTPUT.search(str(error)):
+    if match := UNKNOWN_OUTPUT.search(str(error)):
         name = match[1].rpartition(".")[2]
         hint = 'pass kwargs={"use_cache": False}' if "Cache" in name else "return tensors only"
         return CaptureError(

@@ -40,6 +40,7 @@ from attngraph.frontend.numbers import (
     recorded_numbers,
     sizes_as_numbers,
 )
+from attngraph.frontend.output_classes import make_known
 from attngraph.frontend.program_dims import shape_env, user_placeholders
 from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.recurrent import recurrent_layers
@@ -48,6 +49,7 @@ from attngraph.frontend.shapes import Request, requested_dims
 from attngraph.frontend.trace_errors import (
     FIXED,
     LOOKED_UP,
+    UNKNOWN_OUTPUT,
     chooses,
     deepest,
     explained,
@@ -214,6 +216,8 @@ def _trace(
             if not deferred and always_hold(str(error)):
                 deferred = True
                 continue
+            if UNKNOWN_OUTPUT.search(str(error)) and _known_output(module, args, kwargs):
+                continue
             if remedy := next((cure for cure in remedies if remedies[cure](str(error))), None):
                 del remedies[remedy]
                 taken.append(remedy)
@@ -250,6 +254,18 @@ def _reads_better(message: str) -> bool:
         "_apply(): Couldn't swap" in message
         or "Could not extract specialized integer from data-dependent expression" in message
     )
+
+
+def _known_output(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether the classes that the model returns could be made known to torch's pytree."""
+    try:
+        with inference(module):
+            output = module(*args, **kwargs)
+    except Exception:
+        return False
+    return make_known(output)
 
 
 def _constants(error: Exception, requests: tuple[Request, ...]) -> list[Request]:

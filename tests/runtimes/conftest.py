@@ -18,6 +18,7 @@ NEEDS = {
     "test_onnxruntime.py": "onnxruntime_genai",
     "test_openvino.py": "openvino",
     "test_optimum.py": "onnxruntime_genai",
+    "test_transformers.py": "onnxruntime_genai",
 }
 RECORDS = bool(os.environ.get("RECORD"))
 

@@ -1,0 +1,68 @@
+"""A model may return an object of its own class; what hides tensors is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.capture import capture
+
+
+class Layer:
+    def __init__(self, keys: Tensor) -> None:
+        self.keys, self.dtype, self.held = keys, keys.dtype, keys.shape[0]
+
+
+class Output:
+    def __init__(self, states: Tensor) -> None:
+        self.states, self.layers, self.name = states, [Layer(states * 2)], "held"
+
+
+class Listed(list[Tensor]):
+    """Holds its tensor beside its attributes."""
+
+
+class Slotted:
+    __slots__ = ("states",)
+
+    def __init__(self, states: Tensor) -> None:
+        self.states = states
+
+
+class Circle:
+    def __init__(self, states: Tensor) -> None:
+        self.states, self.inner = states, self
+
+
+class Returns(nn.Module):
+    def __init__(self, made: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.made = made
+
+    def forward(self, x: Tensor) -> Any:
+        return self.made(x + 1)
+
+
+def test_an_object_is_its_attributes() -> None:
+    x = torch.randn(3, 4)
+    captured = capture(Returns(Output), (x,), dynamic_shapes=({0: Dim("batch", max=9)},))
+    assert captured.output_names == ("states", "layers_0_keys", "layers_0_held")
+    assert any("returns a Output" in note for note in captured.notes)
+    found = captured.signature.unflatten([x, x * 2, torch.tensor(3)])
+    assert (type(found), type(found.layers[0])) == (Output, Layer)
+    assert found.layers[0].dtype == torch.float32
+    assert (found.layers[0].held, found.name) == (3, "held")
+
+
+@pytest.mark.parametrize("kind", [lambda y: Listed([y]), Slotted, Circle])
+def test_what_may_hide_a_tensor_is_refused(kind: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match="can't take apart"):
+        capture(Returns(kind), (torch.randn(3, 4),))
+    assert type(kind(torch.ones(1))) not in pytree.SUPPORTED_NODES
