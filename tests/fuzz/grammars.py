@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.source import ATTENTIONS
+from tests.fuzz.stacking import STACKS
 
-GRAMMARS: dict[str, Grammar] = {"attentions": ATTENTIONS}
+GRAMMARS: dict[str, Grammar] = {"attentions": ATTENTIONS, "stacks": STACKS}

@@ -18,7 +18,11 @@ from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.outcomes import Equal
 from tests.fuzz import results, trial
 from tests.fuzz.choices import CHOICES
+from tests.fuzz.grammar import Grammar
+from tests.fuzz.grammars import GRAMMARS
 from tests.fuzz.inputs import STYLES, cases, make
+from tests.fuzz.oracle import Forward, Rounding
+from tests.fuzz.relations import broken
 from tests.fuzz.source import ATTENTIONS, write
 from tests.fuzz.sweep import Worker, of_draw, of_seed, table
 from tests.fuzz.trial import FAILURES
@@ -27,29 +31,33 @@ SEEDS = (0, 1, 7, 8, 26)  # one layer each, static and dynamic, masked and not
 MANY = range(300)
 
 
-def test_a_draw_is_settled_and_a_seed_always_the_same() -> None:
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_a_draw_is_settled_and_a_seed_always_the_same(grammar: Grammar) -> None:
     for seed in MANY:
-        drawn = ATTENTIONS.draw(seed)
-        assert ATTENTIONS.settle(drawn) == drawn
-        assert ATTENTIONS.draw(seed) == drawn
+        drawn = grammar.draw(seed)
+        assert grammar.settle(drawn) == drawn
+        assert grammar.draw(seed) == drawn
 
 
-def test_every_option_is_drawn() -> None:
-    drawn = [ATTENTIONS.draw(seed) for seed in range(4000)]
-    for name, options in CHOICES.items():
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_every_option_is_drawn(grammar: Grammar) -> None:
+    drawn = [grammar.draw(seed) for seed in range(4000)]
+    for name, options in grammar.choices.items():
         assert {one[name] for one in drawn} == {*options}, name
 
 
-def test_every_draw_is_a_module_that_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_every_draw_is_a_module_that_runs(name: str) -> None:
     """At the sample's sizes and at the others."""
-    for seed in range(0, 300, 3):
+    for seed in range(0, 90 if name == "stacks" else 240, 3):
         source: dict[str, Any] = {}
-        exec(write(ATTENTIONS.draw(seed)), source)
+        exec(GRAMMARS[name].write(GRAMMARS[name].draw(seed)), source)
         module = source["Model"]().eval()
         inputs, sizes = source["INPUTS"], source["SIZES"]
+        free = dict.fromkeys(source["DYNAMIC"].split(), (1, 9))
         with torch.no_grad():
             module(*make(inputs, sizes))
-            for _, tensors in cases(inputs, sizes, source["DYNAMIC"]):
+            for _, tensors in cases(inputs, sizes, free):
                 module(*tensors)
 
 
@@ -95,6 +103,28 @@ def test_a_record_counts_in_the_table() -> None:
     text = table([found, {**found, "outcome": "fused", "declined": {}}])
     assert "wrong" in text
     assert "no-values" in text
+
+
+def test_a_run_that_breaks_a_relation_is_told() -> None:
+    """Of relations that eager follows; a mean over the batch follows none of parts."""
+    inputs, free = {"x": "b s m", "present": "b s:padding"}, {"b": (1, 9), "s": (1, 9)}
+    tensors = make(inputs, {"b": 3, "s": 4, "m": 2})
+
+    def double(x: torch.Tensor, present: torch.Tensor) -> list[torch.Tensor]:
+        return [2 * x]
+
+    def told(run: Forward, eager: Forward) -> set[str]:
+        return {
+            said.partition(":")[0] for said in broken(run, eager, inputs, tensors, free, Rounding())
+        }
+
+    ordered, parts, padded = (
+        "a batch in another order", "a batch in parts", "a sequence with more padding"
+    )  # fmt: skip
+    assert told(double, double) == set()
+    assert told(lambda x, _: [x + x[:1]], double) == {ordered, parts}
+    assert told(lambda x, _: [x + x.mean(1, keepdim=True)], double) == {padded}
+    assert told(lambda x, _: [x + x[:1]], lambda x, _: [x + x.mean(0)]) == {ordered}
 
 
 def _recorded(seed: int, outcome: str) -> dict[str, Any]:

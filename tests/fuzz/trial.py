@@ -6,25 +6,28 @@ float64, and the inputs are none that the compiler saw.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import re
+import linecache
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import onnx
 import onnxruntime
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph.compiling.compiler import optimize
-from attngraph.errors import AttngraphError, ParityError
+from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.optimized import Optimized
-from tests.fuzz.inputs import LIMITS, cases, make
+from tests.fuzz.inputs import LIMITS, STYLES, Args, cases, make
+from tests.fuzz.oracle import ROUNDINGS, Forward, Oracle, Rounding, doubled
+from tests.fuzz.relations import broken
 from tests.models.kit import peaked
 
 Record = dict[str, Any]
@@ -36,22 +39,19 @@ FAILURES = {
     "taken back": "a rewrite was not equal, or a pass stopped",
     "crashed": "an error that is not attngraph's",
     "refused": "attngraph refuses what torch.onnx.export takes",
+    "unrelated": "outputs don't follow a relation that eager's follow",
     "silent": "an attention without a remark",
     "unfused": "a plain attention is declined",
 }
 OUTCOMES = {
     "fused": "right, every attention fused",
     "declined": "right, declined for what the draw asks for, or a near miss",
+    "without attention": "right, and no attention in it",
+    "no use": "an option that has no use here, as the error says",
     "refused by both": "neither attngraph nor torch.onnx.export takes it",
     **FAILURES,
     "invalid": "eager itself fails: a defect of the grammar",
 }
-
-_FACTOR, _FLOOR, _RUNS = 4.0, 16.0, 8
-_EPS = torch.finfo(torch.float32).eps
-_SOUND = 2.0**13 * _EPS  # what rounding explains; a finite fill is another function in float64
-
-Forward = Callable[..., Sequence[Tensor]]
 
 
 def attempt(path: Path) -> Record:
@@ -65,22 +65,21 @@ def attempt(path: Path) -> Record:
 
 
 def _attempt(path: Path) -> Record:
-    source = _load(path)
     try:
+        source = _load(path)
         module = _module(source)
-        sample = make(source.INPUTS, source.SIZES)
-        expected = _Eager(module, _doubled(path.read_text(), module))
-        expected(sample)
+        options = getattr(source, "OPTIONS", {})
+        oracle = Oracle(module, doubled(path.read_text(), module), _rounding(options))
+        sample = _sample(source, oracle)
     except Exception as error:
         return _failed("invalid", error)
     shapes = _dynamic_shapes(source)
     try:
-        optimized = optimize(_module(source), sample, dynamic_shapes=shapes)
+        optimized = optimize(_module(source), sample, dynamic_shapes=shapes, **options)
     except ParityError as error:
         return _failed("parity", error)
     except AttngraphError as error:
-        taken = _plain_export(_module(source), sample, shapes)
-        return _failed("refused" if taken else "refused by both", error)
+        return _failed(_refusal(source, error, sample, shapes), error)
     except Exception as error:
         return _failed("crashed", error)
     record = _sites(optimized, source)
@@ -88,16 +87,111 @@ def _attempt(path: Path) -> Record:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
             optimized.save(file)
-            run = _session(file)
-            fresh = cases(source.INPUTS, source.SIZES, _free(source, optimized))
-            wrong = [
-                said for label, tensors in fresh if (said := expected.differs(run, tensors, label))
-            ]
+            found = _tried(file, source, oracle, _free(source, optimized))
+            found |= {} if "outcome" in found else _compiled_again(file, source, oracle, sample)
     except Exception as error:
         return {**record, **_failed("crashed", error)}
+    return {**record, **found}
+
+
+def _rounding(options: Mapping[str, Any]) -> Rounding:
+    kinds = [options.get("precision"), options.get("weights"), options.get("activations")]
+    found = [ROUNDINGS[kind] for kind in kinds if kind in ROUNDINGS]
+    return max(found, key=lambda one: one.eps, default=Rounding())
+
+
+def _sample(source: Any, oracle: Oracle) -> Args:
+    """Of the first style that gives finite numbers."""
+    found = [make(source.INPUTS, source.SIZES, style) for style in STYLES]
+    finite = (
+        tensors
+        for tensors in found
+        if all(bool(t.isfinite().any()) for t in oracle(*tensors) if t.is_floating_point())
+    )
+    return next(finite, found[0])
+
+
+def _refusal(source: Any, error: Exception, sample: Args, shapes: Any) -> str:
+    """What a refusal is: by both compilers, of an option that has no use, or by attngraph alone."""
+    if isinstance(error, UsageError) and getattr(source, "OPTIONS", {}):
+        with contextlib.suppress(AttngraphError):
+            optimize(_module(source), sample, dynamic_shapes=shapes)
+            return "no use"
+    return "refused" if _plain_export(_module(source), sample, shapes) else "refused by both"
+
+
+def _tried(file: Path, source: Any, oracle: Oracle, free: Mapping[str, tuple[int, int]]) -> Record:
+    """What is wrong with a file at inputs that its compile never saw, if anything is."""
+    run, sides = _session(file)
+    valid = getattr(source, "VALID", None)
+    fresh = list(cases(source.INPUTS, source.SIZES, free))
+    wrong = [
+        said
+        for label, tensors in fresh
+        if (said := oracle.differs(run, tensors, label, valid and valid(*tensors)))
+    ]
+    found: Record = {"sides": [sum(map(len, sides.values())), 2 * len(sides)]} if sides else {}
     if wrong:
-        return {**record, "outcome": "wrong", "said": "; ".join(wrong)}
-    return record
+        return {**found, "outcome": "wrong", "said": "; ".join(wrong)}
+    if valid is None:
+        _, tensors = fresh[0]
+        off = broken(run, oracle, source.INPUTS, tensors, free, oracle.rounding)
+        if said := "; ".join(off):
+            return {**found, "outcome": "unrelated", "said": said}
+    return found
+
+
+def _compiled_again(file: Path, source: Any, oracle: Oracle, sample: Args) -> Record:
+    """What is wrong with the file of another compile, which the source asks for, if anything is."""
+    relation = getattr(source, "RELATION", "none")
+    if relation == "none":
+        return {}
+    options, module = dict(source.OPTIONS), _module(source)
+    if relation == "cuda":
+        options |= {"target": "cuda", "verify": "off"}
+        options.pop("activations", None)
+    if relation == "renamed":
+        module = _renamed(module, list(source.INPUTS))
+    shapes = _dynamic_shapes(source)
+    other = optimize(module, sample, dynamic_shapes=shapes, **options)
+    path = file.with_name("again.onnx")
+    other.save(path)
+    if relation == "twice":
+        if path.read_bytes() != file.read_bytes():
+            return {"outcome": "unrelated", "said": "a second compile gives other bytes"}
+        return {}
+    try:
+        run, _ = _session(path)
+    except Exception as error:
+        if relation == "cuda" and "NOT_IMPLEMENTED" in str(error):
+            return {}  # a kernel of CUDA alone
+        raise
+    wrong = []
+    for label, tensors in cases(source.INPUTS, source.SIZES, {}):
+        if relation == "cuda":
+            said = oracle.differs(run, tensors, label)
+        else:
+            both = zip(run(*tensors), _session(file)[0](*tensors), strict=True)
+            same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in both)
+            said = "" if same else f"{label}: other bits"
+        wrong += [said] if said else []
+    if wrong:
+        return {"outcome": "unrelated", "said": f"{relation}: {'; '.join(wrong)}"}
+    return {}
+
+
+def _renamed(module: nn.Module, names: list[str]) -> nn.Module:
+    """The module with inputs of other names, in another order of the alphabet."""
+    class_ = type("Renamed", (nn.Module,), {})
+    others = [f"n{99 - i}_{name[::-1]}" for i, name in enumerate(names)]
+    listed = ", ".join(others)
+    known: dict[str, Any] = {}
+    exec(f"def forward(self, {listed}):\n    return self.inner({listed})", known)
+    class_.forward = known["forward"]  # type: ignore[attr-defined]
+    found = class_()
+    found.inner = module
+    made: nn.Module = found.eval()
+    return made
 
 
 def _failed(outcome: str, error: Exception) -> Record:
@@ -118,25 +212,13 @@ def _module(source: Any) -> nn.Module:
     return peaked(source.Model()).requires_grad_(False)
 
 
-def _doubled(text: str, module: nn.Module) -> nn.Module:
-    """The same module in float64, with the float32 module's parameters and buffers."""
-    source: Any = ModuleType("doubled")
-    exec(
-        re.sub(r"\.float\(\)", ".double()", text.replace("torch.float32", "torch.float64")),
-        source.__dict__,
-    )
-    torch.set_default_dtype(torch.float64)
-    try:
-        doubled: nn.Module = source.Model().double().eval()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    doubled.load_state_dict(module.state_dict())
-    return doubled.requires_grad_(False)
-
-
 def _dynamic_shapes(source: Any) -> tuple[dict[int, Dim], ...] | None:
     names = source.DYNAMIC.split()
-    dims = {name: Dim(name, max=LIMITS[name]) for name in names}
+    low, high = getattr(source, "RANGE", (None, None))
+    dims = {}
+    for name in names:
+        least, most = (None, LIMITS[name]) if name == "b" else (low, high or LIMITS[name])
+        dims[name] = Dim(name, min=least, max=most)
     shapes = [text.partition(":")[0].split() for text in source.INPUTS.values()]
     return (
         tuple(
@@ -148,10 +230,14 @@ def _dynamic_shapes(source: Any) -> tuple[dict[int, Dim], ...] | None:
     )
 
 
-def _free(source: Any, optimized: Optimized) -> str:
-    """The dims that the compiled model takes at any size within the limits."""
+def _free(source: Any, optimized: Optimized) -> dict[str, tuple[int, int]]:
+    """The sizes between which the compiled model takes each of the dims that are dynamic."""
     known = optimized.graph.dims
-    return " ".join(n for n in source.DYNAMIC.split() if n in known and known[n].low <= 2)
+    return {
+        name: (max(known[name].low, 1), min(known[name].high or LIMITS[name], LIMITS[name]))
+        for name in source.DYNAMIC.split()
+        if name in known
+    }
 
 
 def _plain_export(
@@ -175,106 +261,50 @@ def _sites(optimized: Optimized, source: Any) -> Record:
         "kernels": sorted({site.kernel.form.name for site in report.sites if site.kernel}),
     }
     back = [r.reason for result in report.passes for r in result.remarks if r.code == "unequal"]
-    left = [n for n in optimized.graph if "softmax" in n.op]
+    left = [n for n in optimized.graph if "softmax" in n.op and not _is_other(n.loc)]
     named = {site.location for site in report.sites}
     silent = [n for n in left if f"{n.loc.file}:{n.loc.line}" not in named]
-    unexplained = [site.code for site in declined if site.code not in source.EXPLAINED]
     if back:
         return {**record, "outcome": "taken back", "said": "; ".join(back)}
-    if silent or not report.sites:
+    if silent or not (report.sites or source.NEAR_MISS):
         return {**record, "outcome": "silent", "said": "; ".join(map(repr, silent))}
+    if not report.sites:
+        return {**record, "outcome": "without attention"}
+    unexplained = [site.code for site in declined if site.code not in (source.EXPLAINED or ())]
     if unexplained and not source.NEAR_MISS:
         return {**record, "outcome": "unfused", "said": "; ".join(sorted({*unexplained}))}
     return {**record, "outcome": "declined"} if declined else record
 
 
-def _session(file: Path) -> Forward:
+def _is_other(where: Any) -> bool:
+    """Whether a softmax's line says that it is in no attention."""
+    lines = linecache.getlines(where.file)
+    return where.line <= len(lines) and "# no attention" in lines[where.line - 1]
+
+
+def _session(file: Path) -> tuple[Forward, dict[str, set[bool]]]:
+    """A file's run, and the values that the conditions of its branches had in all runs."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    model = onnx.load(file)
+    asked = list(dict.fromkeys(n.input[0] for n in model.graph.node if n.op_type == "If"))
+    own = {value.name for value in model.graph.output}
+    for name in asked:
+        if name not in own:
+            model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    content = model.SerializeToString() if asked else file
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
+    sides: dict[str, set[bool]] = {name: set() for name in asked}
 
     def run(*tensors: Tensor) -> list[Tensor]:
         feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
-        return [torch.from_numpy(array) for array in session.run(None, feed)]
+        arrays = session.run(None, feed)
+        for name, side in zip(asked, arrays[len(own) :], strict=True):
+            sides[name].add(bool(side))
+        return [torch.from_numpy(array) for array in arrays[: len(own)]]
 
-    return run
-
-
-class _Eager:
-    """Eager's outputs, and how far from float64 rounding takes them."""
-
-    def __init__(self, module: nn.Module, doubled: nn.Module) -> None:
-        self.module, self.doubled = module, doubled
-
-    def __call__(self, tensors: tuple[Tensor, ...]) -> list[Tensor]:
-        return _flat(self.module(*tensors))
-
-    def differs(self, run: Forward, tensors: tuple[Tensor, ...], label: str) -> str:
-        """What is wrong with a run's outputs on these inputs, or nothing."""
-        eager = self(tensors)
-        torch.set_default_dtype(torch.float64)
-        try:
-            wide = [t.double() if t.is_floating_point() else t for t in tensors]
-            exact = _flat(self.doubled(*wide))
-        finally:
-            torch.set_default_dtype(torch.float32)
-        found = run(*tensors)
-        if [t.shape for t in found] != [t.shape for t in eager]:
-            return f"{label}: shapes {[tuple(t.shape) for t in found]}"
-        noise = [[e] for e in eager]
-        if any(_over(f, *both) for f, *both in zip(found, exact, noise, strict=True)):
-            others = [self._nudged(tensors, seed) for seed in range(_RUNS)]
-            noise = [[e, *more] for e, *more in zip(eager, *others, strict=True)]
-        off = [_over(f, *both) for f, *both in zip(found, exact, noise, strict=True)]
-        return "; ".join(f"{label}: output {i} {said}" for i, said in enumerate(off) if said)
-
-    def _nudged(self, tensors: tuple[Tensor, ...], seed: int) -> list[Tensor]:
-        """Outputs of weights and inputs that are off by one rounding."""
-        random = torch.Generator().manual_seed(seed)
-
-        def nudge(tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            sign = torch.randint(0, 2, tensor.shape, generator=random) * 2 - 1
-            whole = (tensor == tensor.round()) | ~tensor.isfinite()
-            return torch.where(whole, tensor, tensor * (1 + sign * _EPS / 2))
-
-        weights = {name: nudge(value) for name, value in self.module.named_parameters()}
-        moved = tuple(map(nudge, tensors))
-        return _flat(torch.func.functional_call(self.module, weights, moved))
-
-
-def _flat(outputs: Any) -> list[Tensor]:
-    return [outputs] if isinstance(outputs, Tensor) else list(outputs)
-
-
-def _over(found: Tensor, exact: Tensor, runs: Sequence[Tensor]) -> str:
-    """How a result is further from float64, or where that is another function from eager, than
-    rounding takes eager's runs. NaN stands where one of them has it.
-    """
-    eager = runs[0].double()
-    scale = float(exact[exact.isfinite()].abs().max()) if bool(exact.isfinite().any()) else 0.0
-    off = [(run.double() - exact).abs() for run in runs]
-    sound = off[0] <= _SOUND * scale
-    measured = max(
-        (float(o[(o <= _SOUND * scale)].max()) for o in off if bool((o <= _SOUND * scale).any())),
-        default=0.0,
-    )
-    limit = _FACTOR * max(measured, _FLOOR * _EPS * scale)
-    target = torch.where(sound, exact, eager)
-    spread = torch.stack([(run.double() - eager).abs().nan_to_num(0.0) for run in runs]).amax(0)
-    allowed = torch.where(sound, limit, limit + _FACTOR * spread)
-    wide = found.double()
-    right = ((wide - target).abs() <= allowed) | (wide == target)
-    right |= wide.isnan() & (eager.isnan() | exact.isnan())
-    if bool(right.all()):
-        return ""
-    worst = (wide - target).abs().nan_to_num(torch.inf).where(~right, 0.0)
-    return (
-        f"{int((~right).sum())} of {right.numel()} elements are off by up to "
-        f"{float(worst.max()):.2g}, where {limit:.2g} is rounding"
-    )
+    return run, sides
 
 
 def of_record(record: Mapping[str, Any]) -> bool:

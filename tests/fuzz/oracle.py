@@ -1,0 +1,143 @@
+"""What a module gives in float64, and how far rounding takes float32 and narrower kinds from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+Args = tuple[Tensor, ...]
+Forward = Callable[..., Sequence[Tensor]]
+EPS = torch.finfo(torch.float32).eps
+_FACTOR, _RUNS = 4.0, 8
+_SOUND = (
+    2.0**13
+)  # what rounding explains, in epsilons; a finite fill is another function in float64
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The relative distance of two neighbours, and how many of them are no news."""
+
+    eps: float = EPS
+    floor: float = 16.0
+
+
+ROUNDINGS: Mapping[str, Rounding] = {
+    "fp16": Rounding(2.0**-10),
+    "int8": Rounding(2.0**-7),
+    "int4": Rounding(2.0**-3, floor=4.0),
+}
+"""Those of what is computed in few bits; weights in blocks are off by half a step of a block."""
+
+
+class Oracle:
+    """Eager's outputs, and how far from float64 rounding takes them."""
+
+    def __init__(self, module: nn.Module, doubled: nn.Module, rounding: Rounding) -> None:
+        self.module, self.doubled, self.rounding = module, doubled, rounding
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        return flat(self.module(*tensors))
+
+    def differs(self, run: Forward, tensors: Args, label: str, valid: Tensor | None = None) -> str:
+        """What is wrong with a run's outputs on these inputs, in `valid` rows, or nothing."""
+        eager = self(*tensors)
+        torch.set_default_dtype(torch.float64)
+        try:
+            wide = [t.double() if t.is_floating_point() else t for t in tensors]
+            exact = flat(self.doubled(*wide))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found = list(run(*tensors))
+        if [t.shape for t in found] != [t.shape for t in eager]:
+            return f"{label}: shapes {[tuple(t.shape) for t in found]}"
+        if valid is not None:
+            eager, exact, found = ([t[valid] for t in each] for each in (eager, exact, found))
+        noise = [[e] for e in eager]
+        if any(self._over(f, *both) for f, *both in zip(found, exact, noise, strict=True)):
+            others = [self._nudged(tensors, seed) for seed in range(_RUNS)]
+            if valid is not None:
+                others = [[t[valid] for t in each] for each in others]
+            noise = [[e, *more] for e, *more in zip(eager, *others, strict=True)]
+        off = [self._over(f, *both) for f, *both in zip(found, exact, noise, strict=True)]
+        return "; ".join(f"{label}: output {i} {said}" for i, said in enumerate(off) if said)
+
+    def _over(self, found: Tensor, exact: Tensor, runs: Sequence[Tensor]) -> str:
+        return over(found, exact, runs, self.rounding)
+
+    def _nudged(self, tensors: Args, seed: int) -> list[Tensor]:
+        """Outputs of weights and inputs that are off by one rounding."""
+        random = torch.Generator().manual_seed(seed)
+        eps = self.rounding.eps
+
+        def nudge(tensor: Tensor, is_weight: bool = False) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            sign = torch.randint(0, 2, tensor.shape, generator=random) * 2 - 1
+            if is_weight and self.rounding in (ROUNDINGS["int8"], ROUNDINGS["int4"]):
+                return tensor + sign * tensor.abs().amax(-1, keepdim=True) * eps / 2
+            whole = (tensor == tensor.round()) | ~tensor.isfinite()
+            return torch.where(whole, tensor, tensor * (1 + sign * eps / 2))
+
+        weights = {n: nudge(value, value.ndim > 1) for n, value in self.module.named_parameters()}
+        moved = tuple(map(nudge, tensors))
+        return flat(torch.func.functional_call(self.module, weights, moved))
+
+
+def flat(outputs: Any) -> list[Tensor]:
+    """The tensors of what a module returns."""
+    return [leaf for leaf in _pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+def doubled(text: str, module: nn.Module) -> nn.Module:
+    """The module of a source in float64, with the float32 module's parameters and buffers."""
+    source: Any = ModuleType("doubled")
+    exec(
+        re.sub(r"\.float\(\)", ".double()", text.replace("torch.float32", "torch.float64")),
+        source.__dict__,
+    )
+    torch.set_default_dtype(torch.float64)
+    try:
+        found: nn.Module = source.Model().double().eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found.load_state_dict(module.state_dict())
+    return found.requires_grad_(False)
+
+
+def over(
+    found: Tensor,
+    exact: Tensor,
+    runs: Sequence[Tensor],
+    rounding: Rounding = Rounding(),
+) -> str:
+    """How a result is further from float64, or where that is another function from eager, than
+    rounding takes eager's runs. NaN stands where one of them has it.
+    """
+    eager = runs[0].double()
+    scale = float(exact[exact.isfinite()].abs().max()) if bool(exact.isfinite().any()) else 0.0
+    off = [(run.double() - exact).abs() for run in runs]
+    sound = off[0] <= _SOUND * EPS * scale
+    close = [o[o <= _SOUND * rounding.eps * scale] for o in off]
+    measured = max((float(each.max()) for each in close if each.numel()), default=0.0)
+    limit = _FACTOR * max(measured, rounding.floor * rounding.eps * scale)
+    target = torch.where(sound, exact, eager)
+    spread = torch.stack([(run.double() - eager).abs().nan_to_num(0.0) for run in runs]).amax(0)
+    allowed = torch.where(sound, limit, limit + _FACTOR * spread)
+    wide = found.double()
+    right = ((wide - target).abs() <= allowed) | (wide == target)
+    right |= wide.isnan() & (eager.isnan() | exact.isnan())
+    if bool(right.all()):
+        return ""
+    worst = (wide - target).abs().nan_to_num(torch.inf).where(~right, 0.0)
+    return (
+        f"{int((~right).sum())} of {right.numel()} elements are off by up to "
+        f"{float(worst.max()):.2g}, where {limit:.2g} is rounding"
+    )
