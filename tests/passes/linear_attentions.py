@@ -90,6 +90,81 @@ class ClampedScores(SwitchingRetention):
         return (q @ k.mT).clamp(max=1000.0)
 
 
+class SoftWindow(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        return super().mask(apart) / (1 + ((apart - 100) * 0.7).exp())
+
+
+class SteepPower(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        return super().mask(apart) * (-((apart / 100) ** 40)).exp()
+
+
+class HiddenGrowth(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        return super().mask(apart) + torch.where(apart >= 0, (0.05 * apart - 60).exp(), 0.0)
+
+
+class FarFill(SwitchingRetention):
+    """What lies ahead is e^-60 at first."""
+
+    def mask(self, apart: Tensor) -> Tensor:
+        return torch.where(apart >= 0, -0.1 * apart, -60 - 0.1 * apart).exp()
+
+
+class RoundedPlaces(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        return torch.where(apart >= 0, 0.9 ** (apart / 100).long(), 0.0)
+
+
+class HalfPlaces(SwitchingRetention):
+    """Places from 256 on are not told apart."""
+
+    def mask(self, apart: Tensor) -> Tensor:
+        place = torch.arange(apart.shape[0]).bfloat16()
+        return super().mask(place[:, None] - place[None]).float()
+
+
+class PaddedPlaces(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        mask = super().mask(apart)
+        return mask + F.pad(mask, (0, 0, 100, 0))[: apart.shape[0]]
+
+
+class JoinedPlaces(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        mask = super().mask(apart)
+        return mask + torch.cat([torch.zeros(100, apart.shape[1]), mask])[: apart.shape[0]]
+
+
+class RepeatedPlaces(SwitchingRetention):
+    def mask(self, apart: Tensor) -> Tensor:
+        segment = torch.arange(apart.shape[0]).repeat_interleave(100)[: apart.shape[0]]
+        return super().mask(apart) * (segment[:, None] >= segment[None])
+
+
+class LimitInBuffer(SwitchingRetention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("limit", torch.tensor(100))
+
+    def mask(self, apart: Tensor) -> Tensor:
+        return super().mask(apart) * (apart < self.limit)
+
+
+class EchoedScores(SwitchingRetention):
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return scores + F.pad(scores, (0, 0, 100, 0))[:, :, : scores.shape[2]]
+
+
+class FaintScores(SwitchingRetention):
+    """The second summand shows where the first one vanishes."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT + 1e-12
+
+
 class Causal(Layer):
     """Katharopoulos et al.: cumulative sums, and a normaliser that is one as well."""
 
@@ -99,6 +174,23 @@ class Causal(Layer):
         sums = (k[..., :, None] * v[..., None, :]).cumsum(2)
         total = torch.einsum("bhtk,bhtk->bht", q, k.cumsum(2))
         return self.joined((q[..., None, :] @ sums)[..., 0, :] / total[..., None])
+
+
+class Slopes(SwitchingRetention):
+    """Lightning attention: the logarithm of each head's decay, and an infinite fill."""
+
+    def mask(self, apart: Tensor) -> Tensor:
+        slopes = torch.tensor([0.5, 0.02, 4e-8])[:, None, None]
+        return torch.where(apart >= 0, -slopes * apart, -torch.inf).exp()
+
+
+class CountedPlaces(SwitchingRetention):
+    """Places as a running sum, masks as numbers."""
+
+    def mask(self, apart: Tensor) -> Tensor:
+        place = torch.ones(apart.shape[0]).cumsum(0)
+        apart = place[:, None] - place[None]
+        return (-0.1 * apart + (apart < 0).float() * -1e30).exp()
 
 
 class Gated(Layer):
@@ -235,7 +327,7 @@ class Everywhere(Layer):
         return self.joined((q @ k.mT) @ v)
 
 
-OF_ANY_LENGTH: tuple[type[Layer], ...] = (Retention, Causal, Gated)
+OF_ANY_LENGTH: tuple[type[Layer], ...] = (Retention, Slopes, CountedPlaces, Causal, Gated)
 LOOPS: tuple[type[Layer], ...] = (
     *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),
     Chunked,
@@ -243,5 +335,9 @@ LOOPS: tuple[type[Layer], ...] = (
 NEAR_MISSES: tuple[type[Layer], ...] = (
     *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
 )
-SWITCHING = (ClampedDistance, LeastDecay, Window, TableOfDecays, ClampedScores)
+SWITCHING = (
+    *(ClampedDistance, LeastDecay, Window, TableOfDecays, ClampedScores, SoftWindow, SteepPower),
+    *(HiddenGrowth, FarFill, RoundedPlaces, HalfPlaces, PaddedPlaces, JoinedPlaces),
+    *(RepeatedPlaces, LimitInBuffer, EchoedScores, FaintScores),
+)
 """What agrees with a recurrence wherever a trial may have looked."""

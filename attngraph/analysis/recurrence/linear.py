@@ -34,6 +34,7 @@ from attngraph.ir.dims import bounds
 
 _FIRST = 7  # tokens of the run in which the terms are looked for
 _EXACT = 1e-8  # of float64 against itself, after some tens of tokens
+_NO_DECAY = 1e-12  # Lightning attention's last layers have slopes of 1e-8, a tenth after 10⁷ tokens
 _MOST = 700  # tokens of a confirming run
 _MANY = 48  # operands of one width
 _NAMED = 12  # candidates for each term: the last ones are what the formula reads
@@ -271,9 +272,9 @@ class _Reading:
         rest = o[:, 1] - offset
         a = (rest * slope).sum(-1) / slope.square().sum(-1)
         size = float(o[:, 1].abs().max())
-        near = 1e3 * _EXACT
+        near = _EXACT
         if bool((rest - a[..., None] * slope).abs().max() <= near * size):
-            if bool((a - 1).abs().max() <= near):
+            if bool((a - 1).abs().max() <= _NO_DECAY):
                 yield None
             for each in self._operands():
                 row = self._row(each, trace, heads)
@@ -368,7 +369,7 @@ def presents(
 def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or not a.numel() or not bool(torch.isfinite(a).all()):
         return False
-    return bool((a - b).abs().max() <= 100 * _EXACT * b.abs().max().clamp(min=1e-300))
+    return bool((a - b).abs().max() <= _EXACT * b.abs().max().clamp(min=1e-300))
 
 
 def _vectors(value: Value, tokens: Tokens) -> Iterator[Operand]:

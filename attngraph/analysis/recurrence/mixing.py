@@ -306,6 +306,7 @@ class Runs:
                 is_known = all(value in memory for value in node.outputs)
                 if is_known or node.op in RANDOM or any(x is _MISSING for x in inputs):
                     continue
+                inputs = [_wide_places(x) for x in inputs] if _makes_floats(node) else inputs
                 try:
                     results = evaluate(wide_node(node), list(map(widened, inputs)), sizes)
                 except _FAILURES:
@@ -336,6 +337,19 @@ def _drawn(
     random = torch.Generator().manual_seed(zlib.crc32(f"{value.name} {seed}".encode()))
     drawn = torch.randn(shape, generator=random, dtype=torch.float64)
     return drawn * 0 if is_state and not with_states else drawn
+
+
+def _makes_floats(node: Node) -> bool:
+    """Whether torch would give float32 of its integers, as of 0.9 ** (i - j)."""
+    values = (*node.outputs[:1], *(value for value in node.inputs if value is not None))
+    dtypes = [value.dtype for value in values if isinstance(value.type, TensorType)]
+    is_float = [dtype.is_floating_point for dtype in dtypes]
+    return node.op in POINTWISE and is_float[0] and not any(is_float[1:])
+
+
+def _wide_places(x: Any) -> Any:
+    is_integer = isinstance(x, torch.Tensor) and x.dtype in (torch.int64, torch.int32)
+    return x.double() if is_integer else x
 
 
 def _shape(value: Value) -> tuple[Dim, ...]:

@@ -6,37 +6,32 @@ agrees on drawn numbers agrees everywhere, and code that knows of no length but 
 were crossed does the same beyond them. So the region may hold
 
 - of the operands only analytic functions: sums, products, exponentials, layout, and choices by
-  positions; no clamp, comparison or maximum, whose other side the drawn numbers may never reach;
-- of positions, where the length is dynamic, only what knows no place but the first and the last:
-  comparisons of positions with each other, differences, powers; no table, no `i - j < 100`, no
-  slice from a fixed place on.
+  positions; no clamp, comparison or maximum, whose other side the drawn numbers may never reach,
+  and no summand or factor too small to show;
+- of positions, where the length is dynamic, only the kinds of positions.py, and no cut, shift or
+  repetition along the tokens by more than one place; no table, no slice from a fixed place on.
 
 At a static length positions are constants, and the comparison at that length is of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-
-import sympy
+from collections.abc import Collection
 
 from attngraph.analysis.recurrence.mixing import Tokens
-from attngraph.ir import Node, ScalarType, TensorType, Value
+from attngraph.analysis.recurrence.positions import Positions, are_near
+from attngraph.ir import Dim, Node, TensorType, Value
 from attngraph.ir.dims import symbols_of
+from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDITIVE,
     CAST,
     CHOICE,
-    CLAMP,
-    COMPARISON,
     EXPONENTIAL,
-    FILL,
     JOIN,
     LAYOUT,
     LOGARITHM,
-    LOGICAL,
-    MAGNITUDE,
     MATMUL,
     MULTIPLICATIVE,
     NEGATION,
@@ -49,19 +44,14 @@ from attngraph.ir.traits import (
     SCALE,
     SCATTER,
     SHIFT,
+    SLICE,
     SUM,
     TRIANGLE,
 )
 
 _SUMS = ADDITIVE | SHIFT | NEGATION | REVERSED
 _ANALYTIC = _SUMS | MULTIPLICATIVE | SCALE | EXPONENTIAL | LOGARITHM | POWER | MATMUL | SUM
-_MOVED = LAYOUT | JOIN | PAD
-_OF_BOTH = _ANALYTIC | _MOVED | CAST | RUNNING_SUM | TRIANGLE | CHOICE
-_OF_OPERANDS = _OF_BOTH | SCATTER
-_OF_POSITIONS = _OF_BOTH | RANGE | FILL | COMPARISON | LOGICAL | MAGNITUDE | CLAMP
-_PLAIN = _SUMS | LAYOUT | JOIN | CAST | RANGE | FILL
-_DECIDES = COMPARISON | CLAMP | TRIANGLE
-_SWITCHES = ("Max", "Min", "Piecewise")
+_OF_OPERANDS = _ANALYTIC | LAYOUT | JOIN | PAD | CAST | RUNNING_SUM | TRIANGLE | CHOICE | SCATTER
 _BEYOND = 1 << 31  # what stands for the end of an axis
 
 
@@ -70,25 +60,33 @@ def switch_in(output: Value, operands: Collection[Value], tokens: Tokens) -> Nod
     or at other lengths than were tried; None where there is none.
     """
     leaves, nodes = backward_slice([output], operands.__contains__)
-    fixed: set[Value] = {leaf for leaf in leaves if _is_fixed_leaf(leaf)}
-    entering = [leaf for leaf in leaves if leaf not in fixed and leaf not in operands]
+    positions = Positions()
+    for leaf in leaves:
+        if leaf.is_constant:
+            positions.constant(leaf)
+    known = positions.parts
+    entering = [leaf for leaf in leaves if leaf not in known and leaf not in operands]
     for node in nodes:
         if any(value in entering for value in node.inputs):
             return node
-        given = [value for value in node.inputs if value is not None]
-        if all(value in fixed for value in given):
-            fixed.update(node.outputs)
-            if _is_dynamic(node, tokens) and not _knows_no_place(node, tokens):
+        is_dynamic = _is_dynamic(node, tokens)
+        if is_dynamic and not _cuts_no_place(node, tokens):
+            return node
+        if all(value is None or value in known for value in node.inputs):
+            if not is_dynamic:
+                if _counts(node):
+                    return node
+                positions.numbers(node)
+            elif not positions.take(node):
                 return node
-        elif not _is_analytic(node, fixed) or (
-            _is_dynamic(node, tokens) and not _cuts_no_place(node, tokens)
-        ):
+        elif not _is_analytic(node, known, is_dynamic) or not positions.admits(node):
             return node
     return None
 
 
-def _is_fixed_leaf(leaf: Value) -> bool:
-    return leaf.is_constant or isinstance(leaf.type, ScalarType)
+def _counts(node: Node) -> bool:
+    """Whether it numbers the places of another axis of unknown size."""
+    return node.op in RANGE and any(symbols_of(size) for size in node.outputs[0].shape)
 
 
 def _is_dynamic(node: Node, tokens: Tokens) -> bool:
@@ -99,8 +97,8 @@ def _is_dynamic(node: Node, tokens: Tokens) -> bool:
     return any(value is not None and tokens.is_in(value) for value in sizes)
 
 
-def _is_analytic(node: Node, fixed: Collection[Value]) -> bool:
-    if node.op not in _OF_OPERANDS:
+def _is_analytic(node: Node, fixed: Collection[Value], is_dynamic: bool) -> bool:
+    if node.op not in _OF_OPERANDS or (is_dynamic and node.op in SCATTER):
         return False
     if node.op in CAST:
         return all(_is_float(value) for value in (*node.inputs, *node.outputs))
@@ -112,81 +110,52 @@ def _is_analytic(node: Node, fixed: Collection[Value]) -> bool:
     return True
 
 
-def _knows_no_place(node: Node, tokens: Tokens) -> bool:
-    """Of positions: whether a node treats all of them alike, but for the first and the last."""
-    if node.op not in _OF_POSITIONS or _switches(node):
-        return False
-    if node.op in _DECIDES:
-        if not _near(_numbers(node.attrs.values())):
-            return False
-        given = [value for value in node.inputs if value is not None]
-        _, above = backward_slice(given, lambda value: False)
-        made_of: list[Node | Value] = [*above, *_constants(given)]
-        return node.op in TRIANGLE or all(map(_is_plain, made_of))
-    return _cuts_no_place(node, tokens)
-
-
 def _cuts_no_place(node: Node, tokens: Tokens) -> bool:
-    """Whether no fixed place along the tokens is cut, or padded, but the first or the last."""
-    if _switches(node):
+    """Whether no fixed place along the tokens is cut or moved, but the first or the last.
+
+    A size such as 100·s is an axis of tokens that was repeated, or merged with another one: what
+    reads its first s places reads other tokens from some length on.
+    """
+    shapes = [value.shape for value in node.outputs if isinstance(value.type, TensorType)]
+    if not are_near(*(size for shape in shapes for size in shape if _has(size, tokens))):
         return False
-    if node.op not in PART | PAD | TRIANGLE:
+    source = node.inputs[0] if node.inputs else None
+    if source is None or not isinstance(source.type, TensorType):
         return True
-    source = node.inputs[0]
-    assert source is not None
-    dim = node.attrs.get("dim")
-    if node.op in PART and isinstance(dim, int) and isinstance(source.type, TensorType):
-        size = source.shape[dim]
-        if not symbols_of(size) & symbols_of(tokens.dim):
+    if node.op in TRIANGLE:
+        return are_near(attribute(node, "diagonal"))
+    if node.op in PAD:
+        amounts = attribute(node, "pad")
+        along = [at for at, size in enumerate(reversed(source.shape)) if _has(size, tokens)]
+        return all(are_near(amounts[2 * at : 2 * at + 2]) for at in along)
+    if node.op in JOIN:
+        return _joins_no_place(node, tokens)
+    if node.op in PART:
+        dim = attribute(node, "dim")
+        cuts = [each for name, each in node.attrs.items() if name not in ("dim", "step")]
+        if not _has(source.shape[dim], tokens):
             return True
-    return _near(
-        number
-        for name, number in node.attrs.items()
-        if name not in ("dim", "step", "value", "length", "split_size", "chunks", "mode", "pad")
-        for number in _numbers([number])
-    )
+        step = attribute(node, "step") if node.op in SLICE and "narrow" not in node.op else 1
+        return step == 1 and are_near(*filter(_is_inside, cuts))
+    return True
 
 
-def _is_plain(what: Node | Value) -> bool:
-    """Whether it is a difference of positions, give or take one."""
-    if isinstance(what, Value):
-        data = what.data
-        return data is not None and data.numel() == 1 and abs(float(data)) <= 1
-    is_layout = what.op in LAYOUT
-    numbers = [] if is_layout else _numbers(what.attrs.values())
-    scalars = _constants([value for value in what.inputs if value is not None])
-    return what.op in _PLAIN and _near(numbers) and all(map(_is_plain, scalars))
+def _joins_no_place(node: Node, tokens: Tokens) -> bool:
+    """Whether what is joined to tokens is at most one place."""
+    if node.outputs[0].shape[attribute(node, "dim")] == len(node.inputs):
+        return True  # stacked, along an axis of its own
+    dim = attribute(node, "dim")
+    sizes = [value.shape[dim] for value in node.inputs if value is not None]
+    along = any(_has(size, tokens) for size in sizes)
+    return not along or all(_has(size, tokens) or are_near(size) for size in sizes)
 
 
-def _constants(values: Iterable[Value]) -> list[Value]:
-    return [value for value in values if value.is_constant]
+def _is_inside(cut: object) -> bool:
+    return not (isinstance(cut, int) and cut >= _BEYOND)
 
 
-def _switches(node: Node) -> bool:
-    """Whether a size in it is one of several expressions, by the number of tokens."""
-    sizes = [size for value in node.outputs for size in getattr(value.type, "shape", ())]
-    parts = [*sizes, *_numbers(node.attrs.values())]
-    return any(
-        part.func.__name__ in _SWITCHES
-        for size in parts
-        if isinstance(size, sympy.Basic)
-        for part in sympy.preorder_traversal(size)
-    )
-
-
-def _near(numbers: Iterable[object]) -> bool:
-    return all(
-        abs(number) <= 1 or number >= _BEYOND
-        for number in numbers
-        if isinstance(number, (int, float))
-    )
-
-
-def _numbers(values: Iterable[object]) -> list[object]:
-    found: list[object] = []
-    for value in values:
-        found += _numbers(value) if isinstance(value, (list, tuple)) else [value]
-    return found
+def _has(size: Dim, tokens: Tokens) -> bool:
+    return bool(symbols_of(size) & symbols_of(tokens.dim))
 
 
 def _is_float(value: Value | None) -> bool:
