@@ -8,13 +8,13 @@ type makes it one of the command line too (attngraph/cli/flags.py). The keywords
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attngraph.errors import UsageError
 from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.runtime.provider_options import check_settings
-from attngraph.export.target import Target, parse_target
+from attngraph.export.target import OLDEST_OPSET, OPSET, Target, parse_target
 from attngraph.numeric import whole
 
 Verify = Literal["final", "each", "off"]
@@ -114,6 +114,21 @@ class Options:
             metavar="SHARE",
         ),
     ] = None
+    portable: Annotated[
+        bool,
+        Flag(
+            "Write standard ONNX operators only, none of onnxruntime's own: for OpenVINO, TensorRT "
+            "and others."
+        ),
+    ] = False
+    opset: Annotated[
+        int,
+        Flag(
+            f"The opset of the standard operators, {OLDEST_OPSET} to {OPSET}: an older one for "
+            "runtimes that don't know the newest yet.",
+            metavar="N",
+        ),
+    ] = OPSET
     assume: Assumptions = ()
     session: Mapping[str, Any] = field(default_factory=dict)
     decodes: bool = False
@@ -127,6 +142,12 @@ class Options:
             self._check_activations(self.activations)
         if self.budget is not None:
             self._check_budget(self.budget)
+        whole("opset", self.opset, OLDEST_OPSET, OPSET)
+        if self.portable and self.weights is not None:
+            raise UsageError(
+                f"--weights {self.weights} needs an operator of onnxruntime's own, and --portable "
+                "writes standard operators only: leave out one of the two."
+            )
         check_assumptions(self.assume)
         check_settings(self.device, self.session)
 
@@ -164,8 +185,8 @@ class Options:
 
     @property
     def device(self) -> Target:
-        """The target, read."""
-        return parse_target(self.target)
+        """The target, read, with the operators that a file may hold."""
+        return replace(parse_target(self.target), opset=self.opset, portable=self.portable)
 
     @property
     def verifies(self) -> bool:
@@ -185,9 +206,9 @@ class Options:
             "exact": self.exact,
             "ignore_padded_rows": self.ignore_padded_rows,
             # whether the provider has kernels for attention over rows without padding
-            "packed_attention": self.device.provider == "cuda",
+            "packed_attention": self.device.provider == "cuda" and self.opset == OPSET,
             "few_bits": self.weights is not None,
-            "recurrences": self.device.provider == "cpu",
+            "recurrences": self.device.provider == "cpu" and not self.portable,
             "part": self._parts,
         }
 
@@ -216,6 +237,15 @@ class DecoderOptions:
             )
         if length is not None:
             whole("max_length", length, 2)
+
+
+def check_runtime(runtime: Runtime | None, options: Options) -> None:
+    """Raises UsageError where a file for that runtime is asked to lack what it runs fastest."""
+    if runtime is not None and options.portable:
+        raise UsageError(
+            f"--for {runtime} is for a runtime with onnxruntime's own operators, and --portable "
+            "writes none of them: leave out one of the two."
+        )
 
 
 def _share(text: str) -> float:

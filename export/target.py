@@ -1,4 +1,4 @@
-"""The machine a model is compiled for: an execution provider and, on CUDA, an SM version."""
+"""What a model is compiled for: a machine, and the ONNX operators that its file may hold."""
 
 from __future__ import annotations
 
@@ -18,17 +18,45 @@ EXECUTION_PROVIDERS: dict[Provider, str] = {
 COMPUTE_CAPABILITIES = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 
 
+OPSET, OLDEST_OPSET = 24, 21
+"""Those that a file is written in, unless it is asked to be older."""
+
+SINCE = {"Attention": 23, "RMSNormalization": 23, "RotaryEmbedding": 23, "TensorScatter": 24}
+"""The opsets that brought the operators which the oldest one lacks."""
+
+
 @dataclass(frozen=True)
 class Target:
-    """An execution provider; `sm` is the compute capability times ten (80 = 8.0), None = any."""
+    """An execution provider; `sm` is the compute capability times ten (80 = 8.0), None = any.
+
+    `opset` is that of the standard operators, which are the only ones in a `portable` file.
+    """
 
     provider: Provider
     sm: int | None = None
+    opset: int = OPSET
+    portable: bool = False
 
     @property
     def execution_provider(self) -> str:
         """onnxruntime's name for the provider."""
         return EXECUTION_PROVIDERS[self.provider]
+
+    @property
+    def operators(self) -> str:
+        """Which operators a file may hold, in words; "" where all of onnxruntime's."""
+        said = [] if self.opset == OPSET else [f"opset {self.opset}"]
+        return ", ".join([*said, "standard operators only"] if self.portable else said)
+
+    def refuses(self, op: str, since: int = 1) -> str:
+        """Why a file can't hold an operator, such as "Attention" or "com.microsoft.QuickGelu".
+
+        `since` is the opset that has it as it is meant. "" where the file can.
+        """
+        domain, _, name = op.rpartition(".")
+        if domain:
+            return f"{domain} is no domain of standard operators" if self.portable else ""
+        return f"opset {self.opset} lacks it" if self.opset < max(since, SINCE.get(name, 1)) else ""
 
     def __str__(self) -> str:
         return self.provider if self.sm is None else f"{self.provider}:sm{self.sm}"

@@ -27,7 +27,7 @@ from attngraph.cli.flags import (
 from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
-from attngraph.options import CacheKind, DecoderOptions, Options, Runtime
+from attngraph.options import CacheKind, DecoderOptions, Options, Runtime, check_runtime
 
 _DECODING = "Decoding"
 
@@ -168,6 +168,7 @@ def optimize(
             if report_page is not None:
                 check_output(report_page, (model, given.npz, output))
             options = how(session=session.settings())
+            check_runtime(decoding.runtime, options)
             decoder = decoding.options(may_decode=source.is_folder)
             if decoding.decode and options.ignore_padded_rows:
                 raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")

@@ -24,14 +24,14 @@ _SITE_INDENT = 16
 
 def print_summary(report: Report, output: Path, size: int) -> None:
     """What became of the model: sizes, attention sites, parity, time."""
-    page = Page()
+    page, bound = Page(), f", {report.operators}" if report.operators else ""
     page.line(
         Text.assemble(
             ("✓ ", "bold green"),
             report.source,
             (" → ", "dim"),
             (str(output), "bold"),
-            (f" ({human_bytes(size)}, for {report.target} in {report.precision})", "dim"),
+            (f" ({human_bytes(size)}, for {report.target} in {report.precision}{bound})", "dim"),
         )
     )
     if report.dims:

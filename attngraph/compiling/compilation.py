@@ -124,7 +124,8 @@ class Compilation:
         staged: Staged | None,
     ) -> Compilation:
         """Captures the model. Raises UsageError if it has no such precision or weights."""
-        report = Report(model.source, str(options.device), options.precision or "fp32")
+        device = options.device
+        report = Report(model.source, str(device), options.precision or "fp32", device.operators)
         passes = pipeline(**options.of_pipeline())
         follows = options.verifies and prepare is None  # a decoder's cases come after its capture
         with stage("capture", report, progress):
@@ -293,7 +294,14 @@ class Compilation:
             onnx = lower(graph, target=device, kernels=kernels, buffers=self.buffers)
         stored = None if report.quantised is None else report.quantised.weights
         rounding = None if stored is None else self._rounding()
-        made = Provenance(options.of_pipeline(), report.precision, stored, rounding)
+        made = Provenance(
+            options.of_pipeline(),
+            report.precision,
+            stored,
+            rounding,
+            device.opset,
+            device.portable,
+        )
         made.write(onnx.metadata_props)
         if place := onnx.metadata_props.get(KEPT_KEY):
             note = (

@@ -12,6 +12,7 @@ from attngraph.compiling.pipeline import pipeline
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.kernels import check_version, choose_all
+from attngraph.export.target import OPSET
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
 from attngraph.optimized import Optimized
@@ -35,6 +36,8 @@ def optimize(
     weights: Weights | None = None,
     activations: Activations | None = None,
     budget: str | None = None,
+    portable: bool = False,
+    opset: int = OPSET,
     progress: Progress | None = None,
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
@@ -53,6 +56,8 @@ def optimize(
     `report.quantised` says how far the outputs are from the original model's. `activations` "int8"
     beside it rounds what these linears are given, each row by itself; `budget`, such as "1%", is
     how far the first output may then be off: the linears that cost the most stay in float.
+    `portable` writes standard ONNX operators only, none of onnxruntime's own, and `opset` is
+    theirs, 21 to 24.
 
     Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
     ignored, and ParityError where the result is out of its error budget; the message names the
@@ -71,6 +76,8 @@ def optimize(
         weights=weights,
         activations=activations,
         budget=budget,
+        portable=portable,
+        opset=opset,
     )
     return compile_model(model, options, progress=progress)
 

@@ -13,11 +13,15 @@ from attngraph.errors import UsageError
 from attngraph.export.formats import Precision, Weights
 from attngraph.export.precision.quantize import Rounding
 from attngraph.export.runtime.saturation import ROUNDING_KEY
+from attngraph.export.target import OLDEST_OPSET, OPSET, Target
+from attngraph.numeric import whole
 from attngraph.passes import Pass
 
 _PASSES = "attngraph.options"
 _PRECISION = "attngraph.precision"
 _WEIGHTS = "attngraph.weights"
+_OPSET = "attngraph.opset"
+_PORTABLE = "attngraph.portable"
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,20 @@ class Provenance:
     """`passes` are the keyword arguments of `pipeline`, None where others made the file.
 
     `precision` is the one it was made in, `weights` the format that its weights are quantized to,
-    `rounding` how the inputs of these linears are rounded.
+    `rounding` how the inputs of these linears are rounded. `opset` and `portable` are those of the
+    target: the opset that was asked for, and whether the file has standard operators only.
     """
 
     passes: Mapping[str, Any] | None = None
     precision: Precision | None = None
     weights: Weights | None = None
     rounding: Rounding | None = None
+    opset: int = OPSET
+    portable: bool = False
+
+    def on(self, target: Target) -> Target:
+        """The target, with the operators that the file may hold."""
+        return replace(target, opset=self.opset, portable=self.portable)
 
     def write(self, metadata: MutableMapping[str, str]) -> None:
         """Puts it where `read` finds it."""
@@ -40,6 +51,10 @@ class Provenance:
             metadata[ROUNDING_KEY] = self.rounding.to_json()
         if self.passes is not None:
             metadata[_PASSES] = json.dumps(self.passes)
+        if self.opset != OPSET:
+            metadata[_OPSET] = str(self.opset)
+        if self.portable:
+            metadata[_PORTABLE] = "true"
         metadata.update({key: value for key, value in said.items() if value is not None})
 
     @classmethod
@@ -59,9 +74,11 @@ class Provenance:
         )
         try:
             found.pipeline()
+            opset = whole("opset", int(metadata.get(_OPSET, OPSET)), OLDEST_OPSET, OPSET)
+            found = replace(found, opset=opset, portable=metadata.get(_PORTABLE) == "true")
             if rounding := metadata.get(ROUNDING_KEY):
                 found = replace(found, rounding=Rounding.from_json(rounding))
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, UsageError) as error:
             raise UsageError(
                 f"{path} was made by another attngraph, in a way that this one doesn't know: "
                 "optimize the model again."

@@ -24,6 +24,7 @@ from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.lowering.emission.buffers import LENGTH, Buffers
 from attngraph.export.parity.budget import merge
+from attngraph.export.target import OPSET
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_lm
@@ -59,6 +60,8 @@ def optimize_decoder(
     weights: Weights | None = None,
     activations: Activations | None = None,
     budget: str | None = None,
+    portable: bool = False,
+    opset: int = OPSET,
     progress: Progress | None = None,
 ) -> Decoder:
     """Compiles a causal language model with its key-value cache, and checks it over several steps.
@@ -86,6 +89,8 @@ def optimize_decoder(
         weights=weights,
         activations=activations,
         budget=budget,
+        portable=portable,
+        opset=opset,
     )
     name = type(module).__name__
     if args is None and not kwargs:

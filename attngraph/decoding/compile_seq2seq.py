@@ -19,6 +19,7 @@ from attngraph.decoding.seq2seq import DECODER, ENCODER, FIRST, Seq2Seq, Wiring
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Activations, Precision, Weights
+from attngraph.export.target import OPSET
 from attngraph.frontend.cache import rows_looked_up
 from attngraph.frontend.model import Model
 from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
@@ -49,6 +50,8 @@ def optimize_seq2seq(
     weights: Weights | None = None,
     activations: Activations | None = None,
     budget: str | None = None,
+    portable: bool = False,
+    opset: int = OPSET,
     progress: Progress | None = None,
 ) -> Seq2Seq:
     """Compiles an encoder-decoder of transformers, and checks it over several steps.
@@ -80,6 +83,8 @@ def optimize_seq2seq(
         weights=weights,
         activations=activations,
         budget=budget,
+        portable=portable,
+        opset=opset,
     )
     return compile_seq2seq(parts, rules_of(module), decoding, options, progress=progress)
 

@@ -13,9 +13,17 @@ from attngraph.deployment.compilers import Parts, Request, compiled
 from attngraph.deployment.folder import place_of
 from attngraph.errors import UsageError
 from attngraph.export.formats import Precision, Weights
+from attngraph.export.target import OPSET
 from attngraph.frontend.read_source import load_source, model_of, parsed
 from attngraph.frontend.source import Source
-from attngraph.options import CacheKind, DecoderOptions, Options, Runtime, Verify
+from attngraph.options import (
+    CacheKind,
+    DecoderOptions,
+    Options,
+    Runtime,
+    Verify,
+    check_runtime,
+)
 from attngraph.reports.report import Report
 
 
@@ -69,6 +77,8 @@ def optimize_checkpoint(
     assume: Collection[str] = (),
     ignore_padded_rows: bool = False,
     weights: Weights | None = None,
+    portable: bool = False,
+    opset: int = OPSET,
     progress: Progress | None = None,
 ) -> OptimizedCheckpoint:
     """Compiles the model whose config.json and weights are in `folder`, and checks it.
@@ -92,7 +102,10 @@ def optimize_checkpoint(
         assume=assume,
         ignore_padded_rows=ignore_padded_rows,
         weights=weights,
+        portable=portable,
+        opset=opset,
     )
+    check_runtime(runtime, options)
     path = Path(folder)
     source = Source(path, trust_pickle=trust_pickle, task=task, trust_code=trust_code)
     source.check()

@@ -142,7 +142,7 @@ def verify_file(
             stored, file.run, partial(file.taken_apart, options.device)
         )
         notes += quantised.kept
-    weights = _compared_weights(check, file, made, options.device, stored)
+    weights = _compared_weights(check, file, made, made.on(options.device), stored)
     if layout is not None:
         decoder = Decoder(session, layout)
         steps = generated_parity(model, captured, decoder, precision, lengths, stored)

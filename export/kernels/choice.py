@@ -227,8 +227,11 @@ def candidates(facts: Facts, target: Target, version: tuple[int, int]) -> list[C
         if PACKED in facts.features and not any(PACKED in row.takes for row in rows):
             continue  # a form that leaves no row out is no runner-up either
         rows = [r for r in rows if version in r.versions]
+        absent = target.refuses(form.op, form.since)
         # a form that is pointless here is no runner-up
-        refusals = [_refusal(row, facts, target) for row in rows if row.must <= facts.traits]
+        refusals = [
+            absent or _refusal(row, facts, target) for row in rows if row.must <= facts.traits
+        ]
         if all(refusals):
             if refusals:
                 found.append(Candidate(form, refusals[-1]))

@@ -59,7 +59,8 @@ class Form:
     `op` is the operator. `blocks` cuts the queries into so many blocks, each of which sees the keys
     up to its own end through a mask (1: the mask is written out, but nothing is cut); `padded`
     widens every head with zeros to a multiple of 8. What is not `native` to the operator reaches
-    it as a mask, sinks as one more key. `inside` is done to query and key by the operator.
+    it as a mask, sinks as one more key. `inside` is done to query and key by the operator. `since`
+    is the opset from which a standard operator can be used so.
     """
 
     name: str
@@ -68,11 +69,12 @@ class Form:
     padded: bool = False
     native: frozenset[str] = frozenset()
     inside: frozenset[str] = frozenset()
+    since: int = 1
 
 
 ATTENTION = Form("Attention", "Attention")
 PADDED = Form("Attention, heads padded", "Attention", padded=True)
-NONPAD = Form("Attention, lengths", "Attention", native=frozenset({LENGTHS}))
+NONPAD = Form("Attention, lengths", "Attention", native=frozenset({LENGTHS}), since=24)
 _CUT = frozenset({WINDOW})
 MASKED = Form("Attention, causal mask", "Attention", blocks=1, native=_CUT)
 BLOCKS = tuple(
@@ -93,7 +95,7 @@ WITH_NORMS = Form(
 SHARED = Form("GroupQueryAttention in place", _GQA, native=_CUT)
 MULTI_HEAD = Form("MultiHeadAttention", "com.microsoft.MultiHeadAttention")
 PACKED_ROWS = Form("PackedMultiHeadAttention", "com.microsoft.PackedMultiHeadAttention")
-RESTORED_ROWS = Form("Attention, rows restored", "Attention")
+RESTORED_ROWS = Form("Attention, rows restored", "Attention", since=24)
 PRIMITIVE = Form("MatMul, Softmax, MatMul", "Softmax", native=frozenset({SINKS}))
 
 FORMS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -11,10 +11,11 @@ from attngraph.errors import AttngraphError, LoweringError
 from attngraph.export.kernels import Choice, choose_all
 from attngraph.export.lowering import find_lowering, registered
 from attngraph.export.lowering.emission.buffers import CAPACITY, Buffers
-from attngraph.export.lowering.emission.context import MICROSOFT, OPSET, LoweringContext
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.lowering.fallback.decompose import decompose
 from attngraph.export.lowering.fallback.formulas import FORMULAS
+from attngraph.export.lowering.operators import require_operators, with_branches
 from attngraph.export.lowering.size_guard import guard_inputs, guard_output, is_guarded, limits_of
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
@@ -31,7 +32,7 @@ def lower(
     kernels: Mapping[Node, Choice] | None = None,
     buffers: Buffers | None = None,
 ) -> ir.Model:
-    """The ONNX model of a graph, opset 24. Weights are shared with the graph, not copied.
+    """The ONNX model of a graph, in the target's opset. Weights are shared with the graph.
 
     `kernels` is the form of each attention; the kernel table's choice where it is left out. With
     `buffers`, which `require_in_place` has seen, the pasts are those of a static cache.
@@ -41,7 +42,8 @@ def lower(
 
     A run of the model fails for sizes outside of `Ranges.of(graph)`.
 
-    Raises LoweringError naming the op, its source line and its module where it has no lowering.
+    Raises LoweringError naming the op, its source line and its module where it has no lowering, or
+    one into operators that the target's opset lacks, or a portable file.
     """
     target = parse_target(target) if isinstance(target, str) else target
     static = buffers is not None
@@ -76,8 +78,9 @@ def lower(
                 sizes[axes[buffer.name]] = ir.SymbolicDim(CAPACITY)
                 buffer.shape = ir.Shape(sizes)
     initializers = [value for value in context.initializers.values() if value in used]
-    opsets = {"": OPSET}
-    if any(node.domain == MICROSOFT for node in _with_branches(nodes)):
+    require_operators(nodes, target)
+    opsets = {"": target.opset}
+    if any(node.domain == MICROSOFT for node in with_branches(nodes)):
         opsets[MICROSOFT] = 1
     onnx_graph = ir.Graph(
         inputs,
@@ -280,19 +283,10 @@ def _reachable(
     for node in reversed(nodes):
         if any(value in needed for value in node.outputs):
             kept.append(node)
-            for inner in _with_branches([node]):
+            for inner in with_branches([node]):
                 needed.update(value for value in inner.inputs if value is not None)
         else:
-            for inner in _with_branches([node]):
+            for inner in with_branches([node]):
                 for position in range(len(inner.inputs)):
                     inner.replace_input_with(position, None)
     return kept[::-1], needed
-
-
-def _with_branches(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
-    """The nodes, and those of the graphs among their attributes."""
-    for node in nodes:
-        yield node
-        for held in node.attributes.values():
-            if held.type == ir.AttributeType.GRAPH:
-                yield from _with_branches(list(held.as_graph()))

@@ -62,7 +62,8 @@ def _tuned(facts: Facts, target: Target, note: Note, seconds: float, threads: in
     refused = [c for c in found if c.refused]
     if len(legal) < 2 or facts.features & {PAST, PACKED}:
         return pick(legal, refused, {}, facts)
-    machine = f"{target} | {_device(target, threads)} | onnxruntime {onnxruntime.__version__}"
+    files = f"{target}, {target.operators}" if target.operators else f"{target}"
+    machine = f"{files} | {_device(target, threads)} | onnxruntime {onnxruntime.__version__}"
     key = f"{facts.signature} | {machine}"
     times = _read(key, note)
     if times is None:

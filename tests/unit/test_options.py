@@ -20,11 +20,12 @@ from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.compile import optimize_decoder
 from attngraph.errors import UsageError
+from attngraph.export.target import parse_target
 from attngraph.options import ASSUMPTIONS, DecoderOptions, Options
 
 COMMON = (
     *("target", "precision", "verify", "exact", "tune", "assume"),
-    *("weights", "activations", "budget"),
+    *("weights", "activations", "budget", "portable", "opset"),
 )
 """What `optimize_decoder` says to be as in `optimize`."""
 
@@ -50,6 +51,13 @@ COMMON = (
         (
             {"activations": "int8", "weights": "int8", "budget": "200%"},
             "budget is '200%'; it is a share",
+        ),
+        ({"opset": 20}, "opset is 20; it must be a whole number, 21 to 24."),
+        ({"opset": 25}, "opset is 25; it must be a whole number, 21 to 24."),
+        ({"portable": True, "weights": "int4"}, "--weights int4 needs an operator of onnxruntime"),
+        (
+            {"portable": True, "weights": "int8", "activations": "int8"},
+            "--weights int8 needs an operator of onnxruntime's own, and --portable writes standard",
         ),
         ({"assume": ["luck"]}, "assume names 'luck'; it can be no-fully-masked-rows."),
         ({"session": {"provider_options": {"a": 1}}}, "has no option 'a'"),
@@ -124,6 +132,8 @@ def test_every_flag_of_optimize_reaches_the_compile() -> None:
     app([], standalone_mode=False)
     app(["--weights", "int4", "--activations", "int8"], standalone_mode=False)
     assert found[2].activations == "int8"
+    app(["--portable", "--opset", "22"], standalone_mode=False)
+    assert (found[3].device.portable, found[3].device.opset) == (True, 22)
     assert tuple(getattr(found[0], name) for name in (*names, "weights")) == chosen
     assert found[1] == Options()
     assert set(inspect.signature(command).parameters) == {
@@ -131,6 +141,8 @@ def test_every_flag_of_optimize_reaches_the_compile() -> None:
         "weights",
         "activations",
         "budget",
+        "portable",
+        "opset",
     }
 
 
@@ -144,14 +156,18 @@ def test_what_may_be_assumed_is_what_the_pass_goes_by() -> None:
         Options(),
         Options("cuda:sm80", exact=True, assume=ASSUMPTIONS, ignore_padded_rows=True),
         Options("cuda", weights="int4"),
+        Options(portable=True, opset=21),
     ],
-    ids=["default", "packed", "quantized"],
+    ids=["default", "packed", "quantized", "portable"],
 )
 def test_a_file_says_which_passes_it_was_made_with(options: Options) -> None:
     metadata: dict[str, str] = {}
-    Provenance(options.of_pipeline(), "fp16", options.weights).write(metadata)
+    how = {"opset": options.opset, "portable": options.portable}
+    said = Provenance(options.of_pipeline(), "fp16", options.weights, **how)
+    said.write(metadata)
     made = Provenance.read(metadata, Path("model.onnx"))
-    assert made == Provenance(options.of_pipeline(), "fp16", options.weights)
+    assert made == said
+    assert made.on(parse_target(options.target)) == options.device
     assert made.pipeline() == pipeline(**options.of_pipeline())
 
 
@@ -164,6 +180,7 @@ def test_a_file_that_others_made_says_nothing() -> None:
     [
         ({"attngraph.weights": "int3"}, "weights are in 'int3', and there are int8 and int4 only"),
         ({"attngraph.options": json.dumps({"magic": True})}, "made by another attngraph"),
+        ({"attngraph.opset": "99"}, "made by another attngraph"),
     ],
 )
 def test_a_file_made_in_an_unknown_way_is_refused(metadata: dict[str, str], sentence: str) -> None:

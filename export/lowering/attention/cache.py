@@ -11,7 +11,7 @@ from attngraph.export.lowering.attention.masks import Prepared
 from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.ir import Value
-from attngraph.ir.dims import as_dim
+from attngraph.ir.dims import Dim, as_dim
 
 
 def pasts_of(ctx: LoweringContext, site: Packed) -> list[ir.Value]:
@@ -36,20 +36,37 @@ def put_behind(ctx: LoweringContext, site: Packed) -> list[ir.Value]:
     for past, part in ((site.past_key, site.key), (site.past_value, site.value)):
         assert past is not None
         heads = by_head(ctx, ctx.value(part), tuple(part.shape), site.groups)
-        written.append(put_into(ctx, past, heads))
+        written.append(put_into(ctx, past, heads, part.shape[1]))
     return written
 
 
-def put_into(ctx: LoweringContext, past: Value, new: ir.Value) -> ir.Value:
-    """The buffer of a past, with what is new behind what it held."""
+def put_into(ctx: LoweringContext, past: Value, new: ir.Value, tokens: Dim) -> ir.Value:
+    """The buffer of a past, with what is new, of so many `tokens`, behind what it held."""
     assert ctx.buffers is not None
     axis = ctx.buffers.axes[past.name]
     batch, before = past.shape[0], past.shape[axis]
+    if not ctx.has("TensorScatter"):
+        places = _places(ctx, [*past.shape[:axis], tokens, *past.shape[axis + 1 :]], axis, before)
+        return ctx.op("ScatterElements", ctx.value(past), places, new, axis=axis)
     start = ctx.once(
         ("written at", batch, before),
         lambda: ctx.op("Expand", ctx.shape([before]), ctx.shape([batch])),
     )
     return ctx.op("TensorScatter", ctx.value(past), new, start, axis=axis)
+
+
+def _places(ctx: LoweringContext, shape: list[Dim], axis: int, before: Dim) -> ir.Value:
+    """Where along its axis each element of what is new goes."""
+
+    def make() -> ir.Value:
+        end = as_dim(sympy.sympify(shape[axis]) + before)
+        along = ctx.op("Range", ctx.dim(before), ctx.dim(end), ctx.constant(1))
+        last = len(shape) - axis - 1
+        if last:
+            along = ctx.op("Unsqueeze", along, ctx.constant(list(range(1, last + 1))))
+        return ctx.op("Expand", along, ctx.shape(shape))
+
+    return ctx.once(("places", tuple(shape), axis, before), make)
 
 
 def in_cache(

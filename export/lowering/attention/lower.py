@@ -19,6 +19,7 @@ from attngraph.export.lowering.attention.cache import put_behind
 from attngraph.export.lowering.attention.forms import emit
 from attngraph.export.lowering.attention.masks import Prepared, Wanted, prepare, whole
 from attngraph.export.lowering.attention.operator import emit_attention
+from attngraph.export.lowering.attention.primitive import spelled_out
 from attngraph.export.lowering.attention.site import Packed
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
@@ -83,7 +84,8 @@ def _prepared(ctx: LoweringContext, wanted: Wanted, form: Form) -> Prepared:
             return found
         # A row has no key where the window ends behind the last allowed one.
         return replace(found, dead=prepare(ctx, entire).dead)
-    kernel = form == NONPAD and ctx.target.provider == "cpu" and masking.masked_rows == "zero"
+    on_cpu = ctx.target.provider == "cpu" and not ctx.target.portable
+    kernel = form == NONPAD and on_cpu and masking.masked_rows == "zero"
     found = prepare(ctx, replace(entire, masking=replace(rest, lengths=None)))
     if kernel:
         return found
@@ -192,6 +194,7 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
             query.shape[-2],
             key.shape[-2],
             query.dtype,
+            fused=ctx.has("Attention"),
         ),
     )
     raised = []
@@ -199,7 +202,13 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
     for operand, dims in zip((query, key, value), lead, strict=True):
         raised.append(_four_axes(ctx, operand, dims, batch))
     qkv = raised[0], raised[1], raised[2]
-    context, *_ = emit_attention(ctx, qkv, prepared, query.dtype, scale=scale)
+    if ctx.has("Attention"):
+        context, *_ = emit_attention(ctx, qkv, prepared, query.dtype, scale=scale)
+    else:
+        shapes: list[list[Dim]] = [
+            [*(batch or [1]), *[1, *operand.shape][-3:]] for operand in (query, key, value)
+        ]
+        context = spelled_out(ctx, qkv, prepared, shapes, query.dtype, scale)
     if prepared.dead is not None:
         context = ctx.op("Where", prepared.dead, _replacement(ctx, prepared, query.dtype), context)
     if rank < 4:

@@ -148,7 +148,10 @@ def _repair(policy: str, bounded: bool, kernel: bool, finite: bool) -> str:
 
 
 def _has_kernel(ctx: LoweringContext, dtype: torch.dtype) -> bool:
-    """Whether the op runs as one kernel; onnxruntime's expansion gives NaN for empty rows."""
+    """Whether the op runs as one kernel of onnxruntime; its expansion gives NaN for empty rows, and
+    what other runtimes give is unknown."""
+    if ctx.target.portable:
+        return False
     if ctx.target.provider == "cuda":
         return dtype in (torch.float32, torch.float16, torch.bfloat16)
     return dtype in (torch.float32, torch.float16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 import sympy
 import torch
@@ -11,7 +13,6 @@ from attngraph.export.lowering.attention.masks import Prepared, causal_mask
 from attngraph.export.lowering.attention.operator import sink_column
 from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
 from attngraph.export.lowering.emission.context import LoweringContext
-from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim
 
 
@@ -37,27 +38,61 @@ def primitive(
         )
         keys = as_dim(sympy.sympify(new) + site.past_key.shape[2])
     presents = (key, value) if pasts else ()
-    key = _repeated(ctx, key, keys, site.key, site)
-    value = _repeated(ctx, value, keys, site.value, site)
+    groups, batch = site.groups, site.key.shape[0]
+    widths = (site.key.shape[2] // groups, site.value.shape[2] // groups)
+    key, value = (
+        _repeated(ctx, part, [batch, groups, keys, width], site.heads)
+        for part, width in zip((key, value), widths, strict=True)
+    )
     logits = ctx.op("MatMul", query, ctx.op("Transpose", key, perm=[0, 1, 3, 2]))
     if site.softcap:
         cap = ctx.constant(float(site.softcap), site.dtype)
         logits = ctx.op("Mul", ctx.op("Tanh", ctx.op("Div", logits, cap)), cap)
-    low = ctx.constant(-torch.inf, site.dtype)
-    if prepared.causal:
-        past = as_dim(sympy.sympify(keys) - new)
-        lower = causal_mask(ctx, past, as_dim(past + site.query.shape[1]), keys)
-        logits = ctx.op("Where", lower, logits, low)
-    if (mask := prepared.attn_mask) is not None:
-        if mask.dtype == ir.DataType.BOOL:
-            logits = ctx.op("Where", mask, logits, low)
-        else:
-            logits = ctx.op("Add", logits, mask)
+    past = as_dim(sympy.sympify(keys) - new)
+    logits = _masked(ctx, logits, prepared, (past, as_dim(past + site.query.shape[1]), keys))
     weights = _softmax(ctx, logits, keys, site)
     context = ctx.op("Transpose", ctx.op("MatMul", weights, value), perm=[0, 2, 1, 3])
     lead, width = list(site.query.shape[:2]), site.value.shape[2] // site.groups
     packed = ctx.reshape(context, [*lead, site.heads, width], [*lead, site.heads * width])
     return packed, weights if site.weights else None, *presents
+
+
+def spelled_out(
+    ctx: LoweringContext,
+    qkv: tuple[ir.Value, ir.Value, ir.Value],
+    prepared: Prepared,
+    shapes: Sequence[Sequence[Dim]],
+    dtype: torch.dtype,
+    scale: float,
+) -> ir.Value:
+    """The same of operands (B, H, S, D), whose `shapes` these are, such as torch's SDPA has."""
+    query, key, value = qkv
+    heads, groups = shapes[0][1], shapes[1][1]
+    if isinstance(heads, int) and isinstance(groups, int) and groups > 1:  # else they broadcast
+        key, value = (
+            _repeated(ctx, part, shape, heads)
+            for part, shape in zip((key, value), shapes[1:], strict=True)
+        )
+    query = ctx.op("Mul", query, ctx.constant(float(scale), dtype))
+    logits = ctx.op("MatMul", query, ctx.op("Transpose", key, perm=[0, 1, 3, 2]))
+    logits = _masked(ctx, logits, prepared, (0, shapes[0][2], shapes[1][2]))
+    return ctx.op("MatMul", ctx.op("Softmax", logits, axis=-1), value)
+
+
+def _masked(
+    ctx: LoweringContext, logits: ir.Value, prepared: Prepared, band: tuple[Dim, Dim, Dim]
+) -> ir.Value:
+    """`band` says between which positions the queries lie, and how many keys there are."""
+    assert logits.dtype is not None
+    low = ctx.constant(-torch.inf, ir.tensor_adapters.to_torch_dtype(logits.dtype))
+    if prepared.causal:
+        logits = ctx.op("Where", causal_mask(ctx, *band), logits, low)
+    mask = prepared.attn_mask
+    if mask is None:
+        return logits
+    if mask.dtype == ir.DataType.BOOL:
+        return ctx.op("Where", mask, logits, low)
+    return ctx.op("Add", logits, mask)
 
 
 def _softmax(ctx: LoweringContext, logits: ir.Value, keys: Dim, site: Packed) -> ir.Value:
@@ -70,14 +105,12 @@ def _softmax(ctx: LoweringContext, logits: ir.Value, keys: Dim, site: Packed) ->
     return ctx.op("Slice", weights, *bounds)
 
 
-def _repeated(
-    ctx: LoweringContext, value: ir.Value, keys: Dim, packed: Value, site: Packed
-) -> ir.Value:
-    """(B, G, T, D) → (B, H, T, D), each group repeated for its heads."""
-    heads, groups = site.heads, site.groups
+def _repeated(ctx: LoweringContext, value: ir.Value, shape: Sequence[Dim], heads: int) -> ir.Value:
+    """(B, G, T, D), which is the `shape`, → (B, H, T, D), each group repeated for its heads."""
+    batch, groups, keys, width = shape
     if heads == groups:
         return value
-    batch, width = packed.shape[0], packed.shape[2] // groups
+    assert isinstance(groups, int)
     one = [batch, groups, 1, keys, width]
     many = [batch, groups, heads // groups, keys, width]
     repeated = ctx.expand(ctx.op("Unsqueeze", value, ctx.constant([2])), one, many)

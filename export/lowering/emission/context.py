@@ -17,14 +17,13 @@ from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.lowering.emission.runtime_sizes import Sizes
 from attngraph.export.lowering.emission.trusted_kernels import rewritten
 from attngraph.export.lowering.emission.values import TracedValue, onnx_dtype, onnx_shape
-from attngraph.export.target import Target
+from attngraph.export.target import OPSET, Target
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import Dim
 from attngraph.ir.ops import REQUIRED, op_def, split_inputs
 from attngraph.ir.storage import place_of
 from attngraph.ir.traits import LINEAR
 
-OPSET = 24
 MICROSOFT = "com.microsoft"
 
 T = TypeVar("T")
@@ -74,6 +73,10 @@ class LoweringContext:
         self._values: dict[Value, ir.Value] = {}
         self._plain: set[Hashable] | None = None
         self._sizes = Sizes(self, graph.dims)
+
+    def has(self, op_type: str, domain: str = "") -> bool:
+        """Whether the file may hold such an operator."""
+        return not self.target.refuses(f"{domain}.{op_type}" if domain else op_type)
 
     def args(self, node: Node) -> dict[str, Any]:
         """Every argument of the IR node by its schema name, defaults filled in.
@@ -378,9 +381,10 @@ def _tensor(value: Any, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 @functools.cache
-def _signature(op_type: str) -> ir.schemas.OpSignature | None:
+def signature_of(op_type: str, opset: int = OPSET) -> ir.schemas.OpSignature | None:
+    """What an opset says of a standard operator; None where it has no such one."""
     try:
-        return ir.schemas.OpSignature.from_op_schema(onnx.defs.get_schema(op_type, OPSET))
+        return ir.schemas.OpSignature.from_op_schema(onnx.defs.get_schema(op_type, opset))
     except onnx.defs.SchemaError:
         return None
 
@@ -403,7 +407,7 @@ def _output_dtype(
         return ir.DataType(attrs["dtype"])
     if isinstance(tensor := attrs.get("value"), ir.TensorProtocol):
         return tensor.dtype
-    signature = None if domain else _signature(op_type)
+    signature = None if domain else signature_of(op_type)
     if signature is None:
         return inputs[0].dtype if inputs and inputs[0] is not None else None
     constraint = signature.outputs[min(position, len(signature.outputs) - 1)].type_constraint

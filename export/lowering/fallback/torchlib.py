@@ -19,9 +19,10 @@ from onnxscript.function_libs.torch_lib import ops as _ops
 from onnxscript.function_libs.torch_lib.registration import default_registry
 
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import OPSET, LoweringContext
+from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import Lowering
 from attngraph.export.lowering.emission.values import onnx_dtype
+from attngraph.export.target import OPSET
 from attngraph.ir import Node, TensorType
 from attngraph.ir.ops import op_def
 

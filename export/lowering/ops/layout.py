@@ -107,11 +107,11 @@ def lower_cat(ctx: LoweringContext, node: Node) -> ir.Value:
     values = [ctx.cast(ctx.value(value), node.output.dtype) for value in parts]
     if len(values) == 1:
         return values[0]
+    axis = axis_of(node.attrs.get("dim", 0), len(node.output.shape))
     if ctx.buffers is not None and ctx.buffers.holds(parts[0]):
         if node.output in ctx.graph.outputs:
-            return put_into(ctx, parts[0], values[1])
+            return put_into(ctx, parts[0], values[1], parts[1].shape[axis])
         values[0] = past_of(ctx, parts[0])
-    axis = axis_of(node.attrs.get("dim", 0), len(node.output.shape))
     return ctx.op("Concat", *values, axis=axis)
 
 

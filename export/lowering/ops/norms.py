@@ -40,7 +40,24 @@ def lower_aten_rms_norm(ctx: LoweringContext, node: Node) -> ir.Value:
     wide = x.dtype if x.dtype == torch.float64 else torch.float32
     epsilon = torch.finfo(wide).eps if epsilon is None else float(epsilon)
     scale = _weight(ctx, weight, x, shape)
-    return ctx.op("RMSNormalization", ctx.value(x), scale, axis=-len(shape), epsilon=epsilon)
+    return _rms_norm(ctx, ctx.value(x), scale, -len(shape), epsilon)
+
+
+def _rms_norm(
+    ctx: LoweringContext, x: ir.Value, scale: ir.Value, axis: int, epsilon: float
+) -> ir.Value:
+    """`RMSNormalization`, whose statistics are those of float32 or wider; else its parts, in the
+    order in which runtimes that have a kernel of their own know them."""
+    if ctx.has("RMSNormalization"):
+        return ctx.op("RMSNormalization", x, scale, axis=axis, epsilon=epsilon)
+    dtype = torch.float64 if x.dtype == ir.DataType.DOUBLE else torch.float32
+    wide, axes = ctx.cast(x, dtype), ctx.constant(list(range(axis, 0)))
+    square = ctx.op("Pow", wide, ctx.constant(2.0, dtype))
+    mean = ctx.op("ReduceMean", square, axes, keepdims=1)
+    root = ctx.op("Sqrt", ctx.op("Add", mean, ctx.constant(epsilon, dtype)))
+    normal = ctx.op("Div", wide, root)
+    assert scale.dtype is not None
+    return ctx.op("Mul", ctx.cast(normal, ir.tensor_adapters.to_torch_dtype(scale.dtype)), scale)
 
 
 @register_lowering("attn.rms_norm")
@@ -50,7 +67,7 @@ def lower_rms_norm(ctx: LoweringContext, node: Node) -> ir.Value:
     epsilon = float(attribute(node, "eps"))
     mixed = weight is not None and weight.dtype != x.dtype
     scale = _weight(ctx, None if mixed else weight, x, [x.shape[-1]])
-    result = ctx.op("RMSNormalization", ctx.value(x), scale, axis=-1, epsilon=epsilon)
+    result = _rms_norm(ctx, ctx.value(x), scale, -1, epsilon)
     if not mixed:
         return result
     dtype = node.output.dtype
@@ -62,7 +79,7 @@ def lower_skip_layer_norm(ctx: LoweringContext, node: Node) -> Sequence[ir.Value
     args, x = ctx.args(node), input_of(node, "x")
     # The CPU's SkipLayerNormalization takes twice as long as its parts (bench/kernels.py).
     slow = ctx.target.provider == "cpu" and x.dtype == torch.float32
-    if _fused(ctx, node) and not slow:
+    if _fused(ctx, node, "SkipLayerNormalization") and not slow:
         normal, _, _, total = ctx.ops(
             "SkipLayerNormalization",
             args["x"],
@@ -99,7 +116,7 @@ def lower_skip_rms_norm(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     args, x = ctx.args(node), input_of(node, "x")
     scale = _weight(ctx, input_of(node, "weight"), x, [x.shape[-1]])
     epsilon = float(args["eps"])
-    if _fused(ctx, node):
+    if _fused(ctx, node, "SkipSimplifiedLayerNormalization"):
         normal, _, _, total = ctx.ops(
             "SkipSimplifiedLayerNormalization",
             args["x"],
@@ -111,11 +128,13 @@ def lower_skip_rms_norm(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
         )
         return normal, total
     total = ctx.op("Add", args["x"], args["skip"])
-    return ctx.op("RMSNormalization", total, scale, axis=-1, epsilon=epsilon), total
+    return _rms_norm(ctx, total, scale, -1, epsilon), total
 
 
-def _fused(ctx: LoweringContext, node: Node) -> bool:
+def _fused(ctx: LoweringContext, node: Node, op_type: str) -> bool:
     """Whether onnxruntime's fused kernel takes these operands: one dtype, (B, S, H) or (S, H)."""
+    if not ctx.has(op_type, MICROSOFT):
+        return False
     operands = [value for value in node.inputs if value is not None]
     dtypes = {value.dtype for value in operands}
     supported = {torch.float32, torch.float16, torch.bfloat16}

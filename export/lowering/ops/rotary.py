@@ -20,10 +20,10 @@ _KERNELS = {
 def lower_rotary(ctx: LoweringContext, node: Node) -> ir.Value | None:
     """The 3-D form with a cosine and a sine per position of each batch element.
 
-    In dtypes without a kernel it stays the products that it stands for.
+    In dtypes without a kernel, and before opset 23, it stays the products that it stands for.
     """
     x, cos, sin = (input_of(node, name) for name in ("x", "cos", "sin"))
-    if x.dtype not in _KERNELS[ctx.target.provider]:
+    if x.dtype not in _KERNELS[ctx.target.provider] or not ctx.has("RotaryEmbedding"):
         return None
     heads, width = attribute(node, "heads"), 2 * cos.shape[2]
     partial = width != x.shape[2] // heads

@@ -31,6 +31,7 @@ def lower_causal_conv(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """Where the number of places is dynamic and a state is handed on, a run decides."""
     x, weight = input_of(node, "x"), input_of(node, "weight")
     has_kernel = ctx.target.provider == "cpu" and x.dtype in _KERNELS
+    has_kernel = has_kernel and ctx.has("CausalConvWithState", MICROSOFT)
     low, high = bounds(x.shape[2], ctx.graph.dims)
     if has_kernel and high is not None and high <= _FEW:
         return _operator(ctx, node)
@@ -90,6 +91,8 @@ def _end(ctx: LoweringContext, joined: ir.Value, reach: int) -> ir.Value:
 def lower_linear_attention(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     """`LinearAttention`, whose update rule says which operands there are."""
     args, dtype = ctx.args(node), input_of(node, "value").dtype
+    if why := ctx.target.refuses(f"{MICROSOFT}.LinearAttention"):
+        raise LoweringError(f"onnxruntime's LinearAttention is no choice, for {why}")
     if ctx.target.provider != "cpu" or dtype not in _KERNELS:
         raise LoweringError(
             f"onnxruntime has a kernel for LinearAttention in float32 and float16 on the CPU, not "

@@ -12,10 +12,12 @@ import torch
 from attngraph.errors import UsageError
 from attngraph.export.lowering.emission.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.lowering.lower import lower
+from attngraph.export.target import Target
 from attngraph.ir import Graph, interpret
 from tests.export.lowered import assert_same, graph_of, op_types, random_inputs, session_of
 from tests.export.lowering.test_cache import SIZES, cached
 
+CPU = Target("cpu")
 GROUPED, GENERAL = "GroupQueryAttention", "TensorScatter"
 
 
@@ -128,12 +130,20 @@ def test_a_past_that_something_else_reads_has_no_place() -> None:
         require_in_place(graph, swapped, "the test")
 
 
-def _agrees(body: str, op: str, *, batched: bool = True) -> None:
+@pytest.mark.parametrize("body", [cached("padding", groups=2), cached("none"), JOINED])
+@pytest.mark.parametrize("opset", [21, 23])
+def test_before_there_was_an_operator_for_it_places_are_written_by_index(
+    body: str, opset: int
+) -> None:
+    _agrees(body, "ScatterElements", target=Target("cpu", opset=opset, portable=True))
+
+
+def _agrees(body: str, op: str, *, batched: bool = True, target: Target = CPU) -> None:
     graph = graph_of(body)
     buffers = buffers_of(graph)
     require_in_place(graph, buffers, "the test")
     part_joined(graph, buffers)
-    model = lower(graph, buffers=buffers)
+    model = lower(graph, buffers=buffers, target=target)
     assert op in op_types(model)
     session = session_of(model)
     names = [value.name for value in graph.inputs]
