@@ -7,15 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from attngraph.analysis.recurrence.linear import (
-    Operand,
-    Recurrence,
-    State,
-    Unread,
-    presents,
-    read_linear,
-)
+from attngraph.analysis.recurrence.linear import presents, read_linear
 from attngraph.analysis.recurrence.mixing import Tokens, dims_of_tokens, mixed
+from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, Unread
 from attngraph.analysis.recurrence.uniform import switch_in
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code

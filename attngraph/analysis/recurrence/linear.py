@@ -16,7 +16,7 @@ terms are found among the values in it by what they must satisfy:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -28,8 +28,15 @@ from attngraph.analysis.recurrence.mixing import (
     leaves_of,
     sizes_around,
 )
-from attngraph.dialect.states import linear_attention
-from attngraph.ir import Dim, Graph, Node, TensorType, Value
+from attngraph.analysis.recurrence.terms import (
+    Decay,
+    Operand,
+    Recurrence,
+    State,
+    Unread,
+    as_state,
+)
+from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import bounds
 
 _FIRST = 7  # tokens of the run in which the terms are looked for
@@ -38,122 +45,6 @@ _NO_DECAY = 1e-12  # Lightning attention's last layers have slopes of 1e-8, a te
 _MOST = 700  # tokens of a confirming run
 _MANY = 48  # operands of one width
 _NAMED = 12  # candidates for each term: the last ones are what the formula reads
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A value as (B, T, H, D): `order` is where these axes lie in it, None being one of size 1.
-
-    `power`: it is taken as e^x, or where it is False as x, which only a decay is.
-    """
-
-    value: Value
-    order: tuple[int | None, int, int | None, int | None]
-
-    def heads(self) -> Dim:
-        return 1 if self.order[2] is None else self.value.shape[self.order[2]]
-
-    def features(self) -> Dim:
-        return 1 if self.order[3] is None else self.value.shape[self.order[3]]
-
-    def of(self, trace: Trace) -> torch.Tensor | None:
-        """Its numbers in a run, (B, T, H, D)."""
-        found = trace[self.value]
-        if found is None or found.ndim != len(self.value.shape):
-            return None
-        kept = [at for at in self.order if at is not None]
-        shaped = found.permute(kept)
-        for place, at in enumerate(self.order):
-            shaped = shaped.unsqueeze(place) if at is None else shaped
-        return shaped
-
-
-@dataclass(frozen=True)
-class Decay:
-    """e^g of an operand, the operand itself if not `is_log`, or `constant` numbers of each head."""
-
-    operand: Operand | None = None
-    is_log: bool = True
-    constant: torch.Tensor | None = None
-
-    def of(self, trace: Trace, length: int) -> torch.Tensor | None:
-        """g in a run, (1 or B, T, H, 1 or D)."""
-        if self.constant is not None:
-            return self.constant.log()[None, None, :, None].expand(1, length, -1, 1)
-        found = None if self.operand is None else self.operand.of(trace)
-        return found if found is None or self.is_log else found.log()
-
-
-@dataclass(frozen=True)
-class State:
-    """A value (B, H, dk, dv), or (B, H, dv, dk) if `turned`, or without its one head."""
-
-    value: Value
-    turned: bool
-
-
-@dataclass(frozen=True)
-class Recurrence:
-    """What `output` is: the operands of `attn.linear_attention`. `value` None stands for ones."""
-
-    output: Operand
-    query: Operand
-    key: Operand
-    value: Operand | None
-    beta: Operand | None
-    decay: Decay | None
-    scale: float
-    past: State | None = None
-    present: State | None = None
-
-    @property
-    def kv_heads(self) -> Dim:
-        """Those of the state: of the operand that has most."""
-        own = [self.key.heads(), *(part.heads() for part in (self.value, self.beta) if part)]
-        if self.decay is not None:
-            constant = self.decay.constant
-            own += [len(constant)] if constant is not None else []
-            own += [self.decay.operand.heads()] if self.decay.operand is not None else []
-        return max(own, key=lambda size: size if isinstance(size, int) else 0)
-
-    def run(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(B, T, H, dv) and the state (B, H, dk, dv), from the operands' numbers in a run."""
-        q, k = self.query.of(trace), self.key.of(trace)
-        if q is None or k is None:
-            return None
-        length, count = q.shape[1], self.kv_heads
-        v = torch.ones_like(k[..., :1]) if self.value is None else self.value.of(trace)
-        beta = None if self.beta is None else self.beta.of(trace)
-        decay = None if self.decay is None else self.decay.of(trace, length)
-        if v is None or not isinstance(count, int):
-            return None
-        if (self.beta is not None and beta is None) or (self.decay is not None and decay is None):
-            return None
-        past = None
-        if self.past is not None:
-            past = _as_state(trace[self.past.value], self.past.turned, q.shape[0], count)
-        parts = [_spread(part, q.shape[0], count) for part in (k, v, decay, beta)]
-        flat = [None if part is None else part.flatten(2) for part in parts]
-        heads = q.shape[2] if _divides(q.shape[2], count) else count
-        q = q if heads == q.shape[2] else q.repeat_interleave(count // q.shape[2], 2)
-        try:
-            o, state = linear_attention(
-                *(q.flatten(2), flat[0], flat[1], past, flat[2], flat[3]),
-                heads=heads,
-                kv_heads=count,
-                scale=self.scale,
-            )
-        except RuntimeError:  # sizes that don't fit are no recurrence
-            return None
-        return o.unflatten(2, (max(heads, count), -1)), state
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A recurrence whose terms were found but for one; `what` says which, `node` gives it."""
-
-    node: Node
-    what: str
 
 
 def read_linear(
@@ -283,7 +174,8 @@ class _Reading:
                         yield Decay(each, True)
                     elif bool((row - a).abs().max() <= near):
                         yield Decay(each, False)
-            if bool((a - a[:1]).abs().max() <= near) and bool((a > 0).all()):
+            is_known = all(x.data is not None for x in self.leaves if x.is_constant)
+            if is_known and bool((a - a[:1]).abs().max() <= near) and bool((a > 0).all()):
                 yield Decay(constant=a[0])
         yield from self._featured(trace, found)
 
@@ -359,7 +251,7 @@ def presents(
                 if made is None:
                     return None
                 shape = made[1].shape
-                state = _as_state(trace[value], turned, shape[0], shape[1])
+                state = as_state(trace[value], turned, shape[0], shape[1])
                 agree = agree and state is not None and _near(state, made[1])
             if agree:
                 return State(value, turned)
@@ -424,33 +316,6 @@ def _one_number(found: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     c = (found * of).sum((-1, -2)) / of.square().sum((-1, -2))
     near = (found - c[..., None, None] * of).abs().amax((-1, -2)) <= _EXACT * found.abs().max()
     return torch.where(near & (c != 0), c, torch.nan)
-
-
-def _divides(a: int, b: int) -> bool:
-    return a % b == 0 or b % a == 0
-
-
-def _spread(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:
-    if x is None:
-        return None
-    x = x.expand(batch, *x.shape[1:])
-    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
-
-
-def _as_state(x: torch.Tensor | None, turned: bool, batch: int, heads: int) -> torch.Tensor | None:
-    if x is None or x.ndim not in (3, 4):
-        return None
-    x = (
-        x.reshape(batch, heads, *x.shape[-2:])
-        if x.numel()
-        and x.shape[0]
-        in (
-            batch,
-            batch * heads,
-        )
-        else x
-    )
-    return x.mT if turned else x
 
 
 def _own_values(found: Recurrence) -> set[Value]:

@@ -1,0 +1,147 @@
+"""A recurrence of outer products, by its terms: which values of a graph are q, k, v, β and a."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from attngraph.analysis.recurrence.mixing import Trace
+from attngraph.dialect.states import linear_attention
+from attngraph.ir import Dim, Node, Value
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value as (B, T, H, D): `order` is where these axes lie in it, None being one of size 1.
+
+    `power`: it is taken as e^x, or where it is False as x, which only a decay is.
+    """
+
+    value: Value
+    order: tuple[int | None, int, int | None, int | None]
+
+    def heads(self) -> Dim:
+        return 1 if self.order[2] is None else self.value.shape[self.order[2]]
+
+    def features(self) -> Dim:
+        return 1 if self.order[3] is None else self.value.shape[self.order[3]]
+
+    def of(self, trace: Trace) -> torch.Tensor | None:
+        """Its numbers in a run, (B, T, H, D)."""
+        found = trace[self.value]
+        if found is None or found.ndim != len(self.value.shape):
+            return None
+        kept = [at for at in self.order if at is not None]
+        shaped = found.permute(kept)
+        for place, at in enumerate(self.order):
+            shaped = shaped.unsqueeze(place) if at is None else shaped
+        return shaped
+
+
+@dataclass(frozen=True)
+class Decay:
+    """e^g of an operand, the operand itself if not `is_log`, or `constant` numbers of each head."""
+
+    operand: Operand | None = None
+    is_log: bool = True
+    constant: torch.Tensor | None = None
+
+    def of(self, trace: Trace, length: int) -> torch.Tensor | None:
+        """g in a run, (1 or B, T, H, 1 or D)."""
+        if self.constant is not None:
+            return self.constant.log()[None, None, :, None].expand(1, length, -1, 1)
+        found = None if self.operand is None else self.operand.of(trace)
+        return found if found is None or self.is_log else found.log()
+
+
+@dataclass(frozen=True)
+class State:
+    """A value (B, H, dk, dv), or (B, H, dv, dk) if `turned`, or without its one head."""
+
+    value: Value
+    turned: bool
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What `output` is: the operands of `attn.linear_attention`. `value` None stands for ones."""
+
+    output: Operand
+    query: Operand
+    key: Operand
+    value: Operand | None
+    beta: Operand | None
+    decay: Decay | None
+    scale: float
+    past: State | None = None
+    present: State | None = None
+
+    @property
+    def kv_heads(self) -> Dim:
+        """Those of the state: of the operand that has most."""
+        own = [self.key.heads(), *(part.heads() for part in (self.value, self.beta) if part)]
+        if self.decay is not None:
+            constant = self.decay.constant
+            own += [len(constant)] if constant is not None else []
+            own += [self.decay.operand.heads()] if self.decay.operand is not None else []
+        return max(own, key=lambda size: size if isinstance(size, int) else 0)
+
+    def run(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(B, T, H, dv) and the state (B, H, dk, dv), from the operands' numbers in a run."""
+        q, k = self.query.of(trace), self.key.of(trace)
+        if q is None or k is None:
+            return None
+        length, count = q.shape[1], self.kv_heads
+        v = torch.ones_like(k[..., :1]) if self.value is None else self.value.of(trace)
+        beta = None if self.beta is None else self.beta.of(trace)
+        decay = None if self.decay is None else self.decay.of(trace, length)
+        if v is None or not isinstance(count, int):
+            return None
+        if (self.beta is not None and beta is None) or (self.decay is not None and decay is None):
+            return None
+        past = None
+        if self.past is not None:
+            past = as_state(trace[self.past.value], self.past.turned, q.shape[0], count)
+        parts = [_spread(part, q.shape[0], count) for part in (k, v, decay, beta)]
+        flat = [None if part is None else part.flatten(2) for part in parts]
+        heads = q.shape[2] if _divides(q.shape[2], count) else count
+        q = q if heads == q.shape[2] else q.repeat_interleave(count // q.shape[2], 2)
+        try:
+            o, state = linear_attention(
+                *(q.flatten(2), flat[0], flat[1], past, flat[2], flat[3]),
+                heads=heads,
+                kv_heads=count,
+                scale=self.scale,
+            )
+        except RuntimeError:  # sizes that don't fit are no recurrence
+            return None
+        return o.unflatten(2, (max(heads, count), -1)), state
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A recurrence whose terms were found but for one; `what` says which, `node` gives it."""
+
+    node: Node
+    what: str
+
+
+def _spread(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:
+    if x is None:
+        return None
+    x = x.expand(batch, *x.shape[1:])
+    return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
+
+
+def _divides(a: int, b: int) -> bool:
+    return a % b == 0 or b % a == 0
+
+
+def as_state(x: torch.Tensor | None, turned: bool, batch: int, heads: int) -> torch.Tensor | None:
+    """A value's numbers as (B, H, dk, dv); None where it can be no state."""
+    if x is None or x.ndim not in (3, 4):
+        return None
+    if x.numel() and x.shape[0] in (batch, batch * heads):
+        x = x.reshape(batch, heads, *x.shape[-2:])
+    return x.mT if turned else x
