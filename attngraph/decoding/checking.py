@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from attngraph.analysis.recurrence.mixing import sizes_around
 from attngraph.checks.check import Cases
 from attngraph.checks.probing import roles_of
 from attngraph.checks.rounded import flipped, rounded_linears, without_rounding
-from attngraph.checks.weight_only import reference_of
+from attngraph.checks.weight_only import Evaluated
 from attngraph.decoding.caches import Cache, GrowingCache
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths
-from attngraph.decoding.tokens import positions
+from attngraph.decoding.tokens import pieces, positions
 from attngraph.errors import UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity.budget import Parity, compare
@@ -26,7 +27,8 @@ from attngraph.export.runtime.tensors import to_torch
 from attngraph.frontend.cache import Layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model
-from attngraph.ir import Graph, interpret
+from attngraph.frontend.stateful_lm import Stateful
+from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.dims import substitute
 from attngraph.ir.ranges import Ranges
@@ -77,11 +79,12 @@ class _Inputs:
 
     def mask(self, batch: int, length: int) -> torch.Tensor:
         """Row b is padded on the left by b, as far as it has room; the last of three or more rows
-        has a hole behind its first token as well.
+        has a hole behind its first token as well, but where states can't be without one.
         """
-        padding = torch.arange(batch)[:, None].clamp_max(length - 1)
+        hidden = length if self.layout.piece == 1 else length - 1  # all of a row, where one is new
+        padding = torch.arange(batch)[:, None].clamp_max(hidden)
         mask = torch.arange(length)[None] >= padding
-        if batch > 2 and length > batch + 2:
+        if batch > 2 and length > batch + 2 and not self.layout.states:
             mask[-1, batch + 1] = False
         return mask
 
@@ -109,14 +112,16 @@ class _Inputs:
     ) -> tuple[torch.Tensor, ...]:
         """Every input of the graph, in its order; the past and what is attended to are random.
 
-        `sizes` are those of the other dims, by default as they were traced.
+        `sizes` are those of the other dims, by default as they were traced. States are zero where
+        nothing is past.
         """
         layout = self.layout
         hints = {name: info.hint for name, info in self.graph.dims.items()}
         sizes = {**hints, **(sizes or {}), layout.batch: ids.shape[0], layout.past: past}
         given = {layout.ids: ids}
         if layout.mask is not None:
-            given[layout.mask] = mask.to(self.dtypes[layout.mask])
+            shown = mask if layout.past else mask[:, past:]
+            given[layout.mask] = shown.to(self.dtypes[layout.mask])
         if layout.positions is not None:
             places = positions(mask, past, ids.shape[1])
             if self.shares_positions:
@@ -126,7 +131,9 @@ class _Inputs:
             given[layout.positions] = places.to(self.dtypes[layout.positions])
         for name in (*layout.pasts, *layout.memory):
             shape = [int(substitute(dim, sizes)) for dim in self.shapes[name]]
-            if self.dtypes[name].is_floating_point:
+            if name in layout.states and past == 0:
+                drawn = torch.zeros(shape)
+            elif self.dtypes[name].is_floating_point:
                 drawn = torch.randn(shape, generator=self.random)
             else:
                 drawn = self.mask(shape[0], shape[1]).flip(-1)
@@ -146,11 +153,14 @@ def decoding_cases(captured: Captured, layout: Layout, lengths: Lengths) -> Case
     names = (layout.batch, seq, layout.past)
     across = lengths.across(captured.graph, layout)
     others = sorted(limits.dims.keys() - {*names})  # the lengths of what is attended to
-    for place, sizes in enumerate((*_SIZES, *across)):
+    own = _SIZES[::-1] if layout.states else _SIZES  # a state of zeros shows little of the weights
+    for place, sizes in enumerate((*own, *across)):
         rest = {name: _OTHER_SIZES[place % len(_OTHER_SIZES)] for name in others}
         rest = rest if not limits.broken(rest) else {n: captured.graph.dims[n].hint for n in others}
+        batch, length, past = sizes
+        sizes = batch, min(length, layout.piece or length), past
         fitting = _fitting(limits, names, sizes, rest)
-        if fitting is None or (sizes in across and fitting != sizes):
+        if fitting is None or (place >= len(_SIZES) and fitting != sizes):
             continue
         batch, length, past = fitting
         padding = inputs.mask(batch, past + length)
@@ -217,6 +227,8 @@ def generated_parity(
     layout, inputs = decoder.layout, _Inputs(captured, decoder.layout)
     rows = _ROWS if encoded is None else encoded.rows
     module = model.module if encoded is None else encoded.whole
+    if isinstance(module, Stateful):
+        module = module.without_cache
     if module is None and model.program is not None:
         module = model.program.module()
     assert module is not None
@@ -224,13 +236,17 @@ def generated_parity(
     if stored is None:
         reference = Reference(module, precision=precision, converted=converted)
     else:
-        reference = reference_of(stored, precision)
+        evaluated: torch.nn.Module = Evaluated(stored)
+        if layout.piece is not None:
+            evaluated = _InPieces(evaluated, stored, layout)
+        reference = Reference(evaluated.eval(), precision=precision)
     most = changes.end(captured.graph, layout)
     end = min(PROMPT + _STEPS, most)
     fitting = (n for n in range(2, end + 1) if decoder.takes(rows, min(PROMPT, n - 1), n))
     end = max(fitting, default=end)
     first = min(PROMPT, end - 1)
     further = changes.steps(captured.graph, layout, rows, first)
+    further |= _around_chunks(captured.graph, layout, first, most)
     taken = {n for n in further if decoder.takes(rows, first, n) and decoder.takes(rows, n, n)}
     lengths = sorted({*range(first, end + 1)} | taken)
     whole, mask = inputs.ids(rows, lengths[-1]), inputs.mask_of_steps(rows, lengths[-1])
@@ -261,9 +277,49 @@ def generated_parity(
     joined, outputs = _joined(expected), (torch.cat(found, 1),)
     if stored is not None and rounded_linears(stored):
         plain, place = without_rounding(stored), captured.output_names.index(layout.logits)
-        others = [interpret(plain, given_all)[place][:, -1:] for given_all in tried]
+        rerun: torch.nn.Module = Evaluated(plain)
+        rerun = rerun if layout.piece is None else _InPieces(rerun, plain, layout)
+        others = [rerun(*given_all)[place][:, -1:] for given_all in tried]
         return Parity(flipped(joined, outputs, [torch.cat(others, 1)]), precision)
     return compare(joined, joined.in_its_dtypes(outputs) if converted else outputs, precision)
+
+
+_LONGEST_CHUNK = 300  # tokens without a cache, in which the eager model is run
+
+
+def _around_chunks(graph: Graph, layout: Layout, first: int, most: int) -> set[int]:
+    """Lengths on both sides of the chunks that a model with states computes a prompt by."""
+    if not layout.states:
+        return set()
+    dims = (dim for node in graph for value in node.outputs for dim in value.shape)
+    sizes = {*sizes_around(dims), *(layout.piece + n for n in (0, 1) if layout.piece)}
+    return {n for n in sizes if first <= n <= min(most, _LONGEST_CHUNK)}
+
+
+class _InPieces(torch.nn.Module):
+    """A graph with states that takes some tokens a call, run on all of them from the first on."""
+
+    def __init__(self, evaluated: torch.nn.Module, graph: Graph, layout: Layout) -> None:
+        super().__init__()
+        self.evaluated, self.layout = evaluated, layout
+        self.inputs = [value.name for value in graph.inputs]
+        self.outputs = graph.output_names
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        layout, given = self.layout, dict(zip(self.inputs, tensors, strict=True))
+        ids, mask = given[layout.ids], given.get(layout.mask or "")
+        results: tuple[Any, ...] = ()
+        for start, stop in pieces(0, ids.shape[1], layout.piece):
+            given[layout.ids] = ids[:, start:stop]
+            if mask is not None and layout.mask is not None:
+                given[layout.mask] = mask[:, 0 if layout.past else start : stop]
+            results = self.evaluated(*(given[name] for name in self.inputs))
+            present = dict(zip(self.outputs, results, strict=True))
+            given.update(
+                (past, present[name])
+                for past, name in zip(layout.pasts, layout.presents, strict=True)
+            )
+        return results
 
 
 def _attending(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 
 from attngraph.compiling.compilation import Prepared, Progress, stage
@@ -19,7 +21,7 @@ from attngraph.decoding.checking import (
 )
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
-from attngraph.errors import ParityError, UsageError
+from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.lowering.emission.buffers import LENGTH, Buffers
@@ -28,7 +30,9 @@ from attngraph.export.target import OPSET
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_lm
+from attngraph.frontend.kept import kept_states
 from attngraph.frontend.model import Model
+from attngraph.frontend.stateful_lm import Stateful, stateful
 from attngraph.ir import Graph
 from attngraph.options import (
     DECODER_DEFAULTS,
@@ -102,23 +106,34 @@ def optimize_decoder(
     return compile_decoder(model, decoding, options, progress=progress)
 
 
-def of_causal_lm(model: Model, *, all_logits: bool = False, padding: bool = True) -> Model:
-    """A model of transformers with its cache as inputs and outputs. Raises UsageError."""
+def of_causal_lm(
+    model: Model, *, all_logits: bool = False, padding: bool = True, by_token: bool = False
+) -> Model:
+    """A model of transformers with its cache as inputs and outputs. Raises UsageError.
+
+    One that keeps states takes one token a call if `by_token`, or where it can't take several.
+    """
     if model.module is None or not is_causal_lm(model.module):
         raise UsageError(
             f"The cache of {model.source} can't be found: it is no causal language model of "
             "transformers. Give sample inputs, its past among them."
         )
     wrap: type[CausalLM | UnpaddedCausalLM] = CausalLM if padding else UnpaddedCausalLM
-    wrapper = wrap(model.module, all_logits=all_logits)
+    try:
+        return _wrapped(model, wrap(model.module, all_logits=all_logits))
+    except UsageError as error:
+        if (kept := kept_states(model.module)) is None:
+            raise error
+    wrapper, notes = stateful(
+        model.module, kept, all_logits=all_logits, padding=padding, by_token=by_token
+    )
+    return replace(_wrapped(model, wrapper), notes=(*model.notes, *notes))
+
+
+def _wrapped(model: Model, wrapper: Any) -> Model:
     args, shapes = wrapper.sample()
     return replace(
-        model,
-        module=wrapper,
-        args=args,
-        kwargs={},
-        dynamic_shapes=shapes,
-        names=wrapper.names,
+        model, module=wrapper, args=args, kwargs={}, dynamic_shapes=shapes, names=wrapper.names
     )
 
 
@@ -135,13 +150,53 @@ def compile_decoder(
     """As `optimize_decoder`, for a model whose inputs and outputs already hold its cache.
 
     `memory` are the inputs that stay the same in all steps; `encoded` gives what they are where the
-    steps are compared with the eager model.
+    steps are compared with the eager model. A model with states that can't be traced for a prompt
+    of any length is compiled for one token a call.
     """
+    given = functools.partial(
+        _compile_decoder,
+        decoding=decoding,
+        options=options,
+        memory=memory,
+        encoded=encoded,
+        staged=staged,
+        progress=progress,
+    )
+    module = model.module
+    if not isinstance(module, Stateful) or module.by_token:
+        return given(model)
+    try:
+        return given(model)
+    except CaptureError as error:
+        reason = str(error)
+    stepwise = _wrapped(model, module.one_token_a_call())
+    note = f"A prompt is fed token by token, as several can't be traced for every length: {reason}"
+    return given(replace(stepwise, notes=(*model.notes, note)))
+
+
+def _compile_decoder(
+    model: Model,
+    decoding: DecoderOptions,
+    options: Options,
+    memory: Collection[str],
+    encoded: Callable[[Decoder], Iterable[Encoded | None]] | None,
+    staged: Staged | None,
+    progress: Progress | None,
+) -> Decoder:
+    if isinstance(model.module, Stateful) and decoding.cache == "static":
+        raise UsageError(
+            f"{model.source} keeps states, which a step replaces: its cache can't be static yet. "
+            "Compile it with a growing one."
+        )
     seen: list[tuple[Captured, Layout, Lengths, list[str]]] = []
 
     def prepare(captured: Captured) -> Prepared:
         graph = captured.graph
-        layout = find_layout(graph, decoding.presents, model.source, memory)
+        if isinstance(model.module, Stateful):
+            layout = model.module.layout(graph)
+            _take_one_token(graph, layout)
+        else:
+            layout = find_layout(graph, decoding.presents, model.source, memory)
         if decoding.max_length is not None:
             axes = token_axes(graph, layout)
             layout = replace(layout, max_length=decoding.max_length, axes=axes)
@@ -150,7 +205,8 @@ def compile_decoder(
                 names = (f"{LENGTH}{'_' * count}" for count in range(len(taken) + 1))
                 length = next(name for name in names if name not in taken)
                 layout = replace(layout, length=length)
-        graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
+        if layout.past:
+            graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
         lengths = lengths_of(graph, layout)
         layout = lengths.told(layout)
         _require_a_cache(layout, model.source)
@@ -198,6 +254,16 @@ def _require_a_cache(layout: Layout, source: str) -> None:
             f"{source} can't be decoded with a cache: from {layout.last + 1} tokens on, each new "
             "one changes the keys and values of those before it. Compile it without a cache."
         )
+
+
+def _take_one_token(graph: Graph, layout: Layout) -> None:
+    """Lets a graph of several tokens a call take one as well, where its model's code would branch.
+
+    One token is a chunk like any other, and what the graph gives for it is compared with the model.
+    """
+    ids = next(value for value in graph.inputs if value.name == layout.ids)
+    one = sympy.Ne(ids.shape[1], 1)
+    graph.conditions = tuple(condition for condition in graph.conditions if condition != one)
 
 
 def buffers_of(layout: Layout) -> Buffers | None:

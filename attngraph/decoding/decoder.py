@@ -14,7 +14,15 @@ from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache
 from attngraph.decoding.rules import NO_RULES, Rules
 from attngraph.decoding.sampling import Sampling
 from attngraph.decoding.stream import TokenStream
-from attngraph.decoding.tokens import Seen, end_tokens, positions, shown_tokens, token_id, token_ids
+from attngraph.decoding.tokens import (
+    Seen,
+    end_tokens,
+    pieces,
+    positions,
+    shown_tokens,
+    token_id,
+    token_ids,
+)
 from attngraph.errors import UsageError
 from attngraph.export.lowering.emission.buffers import CAPACITY, by_row, row_of
 from attngraph.export.runtime.bound_steps import BoundSteps
@@ -135,6 +143,8 @@ class Decoder:
         shown = shown_tokens(attention_mask, batch, cache.length, length)
         cache.seen.require_same(shown)
         seen = cache.seen.then(ids, shown)
+        if self.layout.states:
+            seen.require_left()
         self._require_rows(seen.counts)
         if self._is_outdated(cache.seen, seen):
             self._require_sizes(batch, total, 0)
@@ -144,6 +154,15 @@ class Decoder:
 
     def _compute(self, ids: torch.Tensor, cache: Cache, seen: Seen) -> tuple[torch.Tensor, Cache]:
         """The logits of ids (B, S) behind a cache, and the cache of what is `seen` then."""
+        parts = pieces(cache.length, seen.ids.shape[1], self.layout.piece)
+        if len(parts) > 1:
+            found = []
+            for start, stop in parts:
+                each, before = ids[:, : stop - start], seen.upto(stop)
+                logits, cache = self._compute(each, cache, before)
+                ids = ids[:, stop - start :]
+                found.append(logits)
+            return (torch.cat(found, 1) if self._gives_all else found[-1]), cache
         feeds = self._feeds(ids, seen.shown, cache.length)
         if isinstance(cache, StaticCache):
             return self._write(feeds, cache, seen)
@@ -153,6 +172,12 @@ class Decoder:
         total, memory = seen.ids.shape[1], cache.memory
         grown = GrowingCache(results[1], cache.batch, total, self._owner, seen, memory)
         return results[0][0], grown
+
+    @property
+    def _gives_all(self) -> bool:
+        """Whether the logits are those of all new tokens; of one token a call they are."""
+        declared = self.session.output_shape(self.layout.logits)
+        return declared[1] == self.session.input_shape(self.layout.ids)[1]
 
     def _is_outdated(self, before: Seen, after: Seen) -> bool:
         """Whether what a cache holds is to be computed anew, as the model does without a cache.
@@ -209,7 +234,7 @@ class Decoder:
         feeds = {layout.ids: self._cast(layout.ids, ids)}
         if layout.mask is not None:
             mask = torch.ones(batch, held + length) if shown is None else shown
-            feeds[layout.mask] = self._cast(layout.mask, mask)
+            feeds[layout.mask] = self._cast(layout.mask, mask if layout.past else mask[:, held:])
         elif shown is not None:
             raise UsageError("The model takes no mask, so no row can be padded.")
         if layout.positions is not None:
@@ -258,8 +283,10 @@ class Decoder:
 
     def _broken(self, batch: int, new: int, past: int) -> str:
         """Which range of the model's dims a step breaks; empty if it breaks none."""
-        seq = str(self.session.input_shape(self.layout.ids)[1])
-        return self.ranges.broken({self.layout.batch: batch, seq: new, self.layout.past: past})
+        layout, seq = self.layout, str(self.session.input_shape(self.layout.ids)[1])
+        calls = pieces(past, past + new, layout.piece)
+        sizes = ({layout.batch: batch, seq: b - a, layout.past: a} for a, b in calls)
+        return next((broken for each in sizes if (broken := self.ranges.broken(each))), "")
 
     def _require_sizes(self, batch: int, new: int, past: int) -> None:
         if broken := self._broken(batch, new, past):
@@ -303,7 +330,7 @@ class Decoder:
             buffers = {name: self.session.zeros(name, sizes) for name in layout.pasts}
             return Slots(buffers, batch, self._owner, self._tensors(memory)).start()
         sizes = {self.layout.batch: batch, self.layout.past: 0}
-        values = tuple(self.session.empty(name, sizes) for name in self.layout.pasts)
+        values = tuple(self.session.empty(name, sizes) for name in layout.pasts)
         kept = {
             name: to_ort(self._cast(name, each)) if isinstance(each, torch.Tensor) else each
             for name, each in memory.items()

@@ -64,7 +64,7 @@ class Lengths:
 
     def end(self, graph: Graph, layout: Layout) -> int:
         """The longest sequence that steps can reach."""
-        high = graph.dims[layout.past].high
+        high = graph.dims[layout.past].high if layout.past else None
         ends = (self.last, self.most, self.most_positions, layout.max_length, high)
         return min([LONGEST, *(end for end in ends if end is not None)])
 
@@ -110,7 +110,12 @@ class Lengths:
 
 
 def lengths_of(graph: Graph, layout: Layout) -> Lengths:
-    """Derived from the graph as captured; its past may be empty."""
+    """Derived from the graph as captured; its past may be empty.
+
+    What keeps states alone, of one size, has no places to count.
+    """
+    if not layout.past:
+        return Lengths()
     part = Placing(graph, layout)
     limits = list(part.tables())
     most = min((rows for rows, by_position in limits if not by_position), default=None)

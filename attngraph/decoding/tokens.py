@@ -42,6 +42,25 @@ class Seen:
         """With new tokens `ids` (B, S), where `shown` (B, P + S) is the mask of all."""
         return Seen(torch.cat([self.ids, ids.to(self.ids.dtype)], 1), shown)
 
+    def upto(self, total: int) -> Seen:
+        """Of these tokens the first ones."""
+        return Seen(self.ids[:, :total], None if self.shown is None else self.shown[:, :total])
+
+    def require_left(self) -> None:
+        """Raises UsageError if a row hides a token behind one that it shows.
+
+        A state has no place that could be hidden: it is without a token only before the first.
+        """
+        if self.shown is None:
+            return
+        behind = self.shown.cummax(1).values & ~self.shown
+        if bool(behind.any()):
+            row, place = _first(behind)
+            raise UsageError(
+                f"attention_mask is 0 at row {row}, place {place}, behind a token: the model keeps "
+                "states, so rows can be padded on the left alone."
+            )
+
     def require_same(self, shown: torch.Tensor | None) -> None:
         """Raises UsageError if a mask differs at the tokens that the cache holds.
 
@@ -129,6 +148,12 @@ def shown_tokens(mask: Any, batch: int, held: int, new: int) -> torch.Tensor | N
             "be 1 where there is a token and 0 where there is padding."
         )
     return None if bool(shown.all()) else shown
+
+
+def pieces(held: int, total: int, most: int | None) -> list[tuple[int, int]]:
+    """(start, stop) of the calls that take the tokens from `held` on to `total`, of `most` each."""
+    step = total - held if most is None else most
+    return [(start, min(start + step, total)) for start in range(held, total, max(step, 1))]
 
 
 def positions(shown: torch.Tensor | None, held: int, new: int) -> torch.Tensor:

@@ -32,6 +32,10 @@ class Layout:
     (attngraph/decoding/lengths.py). `most` and `most_positions` are how many tokens the tables have
     rows for, with padding and without it. `memory` are the inputs that stay the same in all steps,
     as what a decoder attends to of an encoder.
+
+    `states` are those of `pasts` that have one size however many tokens came, as recurrences and
+    convolutions keep; rows are then padded on the left alone. Where all are, `past` is empty and
+    `mask` is (batch, seq). A call takes at most `piece` tokens, with None any number.
     """
 
     ids: str
@@ -51,6 +55,8 @@ class Layout:
     most: int | None = None
     most_positions: int | None = None
     memory: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    piece: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -60,7 +66,7 @@ class Layout:
         """Raises LoadError where a file doesn't say, as one that wasn't compiled as a decoder."""
         try:
             fields: dict[str, Any] = json.loads(text or "")
-            for name in ("pasts", "presents", "axes", "switches", "memory"):
+            for name in ("pasts", "presents", "axes", "switches", "memory", "states"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:

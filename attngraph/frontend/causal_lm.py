@@ -178,19 +178,6 @@ def _filled(past: Layers) -> Any:
     return cache
 
 
-def _state_of_one_size(model: nn.Module) -> str | None:
-    """Which layer, if any, has a state of one size, as a convolution or a recurrence keeps."""
-    from transformers import DynamicCache
-
-    config: Any = model.config
-    try:
-        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
-    except Exception:  # a cache of another making, which the error of the run is about
-        return None
-    kinds = ((i, type(layer)) for i, layer in enumerate(layers) if hasattr(layer, "conv_states"))
-    return next((f"layer {index} keeps a {kind.__name__}" for index, kind in kinds), None)
-
-
 def _probe(model: nn.Module) -> list[dict[str, tuple[int, int, torch.dtype]]]:
     """(heads, width, dtype) of each layer's key and value, from a run on a few tokens."""
     from transformers import DynamicCache
@@ -204,11 +191,6 @@ def _probe(model: nn.Module) -> list[dict[str, tuple[int, int, torch.dtype]]]:
         with torch.no_grad():
             model.eval()(input_ids=ids, past_key_values=cache, use_cache=True)
     except Exception as error:
-        if (state := _state_of_one_size(model)) is not None:
-            raise UsageError(
-                f"The cache of {name} can't be handed on: {state}, which doesn't grow by the keys "
-                "and values of each token."
-            ) from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(
             f"The cache of {name} can't be found: it doesn't run with a DynamicCache of "

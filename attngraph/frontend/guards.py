@@ -15,7 +15,7 @@ import sympy
 from attngraph.frontend.expression_cost import cost
 
 _GUARD = re.compile(
-    r"Not all values of (\w+) = .*? in the specified range (.*?) satisfy the generated guard "
+    r"Not all values of (\w+) = .*? in the specified range(?: (.*?))? satisfy the generated guard "
     r"(.*?)\.\s*$",
     re.MULTILINE,
 )

@@ -85,6 +85,11 @@ def genai_config(decoder: Decoder, told: Generation, *, file: str = "model.onnx"
     logits of each row's last token, so the graph must give those of all positions.
     """
     layout, session = decoder.layout, decoder.session
+    if layout.states:
+        raise UsageError(
+            "onnxruntime-genai gives the keys and values of a decoder back to it, and this one "
+            f"keeps states as well, such as {layout.states[0]}: run it with attngraph's Decoder."
+        )
     if layout.mask is None:
         raise UsageError(
             "onnxruntime-genai tells a decoder by its mask how many tokens there are, and this one "

@@ -240,10 +240,10 @@ class Session:
         return self._session
 
     def empty(self, name: str, sizes: Mapping[str, int]) -> OrtValue:
-        """An input's value at these sizes of its named dims, of which one is 0."""
+        """Zeros for an input at these sizes of its named dims, 0 for those without one."""
         declared = self.input_shape(name)
         shape = [dim if isinstance(dim, int) else sizes.get(dim or "", 0) for dim in declared]
-        return to_ort(torch.empty(shape, dtype=self.input_dtype(name)))
+        return to_ort(torch.zeros(shape, dtype=self.input_dtype(name)))
 
     def zeros(self, name: str, sizes: Mapping[str, int]) -> torch.Tensor:
         """Zeros for an input at these sizes of its named dims, where the provider computes.

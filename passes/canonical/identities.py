@@ -67,7 +67,8 @@ def plus_zero(rewriter: Rewriter, node: Node) -> Replacement:
     adds = node.op.startswith("aten.add")
     if _is_neutral(_number(node, "other"), node.output.dtype, negative=adds):
         return _only(node, node.inputs[0])
-    if adds and _is_neutral(_element(source_of(node)), node.output.dtype, negative=True):
+    is_zero = _is_neutral(_element(source_of(node)), node.output.dtype, negative=True)
+    if adds and is_zero and len(node.inputs) > 1:  # a number that is added is no value
         return _only(node, node.inputs[1])
     return None
 

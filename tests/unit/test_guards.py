@@ -53,6 +53,14 @@ def test_what_is_not_or_can_not_be_read(guard: str, range_: str) -> None:
     assert not always_hold(message(guard, range_))
 
 
+def test_a_dim_without_a_range_is_printed_without_one() -> None:
+    said = message("min(8 + 8*S, 16 + 16*S) == (8 + 8*S)", "").replace(
+        "range  satisfy", "range satisfy"
+    )
+    assert always_hold(said)
+    assert not always_hold(message("S >= 8", "").replace("range  satisfy", "range satisfy"))
+
+
 def test_a_range_narrows_what_must_hold() -> None:
     assert always_hold(message("S >= 8", "8 <= seq <= 512"))
     assert not always_hold(message("S >= 8", "2 <= seq <= 512"))
