@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.corpus.rows import GIVEN, HELD_OUT, rows
+from tests.corpus.tables import cell, table
 from tests.corpus.trial import Record
 
 _HEAD = """\
@@ -26,8 +27,8 @@ _TITLES = {
 }
 
 
-def write_page(results: dict[str, Any], path: Path) -> None:
-    """Writes the page of all stored records."""
+def write_page(results: dict[str, Any], path: Path, more: Sequence[str] = ()) -> None:
+    """Writes the page of all stored records, with `more` sections at its end."""
     records: list[Record] = results["records"]
     sections = [_HEAD, _provenance(results, records)]
     beyond = {*rows(HELD_OUT)}
@@ -35,6 +36,7 @@ def write_page(results: dict[str, Any], path: Path) -> None:
         of_list = [record for record in records if (record["model"] in beyond) == (name != GIVEN)]
         if of_list:
             sections += [f"## {title}\n", *_list(of_list)]
+    sections += more
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(section for section in sections if section))
 
@@ -59,7 +61,7 @@ def _summary(tried: Sequence[Record]) -> str:
         rows.append(_counts(kind, [record for record in tried if record["attention"] == kind]))
     rows.append(_counts("both", tried))
     head = ("attention", "tried", "exported", "ran", "right", "every site fused, and right")
-    return f"### Summary\n\n{_table(head, rows)}"
+    return f"### Summary\n\n{table(head, rows)}"
 
 
 def _counts(kind: str, records: Sequence[Record]) -> tuple[object, ...]:
@@ -82,18 +84,18 @@ def _declined(tried: Sequence[Record]) -> str:
     if not sites:
         return text
     rows = [(f"`{code}`", count, models[code]) for code, count in sites.most_common()]
-    return f"{text}\n{_table(('code', 'sites', 'rows of the table below'), rows)}"
+    return f"{text}\n{table(('code', 'sites', 'rows of the table below'), rows)}"
 
 
 def _failures(tried: Sequence[Record]) -> str:
     rows = [
-        (f"{record['model']} {record['attention']}", record["stage"], _cell(record["error"]))
+        (f"{record['model']} {record['attention']}", record["stage"], cell(record["error"]))
         for record in tried
         if record["outcome"] in ("failed", "wrong")
     ]
     if not rows:
         return ""
-    return f"### Not right\n\n{_table(('model', 'stage', 'error'), rows)}"
+    return f"### Not right\n\n{table(('model', 'stage', 'error'), rows)}"
 
 
 def _silent(tried: Sequence[Record]) -> str:
@@ -109,7 +111,7 @@ def _silent(tried: Sequence[Record]) -> str:
         "mixture, or a reading is missing. The summary doesn't count them.\n"
     )
     head = ("model", "softmaxes", "line")
-    return f"### Softmaxes that no remark is about\n\n{text}\n{_table(head, rows)}"
+    return f"### Softmaxes that no remark is about\n\n{text}\n{table(head, rows)}"
 
 
 def _slow(tried: Sequence[Record]) -> str:
@@ -139,7 +141,7 @@ def _slow(tried: Sequence[Record]) -> str:
         )
         for ratio, record, times in over
     ]
-    return f"{text}\n{_table(('model', 'capture s', 'passes s', 'ratio'), rows)}"
+    return f"{text}\n{table(('model', 'capture s', 'passes s', 'ratio'), rows)}"
 
 
 def _rows(records: Sequence[Record]) -> str:
@@ -154,7 +156,7 @@ def _rows(records: Sequence[Record]) -> str:
         if record["outcome"] == "absent" and record["attention"] == "sdpa"
     )
     note = f"\nWithout sdpa in transformers: {', '.join(missing)}.\n" if missing else ""
-    return f"### Every model\n\n{_table(head, rows)}{note}"
+    return f"### Every model\n\n{table(head, rows)}{note}"
 
 
 def _row(record: Record) -> tuple[object, ...]:
@@ -175,12 +177,3 @@ def _row(record: Record) -> tuple[object, ...]:
         f"{nodes['before']} → {nodes['after']}" if nodes else "",
         *(spent.get(stage, "") for stage in ("capture", "passes", "lower", "parity")),
     )
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -10,36 +10,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import platform
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from importlib.metadata import PackageNotFoundError, version
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from tests.corpus.isolation import isolated, preload
+from tests.corpus.packages.page import packages
 from tests.corpus.page import write_page
+from tests.corpus.results import PAGE, ROOT, commit, environment, write_results
 from tests.corpus.rows import LISTS, rows
 from tests.corpus.trial import Record, attempt
 
-ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "corpus.json"
-PAGE = ROOT / "docs" / "coverage.md"
 ATTENTION = ("eager", "sdpa")
 PACKAGES = ("torch", "transformers", "onnxruntime", "onnxruntime-gpu", "onnx", "onnx-ir")
 # What a trial imports as it runs, beside what tests.corpus.trial imports.
 PRELOADED = ("transformers", "onnxruntime", "networkx", "torch.export._trace")
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-
 
 def sweep(trials: Iterable[tuple[str, str]], *, jobs: int, timeout: float) -> Iterator[Record]:
     """A record per (model, attention), in the order in which they finish."""
-    # Imported once, by the server that the trials' processes are forked from.
-    _PROCESSES.set_forkserver_preload([*PRELOADED, "tests.corpus.trial"])
+    preload(*PRELOADED, "tests.corpus.trial")
     with ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(_isolated, *trial, timeout) for trial in trials]
         for finished in as_completed(running):
@@ -47,27 +39,8 @@ def sweep(trials: Iterable[tuple[str, str]], *, jobs: int, timeout: float) -> It
 
 
 def _isolated(model: str, attention: str, timeout: float) -> Record:
-    receiver, sender = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_send, args=(sender, model, attention))
     record = {"model": model, "attention": attention, "outcome": "failed", "stage": "process"}
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(timeout):
-            process.kill()
-            return {**record, "error": f"it took over {timeout:g} seconds"}
-        found: Record = receiver.recv()
-        return found
-    except EOFError:
-        process.join()
-        return {**record, "error": f"its process ended with code {process.exitcode}"}
-    finally:
-        process.join()
-        receiver.close()
-
-
-def _send(sender: Connection, model: str, attention: str) -> None:
-    sender.send(attempt(model, attention))
+    return isolated(attempt, (model, attention), record, timeout)
 
 
 def corpus() -> list[str]:
@@ -92,43 +65,11 @@ def store(record: Record) -> None:
         if _key(old) != _key(record) and old["model"] in order
     ]
     records = sorted([*kept, record], key=lambda row: (order[row["model"]], row["attention"]))
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    partial = RESULTS.with_suffix(".partial")
-    partial.write_text(_text({"environment": _environment(), "records": records}))
-    partial.replace(RESULTS)
-
-
-def _text(results: dict[str, Any]) -> str:
-    """JSON with a record to a line: small, and a diff shows which rows changed."""
-    lines = [
-        json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-        for record in results["records"]
-    ]
-    head = json.dumps(results["environment"])
-    return f'{{"environment": {head},\n"records": [\n' + ",\n".join(lines) + "\n]}\n"
+    write_results(RESULTS, environment(PACKAGES), records)
 
 
 def _key(record: Record) -> tuple[str, str]:
     return record["model"], record["attention"]
-
-
-def _environment() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def commit() -> str:
-    """The commit of the tree, with a + where files of the compiler differ from it."""
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    compiler = ("attngraph", "passes", "export")
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *compiler])
-    return head.stdout.strip() + ("+" if changed.returncode else "")
 
 
 def _line(record: Record) -> str:
@@ -160,7 +101,7 @@ def main() -> None:
             store({**record, "commit": tree})
             print(_line(record), flush=True)
         print(f"{len(trials)} in {time.perf_counter() - begin:.0f} s")
-    write_page(read_results(), PAGE)
+    write_page(read_results(), PAGE, packages())
     if wrong := defects(read_results()["records"], chosen):
         raise SystemExit("\n".join(wrong))
 

@@ -1,39 +1,78 @@
-"""`python -m tests.corpus.packages [WORD ...]`: the rows whose names have a word, or all."""
+"""Compiles the rows of the packages' corpus and writes what came of it.
 
-import json
-import sys
-import warnings
+`python -m tests.corpus.packages [WORD ...]` runs the rows whose names have one of these words, or
+all. Each is tried with attngraph, and with torch.onnx.export if that has no record of it yet or
+`--exporter` is given, in processes of their own. Records are written to bench/results/packages.json
+as they come, and docs/coverage.md is made of that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-
+from tests.corpus import sweep
+from tests.corpus.isolation import isolated, preload
 from tests.corpus.packages import kit
+from tests.corpus.packages.page import RESULTS, packages, read_results
+from tests.corpus.packages.trial import attempt, exported
+from tests.corpus.page import write_page
+from tests.corpus.results import PAGE, commit, environment, write_results
 
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
+Record = dict[str, Any]
 
 
-def main(words: list[str]) -> None:
-    _stand_in()
-    from tests.corpus.packages.trial import attempt
-
-    for row in kit.rows():
-        label = f"{row.package} {row.name}"
-        if words and not any(word in label for word in words):
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("words", nargs="*", help="parts of the names of rows; all if none is given")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds per model")
+    parser.add_argument("--exporter", action="store_true", help="try torch.onnx.export anew")
+    parser.add_argument("--page", action="store_true", help="only write the page anew")
+    options = parser.parse_args()
+    preload("torch.export._trace", "onnxruntime", "networkx", "tests.corpus.packages.trial")
+    tree = commit()
+    for row in [] if options.page else kit.rows():
+        if options.words and not any(word in row.label for word in options.words):
             continue
-        print(json.dumps(attempt(row)), flush=True)
+        record = {"package": row.package, "version": _version(row.package), "model": row.name}
+        lost = {"outcome": "crashed"}
+        record |= isolated(attempt, (row.label,), lost, options.timeout)
+        known = _exporter(row.label)
+        if options.exporter or not known:
+            lost = {"outcome": "refused"}
+            known = isolated(exported, (row.label,), lost, options.timeout)
+        store({**record, "commit": tree, "exporter": known})
+        said = record.get("error", "")
+        print(row.label, record["outcome"], known.get("outcome", ""), said, sep=" | ", flush=True)
+    write_page(sweep.read_results(), PAGE, packages())
 
 
-def _stand_in() -> None:
-    """torchvision's compiled operators don't load beside a torch of another build: without them."""
-    register: Any = torch.library.register_fake
-
-    def registered(name: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(name).startswith("torchvision::"):
-            return lambda function: function
-        return register(name, *args, **kwargs)
-
-    torch.library.register_fake = registered
+def store(record: Record) -> None:
+    """Writes a record in place of an earlier one of that row; those of rows that are gone go."""
+    order = {row.label: place for place, row in enumerate(kit.rows())}
+    own = _label(record)
+    kept = [old for old in read_results()["records"] if _label(old) != own and _label(old) in order]
+    records = sorted([*kept, record], key=lambda each: order[_label(each)])
+    write_results(RESULTS, environment(sweep.PACKAGES), records)
 
 
-main(sys.argv[1:])
+def _exporter(label: str) -> Record:
+    stored = (old for old in read_results()["records"] if _label(old) == label)
+    found: Record = next(stored, {}).get("exporter", {})
+    return found
+
+
+def _label(record: Record) -> str:
+    return f"{record['package']} {record['model']}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version({"segment-anything": "segment_anything"}.get(package, package))
+    except PackageNotFoundError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

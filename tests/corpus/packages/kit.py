@@ -31,9 +31,30 @@ class Row:
     others: tuple[int, ...] = (17, 8)
     batches: tuple[int, ...] = (3, 1)
 
+    @property
+    def label(self) -> str:
+        """What the corpus calls it."""
+        return f"{self.package} {self.name}"
+
 
 ROWS: list[Row] = []
-FILES = ("audio", "diffusion", "sequences", "text", "vision")
+FILES = (
+    "audio",
+    "diffusion",
+    "sequences",
+    "text",
+    "vision",
+    "vision_dense",
+    "vision_timm",
+    "vision_vit",
+)
+CLASSES = 5
+"""Of a classifier."""
+
+
+def images(size: int) -> Inputs:
+    """A batch of square images."""
+    return lambda b, n: (torch.randn(b, 3, size, size),)
 
 
 def row(name: str, **given: Any) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
@@ -54,6 +75,11 @@ def rows() -> list[Row]:
     return ROWS
 
 
+def find(label: str) -> Row:
+    """The row that is named so."""
+    return next(row for row in rows() if row.label == label)
+
+
 @dataclass(frozen=True)
 class Built:
     """A row's model in eval mode with its sample, torch.export's dims, and unseen inputs."""
@@ -71,8 +97,8 @@ def build(row: Row) -> Built:
     module, inputs = row.make()
     module.eval()
 
-    def made(batch: int, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        torch.manual_seed(100 * batch + length)
+    def made(batch: int, length: int, draw: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        torch.manual_seed(10000 * draw + 100 * batch + length)
         found = inputs(batch, length)
         return ((), found) if isinstance(found, dict) else (tuple(found), {})
 
@@ -82,8 +108,9 @@ def build(row: Row) -> Built:
     dims = _Dims()
     shapes = pytree.tree_map(dims.of, (args, kwargs), wider, longer)
     dynamic = (shapes[0] if args else shapes[1]) if dims.found else None
-    unseen = [made(b, n) for b, n in zip(row.batches, row.others, strict=False)]
-    unseen.append(made(batch, row.length + 0))
+    lengths = row.others or (row.length,) * len(row.batches)
+    unseen = [made(b, n) for b, n in zip(row.batches, lengths, strict=False)]
+    unseen.append(made(batch, row.length, draw=1))
     torch.manual_seed(7)
     return Built(module, args, kwargs, dynamic, unseen)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-import tempfile
+import sys
 import time
 import traceback
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +17,120 @@ from torch.utils import _pytree as pytree
 
 from attngraph import optimize
 from attngraph.errors import AttngraphError
-from tests.corpus.packages.kit import Built, Row, build
+from tests.corpus.packages.kit import Built, build, find
 
 Record = dict[str, Any]
+"""Keys: outcome, error, unseen, notes, fused, declined, seconds.
+
+`outcome` is "right", "fixed" (right at the sample's sizes, and an error at others), "wrong" (at
+inputs that it takes), "refused" (an error of the compiler that names a cause), "crashed" (any other
+exception), or "absent" (the row's own code fails). `unseen` is the largest distance from eager.
+"""
+
 _TOLERANCE = 2e-4
 """Of the output's scale, in float32: models here are small, and their own rounding is 1e-6."""
 
 
-def attempt(row: Row) -> Record:
-    record: Record = {"package": row.package, "model": row.name, "outcome": "right"}
+def attempt(label: str) -> Record:
+    """The record of a row ("package model"). Raises nothing that the model is to blame for."""
     begin = time.perf_counter()
     try:
-        built = build(row)
-        with torch.no_grad():
-            built.module(*built.args, **built.kwargs)
+        built = _made(label)
     except Exception as error:
-        return {**record, "outcome": "absent", "error": _sentence(error)}
+        return {"outcome": "absent", "error": _sentence(error)}
     try:
         optimized = optimize(
             built.module, built.args, kwargs=dict(built.kwargs), dynamic_shapes=built.dynamic_shapes
         )
+        record = _tried(built, optimized, AttngraphError)
     except AttngraphError as error:
-        record |= {"outcome": "refused", "error": _sentence(error)}
+        record = {"outcome": "refused", "error": _sentence(error)}
     except Exception as error:
         trace = traceback.extract_tb(error.__traceback__)[-1]
         at = f"{Path(trace.filename).name}:{trace.lineno}"
-        record |= {"outcome": "crashed", "error": f"{_sentence(error)} ({at})"}
+        record = {"outcome": "crashed", "error": f"{_sentence(error)} ({at})"}
     else:
         sites = optimized.report.sites
+        declined = [site.code for site in sites if site.status == "declined"]
         record["fused"] = sum(site.status == "fused" for site in sites)
-        declined = [site for site in sites if site.status == "declined"]
-        record["declined"] = dict(Counter(site.code for site in declined))
-        off = [_distance(built, optimized, *unseen) for unseen in built.unseen]
-        record["unseen"] = off
-        bad = [each for each in off if isinstance(each, str) or each > _TOLERANCE]
-        if bad:
-            told = all(isinstance(each, str) for each in bad)
-            record["outcome"] = "fixed" if told else "wrong"
-            record["notes"] = [note for note in optimized.report.notes if "stays" in note][:1]
-    if record["outcome"] == "refused":
-        record["exported"] = exported(built)
-    record["seconds"] = round(time.perf_counter() - begin, 1)
+        record["declined"] = dict(Counter(declined))
+        if record["outcome"] == "fixed":
+            notes = [note for note in optimized.report.notes if " stays " in note]
+            record["notes"] = [_plain(note) for note in notes]
+    return {**record, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def exported(label: str) -> Record:
+    """The same of torch.onnx.export and onnxruntime; nothing where the row's own code fails."""
+    begin = time.perf_counter()
+    try:
+        built = _made(label)
+    except Exception:
+        return {}
+    try:
+        program = torch.onnx.export(
+            built.module,
+            built.args,
+            kwargs=dict(built.kwargs),
+            dynamo=True,
+            dynamic_shapes=built.dynamic_shapes,
+            verbose=False,
+        )
+        assert program is not None
+        program(*built.args, **built.kwargs)
+        record = _tried(built, program, Exception)
+    except Exception as error:
+        record = {"outcome": "refused", "error": _sentence(error)}
+    return {**record, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def _made(label: str) -> Built:
+    """The row's model, called once before it is compiled, as a user's has been."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    _stand_in()
+    built = build(find(label))
+    with torch.no_grad():
+        built.module(*built.args, **built.kwargs)
+    return built
+
+
+def _stand_in() -> None:
+    """torchvision's compiled operators don't load beside a torch of another build: without them."""
+    register: Any = torch.library.register_fake
+
+    def registered(name: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(name).startswith("torchvision::"):
+            return lambda function: function
+        return register(name, *args, **kwargs)
+
+    setattr(torch.library, "register_fake", registered)  # noqa: B010
+
+
+def _tried(built: Built, compiled: Callable[..., Any], error: type[Exception]) -> Record:
+    """What comes of it on the unseen inputs; `error` is what it may say of those it can't take."""
+    gaps, said = [0.0], []
+    for args, kwargs in built.unseen:
+        try:
+            expected = _eager(built.module, args, kwargs)
+        except Exception:
+            continue  # the model's own limit
+        try:
+            found = compiled(*args, **kwargs)
+        except error as refusal:
+            said.append(_sentence(refusal))
+        else:
+            gaps.append(_distance(built, found, expected, args, kwargs))
+    record: Record = {"outcome": "right", "unseen": float(f"{max(gaps):.1e}")}
+    if said:
+        record |= {"outcome": "fixed", "error": said[0]}
+    if max(gaps) > _TOLERANCE:
+        record["outcome"] = "wrong"
     return record
 
 
-def _distance(built: Built, optimized: Any, args: Any, kwargs: Any) -> float | str:
-    """Of the file's outputs from eager's, over the largest; or what was said instead."""
-    try:
-        expected = _eager(built.module, args, kwargs)
-    except Exception:
-        return 0.0
-    try:
-        found = optimized(*args, **kwargs)
-    except AttngraphError as error:
-        return _sentence(error)
+def _distance(built: Built, found: Any, expected: Any, args: Any, kwargs: Any) -> float:
+    """Of the file's outputs from eager's, over the largest."""
     gap = _gap(found, expected)
     if _TOLERANCE < gap < 1:  # of an ill-conditioned model eager itself is as far from the truth
         try:
@@ -102,51 +164,29 @@ def _doubled(args: Any, kwargs: Any) -> Any:
 def _gap(found: Any, expected: Any) -> float:
     """The largest distance of two outputs, over the largest number of the second."""
     worst = 0.0
-    for ours, own in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
-        if isinstance(own, torch.Tensor) and own.is_floating_point() and own.numel():
-            if not torch.equal(ours.isnan(), own.isnan()) or ours.shape != own.shape:
+    tensors = [
+        [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        for outputs in (found, expected)
+    ]
+    for ours, own in zip(*tensors, strict=True):
+        if ours.shape != own.shape:
+            return float("inf")
+        if not own.is_floating_point():
+            worst = max(worst, float(not torch.equal(ours, own)))
+        elif own.numel():
+            if not torch.equal(ours.isnan(), own.isnan()):
                 return float("inf")
             largest = own.nan_to_num().abs().max().clamp_min(1e-9)
             worst = max(worst, float((ours - own).nan_to_num().abs().max() / largest))
     return worst
 
 
-def exported(built: Built) -> str:
-    """What torch.onnx.export and onnxruntime make of it: "right", "wrong" or "refused"."""
-    import onnxruntime
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        try:
-            torch.onnx.export(
-                built.module,
-                built.args,
-                kwargs=dict(built.kwargs),
-                f=path,
-                dynamo=True,
-                dynamic_shapes=built.dynamic_shapes,
-                verbose=False,
-            )
-            session = onnxruntime.InferenceSession(path)
-        except Exception:
-            return "refused"
-        feeds = pytree.tree_leaves((built.args, dict(built.kwargs)))
-        tensors = [each for each in feeds if isinstance(each, torch.Tensor)]
-        with torch.no_grad():
-            own = pytree.tree_leaves(built.module(*built.args, **built.kwargs))
-        names = [each.name for each in session.get_inputs()]
-        try:
-            found = session.run(None, dict(zip(names, (t.numpy() for t in tensors), strict=False)))
-        except Exception:
-            return "refused"
-    outputs = [each for each in own if isinstance(each, torch.Tensor)]
-    for ours, eager in zip(found, outputs, strict=False):
-        if eager.is_floating_point():
-            gap = (torch.from_numpy(ours) - eager).nan_to_num().abs().max()
-            if float(gap) > _TOLERANCE * float(eager.nan_to_num().abs().max().clamp_min(1e-9)):
-                return "wrong"
-    return "right"
-
-
 def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    return _plain(f"{type(error).__name__}: {error}")[:500]
+
+
+def _plain(text: str) -> str:
+    """One line, with the paths from their package on: where it is installed says nothing."""
+    for folder in sorted(sys.path, key=len, reverse=True):
+        text = text.replace(f"{folder}/", "") if folder else text
+    return " ".join(text.split())
