@@ -1,9 +1,9 @@
 """Compiles the rows of the packages' corpus and writes what came of it.
 
 `python -m tests.corpus.packages [WORD ...]` runs the rows whose names have one of these words, or
-all. Each is tried with attngraph, and with torch.onnx.export if that has no record of it yet or
-`--exporter` is given, in processes of their own. Records are written to bench/results/packages.json
-as they come, and docs/coverage.md is made of that file.
+all, with attngraph and with torch.onnx.export, or with the `--side` that is named, in processes of
+their own. Records are written to bench/results/packages.json as they come, and docs/coverage.md is
+made of that file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from tests.corpus.page import write_page
 from tests.corpus.results import PAGE, commit, environment, write_results
 
 Record = dict[str, Any]
+KEPT = ("package", "version", "model")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("words", nargs="*", help="parts of the names of rows; all if none is given")
     parser.add_argument("--timeout", type=float, default=300, help="seconds per model")
-    parser.add_argument("--exporter", action="store_true", help="try torch.onnx.export anew")
+    parser.add_argument("--side", choices=("attngraph", "exporter"), help="both if not given")
     parser.add_argument("--page", action="store_true", help="only write the page anew")
     options = parser.parse_args()
     preload("torch.export._trace", "onnxruntime", "networkx", "tests.corpus.packages.trial")
@@ -36,15 +37,27 @@ def main() -> None:
         if options.words and not any(word in row.label for word in options.words):
             continue
         record = {"package": row.package, "version": _version(row.package), "model": row.name}
-        lost = {"outcome": "crashed"}
-        record |= isolated(attempt, (row.label,), lost, options.timeout)
-        known = _exporter(row.label)
-        if options.exporter or not known:
+        record = next(
+            (old for old in read_results()["records"] if _label(old) == row.label), record
+        )
+        if options.side != "exporter":
+            lost = {"outcome": "crashed"}
+            found = isolated(attempt, (row.label,), lost, options.timeout)
+            kept = {key: record[key] for key in KEPT if key in record}
+            record = {**kept, **found, "commit": tree, "exporter": record.get("exporter", {})}
+        if options.side != "attngraph":
             lost = {"outcome": "refused"}
-            known = isolated(exported, (row.label,), lost, options.timeout)
-        store({**record, "commit": tree, "exporter": known})
+            record["exporter"] = isolated(exported, (row.label,), lost, options.timeout)
+        store(record)
         said = record.get("error", "")
-        print(row.label, record["outcome"], known.get("outcome", ""), said, sep=" | ", flush=True)
+        print(
+            row.label,
+            record["outcome"],
+            record["exporter"].get("outcome"),
+            said,
+            sep=" | ",
+            flush=True,
+        )
     write_page(sweep.read_results(), PAGE, packages())
 
 
@@ -55,12 +68,6 @@ def store(record: Record) -> None:
     kept = [old for old in read_results()["records"] if _label(old) != own and _label(old) in order]
     records = sorted([*kept, record], key=lambda each: order[_label(each)])
     write_results(RESULTS, environment(sweep.PACKAGES), records)
-
-
-def _exporter(label: str) -> Record:
-    stored = (old for old in read_results()["records"] if _label(old) == label)
-    found: Record = next(stored, {}).get("exporter", {})
-    return found
 
 
 def _label(record: Record) -> str:

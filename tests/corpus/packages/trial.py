@@ -90,8 +90,9 @@ def _made(label: str) -> Built:
     torch.set_num_threads(1)
     _stand_in()
     built = build(find(label))
+    args, kwargs = pytree.tree_map(lambda leaf: leaf, (built.args, dict(built.kwargs)))
     with torch.no_grad():
-        built.module(*built.args, **built.kwargs)
+        built.module(*args, **kwargs)  # which may write into its containers
     return built
 
 
@@ -148,6 +149,7 @@ def _eager(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
+            args, kwargs = pytree.tree_map(lambda leaf: leaf, (args, dict(kwargs)))
             return module(*args, **kwargs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
