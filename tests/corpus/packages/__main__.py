@@ -21,7 +21,6 @@ from tests.corpus.page import write_page
 from tests.corpus.results import PAGE, commit, environment, write_results
 
 Record = dict[str, Any]
-KEPT = ("package", "version", "model")
 
 
 def main() -> None:
@@ -43,8 +42,7 @@ def main() -> None:
         if options.side != "exporter":
             lost = {"outcome": "crashed"}
             found = isolated(attempt, (row.label,), lost, options.timeout)
-            kept = {key: record[key] for key in KEPT if key in record}
-            record = {**kept, **found, "commit": tree, "exporter": record.get("exporter", {})}
+            record = {**named, **found, "commit": tree, "exporter": record.get("exporter", {})}
         if options.side != "attngraph":
             lost = {"outcome": "refused"}
             record["exporter"] = isolated(exported, (row.label,), lost, options.timeout)
