@@ -35,10 +35,9 @@ def main() -> None:
     for row in [] if options.page else kit.rows():
         if options.words and not any(word in row.label for word in options.words):
             continue
-        record = {"package": row.package, "version": _version(row.package), "model": row.name}
-        record = next(
-            (old for old in read_results()["records"] if _label(old) == row.label), record
-        )
+        named = {"package": row.package, "version": _version(row.package), "model": row.name}
+        stored = (old for old in read_results()["records"] if _label(old) == row.label)
+        record = {**next(stored, {}), **named}
         if options.side != "exporter":
             lost = {"outcome": "crashed"}
             found = isolated(attempt, (row.label,), lost, options.timeout)
@@ -47,15 +46,8 @@ def main() -> None:
             lost = {"outcome": "refused"}
             record["exporter"] = isolated(exported, (row.label,), lost, options.timeout)
         store(record)
-        said = record.get("error", "")
-        print(
-            row.label,
-            record["outcome"],
-            record["exporter"].get("outcome"),
-            said,
-            sep=" | ",
-            flush=True,
-        )
+        said = (record["exporter"].get("outcome", ""), record.get("error", ""))
+        print(row.label, record["outcome"], *said, sep=" | ", flush=True)
     write_page(sweep.read_results(), PAGE, packages())
 
 
