@@ -50,7 +50,7 @@ def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | Non
     found = package = None
     for frame, line in frames:
         file = frame.f_code.co_filename
-        if _is_plumbing(file):
+        if is_plumbing(file):
             continue
         name = str(frame.f_globals.get("__name__", "")).split(".")[0]
         if isinstance(frame.f_locals.get("self"), torch.nn.Module):
@@ -67,7 +67,8 @@ def quote(file: str, line: int) -> str:
     return f"{place} ({text})" if text else place
 
 
-def _is_plumbing(file: str) -> bool:
+def is_plumbing(file: str) -> bool:
+    """Whether the file is torch's, Python's own, or ours."""
     if file.startswith(("<", _TORCH, _OURS)):
         return True
     return file.startswith(_STANDARD_LIBRARY) and not _PACKAGES.match(file)
@@ -127,7 +128,7 @@ def _own_frame(frames: list[tuple[str, int]], modules: Modules) -> tuple[str, in
         for frame in reversed(frames):
             if _defines(frame[0], cls):
                 return frame
-    users = [frame for frame in frames if not _is_plumbing(frame[0])]
+    users = [frame for frame in frames if not is_plumbing(frame[0])]
     torch_nn = [frame for frame in frames if frame[0].startswith(_TORCH_NN)]
     return next(reversed([*torch_nn, *users]), None)
 

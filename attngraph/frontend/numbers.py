@@ -12,14 +12,17 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch.fx.experimental.sym_node import SymNode
+
+from attngraph.frontend.library_calls import calls_of_any_size, library_call
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
@@ -33,9 +36,23 @@ Namespace = dict[str, Any]
 """The global names of a module of code."""
 
 
+@dataclass
+class Numbers:
+    """Where sizes became numbers: modules of code, and functions by which libraries are entered."""
+
+    spaces: list[Namespace] = field(default_factory=list)
+    entries: list[CodeType] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.spaces) + len(self.entries)
+
+    def copy(self) -> Numbers:
+        return Numbers(list(self.spaces), list(self.entries))
+
+
 @contextmanager
-def recorded_numbers(found: list[Namespace]) -> Iterator[None]:
-    """Adds the names of each module of code in which a size becomes a number, once."""
+def recorded_numbers(found: Numbers) -> Iterator[None]:
+    """Adds each place at which a size becomes a number, once."""
 
     def recording(take: Callable[..., Any]) -> Callable[..., Any]:
         def taken(node: Any, *args: Any) -> Any:
@@ -51,7 +68,7 @@ def recorded_numbers(found: list[Namespace]) -> Iterator[None]:
         yield
 
 
-def add_raising(found: list[Namespace], trace: TracebackType | None) -> None:
+def add_raising(found: Numbers, trace: TracebackType | None) -> None:
     """The same of the code that raised an error of its own, as it may for a size that is no int."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -60,10 +77,14 @@ def add_raising(found: list[Namespace], trace: TracebackType | None) -> None:
 
 
 @contextmanager
-def sizes_as_numbers(spaces: Sequence[Namespace]) -> Iterator[None]:
+def sizes_as_numbers(known: Numbers) -> Iterator[None]:
     """In code with these global names, int, float and len of a size, and math.sqrt, are sizes."""
+    if not known:
+        yield
+        return
     with ExitStack() as stack:
-        for names in spaces:
+        stack.enter_context(calls_of_any_size(known.entries))
+        for names in known.spaces:
             own: Namespace = {"int": _Int, "float": _Float, "len": _length}
             own = {name: made for name, made in own.items() if name not in names}
             own |= {
@@ -152,11 +173,15 @@ _STAND_INS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
 ]
 
 
-def _add(found: list[Namespace], frame: FrameType | None) -> None:
+def _add(found: Numbers, frame: FrameType | None) -> None:
+    if entry := library_call(frame):
+        if entry not in found.entries:
+            found.entries.append(entry)
+        return
     while frame is not None and _is_library(frame):
         frame = frame.f_back
-    if frame is not None and not any(names is frame.f_globals for names in found):
-        found.append(frame.f_globals)
+    if frame is not None and not any(names is frame.f_globals for names in found.spaces):
+        found.spaces.append(frame.f_globals)
 
 
 def _is_library(frame: FrameType) -> bool:

@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -35,7 +35,7 @@ from attngraph.frontend.guards import always_hold, excluded_largest
 from attngraph.frontend.locations import user_frame
 from attngraph.frontend.memoised import forgetting, looks_up_a_size
 from attngraph.frontend.numbers import (
-    Namespace,
+    Numbers,
     add_raising,
     recorded_numbers,
     sizes_as_numbers,
@@ -101,7 +101,8 @@ class Traced:
     """A program and the dims that were asked for.
 
     `requests` have the ranges of the trace, `asked` those that the caller gave. `questions` are
-    what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes.
+    what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes, which
+    are `constant`.
     `branches` are the places where the code chooses by a tensor's values, with the side followed.
     """
 
@@ -111,6 +112,7 @@ class Traced:
     questions: tuple[Question, ...] = ()
     notes: tuple[str, ...] = ()
     branches: Mapping[Place, bool] = field(default_factory=dict)
+    constant: tuple[Request, ...] = ()
 
 
 def trace(
@@ -128,18 +130,21 @@ def trace(
     Where the code makes numbers of sizes, it is traced again with those that may stay sizes.
     Raises CaptureError with torch's reason and the user's line.
     """
-    spaces: list[Namespace] = []
+    numbers = Numbers()
+    constant: tuple[Request, ...] = ()
     best: Traced | CaptureError | None = None
     for _ in range(_AGAIN):
-        known = tuple(spaces)
+        known = len(numbers), constant
         try:
             found: Traced | CaptureError = _trace(
-                module, args, kwargs, combined, dynamic_shapes, sides, spaces
+                module, args, kwargs, combined, dynamic_shapes, sides, numbers, constant
             )
         except CaptureError as error:
             found = error
         best = found if best is None else _better(best, found)
-        if len(spaces) == len(known):
+        if isinstance(found, Traced):
+            constant = constant or found.constant
+        if (len(numbers), constant) == known:
             break
     if isinstance(best, Traced):
         return best
@@ -170,17 +175,18 @@ def _trace(
     combined: Mapping[str, Any],
     dynamic_shapes: Any,
     sides: Mapping[Place, bool] | None,
-    spaces: list[Namespace],
+    numbers: Numbers,
+    constant: Sequence[Request],
 ) -> Traced:
-    """One trace, in which sizes stay sizes in code with the names of `spaces`.
+    """One trace, in which sizes stay sizes at the places of `numbers`.
 
-    Adds the names of other code that made numbers of them.
+    Adds other places that made numbers of them. `constant` are dims of an earlier trace that fixed
+    them, for which tables of earlier calls may be to blame.
     """
     asked = requested_dims(combined, dynamic_shapes)
-    known = tuple(spaces)
+    known = numbers.copy()
     deferred = False
     bytecode: Exception | None = None  # what had it read from bytecode; that names a line
-    constant: list[Request] = []
     remedies = dict(_REMEDIES)
     taken: list[Callable[[], AbstractContextManager[None]]] = []
     follows = bool(sides)
@@ -199,9 +205,8 @@ def _trace(
                 _forget(module, args, kwargs, constant)
                 stack.enter_context(_watch_specialisations(fixed))
                 stack.enter_context(recorded_questions(questions))
-                stack.enter_context(recorded_numbers(spaces))
-                if known:
-                    stack.enter_context(sizes_as_numbers(known))
+                stack.enter_context(recorded_numbers(numbers))
+                stack.enter_context(sizes_as_numbers(known))
                 if follows and sides is not None:
                     stack.enter_context(followed_branches(sides, branches))
                 program = torch.export.export(
@@ -232,13 +237,14 @@ def _trace(
                 follows, bytecode = True, None
                 continue
             if narrowed is None:
-                add_raising(spaces, deepest(error).__traceback__)
+                add_raising(numbers, deepest(error).__traceback__)
                 told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
                 raise explained(told, module, requests, fixed) from told
             dynamic_shapes = narrowed
         else:
-            notes = _fixed_notes(program, requests, fixed)
-            return Traced(program, requests, asked, tuple(questions), notes, branches)
+            made = _made_constant(program, requests, fixed)
+            notes = tuple(_fixed_note(request, fixed) for request in made)
+            return Traced(program, requests, asked, tuple(questions), notes, branches, made)
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
     )
@@ -279,7 +285,7 @@ def _forget(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    constant: list[Request],
+    constant: Sequence[Request],
 ) -> None:
     """Runs the model with sizes below the dims' ranges.
 
@@ -378,25 +384,29 @@ def _narrow(message: str, dynamic_shapes: Any) -> Any:
     )
 
 
-def _fixed_notes(
+def _made_constant(
     program: ExportedProgram,
     requests: tuple[Request, ...],
     fixed: Mapping[str, tuple[str, int] | None],
-) -> tuple[str, ...]:
-    """A sentence for each axis of Dim.AUTO, "where the model allows", that became a constant.
+) -> tuple[Request, ...]:
+    """The axes of Dim.AUTO, "where the model allows", that became constants.
 
     Raises CaptureError where a dim that was asked for by name became one.
     """
     placeholders = user_placeholders(program)
-    notes = []
+    found = []
     for request in requests:
         size = placeholders[request.leaf].meta["val"].shape[request.axis]
         if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
             continue
         if request.name is not None:
             raise specialised(request, fixed)
-        notes.append(
-            f"{sentence(request)} stays {request.size}: the model makes a constant of it"
-            f"{where(request, fixed)}. For other sizes: {rewrite(request, fixed)}."
-        )
-    return tuple(notes)
+        found.append(request)
+    return tuple(found)
+
+
+def _fixed_note(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> str:
+    return (
+        f"{sentence(request)} stays {request.size}: the model makes a constant of it"
+        f"{where(request, fixed)}. For other sizes: {rewrite(request, fixed)}."
+    )

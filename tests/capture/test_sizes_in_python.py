@@ -15,6 +15,7 @@ from torch.export import Dim
 import attngraph
 from attngraph.errors import CaptureError
 from attngraph.frontend.capture import capture
+from attngraph.ir import interpret
 
 X = torch.randn(3, 16, 8)
 DIMS = ({0: Dim("batch"), 1: Dim("seq")},)
@@ -149,3 +150,27 @@ def test_the_advice_holds() -> None:
     other = torch.randn(3, 12, 8)
     captured = capture(Calls(compared), (other,), dynamic_shapes=AUTO)
     assert not any("stays" in note for note in captured.notes)
+
+
+class Cached(nn.Module):
+    """Keeps its table of the last length, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length, self.table = None, torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != self.length:
+            self.length, self.table = x.shape[1], torch.arange(x.shape[1])[:, None]
+        return x + self.table
+
+
+@torch.no_grad()
+def test_a_table_of_an_earlier_call_fixes_no_size() -> None:
+    module = Cached()
+    module(X)
+    found = capture(module, (X,), dynamic_shapes=AUTO)
+    assert not found.notes
+    for length in (1, 16, 21):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(interpret(found.graph, [x]), (module(x),))
