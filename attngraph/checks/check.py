@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir
@@ -306,6 +306,8 @@ class Check:
         known: dict[str, bool] = {}
         found, limits = [], self.samples.limits
         for suspect in self.captured.suspects:
+            if suspect.assumed:
+                continue
             names = sorted(symbols_of(suspect.condition) & sample.keys())
             common = [1, *(sample[name] for name in names)]
             tried = [{name: 1} for name in names] + [dict.fromkeys(names, n) for n in common]
@@ -321,7 +323,36 @@ class Check:
                 if not known[label]:
                     found.append(suspect)
                     break
-        return found
+        return [*found, *self._not_one(graph, Ranges({}, tuple(s.condition for s in found)))]
+
+    def _not_one(self, graph: Graph, known: Ranges) -> list[Suspect]:
+        """The dims that the captured graph is wrong for where they are 1, beside what is known.
+
+        All of them are tried at once, and each by itself only if they fail. Where the model itself
+        fails, nothing is asked of the graph.
+        """
+        sample, *_ = self.samples.sizes()
+        limits = self.samples.limits
+        assumed = {
+            name: suspect
+            for suspect in self.captured.suspects
+            for name in symbols_of(suspect.condition) & sample.keys()
+            if suspect.assumed
+        }
+
+        def differs(names: Iterable[str]) -> bool:
+            sizes = {**sample, **dict.fromkeys(names, 1)}
+            if limits.broken(sizes) or known.broken(sizes):
+                return False
+            tensors = self.samples.at(sizes)
+            with contextlib.suppress(UsageError):
+                self.references(tensors)
+                return not self._is_traced(graph, tensors)
+            return False
+
+        if not assumed or not differs(assumed):
+            return []
+        return [suspect for name, suspect in assumed.items() if differs([name])]
 
     def agrees(self, graph: Graph) -> bool:
         """Whether a captured graph computes what the model does in every case."""

@@ -58,8 +58,10 @@ def _allowed(
     lists = []
     for name, size in sample.items():
         low, high = ranges.get(name, (1, None))
-        others = itertools.islice(_candidates(size, max(low, 1), high, larger), _TRIED)
-        lists.append([*others, size])
+        others = list(_candidates(size, max(low, 1), high, larger))
+        alone = [other for other in others if allowed({**sample, name: other})]
+        preferred = list(dict.fromkeys([*alone[:_TRIED], *others]))
+        lists.append([*preferred[:_TRIED], size])
     combined = itertools.islice(itertools.product(*lists), _TRIED**5)
     found = (dict(zip(sample, sizes, strict=True)) for sizes in combined)
     return min(

@@ -401,7 +401,8 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
     Raises CaptureError where that excludes a size of 1 that was asked for.
     """
     graph = captured.graph
-    required = check.required(graph) if verifies else captured.suspects
+    unverified = [suspect for suspect in captured.suspects if not suspect.assumed]
+    required = check.required(graph) if verifies else unverified
     for suspect in required:
         if suspect.asked:
             name = min(suspect.asked)

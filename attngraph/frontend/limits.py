@@ -19,7 +19,11 @@ from attngraph.ir.dims import DimInfo, symbol, symbols_of
 
 @dataclass(frozen=True)
 class Limits:
-    """The dims with their ranges, the conditions beside these, and what is to be told of them."""
+    """The dims with their ranges, the conditions beside these, and what is to be told of them.
+
+    A range that begins at 2, as all do in torch.export, begins at 1 here: 1 is checked, not assumed
+    away.
+    """
 
     dims: Mapping[str, DimInfo]
     conditions: tuple[Condition, ...]
@@ -33,12 +37,14 @@ class Suspect:
 
     It holds for sizes from 2 on, which is what torch.export takes any size to be, or says that two
     dims are unequal: what the trace says of other sizes is to be checked. `place` is where it was
-    asked, ` at model.py:12 (…)`; `asked` are the dims for which a size of 1 was asked for.
+    asked, ` at model.py:12 (…)`; `asked` are the dims for which a size of 1 was asked for. Of every
+    dim it is `assumed` that it isn't 1: torch drops what then decides nothing, `max(n - 1, 1)`.
     """
 
     condition: Condition
     place: str
     asked: frozenset[str]
+    assumed: bool = False
 
 
 def settled_limits(
@@ -88,13 +94,21 @@ def settled_limits(
             suspects.setdefault(shown(condition), condition)
     places = _Places(own)
     asked_one = frozenset(name for name, request in wanted.items() if request.low == 1)
+    assumed = [
+        Suspect(sympy.Ge(symbol(name), 2), "", asked_one & {name}, assumed=True)
+        for name, info in from_one.items()
+        if info.low == 1
+    ]
     _require_asked(wanted, dims, tuple(kept.values()), places)
     return Limits(
-        dims,
+        from_one,
         tuple(kept.values()),
-        tuple(
-            Suspect(condition, places.of(condition), asked_one & symbols_of(condition))
-            for condition in suspects.values()
+        (
+            *(
+                Suspect(condition, places.of(condition), asked_one & symbols_of(condition))
+                for condition in suspects.values()
+            ),
+            *assumed,
         ),
         (*_notes(wanted, dims, kept.values(), places),),
     )

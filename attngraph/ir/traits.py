@@ -243,6 +243,7 @@ MUTATING = _trait("mutating", "", lambda definition: definition.mutates)
 OPAQUE = _trait(
     "opaque",
     "_adaptive_avg_pool3d _cdist_forward _grouped_mm _local_scalar_dense _pdist_forward "
+    "adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d argsort argsort.stable "
     "as_strided avg_pool2d avg_pool3d bincount bucketize.Tensor conj cosine_similarity "
     "cross_entropy_loss diag diag_embed diagonal embedding_bag embedding_bag.padding_idx eye "

@@ -240,7 +240,7 @@ def _results(context: LoweringContext, node: Node) -> list[ir.Value]:
             results, reason = None, error
         if results is not None:
             return [results] if isinstance(results, ir.Value) else list(results)
-        parts = _parts(context, node)
+        parts = _parts(context, node, formula=False)
     if parts is None:
         raise reason or LoweringError("it has no ONNX lowering")
     for value, operand in zip(parts.inputs, filter(None, node.inputs), strict=True):
@@ -256,8 +256,8 @@ def _results(context: LoweringContext, node: Node) -> list[ir.Value]:
     return [context.value(value) for value in parts.outputs]
 
 
-def _parts(context: LoweringContext, node: Node) -> Graph | None:
-    return decompose(node, context.graph, lambda op: find_lowering(op) is not None)
+def _parts(context: LoweringContext, node: Node, *, formula: bool = True) -> Graph | None:
+    return decompose(node, context.graph, lambda op: find_lowering(op) is not None, formula=formula)
 
 
 def _outputs(graph: Graph, context: LoweringContext, names: Sequence[str]) -> list[ir.Value]:

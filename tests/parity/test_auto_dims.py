@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils._sympy.functions import Mod
 
 import attngraph
+from attngraph.checks.sizes import choose_sizes
 from attngraph.errors import AttngraphError, CaptureError
+from attngraph.ir.dims import symbol
+from attngraph.ir.ranges import Ranges
 
 AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
 
@@ -94,3 +101,44 @@ def test_conditions_on_quotients_are_of_whole_numbers() -> None:
     for size in (8, 20):
         with pytest.raises(AttngraphError, match="x_1"):
             optimized(torch.randn(3, size))
+
+
+# What torch simplifies for sizes from 2 on, and what is undefined where a divisor is 0.
+FROM_ONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "positions": lambda x: x + (torch.arange(x.shape[1]) / max(x.shape[1] - 1, 1))[:, None],
+    "least": lambda x: x * min(x.shape[1], 2),
+    "largest": lambda x: x * max(x.shape[1], 2),
+    "batch": lambda x: x.cumsum(1) / max(x.shape[0] - 1, 1),
+    "remainder": lambda x: x * (1 % x.shape[1] + 2),
+}
+
+
+class Whole(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", FROM_ONE)
+def test_what_holds_from_two_on_is_not_taken_for_granted_at_one(name: str) -> None:
+    module = Whole(FROM_ONE[name])
+    dims = ({0: Dim.AUTO, 1: Dim.AUTO},)
+    compiled = attngraph.optimize(module, (torch.randn(2, 5, 4),), dynamic_shapes=dims)
+    for sizes in [(1, 1), (1, 3), (3, 1), (2, 2), (4, 9)]:
+        x = torch.randn(*sizes, 4)
+        torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_sizes_for_which_a_condition_divides_by_zero_break_it() -> None:
+    n, m = symbol("n"), symbol("m")
+    ranges = Ranges({"n": (1, None), "m": (1, None)}, (sympy.Ne(Mod(n, m - 2), 0),))
+    assert ranges.broken({"n": 5, "m": 2}) == "n % ((-2) + m) ≠ 0"
+    assert not ranges.broken({"n": 5, "m": 4})
+
+
+def test_a_checked_size_is_looked_for_where_conditions_leave_few() -> None:
+    found = choose_sizes({"n": 64}, {"n": (1, None)}, lambda sizes: sizes["n"] % 32 == 0)
+    assert [sizes["n"] for sizes in found] == [32, 128]

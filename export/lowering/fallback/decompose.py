@@ -20,21 +20,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attngraph.errors import IRError
 from attngraph.export.lowering.fallback.formulas import FORMULAS
 from attngraph.ir import Graph, Node, Value
+from attngraph.ir.conditions import always, shown
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import call, flatten_call, op_def, op_name
 from attngraph.ir.storage import memory_of
 from attngraph.ir.types import TensorType
 
 
-def decompose(node: Node, graph: Graph, has_lowering: Callable[[str], bool]) -> Graph | None:
+def decompose(
+    node: Node, graph: Graph, has_lowering: Callable[[str], bool], *, formula: bool = True
+) -> Graph | None:
     """The op as a graph over its own operands, in their order; None where torch can't divide it.
 
-    Ops that `has_lowering` accepts are not divided further.
+    Ops that `has_lowering` accepts are not divided further. A `formula` of the op's own goes first.
     """
     if any(value is not None and not isinstance(value.type, TensorType) for value in node.inputs):
         return None
     try:
-        parts = _Decomposer(graph, has_lowering).run(node)
+        parts = _Decomposer(graph, has_lowering).run(node, formula and node.op in FORMULAS)
     except (IRError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return None
     return None if any(_is_again(part, node) for part in parts) else parts
@@ -54,12 +57,13 @@ class _Decomposer(TypeInference):
         self.has_lowering = has_lowering
         self.parts = Graph("parts")
         self.parts.dims = dict(graph.dims)
+        self._conditions = {*graph.conditions}
         self.values: dict[int, Value] = {}
         self.kept: list[torch.Tensor] = []
 
-    def run(self, node: Node) -> Graph:
+    def run(self, node: Node, by_formula: bool) -> Graph:
         definition = op_def(node.op)
-        if node.op in FORMULAS:
+        if by_formula:
             definition = replace(definition, function=FORMULAS[node.op])
         with enable_python_dispatcher(), self._mode, torch.no_grad():
             fakes = [None if v is None else self._fake(v.type).clone() for v in node.inputs]
@@ -71,8 +75,23 @@ class _Decomposer(TypeInference):
                 results = call(definition, fakes, attrs)
         if results == (NotImplemented,):
             raise NotImplementedError
+        self._require_any_size(node)
         self.parts.set_outputs([self.values[id(result)] for result in results])
         return self.parts
+
+    def _require_any_size(self, node: Node) -> None:
+        """Raises NotImplementedError where torch divides the op differently at other sizes.
+
+        Its decompositions ask for sizes, such as whether bins are of one length, and go on with
+        what the sample's say.
+        """
+        infos = {name: replace(info, low=min(info.low, 1)) for name, info in self._dims.items()}
+        for guard in self._env.guards:
+            condition = guard.expr.xreplace(self._names)
+            if condition not in self._conditions and always(condition, infos) is not True:
+                raise NotImplementedError(
+                    f"torch computes {node.op} in this way only where {shown(condition)}"
+                )
 
     def recording(self) -> Any:
         """A context in which every call that reaches the dispatcher is recorded."""

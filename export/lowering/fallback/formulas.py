@@ -300,6 +300,11 @@ def _diagonal_scatter(
 @formula("aten.max_unpool2d", "aten.max_unpool3d")
 def _max_unpool(x: Tensor, places: Tensor, output_size: Sequence[Any], *_: Any) -> Tensor:
     axes = len(output_size)
+    if axes == 1 and isinstance(x.shape[-1], torch.SymInt):
+        inside, _ = _inside(x.shape[-1], _known(output_size[0]))
+        lowest = torch.full((), -math.inf, dtype=x.dtype)
+        largest, where = torch.where(inside, x.unsqueeze(-2), lowest).max(-1)
+        return largest, where
     rest = x.shape[: x.ndim - axes]
     empty = x.new_zeros([*rest, math.prod(output_size)])
     filled = empty.scatter(-1, places.flatten(-axes), x.flatten(-axes))
@@ -388,14 +393,47 @@ def _cross_entropy(
     return whole.decompose(x, target, weight, reduction, ignore_index, label_smoothing)
 
 
+@formula("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d")
+def _adaptive_average_of_runs(x: Tensor, output_size: Sequence[int]) -> Any:
+    """torch divides these only for the sizes of one run."""
+    sizes = x.shape[x.ndim - len(output_size) :]
+    is_known = all(isinstance(size, int) for size in sizes)
+    return NotImplemented if is_known else _adaptive_average(x, output_size)
+
+
 @formula("aten._adaptive_avg_pool3d")
 def _adaptive_average(x: Tensor, output_size: Sequence[int]) -> Tensor:
     """Along one axis after another, as the means over the bins of each."""
     for axis, count in enumerate(output_size, x.ndim - len(output_size)):
-        bins = _bins(_known(x.shape[axis]), _known(count))
+        size = x.shape[axis]
+        if isinstance(size, torch.SymInt):
+            x = _means(x.movedim(axis, -1), size, count).movedim(-1, axis)
+            continue
+        bins = _bins(size, _known(count))
         means = [x.narrow(axis, a, b - a).mean(axis, keepdim=True) for a, b in bins]
         x = torch.cat(means, axis)
     return x
+
+
+def _means(x: Tensor, size: Any, count: Any) -> Tensor:
+    """Those over the bins of a last axis whose size a run tells.
+
+    What is outside of a bin is left out, not multiplied by 0: it may be NaN.
+    """
+    if statically_known_true(count == size):
+        return x
+    if statically_known_true(count == 1):
+        return x.mean(-1, keepdim=True)
+    inside, lengths = _inside(size, _known(count))
+    sums = torch.where(inside, x.unsqueeze(-2), torch.zeros((), dtype=x.dtype)).sum(-1)
+    return sums / lengths.to(x.dtype)
+
+
+def _inside(size: Any, count: int) -> tuple[Tensor, Tensor]:
+    """Which of `size` places lie in each of `count` bins, and how many do."""
+    at, place = torch.arange(count), torch.arange(size)
+    begins, ends = (at * size) // count, ((at + 1) * size + count - 1) // count
+    return (place >= begins[:, None]) & (place < ends[:, None]), ends - begins
 
 
 def _window(x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
@@ -408,6 +446,11 @@ def _window(x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
 def _adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The maximum of each window, and its place in the flattened image."""
     axes = len(output_size)
+    if axes == 1 and isinstance(x.shape[-1], torch.SymInt):
+        inside, _ = _inside(x.shape[-1], _known(output_size[0]))
+        lowest = torch.full((), -math.inf, dtype=x.dtype)
+        largest, where = torch.where(inside, x.unsqueeze(-2), lowest).max(-1)
+        return largest, where
     rest = x.shape[: x.ndim - axes]
     sizes = [_known(size) for size in x.shape[x.ndim - axes :]]
     places = torch.arange(math.prod(sizes)).reshape(sizes)

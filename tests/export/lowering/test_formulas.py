@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
+from attngraph.errors import LoweringError
 from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from tests.export.lowered import assert_same, run, session_of
@@ -168,3 +169,35 @@ def test_formula(name: str, dynamic: bool) -> None:
         expected = [x for x in pytree.tree_leaves(model(*given)) if isinstance(x, Tensor)]
         for actual, wanted in zip(run(session, given), expected, strict=True):
             assert_same(actual, wanted, name)
+
+
+POOLS: dict[str, Callable[[Tensor], Any]] = {
+    "average-1d": lambda x: F.adaptive_avg_pool1d(x.mT, 4),
+    "average-2d": lambda x: F.adaptive_avg_pool2d(x[:, None], (3, 4)),
+    "average-3d": lambda x: F.adaptive_avg_pool3d(x[:, None, :, None], (3, 1, 2)),
+    "average-along-one": lambda x: F.adaptive_avg_pool2d(x[:, None], (None, 3)),
+    "maximum-1d": lambda x: F.adaptive_max_pool1d(x.mT, 4, return_indices=True),
+    "area": lambda x: F.interpolate(x.mT, size=3, mode="area"),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_bins_follow_a_length_that_only_a_run_tells(name: str) -> None:
+    """torch's own decomposition is that of the sample's length, which the bins divide."""
+    model, sample = module(POOLS[name], 1), floats(2, 12, 6)
+    graph = capture(model, (sample,), dynamic_shapes=({1: Dim("length")},)).graph
+    session = session_of(lower(graph))
+    for length in (1, 2, 4, 7, 12, 23):
+        x = floats(2, length, 6)
+        x[0, -1] = math.nan
+        expected = [y for y in pytree.tree_leaves(model(x)) if isinstance(y, Tensor)]
+        for actual, wanted in zip(run(session, (x,)), expected, strict=True):
+            if "maximum" not in name or actual.is_floating_point():
+                assert_same(actual, wanted, f"{name} at {length}")
+
+
+def test_a_decomposition_that_holds_for_some_sizes_is_none() -> None:
+    model = module(lambda x: F.adaptive_max_pool2d(x[:, None], (3, 2)), 1)
+    graph = capture(model, (floats(2, 12, 6),), dynamic_shapes=({1: Dim("length")},)).graph
+    with pytest.raises(LoweringError, match="adaptive_max_pool2d"):
+        lower(graph)
