@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import torch
 
 from attngraph.analysis.values.weights import Derivation
-from attngraph.ir import Graph, Value
+from attngraph.ir import Graph, Node, Value
 from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import EXPONENTIAL, LOG_SUM
 from attngraph.passes.rewriting.conditions import Conditions, aims_of
 from attngraph.passes.rewriting.outcomes import (
     Different,
@@ -39,6 +40,7 @@ TOLERANCE = 1e-6  # of float64 against itself: reassociation gives 1e-13, fills 
 _CHEAP = 1 << 19  # elements of a trial up to which a region is evaluated at its own sizes
 _SMALL = 1 << 21  # elements of the largest tensor of a trial
 _MOST_ELEMENTS = 1 << 24
+_NUDGE = 2.0**-48
 _NO_NUMBER = NotEvaluated("the original form gave no number in any trial")
 
 
@@ -211,10 +213,37 @@ class _Comparison:
                 if new not in memory:
                     return Different(f"at {shown(sizes)} the rewritten region can't be evaluated")
                 if not _close(memory[new], memory[old], self.tolerance):
+                    if aims is None and self._is_beyond(memory, sizes, kind, fixed):
+                        break
                     return Different(f"at {shown(sizes)} it gives other values ({kind})")
-            self.tells |= all(_tells(memory[old]) for old, _ in self.pairs)
-            self.conditions.note(memory)
+            else:
+                self.tells |= all(_tells(memory[old]) for old, _ in self.pairs)
+                self.conditions.note(memory)
         return None
+
+    def _is_beyond(
+        self,
+        memory: Mapping[Value, Any],
+        sizes: Mapping[str, int],
+        kind: str,
+        fixed: Mapping[Value, Any],
+    ) -> bool:
+        """Whether the original form is beyond float64 here, so that a difference tells nothing.
+
+        Its exponentials overflow, or its logits are so large that inputs which are off by a few
+        roundings give other weights. Products of several levels grow as large as that.
+        """
+        if self.region.as_typed:
+            return False
+        olds = [old for old, _ in self.pairs]
+        _, nodes = backward_slice(olds, {*self.region.leaves}.__contains__)
+        powers = [node for node in nodes if node.op in EXPONENTIAL | LOG_SUM]
+        if any(_overflows(node, memory) for node in powers):
+            return True
+        if not powers:
+            return False
+        again = self.region.run(sizes, kind, fixed, nudge=_NUDGE)
+        return any(not _close(again.get(old), memory[old], self.tolerance) for old in olds)
 
 
 def _tried(
@@ -252,6 +281,12 @@ def _tried(
 def _counts(constant: Value) -> bool:
     """Whether a constant holds positions, or integers to compare: a part of it says as much."""
     return not constant.dtype.is_floating_point and constant.dtype != torch.bool
+
+
+def _overflows(power: Node, memory: Mapping[Value, Any]) -> bool:
+    """Whether the exponential of some number is infinite, or a sum of such."""
+    found = memory.get(power.output)
+    return isinstance(found, torch.Tensor) and bool((found == torch.inf).any())
 
 
 def _tells(found: Any) -> bool:

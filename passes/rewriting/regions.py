@@ -180,8 +180,10 @@ class Region:
         kind: str,
         fixed: Mapping[Value, Any],
         aims: Aims | None = None,
+        nudge: float = 0.0,
     ) -> dict[Value, Any]:
         """Every value that can be computed in one trial, as `sample` has its kind and `aims`.
+        Floats that are drawn are off by a relative `nudge`, up and down in turns.
 
         Raises Misread where a value has another shape than the region was generalised to.
         """
@@ -201,7 +203,7 @@ class Region:
                         shape=shape,
                         aims=aims,
                     )
-                    memory[value] = self._typed(value, found)
+                    memory[value] = self._typed(value, _nudged(found, nudge))
                 except (IRError, KeyError, RuntimeError, TypeError, ValueError):
                     return {}
         for value in drawn:
@@ -244,6 +246,13 @@ def has_data(value: Value) -> bool:
 
 def is_heavy(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.numel() > _HEAVY
+
+
+def _nudged(drawn: Any, nudge: float) -> Any:
+    if not nudge or not isinstance(drawn, torch.Tensor) or not drawn.dtype.is_floating_point:
+        return drawn
+    signs = 1 - 2 * (torch.arange(drawn.numel()) % 2).reshape(drawn.shape)
+    return drawn.double() * (1 + nudge * signs)
 
 
 _SHOWN = 16

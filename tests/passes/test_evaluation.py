@@ -128,3 +128,32 @@ def test_regions_that_differ_in_a_large_mask_are_compared_each_by_itself() -> No
     everything = torch.ones(8, 8, dtype=torch.bool)
     assert isinstance(compared(graph, evidence, everything, "open"), Equal)
     assert not isinstance(compared(graph, evidence, everything.tril(), "causal"), Equal)
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift"), [(1e4, ""), (1e18, "logsumexp")], ids=["overflow", "absorption"]
+)
+def test_inputs_beyond_float64_tell_nothing_of_a_softmax(scale: float, shift: str) -> None:
+    """Of exponentials that overflow, and of a log of a sum that huge logits absorb."""
+    sums = """
+  %top = aten.logsumexp(%a) {dim = [1], keepdim = true}
+  %less = aten.sub.Tensor(%a, %top)
+  %y = aten.exp(%less)"""
+    if not shift:
+        sums = """
+  %e = aten.exp(%a)
+  %sum = aten.sum.dim_IntList(%e) {dim = [1], keepdim = true}
+  %y = aten.div.Tensor(%e, %sum)"""
+    graph = graph_of(f"""
+  input %x : f32[batch, 8]
+  %a = aten.mul.Scalar(%x) {{other = {scale}}}{sums}
+  return %y""")
+    build = Builder(graph)
+    scores = next(iter(graph)).output
+    right = build("aten.softmax.int", scores, dim=1)
+    wrong = build("aten.softmax.int", build("aten.mul.Scalar", scores, other=0.5), dim=1)
+    (old,) = graph.outputs
+    evidence, kinds = Evidence(graph), ["plain", "tiny", "zero"]
+    assert isinstance(evidence.compare([(old, right)], graph.inputs, kinds=kinds), Equal)
+    if not shift:
+        assert isinstance(evidence.compare([(old, wrong)], graph.inputs, kinds=kinds), Different)
