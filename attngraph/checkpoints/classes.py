@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from attngraph.checkpoints.folder import CONFIG, Folder, within
+from attngraph.checkpoints.folder import CONFIG, Folder, require_plain_weights, within
 from attngraph.checkpoints.prefixes import shared_prefixes, taken_off
 from attngraph.checkpoints.tasks import NAMES, TASKS, Task, class_for, task_of
 from attngraph.errors import LoadError
@@ -94,12 +94,14 @@ def pretrained(
         if prefix:
             notes.append(taken_off(prefix))
         if left := sorted(info["unexpected_keys"]):
+            require_plain_weights(folder.path, left)
             notes.append(
                 f"{kind.__name__} has no place for {len(left)} of the weights ({_first(left)}): "
                 "they were left out."
             )
         _read_generation(folder, module)
         return module.eval(), notes
+    require_plain_weights(folder.path, weights)
     raise LoadError(f"{folder.path} doesn't fit {kind.__name__}: {faults[0]}.")
 
 

@@ -7,7 +7,7 @@ that leads out, by `..` or by a link, is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
@@ -21,7 +21,15 @@ _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _NAMED = "transformers_weights"
 """A key of config.json: the name of the file with the weights, where it is another one."""
-_QUANTISED = ("quantization_config", "compression_config")
+_QUANTISED = ("quantization_config", "compression_config", "quantization")
+_QUANTISERS = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files that tools put beside config.json instead of a key in it."""
+_SCALES = ("weight_scale", "weight_scale_inv", "qweight", "weight_packed", "SCB", "absmax")
+"""How names end that belong to a quantized weight."""
 _SHOWN = 5
 
 
@@ -203,13 +211,32 @@ def _refuse_quantised(path: Path, config: Mapping[str, Any]) -> None:
                 continue
             settings = part[key] if isinstance(part[key], dict) else {}
             method = settings.get("quant_method") or (
-                "bitsandbytes" if "load_in_4bit" in settings or "load_in_8bit" in settings else key
+                "bitsandbytes"
+                if "load_in_4bit" in settings or "load_in_8bit" in settings
+                else "mlx"
+                if key == "quantization"
+                else key
             )
-            raise LoadError(
-                f"{path} holds weights quantized by {method}, which attngraph doesn't read: give "
-                "the checkpoint that they were made from and quantize with --weights int8 or int4, "
-                "or save a copy with plain weights (model.dequantize(), then save_pretrained)."
-            )
+            raise quantised(path, f"quantized by {method}")
+    for name, method in _QUANTISERS.items():
+        if within(path, name).is_file():
+            raise quantised(path, f"quantized by {method} ({name})")
+
+
+def quantised(path: Path, how: str) -> LoadError:
+    """The error for weights that aren't numbers as the model's class has them."""
+    return LoadError(
+        f"{path} holds weights {how}, which attngraph doesn't read: give the checkpoint that they "
+        "were made from and quantize with --weights int8 or int4, or save a copy with plain "
+        "weights (model.dequantize(), then save_pretrained)."
+    )
+
+
+def require_plain_weights(path: Path, names: Iterable[str]) -> None:
+    """Raises LoadError for weights with scales of their own, of which the config says nothing."""
+    found = [name for name in names if name.rpartition(".")[2] in _SCALES]
+    if found:
+        raise quantised(path, f"quantized with scales beside them ({found[0]})")
 
 
 def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:

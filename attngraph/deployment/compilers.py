@@ -22,6 +22,7 @@ from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.frontend.load import Loaded
+from attngraph.frontend.modalities import refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.frontend.seq2seq import is_seq2seq, of_transformers
 from attngraph.options import DecoderOptions, Options, Runtime
@@ -74,11 +75,7 @@ def compiled(request: Request) -> Parts:
     kind: Kind = "model" if task is None else task.kind
     compiler = COMPILERS.get(kind)
     if compiler is None:
-        assert task is not None
-        raise UsageError(
-            f"{request.loaded.source} is a {type(request.loaded.module).__name__}, and {task.name} "
-            "can't be compiled from a folder yet: give its parts to --factory one by one."
-        )
+        refuse_mixed(type(request.loaded.module), request.loaded.source)
     if kind == "model" and _asks_for_a_cache(request):
         raise UsageError(
             f"{request.loaded.source} is no causal language model, so it has no cache: leave out "

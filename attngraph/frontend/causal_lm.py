@@ -11,23 +11,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph.errors import UsageError
+from attngraph.frontend.modalities import other_tensors
 
 _PROBED = 3  # tokens; no model has as many key heads and features in every layer
 Layers = list[dict[str, Tensor]]
-
-# What a text model's forward takes beside its tokens and cache: it computes without them what it
-# does in generate, or they only choose what is returned.
-_OF_TEXT = {
-    *("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "labels"),
-    *("token_type_ids", "cache_position", "logits_to_keep", "num_logits_to_keep", "head_mask"),
-    *("cross_attn_head_mask", "per_layer_inputs", "layer_past", "router_labels", "cu_seq_lens"),
-    *("task_type_ids", "input_shape_ids", "input_pronunciation_ids", "lang_ids", "langs"),
-    *("lengths", "cache", "mems", "perm_mask", "target_mapping", "input_mask", "state"),
-    *("past_buckets_states", "attention_probs_mask", "next_sentence_label"),
-    *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits"),
-    *("return_dict", "self", "shared_kv_states"),
-}
-_OF_ENCODER = {"encoder_hidden_states", "encoder_attention_mask", "encoder_outputs"}
 
 
 def is_causal_lm(module: nn.Module | None) -> bool:
@@ -38,23 +25,6 @@ def is_causal_lm(module: nn.Module | None) -> bool:
     return bool(module.can_generate()) and not module.config.is_encoder_decoder
 
 
-def other_tensors(model: nn.Module) -> list[str]:
-    """What a model's forward takes beside text, as images are, and a decoder is compiled without.
-
-    A parameter that isn't annotated counts if its name isn't known. What an encoder gives counts
-    where there are cross-attentions to read it.
-    """
-    crosses = bool(getattr(model.config, "add_cross_attention", False))
-    known = _OF_TEXT if crosses else _OF_TEXT | _OF_ENCODER
-    return [
-        parameter.name
-        for parameter in inspect.signature(model.forward).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and parameter.name not in known
-        and (parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation))
-    ]
-
-
 class _Cached(nn.Module):
     """What both have: a run of the model with a cache that is tensors."""
 
@@ -62,7 +32,8 @@ class _Cached(nn.Module):
         super().__init__()
         self.model = model
         self.all_logits = all_logits
-        if others := other_tensors(model):
+        crosses = bool(getattr(model.config, "add_cross_attention", False))
+        if others := other_tensors(type(model), crosses=crosses):
             raise UsageError(
                 f"{type(model).__name__} also takes {', '.join(others)}, and a decoder is compiled "
                 "without them: its file would answer as if there were none. To have the model of "

@@ -18,6 +18,7 @@ from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.tasks import ADAPTED, Task
 from attngraph.errors import LoadError
 from attngraph.frontend.factory import Built, build
+from attngraph.frontend.modalities import beside_text, refuse_mixed
 from attngraph.frontend.names import kind_of, refuse_factory, require_factory
 from attngraph.frontend.pickles import load_pickle, unwrap_state_dict
 from attngraph.frontend.pt2 import load_program
@@ -106,6 +107,8 @@ def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples:
         require_plain(adapter.path, adapter.settings)
         task = task or ADAPTED.get(str(adapter.settings.get("task_type")))
     kind, found = class_of(folder, task, trust_code=trust_code)
+    if samples and found is not None and _is_mixed(kind, found):
+        refuse_mixed(kind, str(folder.path))
     weights = _read_shards(folder.weights, folder.listed)
     factors: dict[str, dict[str, torch.Tensor]] = {}
     whole: dict[str, torch.Tensor] = {}
@@ -119,12 +122,17 @@ def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples:
         source = str(adapter.path)
         told = f"{len(factors)} weights of {folder.path}"
         notes.append(f"The adapter {adapter.path} was merged into {told}.")
-    if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
+    if not samples or (found is not None and found.kind == "seq2seq"):
         return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
     made = samples_of(folder, module, found)
     return Loaded(
         module, None, (), made.kwargs, made.shapes, source, task=found, notes=tuple(notes)
     )
+
+
+def _is_mixed(kind: Any, task: Task) -> bool:
+    """Whether prompts of a class hold images or sound among the text."""
+    return task.kind == "multimodal" or (task.kind == "seq2seq" and bool(beside_text(kind)))
 
 
 def _read_shards(files: Sequence[Path], listed: Mapping[str, Path]) -> dict[str, torch.Tensor]:

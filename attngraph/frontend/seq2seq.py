@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph.errors import UsageError
+from attngraph.frontend.modalities import beside_text, refuse_mixed
 from attngraph.frontend.model import Model
 
 _TOKENS, _PAST = 3, 5
@@ -150,8 +151,11 @@ def of_transformers(
 
     `source` are samples of what it encodes, by name, with torch.export's dynamic `shapes`; without
     them they are made for token ids, Whisper's features, and images. Raises UsageError where they
-    can't be, or where the model doesn't keep its keys and values in a cache of transformers.
+    can't be, where the model encodes more than that, or where it doesn't keep its keys and values
+    in a cache of transformers.
     """
+    if beside_text(type(module), source or ()):
+        refuse_mixed(type(module), name)
     if source is None:
         source, shapes = sample_source(module, name)
     traced = _Traced.of(module, dict(source), dict(shapes or {}), name)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import attngraph
 from attngraph.errors import AttngraphError, LoadError, UsageError
 from attngraph.frontend.load import Loaded, load
 from tests.checkpoints.models import NAMES, made, saved
@@ -219,6 +220,22 @@ def _index(path: Path, name: Any) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
+def _beside(path: Path, name: str) -> None:
+    (path / name).write_text("{}")
+
+
+def _scaled(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    weights["classifier.weight_scale_inv"] = torch.ones(1)
+    save_file(weights, path / "model.safetensors")
+
+
+def _packed(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    weights["classifier.qweight"] = weights.pop("classifier.weight").int()
+    save_file(weights, path / "model.safetensors")
+
+
 _BROKEN = {
     "no config": (_gone, "has no config.json"),
     "half a config": (_damaged, "config.json can't be read"),
@@ -243,6 +260,17 @@ _BROKEN = {
     ),
     "no architecture": (lambda p: _rewritten(p, architectures=None), "pass --task"),
     "gptq": (lambda p: _rewritten(p, quantization_config={"quant_method": "gptq"}), "by gptq"),
+    **{
+        method: (
+            lambda p, method=method: _rewritten(p, quantization_config={"quant_method": method}),
+            f"by {method}, .*--weights int8",
+        )
+        for method in ("awq", "torchao", "compressed-tensors", "fp8")
+    },
+    "mlx": (lambda p: _rewritten(p, quantization={"bits": 4}), "by mlx"),
+    "gptq beside": (lambda p: _beside(p, "quantize_config.json"), r"by gptq \(quantize_config"),
+    "scales": (_scaled, r"scales beside them \(classifier.weight_scale_inv\)"),
+    "packed": (_packed, r"scales beside them \(classifier.qweight\)"),
     "bitsandbytes": (
         lambda p: _rewritten(p, quantization_config={"load_in_4bit": True}),
         "by bitsandbytes",
@@ -268,3 +296,36 @@ def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) ->
         item.rename(blobs / item.name[::-1])
         (snapshot / item.name).symlink_to(Path("../../blobs") / item.name[::-1])
     assert load(snapshot).module is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("Llava", "pixel_values, image_sizes"),
+        ("Gemma3", "pixel_values"),
+        ("Qwen2VL", "pixel_values, pixel_values_videos, image_grid_thw"),
+        ("Qwen2Audio", "input_features"),
+        ("Florence2", "pixel_values"),
+    ],
+)
+def test_a_prompt_of_more_than_text_is_refused_before_weights_are_read(
+    tmp_path: Path, kind: str, others: str
+) -> None:
+    import transformers
+
+    name = f"{kind}ForConditionalGeneration"
+    config = getattr(transformers, f"{kind}Config")()
+    config.architectures = [name]
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_text("never read")
+    with pytest.raises(UsageError, match=f"is a {name}, which takes {others}.* beside text"):
+        load(tmp_path)
+
+
+def test_nor_does_an_encoder_decoder_drop_its_images() -> None:
+    from transformers import Florence2Config, Florence2ForConditionalGeneration
+
+    with torch.device("meta"):
+        module = Florence2ForConditionalGeneration(Florence2Config())
+    with pytest.raises(UsageError, match="takes pixel_values beside text"):
+        attngraph.optimize_seq2seq(module)

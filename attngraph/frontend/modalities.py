@@ -1,0 +1,65 @@
+"""What models of transformers take beside text, such as images, sound and boxes on a page."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from typing import Any, NoReturn
+
+from attngraph.errors import UsageError
+
+# What a text model's forward takes beside its tokens and cache: it computes without them what it
+# does in generate, or they only choose what is returned.
+_OF_TEXT = {
+    *("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "labels"),
+    *("token_type_ids", "cache_position", "logits_to_keep", "num_logits_to_keep", "head_mask"),
+    *("cross_attn_head_mask", "per_layer_inputs", "layer_past", "router_labels", "cu_seq_lens"),
+    *("task_type_ids", "input_shape_ids", "input_pronunciation_ids", "lang_ids", "langs"),
+    *("lengths", "cache", "mems", "perm_mask", "target_mapping", "input_mask", "state"),
+    *("past_buckets_states", "attention_probs_mask", "next_sentence_label"),
+    *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits"),
+    *("return_dict", "self", "shared_kv_states"),
+}
+_OF_ENCODER = {"encoder_hidden_states", "encoder_attention_mask", "encoder_outputs"}
+_FILLS = ("decoder_", "_mask")
+"""Begins the names of what goes on from text; ends those of masks, which all have a default."""
+
+
+def other_tensors(kind: type[Any], *, crosses: bool = False) -> list[str]:
+    """What a class's forward takes beside text, as images are, and a decoder is compiled without.
+
+    A parameter that isn't annotated counts if its name isn't known. What an encoder gives counts
+    where there are cross-attentions to read it.
+    """
+    known = _OF_TEXT if crosses else _OF_TEXT | _OF_ENCODER
+    return [
+        parameter.name
+        for parameter in inspect.signature(kind.forward).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in known
+        and (parameter.annotation is parameter.empty or "Tensor" in str(parameter.annotation))
+    ]
+
+
+def beside_text(kind: type[Any], given: Collection[str] = ()) -> list[str]:
+    """What a class that reads text encodes as well, beside what is `given`; masks are left out."""
+    if "input_ids" not in (getattr(kind, "main_input_name", None) or ()):
+        return []
+    begins, ends = _FILLS
+    return [
+        name
+        for name in other_tensors(kind)
+        if name not in given and not name.startswith(begins) and not name.endswith(ends)
+    ]
+
+
+def refuse_mixed(kind: type[Any], source: str) -> NoReturn:
+    """Raises UsageError for a class whose prompts hold more than text, with what can be done."""
+    others, name = beside_text(kind) or other_tensors(kind), kind.__name__
+    subject = f"{name} takes" if source == name else f"{source} is a {name}, which takes"
+    raise UsageError(
+        f"{subject} {', '.join(others)} beside text, and no compiler joins these to the tokens "
+        "yet. Its text model alone "
+        "(the class of config.get_text_config(), with its weights) compiles as any other, and its "
+        "tower of images or sound from a --factory that returns it."
+    )
