@@ -132,7 +132,8 @@ def optimize(
             "-o",
             "--output",
             metavar="OUT.onnx|OUT/",
-            help="The file to write; of a checkpoint's folder, a folder unless it ends in .onnx.",
+            help="The file to write; of a checkpoint's folder, or with --decode, a folder unless "
+            "it ends in .onnx.",
             show_default=False,
         ),
     ],
@@ -163,7 +164,8 @@ def optimize(
         with contextlib.ExitStack() as held:
             stages = held.enter_context(working(debug))
             source = given.of(model)
-            if not source.is_folder or output.suffix == ".onnx":
+            makes_folder = (source.is_folder or decoding.decode) and output.suffix != ".onnx"
+            if not makes_folder:
                 check_output(output, (model, given.npz))
             if report_page is not None:
                 check_output(report_page, (model, given.npz, output))
@@ -179,7 +181,9 @@ def optimize(
             from attngraph.cli.report_page import page_of
             from attngraph.deployment.folder import folder_bytes, place_of
 
-            place = place_of(output, source.path if source.is_folder else None)
+            place = place_of(
+                output, source.path if source.is_folder else None, parts=decoding.decode
+            )
             held.enter_context(place)
             parts = work.compiled_parts(
                 source,

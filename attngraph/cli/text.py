@@ -27,7 +27,7 @@ class Page:
     def field(self, label: Text | str, value: Text, indent: int, *, wrap: bool = True) -> None:
         """A label, then the value from column `indent` on, also where it is wrapped."""
         label = Text(label) if isinstance(label, str) else label.copy()
-        label.pad_right(max(indent - len(label), 0))
+        label.pad_right(max(indent - len(label), 1 if len(label) else 0))
         lines = [value]
         if wrap and self.on_terminal:
             lines = list(value.wrap(self.console, max(self.console.width - indent, 20)))

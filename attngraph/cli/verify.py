@@ -60,8 +60,8 @@ def verify(
                     "with --factory the ONNX file alone."
                 )
             options = Options(target, session=session.settings())
-            path = path / "model.onnx" if os.path.isdir(path) else path
-            require_file(path)
+            if not os.path.isdir(path):
+                require_file(path)
             source = given.of(models[0] if models else None)
             source.check()
             stages("import torch")
@@ -70,8 +70,10 @@ def verify(
 
             found = verified(source, path, options, stages=stages)
         if as_json:
-            print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+            told = [each.to_dict() for each in found]
+            print(json.dumps(told[0] if len(told) == 1 else told, indent=2, allow_nan=False))
         else:
-            print_verification(found)
-        if not found.passed:
+            for each in found:
+                print_verification(each)
+        if not all(each.passed for each in found):
             raise typer.Exit(ParityError.exit_code)

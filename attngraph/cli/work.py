@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
-from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.seq2seq import DECODER, ENCODER, FIRST
 from attngraph.deployment.checkpoint import checkpoint_of
-from attngraph.deployment.compilers import MODEL, Parts
+from attngraph.deployment.compilers import COMPILERS, MODEL, Parts, Request
 from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
@@ -24,13 +24,16 @@ from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.factory import importable_cwd
 from attngraph.frontend.model import Model
 from attngraph.frontend.read_source import load_source, model_of, parsed, read_model
+from attngraph.frontend.seq2seq import is_seq2seq
 from attngraph.frontend.source import Source
 from attngraph.optimized import Optimized
 from attngraph.options import DecoderOptions, Options, Runtime
+from attngraph.paths import require_file
 from attngraph.reports.attention_weights import AttentionWeights, hidden_in_loops
 from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
 from attngraph.verification.verify import Verification, verify_file
+from attngraph.verification.verify_seq2seq import verify_seq2seq
 
 
 def compiled_parts(
@@ -65,17 +68,16 @@ def compiled_parts(
     if decoding is None:
         optimized = optimised(source, options, stages=stages, staged=place.staged(MODEL))
         return Parts(optimized, {MODEL: optimized})
-    made_decoder, beside = decoder(
+    return decoder(
         source,
         options,
         decoding,
         all_logits=all_logits,
         padding=padding,
-        runtime=None if runtime is None else (runtime, place.name_of(MODEL)),
+        runtime=runtime,
         stages=stages,
-        staged=place.staged(MODEL),
+        place=place,
     )
-    return Parts(made_decoder, {MODEL: made_decoder}, beside)
 
 
 def optimised(source: Source, options: Options, *, stages: Stages, staged: Staged) -> Optimized:
@@ -94,19 +96,32 @@ def decoder(
     *,
     all_logits: bool,
     padding: bool,
-    runtime: tuple[Runtime, str] | None,
+    runtime: Runtime | None,
     stages: Stages,
-    staged: Staged,
-) -> tuple[Decoder, dict[str, str]]:
-    """The model as a decoder, checked but not saved, and the files to lie beside it.
-
-    `runtime` is who will run it, and under which name they find it.
-    """
+    place: Place,
+) -> Parts:
+    """The model as a decoder, or an encoder-decoder as its parts; checked but not saved."""
     given = parsed(source)
     with importable_cwd():
         stages("load")
         start = time.perf_counter()
         loaded = load_source(source)
+        if is_seq2seq(loaded.module):
+            return _seq2seq_parts(
+                Request(
+                    loaded,
+                    lambda: model_of(loaded, source, given),
+                    options,
+                    decoding,
+                    all_logits=all_logits,
+                    padding=padding,
+                    runtime=runtime,
+                    place=place,
+                    progress=stages,
+                ),
+                source,
+                time.perf_counter() - start,
+            )
         if is_causal_lm(loaded.module):
             if source.inputs or source.npz or source.dims or decoding.presents:
                 raise UsageError(
@@ -124,14 +139,30 @@ def decoder(
         else:
             model = model_of(loaded, source, given)
         seconds = time.perf_counter() - start
-        result = compile_decoder(model, decoding, options, staged=staged, progress=stages)
+        result = compile_decoder(
+            model, decoding, options, staged=place.staged(MODEL), progress=stages
+        )
     result.report.timings = {"load": seconds, **result.report.timings}
     if runtime is None:
-        return result, {}
+        return Parts(result, {MODEL: result})
     told = Generation.of(loaded.module)
-    config = genai_config(result, told, file=runtime[1])
+    config = genai_config(result, told, file=place.name_of(MODEL))
     result.report.notes += notes_of(result, told)
-    return result, {CONFIG: json.dumps(config, indent=2)}
+    return Parts(result, {MODEL: result}, {CONFIG: json.dumps(config, indent=2)})
+
+
+def _seq2seq_parts(request: Request, source: Source, seconds: float) -> Parts:
+    samples = request.loaded.args is not None or source.inputs or source.npz
+    if samples or source.dims or request.decoding.presents:
+        raise UsageError(
+            f"{request.loaded.source} is an encoder-decoder of transformers, whose inputs --decode "
+            "makes itself: leave out --input, --inputs, --dim and --present, and samples in the "
+            "factory."
+        )
+    found = COMPILERS["seq2seq"](request)
+    report = next(iter(found.files.values())).report
+    report.timings = {"load": seconds, **report.timings}
+    return found
 
 
 def analysed(source: Source, options: Options, *, stages: Stages) -> Report:
@@ -143,17 +174,31 @@ def analysed(source: Source, options: Options, *, stages: Stages) -> Report:
     return report
 
 
-def verified(source: Source, path: Path, options: Options, *, stages: Stages) -> Verification:
-    """The file at `path` compared with the model."""
-    with Session.open(path, options.device, **options.session) as opened, importable_cwd():
+def verified(source: Source, path: Path, options: Options, *, stages: Stages) -> list[Verification]:
+    """The file at `path`, or each file of an encoder-decoder's folder, compared with the model."""
+    given, is_folder = parsed(source), path.is_dir()
+    path = path / MODEL if is_folder and not (path / ENCODER).exists() else path
+    if not path.is_dir():
+        require_file(path)
+        with Session.open(path, options.device, **options.session) as opened, importable_cwd():
+            stages("load")
+            loaded = load_source(source)
+            if METADATA_KEY in opened.metadata and is_causal_lm(loaded.module):
+                model = Model(loaded.module, None, (), {}, None, loaded.source)
+            elif path.name in (ENCODER, DECODER, FIRST) and is_seq2seq(loaded.module):
+                raise UsageError(f"{path} is a part of {loaded.source}: give its folder.")
+            else:
+                model = model_of(loaded, source, given)
+            return [verify_file(model, path, opened, options, progress=stages)]
+    with importable_cwd():
         stages("load")
-        given = parsed(source)
-        loaded = load_source(source)
-        if METADATA_KEY in opened.metadata and is_causal_lm(loaded.module):
-            model = Model(loaded.module, None, (), {}, None, loaded.source)
-        else:
-            model = model_of(loaded, source, given)
-        return verify_file(model, path, opened, options, progress=stages)
+        loaded = load_source(source, samples=False)
+        if loaded.module is None or not is_seq2seq(loaded.module):
+            raise UsageError(
+                f"{path} holds an encoder and a decoder, and {loaded.source} is no encoder-decoder "
+                "of transformers: name one of its files."
+            )
+        return verify_seq2seq(loaded.module, loaded.source, path, options, progress=stages)
 
 
 def attended(

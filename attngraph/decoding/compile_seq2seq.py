@@ -23,6 +23,7 @@ from attngraph.export.target import OPSET
 from attngraph.frontend.cache import rows_looked_up
 from attngraph.frontend.model import Model
 from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
+from attngraph.ir.ranges import Ranges
 from attngraph.optimized import Optimized
 from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options, Verify
 
@@ -107,9 +108,7 @@ def compile_seq2seq(
 
     def encoded(decoder: Decoder) -> Iterator[Encoded]:
         model = Seq2Seq(encoder, decoder, wiring, rules)
-        for label, source in _sources(parts, encoder, wiring):
-            cache = model.start(source)
-            yield Encoded(label, _ROWS, cache, parts.whole, (source,), parts.pad)
+        return encodings(parts, model, encoder.ranges)
 
     decoder = compile_decoder(
         parts.decoder,
@@ -127,6 +126,13 @@ def compile_seq2seq(
         first = compile_model(model, decodes, staged=staged(FIRST), progress=progress)
     decoder.report.notes += rules.notes
     return Seq2Seq(encoder, decoder, wiring, rules, first)
+
+
+def encodings(parts: Parts, model: Seq2Seq, ranges: Ranges) -> Iterator[Encoded]:
+    """What a check over steps encodes; `ranges` are those of the encoder."""
+    for label, source in _sources(parts, ranges, model.wiring):
+        cache = model.start(source)
+        yield Encoded(label, _ROWS, cache, parts.whole, (source,), parts.pad)
 
 
 def rules_of(module: torch.nn.Module) -> Rules:
@@ -155,17 +161,19 @@ def _wiring(parts: Parts, encoder: Optimized) -> Wiring:
 
 
 def _sources(
-    parts: Parts, encoder: Optimized, wiring: Wiring
+    parts: Parts, ranges: Ranges, wiring: Wiring
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Rows that are all different and padded differently, of several lengths if there may be."""
     (sample,) = parts.encoder.args
     axes = parts.encoder.dynamic_shapes["source"]
     main = next(iter(sample))
-    dim = next((d.__name__ for a, d in (axes[main] or {}).items() if a and _is_dim(d)), None)
+    named = ((axis, d.__name__) for axis, d in (axes[main] or {}).items() if axis and _is_dim(d))
+    axis, dim = next(named, (1, None))
     random = torch.Generator().manual_seed(1)
     work = sum(value.numel() for value in parts.whole.parameters()) * _ROWS
-    lengths = [n for n in _LENGTHS if dim is None or not encoder.ranges.broken({dim: n})]
-    for length in lengths[:1] if dim is None else lengths:
+    fitting = [n for n in _LENGTHS if dim is not None and not ranges.broken({dim: n})]
+    lengths = fitting or [sample[main].shape[axis]]
+    for length in lengths:
         if length != lengths[0] and length * work > _WORK:
             continue
         found = {}

@@ -12,7 +12,7 @@ from attngraph.compiling.compilation import Progress
 from attngraph.deployment.compilers import Parts, Request, compiled
 from attngraph.deployment.folder import place_of
 from attngraph.errors import UsageError
-from attngraph.export.formats import Precision, Weights
+from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.target import OPSET
 from attngraph.frontend.read_source import load_source, model_of, parsed
 from attngraph.frontend.source import Source
@@ -79,6 +79,8 @@ def optimize_checkpoint(
     weights: Weights | None = None,
     portable: bool = False,
     opset: int = OPSET,
+    activations: Activations | None = None,
+    budget: str | None = None,
     progress: Progress | None = None,
 ) -> OptimizedCheckpoint:
     """Compiles the model whose config.json and weights are in `folder`, and checks it.
@@ -104,6 +106,8 @@ def optimize_checkpoint(
         weights=weights,
         portable=portable,
         opset=opset,
+        activations=activations,
+        budget=budget,
     )
     check_runtime(runtime, options)
     path = Path(folder)

@@ -50,13 +50,13 @@ def _kept(source: Path, inside: Path) -> Iterator[Path]:
             yield name
 
 
-def require_folder(path: Path, source: Path) -> None:
+def require_folder(path: Path, source: Path | None) -> None:
     """Checks that OUT/ can be written, before any work is done.
 
     A folder that is there already is replaced where it holds what an earlier call wrote and nothing
     else. Raises OutputError, and as `kept_files` does.
     """
-    files = {*_WRITTEN, *map(str, kept_files(source))}
+    files = {*_WRITTEN, *map(str, {} if source is None else kept_files(source))}
     try:
         if path.exists() and not path.is_dir():
             raise OutputError(f"{path} is a file; give a folder, or a name that ends in .onnx.")
@@ -64,8 +64,7 @@ def require_folder(path: Path, source: Path) -> None:
             raise OutputError(
                 f"There is no folder {path.parent}; create it or choose another path."
             )
-        real, home = path.resolve(), source.resolve()
-        if real == home or home.is_relative_to(real) or real.is_relative_to(home):
+        if source is not None and _are_nested(path.resolve(), source.resolve()):
             raise OutputError(
                 f"{path} and the checkpoint {source} are one inside the other; choose another path."
             )
@@ -80,6 +79,10 @@ def require_folder(path: Path, source: Path) -> None:
             )
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def _are_nested(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 class Saved(Protocol):
@@ -138,7 +141,7 @@ class OutputFolder:
     What is left of it is removed at the end of the block, so a failure leaves nothing behind.
     """
 
-    def __init__(self, path: Path, source: Path) -> None:
+    def __init__(self, path: Path, source: Path | None) -> None:
         self._path, self._source = path.absolute(), source
         name = self._path.name
         self._partial = self._path.with_name(f".{name}.{os.getpid()}.partial")
@@ -175,7 +178,8 @@ class OutputFolder:
             part.save(self._partial / name)
         self._held.close()
         try:
-            for kept, file in kept_files(self._source).items():
+            kept_of_source = {} if self._source is None else kept_files(self._source)
+            for kept, file in kept_of_source.items():
                 place = self._partial / kept
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, place)
@@ -199,9 +203,10 @@ class OutputFolder:
         shutil.rmtree(self._before, ignore_errors=True)
 
 
-def place_of(path: Path, source: Path | None) -> OneFile | OutputFolder:
-    """Where a compiled model goes: of the checkpoint `source` a folder, unless it ends in .onnx."""
-    if source is None or path.suffix == ".onnx":
+def place_of(path: Path, source: Path | None, *, parts: bool = False) -> OneFile | OutputFolder:
+    """Where a compiled model goes: of the checkpoint `source`, and of what may become several
+    `parts`, a folder, unless the path ends in .onnx."""
+    if path.suffix == ".onnx" or (source is None and not parts):
         return OneFile(path)
     return OutputFolder(path, source)
 

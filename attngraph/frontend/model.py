@@ -49,9 +49,11 @@ class Model:
             if example is not None:
                 return cls(None, loaded.program, tuple(example[0]), example[1], None, loaded.source)
         if args is None:
+            generates: Any = getattr(loaded.module, "can_generate", None)
+            more = "; or add --decode, which makes them" if generates and generates() else ""
             raise UsageError(
                 f"{loaded.source} brings no sample inputs: describe each input, for example "
-                "--input input_ids=int64[batch=2,seq=8]."
+                f"--input input_ids=int64[batch=2,seq=8]{more}."
             )
         return cls(
             loaded.module,

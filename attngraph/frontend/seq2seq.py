@@ -20,7 +20,7 @@ from attngraph.errors import UsageError
 from attngraph.frontend.modalities import beside_text, refuse_mixed
 from attngraph.frontend.model import Model
 
-_TOKENS, _PAST = 3, 5
+_TOKENS, _PAST, _SAMPLES = 3, 5, 4000
 Past = list[dict[str, dict[str, Tensor]]]
 """For each layer, under "decoder" and under "encoder", a "key" and a "value" (B, G, T, D)."""
 _KINDS, _PARTS = ("decoder", "encoder"), ("key", "value")
@@ -150,9 +150,9 @@ def of_transformers(
     """The parts of an encoder-decoder of transformers.
 
     `source` are samples of what it encodes, by name, with torch.export's dynamic `shapes`; without
-    them they are made for token ids, Whisper's features, and images. Raises UsageError where they
-    can't be, where the model encodes more than that, or where it doesn't keep its keys and values
-    in a cache of transformers.
+    them they are made for token ids, Whisper's features, sound and images. Raises UsageError where
+    they can't be, where the model encodes more than that, or where it doesn't keep its keys and
+    values in a cache of transformers.
     """
     if beside_text(type(module), source or ()):
         refuse_mixed(type(module), name)
@@ -414,6 +414,9 @@ def sample_source(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
         frames = 2 * int(config.max_source_positions)
         features = torch.randn(2, int(config.num_mel_bins), frames, generator=seed)
         return {main: features.to(model.dtype)}, {main: {0: Dim("batch")}}
+    if main == "input_values":  # samples of sound
+        sound = torch.randn(2, _SAMPLES, generator=seed).to(model.dtype)
+        return {main: sound}, {main: {0: Dim("batch"), 1: Dim("samples")}}
     size = getattr(part, "image_size", None)
     if main == "pixel_values" and size is not None:
         height, width = (size, size) if isinstance(size, int) else tuple(size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from attngraph.checks.padded import Padding, notes_of, packed_tokens
 from attngraph.checks.rounded import Run, further_outputs
 from attngraph.compiling.compilation import Progress, out_of_memory
 from attngraph.compiling.provenance import Provenance
-from attngraph.decoding.checking import decoding_cases, generated_parity
+from attngraph.decoding.checking import Encoded, decoding_cases, generated_parity
 from attngraph.decoding.compile import buffers_of, of_causal_lm
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
@@ -99,6 +99,7 @@ def verify_file(
     session: Session,
     options: Options = DEFAULTS,
     *,
+    encoded: Callable[[Decoder], Iterable[Encoded]] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Compares the outputs of `session`, which is `path`'s, with the model's, as `optimize` does.
@@ -108,7 +109,8 @@ def verify_file(
     them; a decoder over a prompt and several steps. A file with quantized weights is compared
     with the model on those weights, as they are quantised anew; what they cost is told. Of
     `options` the target and the precision count, which is by default what the file says that it
-    was made in, else that of the model's weights.
+    was made in, else that of the model's weights. `encoded` is what a decoder attends to, where it
+    attends to an encoder's output.
 
     Raises UsageError where inputs or outputs don't fit the model's.
     """
@@ -143,10 +145,16 @@ def verify_file(
         )
         notes += quantised.kept
     weights = _compared_weights(check, file, made, made.on(options.device), stored)
+    by_itself = parity.passed
     if layout is not None:
         decoder = Decoder(session, layout)
-        steps = generated_parity(model, captured, decoder, precision, lengths, stored)
-        parity = merge({"": parity, "decoding": steps})
+        found_steps = {
+            "" if given is None else given.label: generated_parity(
+                model, captured, decoder, precision, lengths, stored, given
+            )
+            for given in ([None] if encoded is None else encoded(decoder))
+        }
+        parity = merge({"": parity, "decoding": merge(found_steps)})
     if weights is not None:
         notes += weights.notes
     coverage = check.covered()
@@ -166,8 +174,14 @@ def verify_file(
         tell("bisect")
         found.culprit = _other_weights(weights)
     if not parity.passed:
-        inputs = check.worst_inputs(parity)
-        told = _culprit(file, made, options.device, check, quantised, inputs)
+        if by_itself:
+            told = (
+                "Each step by itself is right: what one hands on to the next isn't, or what the "
+                "encoder gives."
+            )
+        else:
+            inputs = check.worst_inputs(parity)
+            told = _culprit(file, made, options.device, check, quantised, inputs)
         found.culprit = f"{found.culprit} {told}".strip()
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import attngraph
 from attngraph.cli import run
@@ -193,7 +194,9 @@ def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_encoder_decoder_becomes_its_files(tmp_path: Path) -> None:
+def test_an_encoder_decoder_becomes_its_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     from transformers import BartForConditionalGeneration, GenerationConfig, GenerationMixin
 
     source = saved(tmp_path / "bart", "bart")
@@ -208,6 +211,43 @@ def test_an_encoder_decoder_becomes_its_files(tmp_path: Path) -> None:
     expected = GenerationMixin.generate(model, ids, max_new_tokens=8, do_sample=False)
     loaded = attngraph.Seq2Seq.load(tmp_path / "out")
     assert torch.equal(loaded.generate(ids, 8), expected)
+    assert run(["verify", str(source), str(tmp_path / "out")]) == 0
+    _scaled(source, "model.decoder.layers.0.encoder_attn.v_proj.weight")
+    capfd.readouterr()
+    assert run(["verify", str(source), str(tmp_path / "out"), "--json"]) == ParityError.exit_code
+    told = {Path(each["path"]).name: each for each in json.loads(capfd.readouterr().out)}
+    assert [told[name]["passed"] for name in files] == [False, False, False]
+    assert "what the encoder gives" in told["decoder_with_past_model.onnx"]["first_diverging"]
+    assert run(["verify", str(source), str(tmp_path / "out" / files[0])]) == 2
+    assert "give its folder" in capfd.readouterr().err
+
+
+def _scaled(folder: Path, name: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = weights[name] * 1.01
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.slow
+def test_a_factory_of_an_encoder_decoder_makes_the_same_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = saved(tmp_path / "bart", "bart")
+    kind = "transformers:BartForConditionalGeneration.from_pretrained"
+    model = ("--factory", kind, "--factory-arg", str(source))
+    assert run(["optimize", *model, "-o", str(tmp_path / "out")]) == 2
+    assert "or add --decode" in capfd.readouterr().err
+    assert run(["optimize", *model, "--decode", "-o", str(tmp_path / "out.onnx")]) == 2
+    assert "give -o a folder" in " ".join(capfd.readouterr().err.split())
+    assert run(["optimize", *model, "--decode", "-o", str(tmp_path / "out")]) == 0
+    files = ("decoder_model.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx")
+    assert _names(tmp_path / "out") == [*files]
+    assert run(["verify", *model, str(tmp_path / "out")]) == 0
+
+
+def test_activations_and_their_budget_are_for_folders_too(bert: Path) -> None:
+    made = attngraph.optimize_checkpoint(bert, weights="int8", activations="int8", budget="5%")
+    assert made.report.to_dict()["quantised"]["activations"] == "int8"
 
 
 def test_an_encoder_decoder_is_no_single_file(

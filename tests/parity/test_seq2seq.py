@@ -95,11 +95,27 @@ def _trocr() -> nn.Module:
     return model
 
 
+def _moonshine() -> nn.Module:
+    from transformers import MoonshineConfig, MoonshineForConditionalGeneration
+
+    parts = {
+        f"{part}_{what}": size
+        for part in ("encoder", "decoder")
+        for what, size in (("num_hidden_layers", 1), ("num_attention_heads", 2))
+    }
+    config = MoonshineConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, max_position_embeddings=48,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, **parts,
+    )  # fmt: skip
+    return MoonshineForConditionalGeneration(config)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "bart": _bart,
     "t5": _t5,
     "whisper": _whisper,
     "trocr": _trocr,
+    "moonshine": _moonshine,
 }
 SLOW = pytest.mark.slow
 FAST_AND_SLOW = [name if name == "bart" else pytest.param(name, marks=SLOW) for name in MODELS]
@@ -119,6 +135,8 @@ def sources(module: Any, rows: int) -> dict[str, Tensor]:
         return {"input_features": torch.randn(rows, 8, 24, generator=random)}
     if module.main_input_name == "pixel_values":
         return {"pixel_values": torch.randn(rows, 3, 16, 16, generator=random)}
+    if module.main_input_name == "input_values":
+        return {"input_values": torch.randn(rows, 5000, generator=random)}
     ids = torch.randint(3, VOCABULARY, (rows, 9), generator=random)
     mask = (torch.arange(9) < 9 - 2 * torch.arange(rows)[:, None]).long()
     if rows > 1:
