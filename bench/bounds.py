@@ -76,7 +76,7 @@ def products(name: str) -> tuple[list[Shape], list[Shape], float]:
         return linears, [(4, 3, 64, PAST), (4, 3, PAST, 64)] * 12, 1.0
     module, args, dynamic = _built(name)
     graph = capture(module, args, dynamic_shapes=dynamic).graph
-    run(graph, pipeline(part=True))
+    run(graph, pipeline(part=True, experts=True))
     sizes: dict[str, int] = {}
     for value, given in zip(graph.inputs, args, strict=True):
         bind_dims(sizes, value.tensor_type, given.shape, value.name)

@@ -53,7 +53,7 @@ def count(name: str, layers: int, target: str) -> tuple[int, dict[str, int]]:
     module, args = _MODELS[name](layers)
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=512)}
     graph = capture(module, args, dynamic_shapes=(dims, dims)).graph
-    run(graph, pipeline(part=target == "cpu"))
+    run(graph, pipeline(part=target == "cpu", experts=target == "cpu"))
     nodes = list(lower(graph, target=target).graph)
     return len(nodes), dict(Counter(node.op_type for node in nodes))
 

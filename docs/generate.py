@@ -71,7 +71,9 @@ def passes() -> str:
     """The pipeline: what each pass does where it first stands, later its name alone."""
     lines: list[str] = []
     seen: set[str] = set()
-    for is_again, items in groupby(pipeline(part=True), lambda item: item.name in seen):
+    for is_again, items in groupby(
+        pipeline(part=True, experts=True), lambda item: item.name in seen
+    ):
         if is_again:
             lines.append(f"- again: {', '.join(item.name for item in items)}\n")
             continue

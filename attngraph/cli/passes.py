@@ -31,7 +31,8 @@ def passes(as_json: JsonOption = False, debug: DebugOption = False) -> None:
             from attngraph.passes import label_of, purpose_of
 
             steps = [
-                _Step(item.name, purpose_of(item), label_of(item)) for item in pipeline(part=True)
+                _Step(item.name, purpose_of(item), label_of(item))
+                for item in pipeline(part=True, experts=True)
             ]
         if as_json:
             print(json.dumps([asdict(step) for step in steps], indent=2))

@@ -22,6 +22,8 @@ _STAGES = (
     "fuse-linear-attention",
     "raise-recurrence",
     *CLEAN,
+    "fuse-experts",
+    "dce",
     "split-products",
     "linearize",
     "defer-layout",
@@ -72,6 +74,7 @@ def pipeline(
     few_bits: bool = False,
     part: bool = False,
     recurrences: bool = True,
+    experts: bool = False,
 ) -> list[Pass]:
     """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`, and with
     `ignore_padded_rows` those of `--ignore-padded-rows` too, for a target with kernels for
@@ -79,7 +82,8 @@ def pipeline(
     quantized in blocks of one scale: the scales of norms then stay out of them, as they would
     spread a block's numbers. With `part` no product is split: there is one for each part, for a
     target without launches. Without `recurrences` those of outer products stay: the target has no
-    kernel for them. Files carry these names (provenance.py), so they stay as they are.
+    kernel for them. With `experts` mixtures of experts become one op, for a target that
+    has an operator for it. Files carry these names (provenance.py), so they stay as they are.
 
     `assume` are some of `options.ASSUMPTIONS`. Raises UsageError at another.
     """
@@ -90,6 +94,8 @@ def pipeline(
         names.remove("fuse-linear-attention")
     if few_bits:
         names.remove("fold-norms")
+    if not experts:
+        names.remove("fuse-experts")
     stages = only_exact(names) if exact else make(names)
     if NO_MASKED_ROWS in assume:
         stages = [

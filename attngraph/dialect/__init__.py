@@ -3,6 +3,7 @@
 from attngraph.dialect import (
     activations,
     attention,
+    experts,
     loops,
     norms,
     quantized,
@@ -14,6 +15,7 @@ from attngraph.dialect import (
 __all__ = [
     "activations",
     "attention",
+    "experts",
     "loops",
     "norms",
     "quantized",

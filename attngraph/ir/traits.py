@@ -221,6 +221,7 @@ ROTARY = _trait("rotary")
 RECURRENCE = _trait("recurrence")  # one step after the other
 RUNNING_SUM = _trait("running sum", "cumsum cumprod")  # or product
 CUMULATIVE = RUNNING_SUM | _trait("cumulative", "cummax cummin logcumsumexp")
+EXPERTS = _trait("experts")  # a few of many functions of a row, weighted
 FOURIER = _trait(
     "Fourier transform",
     "fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn "
@@ -239,17 +240,23 @@ UNSET = _trait(  # whatever the memory holds
 RANDOM = _trait("random", "", _tagged(torch.Tag.nondeterministic_seeded))
 MUTATING = _trait("mutating", "", lambda definition: definition.mutates)
 
+LARGEST = _trait("largest", "topk max.dim argmax")  # the places of the largest along an axis
+PLACING = _trait(  # which place, how often
+    "placing",
+    "argsort argsort.stable bincount nonzero one_hot sort sort.stable topk where",
+)
+
 # Ops that no reading sees through, whose other traits nobody asks for.
 OPAQUE = _trait(
     "opaque",
     "_adaptive_avg_pool3d _cdist_forward _grouped_mm _local_scalar_dense _pdist_forward "
     "adaptive_avg_pool1d adaptive_avg_pool2d "
-    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d argsort argsort.stable "
-    "as_strided avg_pool2d avg_pool3d bincount bucketize.Tensor conj cosine_similarity "
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
+    "as_strided avg_pool2d avg_pool3d bucketize.Tensor conj cosine_similarity "
     "cross_entropy_loss diag diag_embed diagonal embedding_bag embedding_bag.padding_idx eye "
     "eye.m hamming_window item kthvalue masked_select max_pool2d max_unpool2d max_unpool3d "
-    "median.dim nanmedian.dim nonzero one_hot quantile searchsorted.Scalar searchsorted.Tensor "
-    "sort sort.stable topk tril_indices unfold upsample_bicubic2d upsample_bilinear2d "
+    "median.dim nanmedian.dim quantile searchsorted.Scalar searchsorted.Tensor "
+    "tril_indices unfold upsample_bicubic2d upsample_bilinear2d "
     "upsample_nearest2d vander view.dtype view_as_complex view_as_real",
 )
 

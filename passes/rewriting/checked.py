@@ -132,6 +132,22 @@ class Checked:
         self._settle()
         return True
 
+    def is_equal(self, pairs: Sequence[tuple[Value, Value]], leaves: Iterable[Value]) -> bool:
+        """Whether the pairs are equal as functions of these leaves: a proposal, not yet made."""
+        outcome = self._evidence.compare(
+            pairs,
+            leaves,
+            kinds=self.kinds,
+            tolerance=self._tolerance(pairs),
+            depth=self.depth,
+            derived=self._derived,
+        )
+        return isinstance(outcome, Equal)
+
+    def abandon(self, pairs: Iterable[tuple[Value, Value]]) -> None:
+        """Erases the new nodes of a rewrite that isn't to be made, and says nothing of it."""
+        self._take_back(list(pairs), None, None)
+
     def _erase_compared(self, compared: Sequence[tuple[Value, Value]] | None) -> None:
         for value in (value for pair in compared or () for value in pair):
             if value.producer is not None:

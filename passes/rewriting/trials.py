@@ -30,6 +30,18 @@ AIMED = ("aimed", "all", "rows", "but one")
 """Numbers that decide conditions: anywhere, everywhere, in whole rows, or all but once a row."""
 
 
+_RAISED = 8.0
+
+
+def turns(options: int, count: int) -> list[str]:
+    """Kinds of trial in which the last axis of floats has `count` large elements at most, beside
+    each other, so that a choice of as many takes them. In all of these together each of `options`
+    is taken in each row.
+    """
+    number = -(-options // count)
+    return [f"turn {place}/{number}" for place in range(number)]
+
+
 @dataclass(frozen=True, slots=True)
 class Aims:
     """Numbers that decide conditions, and the leaves that those depend on."""
@@ -208,6 +220,12 @@ def sample(
 def _floats(value: Value, shape: list[int], seed: torch.Generator, kind: str) -> torch.Tensor:
     wide = torch.complex128 if value.dtype.is_complex else torch.float64
     drawn = torch.randn(shape, generator=seed, dtype=wide) * _SCALE.get(kind, 1.0)
+    if kind.startswith("turn ") and shape and drawn.numel():
+        turn, number = map(int, kind.removeprefix("turn ").split("/"))
+        rows = drawn.reshape(-1, shape[-1])
+        block = torch.arange(shape[-1]) * number // shape[-1]
+        row = torch.arange(len(rows)).unsqueeze(1)
+        rows += _RAISED * ((block + row) % number == turn)
     if kind == "equal" and shape:
         drawn = drawn[..., :1].real.mul(4).round().to(wide).expand(shape).clone()
     return drawn

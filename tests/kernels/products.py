@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from attngraph.dialect.experts import ACTIVATIONS, GATED
 from attngraph.export.kernels import Choice
 from attngraph.export.kernels.table import ATTENTION, GROUPED, MULTI_HEAD, PRIMITIVE
 from tests.kernels.layouts import Make, on
@@ -187,6 +188,19 @@ CASES = [
         ulps=64,
         scale=16.0,
     ),
+    *[
+        Case(
+            f"moe-{kind}",
+            on(
+                f'attn.routed_moe(%0, %1, %2, %3) {{activation = "{kind}", count = 2, '
+                "normalized = true}",
+                *(some(6, 8), some(6, 4), some(4, 24, 8), some(4, 8, 12 if kind == GATED else 24)),
+            ),
+            F32,
+            **NEAR,
+        )
+        for kind in ACTIVATIONS
+    ],
     Case("det", on("aten.linalg_det(%0)", some(3, 3)), FLOATS, **NEAR),
     Case("attention", attention(), FLOATS, **NEAR),
     Case("attention-causal", attention(", causal = true"), FLOATS, **NEAR),

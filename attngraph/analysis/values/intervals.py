@@ -132,6 +132,12 @@ class Intervals:
                     return EVERYTHING
                 far = abs(start) + abs(step) * _LONGEST
                 return -far, far
+            case "topk":
+                return sides[0] if value is node.outputs[0] else EVERYTHING
+            case "sum.dim_IntList" if sides[0][0] >= 0:
+                return 0.0, math.inf
+            case "div.Tensor" if sides[0][0] >= 0 and sides[1][0] >= 0:
+                return 0.0, math.inf
             case "layer_norm":
                 return self._normed(node)
             case "linear":

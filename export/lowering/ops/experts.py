@@ -1,15 +1,85 @@
-"""Rows sorted by group, each group with a matrix of its own: the experts of a mixture."""
+"""Mixtures of experts: onnxruntime's `MoE`, and rows sorted by expert with a matrix for each."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from attngraph.dialect.experts import GATED
 from attngraph.errors import LoweringError
-from attngraph.export.lowering.emission.context import LoweringContext
+from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import attribute, input_of
+
+_ACTIVATIONS = {
+    "identity": "identity",
+    "relu": "relu",
+    "gelu_tanh": "gelu",  # onnxruntime's is the tanh form
+    "silu": "silu",
+    GATED: "swiglu",
+}
+_LEAST = -1e30  # the logit of an expert that isn't chosen
+
+
+@register_lowering("attn.routed_moe")
+def lower_routed_moe(ctx: LoweringContext, node: Node) -> ir.Value:
+    """`MoE` takes the softmax of what its schema calls probabilities, and then the largest.
+
+    Not normalised (`normalize_routing_weights` = 0), its CPU kernel gives zeros where it is handed
+    its input's buffer for the output, as it is between two nodes. So it always normalises, and the
+    sum that it divides by is computed beside it.
+    """
+    scores, count = ctx.args(node)["scores"], attribute(node, "count")
+    made = _mixture(ctx, node, scores, count)
+    if attribute(node, "normalized"):
+        return made
+    weights = ctx.op("Softmax", scores, axis=-1)
+    largest, _ = ctx.ops("TopK", weights, ctx.constant([count]), outputs=2)
+    return ctx.op("Mul", made, ctx.op("ReduceSum", largest, ctx.constant([1]), keepdims=1))
+
+
+@register_lowering("attn.moe")
+def lower_moe(ctx: LoweringContext, node: Node) -> ir.Value:
+    """Σ w · `MoE` of log w: the softmax inside of it gives w / Σ w.
+
+    A row whose weights are all 0 has equal logits, so it is finite, and 0 times its sum.
+    """
+    args = ctx.args(node)
+    weights, up = input_of(node, "weights"), input_of(node, "up")
+    zeros = ctx.op(
+        "Expand", ctx.constant(0.0, weights.dtype), ctx.shape([weights.shape[0], up.shape[0]])
+    )
+    dense = ctx.op(
+        "ScatterElements", zeros, args["experts"], args["weights"], axis=1, reduction="add"
+    )
+    logits = ctx.op("Max", ctx.op("Log", dense), ctx.constant(_LEAST, weights.dtype))
+    made = _mixture(ctx, node, logits, weights.shape[1])
+    total = ctx.op("ReduceSum", args["weights"], ctx.constant([1]), keepdims=1)
+    return ctx.op("Mul", made, total)
+
+
+def _mixture(ctx: LoweringContext, node: Node, logits: ir.Value, count: int) -> ir.Value:
+    args = ctx.args(node)
+    activation = attribute(node, "activation")
+    limit = attribute(node, "limit")
+    gated: dict[str, Any] = {
+        "swiglu_fusion": 1,
+        "activation_alpha": float(attribute(node, "alpha")),
+        "activation_beta": float(attribute(node, "beta")),
+        "swiglu_limit": None if limit is None else float(limit),
+    }
+    return ctx.op(
+        "MoE",
+        *(args["x"], logits, args["up"], args["up_bias"], args["down"], args["down_bias"]),
+        domain=MICROSOFT,
+        k=count,
+        normalize_routing_weights=1,
+        activation_type=_ACTIVATIONS[activation],
+        **(gated if activation == GATED else {}),
+    )
 
 
 @register_lowering("aten._grouped_mm")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attngraph.dialect.experts import ACTIVATIONS, GATED
 from tests.export.lowered import check
 
 GROUPED = """
@@ -59,3 +60,69 @@ def test_values_are_counted_by_bin(bounds: str) -> None:
 
 def test_the_best_experts_and_their_scores() -> None:
     check("  input %x : f32[seq, 8]\n  %r, %i = aten.topk(%x) {k = 2}\n  return %r, %i")
+
+
+MIXTURE = """
+  input %x : f32[seq, 8]
+  input %scores : f32[seq, 4]
+  parameter %up : f32[4, {width}, 8]
+  parameter %down : f32[4, 8, 12]
+  parameter %b : f32[4, {width}]
+  parameter %c : f32[4, 8]
+  %negated = aten.neg(%x)
+  {chosen}
+  %r = aten.neg(%y)
+  return %r
+"""
+ROUTED = (
+    "%y = attn.routed_moe(%negated, %scores, %up, %down, %b, %c) "
+    "{{activation = {kind}, count = {count}, normalized = {normalized}{more}}}"
+)
+GIVEN = """%weights, %experts = aten.topk(%scores) {k = 2}
+  %positive = aten.relu(%weights)
+  %y = attn.moe(%negated, %positive, %experts, %up, %down) {activation = "silu"}"""
+
+
+def _weights(width: int) -> dict[str, torch.Tensor]:
+    shapes = {"up": (4, width, 8), "down": (4, 8, 12), "b": (4, width), "c": (4, 8)}
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("normalized", ["true", "false"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_mixture_between_two_nodes(count: int, normalized: str) -> None:
+    """There a kernel may be handed its input's buffer for its output."""
+    node = ROUTED.format(kind='"silu"', count=count, normalized=normalized, more="")
+    model = check(MIXTURE.format(width=12, chosen=node), _weights(12))
+    assert sum(node.op_type == "MoE" for node in model.graph) == 1
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_each_activation(kind: str) -> None:
+    more = ", alpha = 1.5, beta = 0.5, limit = 0.75" if kind == GATED else ""
+    width = 24 if kind == GATED else 12
+    node = ROUTED.format(kind=f'"{kind}"', count=2, normalized="true", more=more)
+    check(MIXTURE.format(width=width, chosen=node), _weights(width))
+
+
+def test_weights_of_any_sum_and_none_at_all() -> None:
+    scores = torch.randn(5, 4)
+    scores[0] = -1  # no weight
+    scores[1] = torch.tensor([-1.0, 3, -1, -1])  # one
+    inputs = [torch.randn(5, 8), scores]
+    model = check(MIXTURE.format(width=12, chosen=GIVEN), _weights(12), inputs=inputs)
+    assert sum(node.op_type == "MoE" for node in model.graph) == 1
+
+
+def test_an_expert_that_is_named_twice_counts_twice() -> None:
+    body = """
+  input %x : f32[3, 8]
+  input %weights : f32[3, 2]
+  input %experts : i64[3, 2]
+  parameter %up : f32[4, 12, 8]
+  parameter %down : f32[4, 8, 12]
+  %y = attn.moe(%x, %weights, %experts, %up, %down) {activation = "relu"}
+  return %y
+"""
+    inputs = [torch.randn(3, 8), torch.rand(3, 2), torch.tensor([[1, 1], [0, 3], [2, 2]])]
+    check(body, {name: _weights(12)[name] for name in ("up", "down")}, inputs=inputs)

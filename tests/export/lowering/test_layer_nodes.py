@@ -21,7 +21,7 @@ _LAYER = re.compile(r"\.(?:layers?|h)\.1\.")
 @functools.cache
 def _nodes(name: str, target: str = "cpu") -> list[onnx_ir.Node]:
     graph = clone(captured(name, True).graph)
-    passes.run(graph, pipeline(part=target == "cpu"))
+    passes.run(graph, pipeline(part=target == "cpu", experts=target == "cpu"))
     return list(lower(graph, target=target).graph)
 
 

@@ -1,0 +1,1 @@
+"""Mixtures of experts: what their products, activations and routers are, however dispatched."""

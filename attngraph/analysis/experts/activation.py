@@ -1,0 +1,177 @@
+"""What stands between an expert's two products, read by its values.
+
+Between them all is pointwise, or takes apart the features of a product. So it is evaluated on rows
+of random features, and is the activation that gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from attngraph.analysis.experts.products import Product
+from attngraph.analysis.values.widening import wide_node
+from attngraph.dialect.experts import ACTIVATIONS, GATED, activated
+from attngraph.errors import IRError
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute, evaluate
+from attngraph.ir.traits import CAST, LAYOUT, PART, POINTWISE, RANDOM, RESHAPE, SLICE
+
+_ROWS = 24
+_CLOSE = 1e-9
+_MOST_NUMBERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One of `ACTIVATIONS` with its numbers, and the order in which it takes features.
+
+    `order` are the places, among the features of the products one after the other, of what is to be
+    the first feature, the second, and so on.
+    """
+
+    kind: str
+    order: str
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float | None = None
+
+    def places(self, width: int) -> list[int]:
+        """The order as places, of `width` features of all products together."""
+        halves = [list(range(width // 2)), list(range(width // 2, width))]
+        pairs = [list(range(0, width, 2)), list(range(1, width, 2))]
+        match self.order:
+            case "halves":
+                gate, linear = halves
+            case "swapped halves":
+                linear, gate = halves
+            case "pairs":
+                gate, linear = pairs
+            case "swapped pairs":
+                linear, gate = pairs
+            case _:
+                return list(range(width))
+        return [place for both in zip(gate, linear, strict=True) for place in both]
+
+
+_ORDERS = ("halves", "swapped halves", "pairs", "swapped pairs")
+
+
+def read_activation(products: Sequence[Product], hidden: Value) -> Activation | None:
+    """What makes `hidden` of the results of an expert's first products; None if no known one."""
+    seed = torch.Generator().manual_seed(0)
+    features = [
+        torch.randn((_ROWS, product.width), generator=seed, dtype=torch.float64) * 3
+        for product in products
+    ]
+    known = {product.result: data for product, data in zip(products, features, strict=True)}
+    numbers: dict[float, None] = {}
+    found = _evaluated(hidden, known, numbers)
+    if found is None:
+        return None
+    made = found.reshape(_ROWS, -1)
+    given = torch.cat(features, 1)
+    for guess in _guesses(list(numbers)[:_MOST_NUMBERS]):
+        if guess.kind == GATED and given.shape[1] % 2:
+            continue
+        taken = given[:, guess.places(given.shape[1])]
+        expected = activated(taken, guess.kind, guess.alpha, guess.beta, guess.limit)
+        if expected.shape == made.shape and torch.allclose(expected, made, _CLOSE, _CLOSE):
+            return guess
+    return None
+
+
+def _guesses(numbers: Sequence[float]) -> Iterator[Activation]:
+    for kind in ACTIVATIONS:
+        if kind != GATED:
+            yield Activation(kind, "as they are")
+    limits = [None, *(number for number in numbers if number > 0)]
+    for order, alpha, beta, limit in itertools.product(
+        _ORDERS, (1.0, *numbers), (0.0, *numbers), limits
+    ):
+        yield Activation(GATED, order, alpha, beta, limit)
+
+
+def _evaluated(
+    value: Value, known: dict[Value, torch.Tensor], numbers: dict[float, None]
+) -> torch.Tensor | None:
+    """The value for rows of features (R, …) in the place of whatever rows there are."""
+    if value in known:
+        return known[value]
+    if value.is_constant and value.data is not None and value.data.numel() == 1:
+        number = value.data.detach().double().reshape(())
+        numbers[float(number)] = None
+        return number
+    node = value.producer
+    if node is None:
+        return None
+    if node.op in LAYOUT:
+        source = node.inputs[0]
+        above = None if source is None else _evaluated(source, known, numbers)
+        return None if source is None or above is None else _laid_out(node, value, source, above)
+    if (node.op not in POINTWISE | CAST and node.op != "aten.glu") or node.op in RANDOM:
+        return None
+    for attr in node.attrs.values():
+        if isinstance(attr, (int, float)) and not isinstance(attr, bool):
+            numbers[float(attr)] = None
+    inputs = [None if side is None else _evaluated(side, known, numbers) for side in node.inputs]
+    if any(
+        side is not None and data is None for side, data in zip(node.inputs, inputs, strict=True)
+    ):
+        return None
+    try:
+        (result,) = evaluate(wide_node(node), inputs, {})
+    except (IRError, RuntimeError, TypeError, ValueError):
+        return None
+    known[value] = result
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _laid_out(node: Node, value: Value, source: Value, above: torch.Tensor) -> torch.Tensor | None:
+    """A layout op on the features (R, F…) of rows; rows themselves go anywhere."""
+    rank = above.dim() - 1
+    if node.op in PART:
+        dim = attribute(node, "dim") % len(source.shape) - len(source.shape)
+        if dim >= -rank:
+            return _part(node, value, above, dim)
+        return None
+    if node.op in RESHAPE:
+        count = above[0].numel()
+        trailing: list[int] = []
+        for size in reversed(value.shape):
+            if math.prod(trailing) == count:
+                break
+            if not isinstance(size, int):
+                return None
+            trailing.insert(0, size)
+        if math.prod(trailing) != count:
+            return None
+        return above.reshape(_ROWS, *trailing)
+    if len(source.shape) >= rank and value.shape[-rank:] == above.shape[1:]:
+        return above  # the features are where they were, or else no guess is equal
+    return None
+
+
+def _part(node: Node, value: Value, above: torch.Tensor, dim: int) -> torch.Tensor | None:
+    attrs: Mapping[str, object] = {**node.attrs, "dim": dim}
+    place = node.outputs.index(value)
+    if node.op in SLICE and not all(
+        isinstance(attrs.get(name, 0) or 0, int) for name in ("start", "end", "step", "length")
+    ):
+        return None
+    moved = _WithAttrs(node.op, attrs)
+    try:
+        results = evaluate(moved, [above], {})  # type: ignore[arg-type]
+    except (IRError, RuntimeError, TypeError, ValueError):
+        return None
+    return results[place] if place < len(results) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _WithAttrs:
+    op: str
+    attrs: Mapping[str, object]

@@ -1,0 +1,337 @@
+"""Where a mixture of experts is: between a choice of experts for each row and the sum over them.
+
+How rows reach their experts and come back, by loops, sorts, gathers, one-hot products or not at
+all, isn't read. Which values the mixture is a function of is: the rows x, the experts that a top-k
+chooses, and a weight for each. That it is the function which is proposed of them is for trials to
+tell (passes/fusion/fuse_experts.py), so a reading proposes and proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
+
+from attngraph.analysis.experts.activation import Activation, read_activation
+from attngraph.analysis.experts.products import GROUPED, Product, read_product
+from attngraph.analysis.walks import walk
+from attngraph.ir import Dim, Graph, Node, ScalarType, TensorType, Value
+from attngraph.ir.dims import product, same
+from attngraph.ir.ops import attribute
+from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import (
+    ADDMM,
+    CAST,
+    CHOICE,
+    COMPARISON,
+    CUMULATIVE,
+    FILL,
+    GATHERED,
+    JOIN,
+    LARGEST,
+    LAYOUT,
+    LINEAR,
+    LOGICAL,
+    MATMUL,
+    PART,
+    PLACING,
+    POINTWISE,
+    RANGE,
+    REDUCTION,
+    SCATTER,
+    SUM,
+    UNSET,
+)
+
+_DISPATCH = (
+    LAYOUT | CAST | CHOICE | COMPARISON | CUMULATIVE | FILL | GATHERED | JOIN | LINEAR | LOGICAL
+    | MATMUL | ADDMM | POINTWISE | RANGE | SCATTER | REDUCTION | SUM | UNSET | PLACING
+)  # fmt: skip
+_Stops: TypeAlias = Callable[[Value], bool]
+_MOST_CUTS = 12
+_MOST_WEIGHTS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`node` chooses `count` of `experts` for each row, by `scores` (…, experts)."""
+
+    node: Node
+    scores: Value
+    indices: Value
+    experts: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """The products of one expert, or of all that are stacked: up to `hidden`, and down from it."""
+
+    ups: tuple[Product, ...]
+    down: Product
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """`result` may be Σ weight · expert(x); `router` is what choice and weights follow from."""
+
+    choice: Choice
+    x: Value
+    result: Value
+    experts: tuple[Expert, ...]
+
+    def weights(self, graph: Graph) -> Iterator[tuple[Value, Value]]:
+        """(weights, router): values with a number for each choice which, with the choices and x,
+        decide the result; and what both follow from. The one next to the result first.
+        """
+        choice = self.choice
+        rows = product(choice.indices.shape)
+        known = {choice.indices, *_layouts(self.x)}
+
+        def is_weight(value: Value) -> bool:
+            kind = value.type
+            if not isinstance(kind, TensorType) or not kind.dtype.is_floating_point:
+                return False
+            if not same(product(kind.shape), rows):
+                return False
+            return choice.count == 1 or (bool(kind.shape) and kind.shape[-1] == choice.count)
+
+        def stops(value: Value) -> bool:
+            return value in known or value.is_constant
+
+        _, nodes = backward_slice([self.result], stops)
+        found = [value for node in reversed(nodes) for value in node.outputs if is_weight(value)]
+        for weight in islice(found, _MOST_WEIGHTS):
+            cut = {*known, weight}
+            leaves, inside = backward_slice([self.result], _stops_at(cut))
+            if weight in leaves and all(_is_given(leaf, cut) for leaf in leaves):
+                if not all(map(_is_dispatch, inside)):
+                    continue
+                router = _router(choice, weight)
+                if router is not None:
+                    yield weight, router
+
+
+def choices(graph: Graph) -> Iterator[Choice]:
+    """Every choice of some of a static number, the last one first: groups are chosen before."""
+    for node in reversed(list(graph)):
+        scores = node.inputs[0] if node.inputs else None
+        if scores is None or node.op not in LARGEST:
+            continue
+        rank, dim = len(scores.shape), node.attrs.get("dim", -1)
+        if not rank or not isinstance(dim, int) or dim % rank != rank - 1:
+            continue
+        count = attribute(node, "k") if node.op == "aten.topk" else 1
+        experts = scores.shape[-1]
+        if not isinstance(count, int) or not isinstance(experts, int) or not 1 <= count <= experts:
+            continue
+        if node.op == "aten.topk" and not attribute(node, "largest"):
+            continue
+        if experts > 1 and rank > 1 and node.outputs[-1].uses:
+            yield Choice(node, scores, node.outputs[-1], experts, count)
+
+
+def mixtures(graph: Graph, choice: Choice) -> Iterator[Mixture]:
+    """What may be the mixture of a choice, from the smallest region on."""
+    leaves, above = backward_slice([choice.scores], lambda value: False)
+    router, router_nodes = {*leaves}, {*above}
+    outputs = {*choice.node.outputs}
+
+    def stops(value: Value) -> bool:
+        return (
+            value in outputs
+            or value.is_constant
+            or value.producer in router_nodes
+            or value in router
+        )
+
+    for result in islice(_cuts(graph, choice), _MOST_CUTS):
+        if not result.shape or not isinstance(result.shape[-1], int):
+            continue
+        read = _experts(result, choice, stops)
+        if read is None:
+            continue
+        x = _rows(choice, read)
+        if x is None or not x.shape[-1] == result.shape[-1] == read[0].down.width:
+            continue
+        if same(product(x.shape[:-1]), product(result.shape[:-1])):
+            yield Mixture(choice, x, result, read)
+            return
+
+
+def _cuts(graph: Graph, choice: Choice) -> Iterator[Value]:
+    """Values that all that depends on the choice goes through, in order."""
+    waiting: dict[Value, int] = {}
+    for value in choice.node.outputs:
+        if value.uses:
+            waiting[value] = len(value.uses)
+    started = False
+    for node in graph:
+        if node is choice.node:
+            started = True
+        if not started or node is choice.node:
+            continue
+        read = [value for value in node.inputs if value is not None and value in waiting]
+        if not read:
+            continue
+        for value in read:
+            waiting[value] -= 1
+            if waiting[value] == 0:
+                del waiting[value]
+        for value in node.outputs:
+            if value in graph.outputs:
+                waiting[value] = len(value.uses) + 1
+            elif value.uses:
+                waiting[value] = len(value.uses)
+        if len(waiting) == 1 and len(node.outputs) == 1 and node.output in waiting:
+            kind = node.output.type
+            if isinstance(kind, TensorType) and kind.dtype.is_floating_point:
+                yield node.output
+
+
+def _experts(
+    result: Value, choice: Choice, stops: Callable[[Value], bool]
+) -> tuple[Expert, ...] | None:
+    """Each expert's products under the result; None where they aren't two after each other."""
+    downs = _products([result], choice, stops)
+    found: list[Expert] = []
+    activation: Activation | None = None
+    for down in downs:
+        ups = _products([down.rows], choice, stops)
+        if not 1 <= len(ups) <= 2 or len({up.width for up in ups}) != 1:
+            return None
+        if activation is None:
+            activation = read_activation(ups, down.rows)
+        if activation is None:
+            return None
+        found.append(Expert(tuple(ups), down, activation))
+    if not found:
+        return None
+    alone = [item for item in found if not item.down.matrices.stacked]
+    if alone and len(found) != choice.experts:
+        return None
+    if not alone and len(found) != 1:
+        return None
+    return tuple(found)
+
+
+def _products(
+    starts: Iterable[Value], choice: Choice, stops: Callable[[Value], bool]
+) -> list[Product]:
+    """The products of experts that values are computed from, but not those above them."""
+    found: dict[Node, Product] = {}
+
+    def above(value: Value) -> Iterator[Value]:
+        node = value.producer
+        if node is None or value.is_constant or stops(value):
+            return
+        read = read_product(node, choice.experts) if _may_multiply(node) else None
+        if read is not None:
+            found[node] = read
+            return
+        yield from (source for source in node.inputs if source is not None)
+
+    for _ in walk(starts, above, limit=choice.experts * 64 + 256):
+        pass
+    return sorted(found.values(), key=lambda item: item.node.number)
+
+
+def _may_multiply(node: Node) -> bool:
+    return node.op in MATMUL | LINEAR | ADDMM or node.op in GROUPED
+
+
+def _rows(choice: Choice, experts: Sequence[Expert]) -> Value | None:
+    """x: what all first products read, before rows are chosen by the choice."""
+    outputs = {*choice.node.outputs}
+    dependent: dict[Value, bool] = {}
+
+    def depends(value: Value) -> bool:
+        if value not in dependent:
+            leaves, _ = backward_slice([value], outputs.__contains__)
+            dependent[value] = any(leaf in outputs for leaf in leaves)
+        return dependent[value]
+
+    found: dict[Value, None] = {}
+    for expert in experts:
+        for up in expert.ups:
+            value = up.rows
+            while depends(value):
+                node = value.producer
+                assert node is not None
+                floats = [
+                    side
+                    for side in node.inputs
+                    if side is not None
+                    and isinstance(side.type, TensorType)
+                    and side.dtype.is_floating_point
+                ]
+                free = [side for side in floats if not depends(side)]
+                onward = free if len(free) == 1 and len(floats) > 1 else floats
+                if len(onward) != 1:
+                    return None
+                value = onward[0]
+            found[_top(value, up.matrices.shape[2])] = None
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _top(value: Value, width: int) -> Value:
+    """Past layouts that keep the features last."""
+    return [*_layouts(value, width)][-1]
+
+
+def _layouts(value: Value, width: Dim | None = None) -> list[Value]:
+    """The value and those that it is a layout of, with as many features."""
+    chain = [value]
+    size = value.shape[-1] if width is None else width
+    while (node := chain[-1].producer) is not None and node.op in LAYOUT and node.op not in PART:
+        source = node.inputs[0]
+        if source is None or not source.shape:
+            break
+        chain.append(source)
+    while len(chain) > 1 and chain[-1].shape[-1] != size:
+        chain.pop()
+    return chain
+
+
+def _router(choice: Choice, weight: Value) -> Value | None:
+    """The last value (…, experts) that decides both the choice and its weights."""
+
+    def above(value: Value) -> Iterator[Value]:
+        node = value.producer
+        if node is not None:
+            yield from (v for v in node.inputs if v is not None and not v.is_constant)
+
+    chosen = {choice.indices}
+    for value in walk([choice.scores], above):
+        kind = value.type
+        if not isinstance(kind, TensorType) or not kind.dtype.is_floating_point:
+            continue
+        if not kind.shape or kind.shape[-1] != choice.experts:
+            continue
+        cut = {value}
+        leaves, _ = backward_slice([*chosen, weight], _stops_at(cut))
+        if all(_is_given(leaf, cut) for leaf in leaves):
+            return value
+    return None
+
+
+def _stops_at(cut: Container[Value]) -> Callable[[Value], bool]:
+    return lambda value: value in cut or value.is_constant
+
+
+def _is_given(leaf: Value, cut: Iterable[Value]) -> bool:
+    return leaf in cut or leaf.is_constant or isinstance(leaf.type, ScalarType)
+
+
+def _is_dispatch(node: Node) -> bool:
+    """Whether a node does what moving rows to experts and back takes, at any number of rows.
+
+    Rows that are left out from some place on would be seen at that many rows only.
+    """
+    if node.op in PART:
+        source = node.inputs[0]
+        dim = attribute(node, "dim")
+        return source is not None and isinstance(source.shape[dim], int)
+    return node.op in _DISPATCH or node.op in GROUPED

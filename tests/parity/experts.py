@@ -1,0 +1,296 @@
+"""Mixtures of experts, written in the ways that are published, and near misses of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+E, K, H, I = 4, 2, 8, 12  # noqa: E741  experts, those of a row, features, hidden features
+
+
+class Stacked(nn.Module):
+    """Mixtral's router, and matrices that are stacked."""
+
+    count = K
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = nn.Linear(H, E, bias=False)
+        self.w1 = nn.Parameter(torch.randn(E, I, H) / 2)
+        self.w3 = nn.Parameter(torch.randn(E, I, H) / 2)
+        self.w2 = nn.Parameter(torch.randn(E, H, I) / 2)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = self.gate(x).softmax(-1).topk(self.count, -1)
+        return weights / weights.sum(-1, keepdim=True), experts
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        hidden = functional.silu(x @ self.w1[e].T) * (x @ self.w3[e].T)
+        return hidden @ self.w2[e].T
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        result = torch.zeros_like(x)
+        mask = functional.one_hot(experts, E).permute(2, 1, 0)
+        for e in range(E):
+            place, row = torch.where(mask[e])
+            result.index_add_(0, row, self.expert(x[row], e) * weights[row, place, None])
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x.reshape(-1, H)).reshape(x.shape) + x
+
+
+class Modules(Stacked):
+    """A list of experts; the softmax after the top-k; sums by index_put (mistral-inference)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(H, 2 * I) for _ in range(E))
+        self.down = nn.ModuleList(nn.Linear(I, H) for _ in range(E))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = self.gate(x).topk(K, -1)
+        return weights.softmax(-1), experts
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        gate, linear = self.up[e](x).chunk(2, -1)
+        made: Tensor = self.down[e](functional.silu(gate) * linear)
+        return made
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        result = torch.zeros_like(x)
+        for e in range(E):
+            row, place = torch.where(experts == e)
+            result[row] += weights[row, place, None] * self.expert(x[row], e)
+        return result
+
+
+class Gathered(Stacked):
+    """Matrices of the chosen experts for each row (gpt-fast)."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        gate = functional.silu(torch.einsum("th,tkih->tki", x, self.w1[experts]))
+        linear = torch.einsum("th,tkih->tki", x, self.w3[experts])
+        made = torch.einsum("tki,tkhi->tkh", gate * linear, self.w2[experts])
+        return torch.einsum("tkh,tk->th", made, weights)
+
+
+class OneHot(Stacked):
+    """Products with a one-hot tensor there and back (GShard, without a capacity)."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        chosen = functional.one_hot(experts, E).to(x.dtype)
+        rows = torch.einsum("te,th->eth", chosen.sum(1), x)
+        hidden = functional.silu(rows @ self.w1.mT) * (rows @ self.w3.mT)
+        return torch.einsum("te,eth->th", (chosen * weights[..., None]).sum(1), hidden @ self.w2.mT)
+
+
+class Dense(Stacked):
+    """Every expert on every row, with weights that are zero but for the chosen ones."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        spread = torch.zeros(x.shape[0], E).scatter(-1, experts, weights)
+        hidden = functional.silu(torch.einsum("th,eih->tei", x, self.w1))
+        hidden = hidden * torch.einsum("th,eih->tei", x, self.w3)
+        return torch.einsum("teh,te->th", torch.einsum("tei,ehi->teh", hidden, self.w2), spread)
+
+
+class Masked(Stacked):
+    """Every expert on every row, times where it was chosen."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        parts = [self.expert(x, e) * (weights * (experts == e)).sum(-1, True) for e in range(E)]
+        return torch.stack(parts).sum(0)
+
+
+class Sorted(Stacked):
+    """Choices sorted by expert, and brought back by an inverse permutation."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        chosen, order = experts.reshape(-1).sort()
+        rows = x[order // K, :, None]
+        hidden = functional.silu(self.w1[chosen] @ rows) * (self.w3[chosen] @ rows)
+        made = (self.w2[chosen] @ hidden)[..., 0] * weights.reshape(-1)[order, None]
+        back = torch.empty_like(order).index_put((order,), torch.arange(order.shape[0]))
+        return made[back].reshape(-1, K, H).sum(1)
+
+
+class Unnormalised(Stacked):
+    """Weights that don't sum to one (Qwen2-MoE, OLMoE)."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = self.gate(x).softmax(-1).topk(K, -1)
+        return weights, experts
+
+
+class Corrected(Stacked):
+    """Sigmoids, a bias that only chooses, and a factor (DeepSeek-V3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.correction = nn.Buffer(torch.randn(E))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.gate(x).sigmoid()
+        experts = (scores + self.correction).topk(K, -1).indices
+        weights = scores.gather(1, experts)
+        return weights / (weights.sum(-1, True) + 1e-20) * 2.5, experts
+
+
+class First(Stacked):
+    """One expert for each row (Switch)."""
+
+    count = 1
+
+
+class All(Stacked):
+    """As many as there are."""
+
+    count = E
+
+
+class Clamped(Stacked):
+    """gpt-oss: interleaved features, biases, and a SwiGLU that is cut at a limit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(E, H, 2 * I))
+        self.up_bias = nn.Parameter(torch.randn(E, 2 * I))
+        self.down_bias = nn.Parameter(torch.randn(E, H))
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        both = x @ self.up[e] + self.up_bias[e]
+        gate, linear = both[..., ::2].clamp(max=1.5), both[..., 1::2].clamp(-1.5, 1.5)
+        hidden = (linear + 1) * gate * torch.sigmoid(gate * 1.702)
+        return hidden @ self.w2[e].T + self.down_bias[e]
+
+
+class Rectified(Stacked):
+    """One product up, and relu."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return torch.relu(x @ self.w1[e].T) @ self.w2[e].T
+
+
+class Shared(Stacked):
+    """Experts that share matrices."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        hidden = functional.silu(x @ self.w1[e].T) * (x @ self.w3[(e + 1) % E].T)
+        return hidden @ self.w2[min(e, 2)].T
+
+
+PUBLISHED = (
+    *(Stacked, Modules, Gathered, OneHot, Dense, Masked, Sorted),
+    *(Unnormalised, Corrected, First, All, Clamped, Rectified, Shared),
+)
+
+
+# Near misses: each differs from a mixture somewhere, and must stay as it is.
+
+
+class LeftOut(Gathered):
+    """The last expert is never asked: the one before it is, in its place."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = super().route(x)
+        return weights, experts
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        asked = experts.clamp(max=E - 2)
+        hidden = functional.silu(torch.einsum("th,tkih->tki", x, self.w1[asked]))
+        hidden = hidden * torch.einsum("th,tkih->tki", x, self.w3[asked])
+        made = torch.einsum("tki,tkhi->tkh", hidden, self.w2[asked])
+        return torch.einsum("tkh,tk->th", made, weights)
+
+
+class Shortened(Stacked):
+    """The loop ends one expert early."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        parts = [self.expert(x, e) * (weights * (experts == e)).sum(-1, True) for e in range(E - 1)]
+        return torch.stack(parts).sum(0)
+
+
+class Squared(Stacked):
+    """Rows are weighted twice by one expert."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        made = [(weights * (experts == e)).sum(-1, True) for e in range(E)]
+        made[1] = made[1] * made[1]
+        return torch.stack([self.expert(x, e) * made[e] for e in range(E)]).sum(0)
+
+
+class ScaledInside(Stacked):
+    """A factor between the activation and the product down."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return (functional.silu(x @ self.w1[e].T) * (x @ self.w3[e].T) * 1.5) @ self.w2[e].T
+
+
+class OneDiffers(Stacked):
+    """One expert has another activation."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        act = functional.silu if e else functional.gelu
+        return (act(x @ self.w1[e].T) * (x @ self.w3[e].T)) @ self.w2[e].T
+
+
+class Signed(Stacked):
+    """Weights of either sign."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = self.gate(x).tanh().topk(K, -1)
+        return weights, experts
+
+
+class Limited(Stacked):
+    """An expert takes three rows at most, as with a capacity."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        parts = []
+        for e in range(E):
+            chosen = experts == e
+            place = chosen.any(-1).cumsum(0)
+            taken = (weights * (chosen & (place <= 3)[:, None])).sum(-1, True)
+            parts.append(self.expert(x, e) * taken)
+        return torch.stack(parts).sum(0)
+
+
+class CutRows(Stacked):
+    """The choices from the twentieth on, sorted by expert, are dropped."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        chosen, order = experts.reshape(-1).sort()
+        chosen, order = chosen[:20], order[:20]
+        rows = x[order // K, :, None]
+        hidden = functional.silu(self.w1[chosen] @ rows) * (self.w3[chosen] @ rows)
+        made = (self.w2[chosen] @ hidden)[..., 0] * weights.reshape(-1)[order, None]
+        return torch.zeros_like(x).index_add(0, order // K, made)
+
+
+class Kept(Stacked):
+    """Each expert adds its row to what it makes."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return super().expert(x, e) + x
+
+
+NEAR_MISSES = (
+    *(LeftOut, Shortened, Squared, ScaledInside, OneDiffers, Signed, Limited),
+    Kept,
+)

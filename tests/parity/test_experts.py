@@ -1,0 +1,139 @@
+"""A mixture of experts becomes one op, however it is written, and a near miss stays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+import attngraph
+from attngraph.analysis.experts import activation, reading
+from attngraph.ir import Graph, TensorType, interpret
+from attngraph.ir.traits import EXPERTS
+from attngraph.passes import make, run
+from attngraph.passes.fusion import fuse_experts
+from attngraph.passes.rewriting.trials import sample, turns
+from tests.parity import experts
+from tests.parity.experts import NEAR_MISSES, PUBLISHED, E, H
+
+SLOW = {
+    *(experts.Dense, experts.Masked, experts.All, experts.Rectified, experts.Shared),
+    *(experts.Shortened, experts.Kept, experts.ScaledInside, experts.OneDiffers),
+}
+PASSES = ["split-complex", "canonicalize", "cse", "dce", "fuse-experts", "dce"]
+
+
+@functools.cache
+def _module(kind: type[torch.nn.Module]) -> torch.nn.Module:
+    return kind().eval()
+
+
+def _captured(kind: type[torch.nn.Module]) -> Graph:
+    dims = {0: Dim("batch", max=16), 1: Dim("seq", max=64)}
+    return attngraph.capture(_module(kind), (torch.randn(2, 7, H),), dynamic_shapes=(dims,))
+
+
+def _fused(kind: type[torch.nn.Module]) -> Graph:
+    graph = _captured(kind)
+    results = run(graph, make(PASSES))
+    assert not [r for result in results for r in result.remarks if r.code == "unequal"]
+    return graph
+
+
+def _count(graph: Graph) -> int:
+    return sum(node.op in EXPERTS for node in graph)
+
+
+def _assert_as_eager(kind: type[torch.nn.Module], graph: Graph) -> None:
+    """At sizes that the capture never saw, one row among them, and with rows that tie."""
+    for shape in ((1, 1), (3, 21)):
+        x = torch.randn(*shape, H)
+        x[0, 0] = 0
+        (found,) = interpret(graph, [x])
+        torch.testing.assert_close(found, _module(kind)(x), rtol=1e-5, atol=1e-5)
+
+
+def _each(kinds: Sequence[type[torch.nn.Module]]) -> list[Any]:
+    """As parameters, those that a quick run leaves out marked."""
+    return [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", _each(PUBLISHED))
+def test_a_mixture_is_one_op(kind: type[torch.nn.Module]) -> None:
+    graph = _fused(kind)
+    assert _count(graph) == 1
+    _assert_as_eager(kind, graph)
+    assert len(list(graph)) <= 14
+
+
+@pytest.mark.parametrize("kind", _each(NEAR_MISSES))
+def test_a_near_miss_stays(kind: type[torch.nn.Module]) -> None:
+    graph = _fused(kind)
+    assert _count(graph) == 0
+    _assert_as_eager(kind, graph)
+
+
+def test_rows_that_are_dropped_by_number_are_no_mixture() -> None:
+    """At the sizes of trials none are."""
+    assert _count(_fused(experts.CutRows)) == 0
+
+
+def _swapped(read: Callable[..., Any]) -> Callable[..., Any]:
+    """A reading that takes the gate for the linear half."""
+    wrong = {"halves": "swapped halves", "pairs": "swapped pairs"}
+
+    def changed(*given: Any) -> Any:
+        found = read(*given)
+        if found is None or found.order not in wrong:
+            return None
+        return activation.Activation(
+            found.kind, wrong[found.order], found.alpha, found.beta, found.limit
+        )
+
+    return changed
+
+
+def _reversed(read: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: list(reversed(read(*given)))
+
+
+def _first_only(read: Callable[..., Any]) -> Callable[..., Any]:
+    """A reading of the biases that has none."""
+    return lambda *given: []
+
+
+MUTANTS = [
+    (reading, "read_activation", _swapped, experts.Stacked),
+    (fuse_experts, "_by_number", _reversed, experts.Modules),
+    (fuse_experts, "_all_there", _first_only, experts.Clamped),
+]
+
+
+@pytest.mark.parametrize(("home", "name", "mutate", "kind"), MUTANTS)
+def test_a_wrong_reading_makes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    home: Any,
+    name: str,
+    mutate: Callable[..., Any],
+    kind: type[torch.nn.Module],
+) -> None:
+    monkeypatch.setattr(home, name, mutate(getattr(home, name)))
+    graph = _fused(kind)
+    assert _count(graph) == 0
+    _assert_as_eager(kind, graph)
+
+
+def test_trials_choose_each_expert_even_in_one_row() -> None:
+    graph = Graph()
+    scores = graph.add_input("scores", TensorType(torch.float32, (1, E)))
+    for count in range(1, E + 1):
+        seen: set[int] = set()
+        for kind in turns(E, count):
+            drawn = sample(scores, {}, kind, may_mask=False, sparse=False)
+            assert isinstance(drawn, torch.Tensor)
+            seen.update(drawn[0].topk(count).indices.tolist())
+        assert seen == {*range(E)}
