@@ -241,10 +241,11 @@ RANDOM = _trait("random", "", _tagged(torch.Tag.nondeterministic_seeded))
 MUTATING = _trait("mutating", "", lambda definition: definition.mutates)
 
 LARGEST = _trait("largest", "topk max.dim argmax")  # the places of the largest along an axis
-PLACING = _trait(  # which place, how often
-    "placing",
-    "argsort argsort.stable bincount nonzero one_hot sort sort.stable topk where",
-)
+SORTED = _trait("sorted", "sort sort.stable argsort argsort.stable")
+PLACED = _trait("placed", "where nonzero")  # the places of what is true
+ONE_HOT = _trait("one-hot", "one_hot")
+COUNTED = _trait("counted", "bincount histc")  # how often each number occurs
+TRUTH = _trait("truth", "any any.dim any.dims all all.dim all.dims")
 
 # Ops that no reading sees through, whose other traits nobody asks for.
 OPAQUE = _trait(

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
 from attngraph.analysis.experts.products import GROUPED, Stored
-from attngraph.analysis.experts.reading import Choice, Expert, Mixture, choices, mixtures
+from attngraph.analysis.experts.reading import (
+    Choice,
+    Expert,
+    Mixture,
+    Unread,
+    choices,
+    mixture_of,
+)
+from attngraph.analysis.experts.router import softmax_near, softmax_of
+from attngraph.analysis.experts.uniform import switch_in
 from attngraph.analysis.values.intervals import Intervals
-from attngraph.analysis.values.matching import producer
-from attngraph.ir import Builder, Dim, Graph, Remark, TensorType, Value
+from attngraph.ir import Builder, Dim, Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import divide, product, same_shape
-from attngraph.ir.traits import SOFTMAX
+from attngraph.ir.slices import depends_on
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import turns
@@ -24,6 +32,11 @@ _LARGE = 1 << 17
 """Elements of an expert's matrix from which grouped products outrun the operator on the CPU: its
 kernel multiplies with matrices as they are stored, others are packed when a file is opened. With 8
 experts of 459,000 elements they took 0.7 of its time, with 64 of 65,000 1.2 to 1.8."""
+_SWITCHES = "what is done to rows may be otherwise for others, or at other numbers of them"
+_NO_ACTIVATION = "no operator has what stands between an expert's products"
+_GROUPED_IS_FASTER = "products of large matrices, grouped by expert, are faster"
+_SIGNED = "its weights may be negative"
+_UNEQUAL = "it isn't the weighted sum of what its experts give"
 _REASSOCIATES = "The experts of a row are summed by one operator, which normalises their weights."
 
 
@@ -48,13 +61,43 @@ class FuseExperts:
             if size not in every:
                 kinds = ("plain", "equal", "zero", *turns(*size))
                 every[size] = Checked(graph, self.name, kinds, depth=None)
-            for mixture in mixtures(graph, choice):
-                if _is_grouped(mixture) and _largest(mixture) >= _LARGE:
-                    break
-                if _fuse(graph, every[size], mixture):
-                    eliminate_dead_code(graph)
-                    break
+            found = mixture_of(graph, choice)
+            if found is None:
+                continue
+            remark = _read(every[size], found)
+            every[size].remarks.append(remark)
+            eliminate_dead_code(graph)
         return [remark for checked in every.values() for remark in checked.remarks]
+
+
+def _read(checked: Checked, found: Mixture | Unread) -> Remark:
+    """Makes the op, if a mixture is one; what became of it."""
+    if isinstance(found, Unread):
+        return _kept(found.choice, _NO_ACTIVATION, found.node)
+    if _is_grouped(found) and _largest(found) >= _LARGE:
+        return _kept(found.choice, _GROUPED_IS_FASTER, found.experts[0].down.node)
+    place = _place(found.choice)
+    why = _fuse(checked, found)
+    if why is not None:
+        return _kept(found.choice, *why)
+    reason = f"{_described(found.choice)} is one operator."
+    return Remark("named", "experts", reason, **place)
+
+
+def _kept(choice: Choice, why: str, node: Node) -> Remark:
+    """Why a mixture stays as it is written."""
+    reason = f"{_described(choice)} stays as it is written: {why}."
+    return Remark("named", "experts-kept", reason, **_place(choice), blamed=node.outputs[0].name)
+
+
+def _described(choice: Choice) -> str:
+    return f"A mixture of {choice.experts} experts, of which a row takes {choice.count},"
+
+
+def _place(choice: Choice) -> dict[str, Any]:
+    """The router's softmax, or what chooses."""
+    node = softmax_near(choice) or choice.node
+    return {"loc": node.loc, "op": node.op, "node": node.outputs[-1].name}
 
 
 def _is_grouped(mixture: Mixture) -> bool:
@@ -67,38 +110,50 @@ def _largest(mixture: Mixture) -> int:
     return max(matrices.shape[1] * matrices.shape[2] for matrices in ups)
 
 
-def _fuse(graph: Graph, checked: Checked, mixture: Mixture) -> bool:
-    """Whether the op with one of the mixture's possible weights gives its result, and was made."""
+def _fuse(checked: Checked, mixture: Mixture) -> tuple[str, Node] | None:
+    """Makes the op with one of the possible weights; else says why not, and a node to blame."""
     bounds = Intervals()
-    for weights, router in mixture.weights(graph):
-        softmax = producer(router, *SOFTMAX)
-        scores = router if softmax is None else softmax.inputs[0]
-        assert scores is not None
-        forms: list[_Router] = [_Softmax(scores, True), _Softmax(scores, False)]
+    switches: list[Node] = []
+    assert mixture.result.producer is not None
+    why = _UNEQUAL, mixture.result.producer
+    for weights in mixture.weights():
+        if (switch := switch_in(mixture, mixture.given(), weights)) is not None:
+            switches.append(switch)
+            continue
+        scores = softmax_of(mixture.choice, weights)
+        forms: list[_Router] = []
+        if scores is not None:
+            forms += [_Softmax(scores, True), _Softmax(scores, False)]
         if bounds.of(weights)[0] >= 0:
-            forms.append(_Given(router, weights))
+            forms.append(_Given(weights))
+        elif scores is None and weights.producer is not None:
+            why = _SIGNED, weights.producer
         for form in forms:
             pairs = [(mixture.result, _made(checked, mixture, form))]
-            leaves = [mixture.x, form.decides]
+            decides = form.scores if isinstance(form, _Softmax) else mixture.choice.scores
+            leaves = [mixture.x, decides] + ([weights] if isinstance(form, _Given) else [])
             if checked.is_equal(pairs, leaves):
-                return checked.replace(pairs, leaves=leaves, reassociates=_REASSOCIATES)
+                is_made = checked.replace(pairs, leaves=leaves, reassociates=_REASSOCIATES)
+                return None if is_made else why
             checked.abandon(pairs)
-    return False
+    after = [node for node in switches if depends_on(node.outputs, [mixture.choice.node])]
+    if switches and why[0] == _UNEQUAL:
+        why = _SWITCHES, [*after, *switches][0]
+    return why
 
 
 @dataclass(frozen=True)
 class _Softmax:
-    """A router whose weights the op computes: the softmax of what `decides`."""
+    """A router whose weights the op computes: the softmax of the scores."""
 
-    decides: Value
+    scores: Value
     normalized: bool
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A router that gives `weights`, which follow from what `decides`."""
+    """A router that gives the weights of what it chooses."""
 
-    decides: Value
     weights: Value
 
 
@@ -156,7 +211,7 @@ def _made(checked: Checked, mixture: Mixture, router: _Router) -> Value:
 def _routed(build: Builder, choice: Choice, router: _Router) -> list[Value]:
     """The inputs of the op that say which experts a row takes."""
     if isinstance(router, _Softmax):
-        return [_rows(build, router.decides, choice.experts)]
+        return [_rows(build, router.scores, choice.experts)]
     return [_rows(build, value, choice.count) for value in (router.weights, choice.indices)]
 
 

@@ -18,10 +18,11 @@ from attngraph.passes import make, run
 from attngraph.passes.fusion import fuse_experts
 from attngraph.passes.rewriting.trials import sample, turns
 from tests.parity import experts
-from tests.parity.experts import NEAR_MISSES, PUBLISHED, E, H
+from tests.parity.experts import NEAR_MISSES, PUBLISHED, ROUTED_BY_ITSELF, SWITCHING, E, H
 
 SLOW = {
     *(experts.Dense, experts.Masked, experts.All, experts.Rectified, experts.Shared),
+    *(experts.Capacity, experts.Cleaned, experts.CutInput, experts.HalfLimits, experts.Halved),
     *(experts.Shortened, experts.Kept, experts.ScaledInside, experts.OneDiffers),
 }
 PASSES = ["split-complex", "canonicalize", "cse", "dce", "fuse-experts", "dce"]
@@ -75,6 +76,30 @@ def test_a_near_miss_stays(kind: type[torch.nn.Module]) -> None:
     graph = _fused(kind)
     assert _count(graph) == 0
     _assert_as_eager(kind, graph)
+
+
+@pytest.mark.parametrize("kind", _each(SWITCHING))
+def test_what_may_switch_beyond_the_trials_stays(kind: type[torch.nn.Module]) -> None:
+    graph = _captured(kind)
+    results = run(graph, make(PASSES))
+    assert _count(graph) == 0
+    assert [r for result in results for r in result.remarks if r.code == "experts-kept"]
+
+
+@pytest.mark.parametrize("kind", _each(ROUTED_BY_ITSELF))
+def test_the_op_routes_by_softmax_and_top_k_alone(kind: type[torch.nn.Module]) -> None:
+    graph = _fused(kind)
+    assert "attn.routed_moe" not in {node.op for node in graph}
+    _assert_as_eager(kind, graph)
+
+
+def test_a_limit_is_read_where_no_drawn_row_reaches_it() -> None:
+    graph = _fused(experts.FarLimit)
+    (node,) = (node for node in graph if node.op in EXPERTS)
+    assert node.attrs["limit"] == 100
+    x = torch.randn(2, 5, H) * 1e4
+    (found,) = interpret(graph, [x])
+    torch.testing.assert_close(found, _module(experts.FarLimit)(x), rtol=1e-5, atol=1.0)
 
 
 def test_rows_that_are_dropped_by_number_are_no_mixture() -> None:

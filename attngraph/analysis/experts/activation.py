@@ -1,14 +1,15 @@
 """What stands between an expert's two products, read by its values.
 
 Between them all is pointwise, or takes apart the features of a product. So it is evaluated on rows
-of random features, and is the activation that gives the same numbers.
+of random features, and is the activation that gives the same numbers. Where it switches, as a clamp
+does, some of these lie on each side of where it does; what none reaches isn't read.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +20,36 @@ from attngraph.dialect.experts import ACTIVATIONS, GATED, activated
 from attngraph.errors import IRError
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, evaluate
-from attngraph.ir.traits import CAST, LAYOUT, PART, POINTWISE, RANDOM, RESHAPE, SLICE
+from attngraph.ir.traits import (
+    ACTIVATION,
+    ADDITIVE,
+    CAST,
+    CLAMP,
+    EXPONENTIAL,
+    LAYOUT,
+    MULTIPLICATIVE,
+    NEGATION,
+    PART,
+    POWER,
+    RESHAPE,
+    REVERSED,
+    SCALE,
+    SHIFT,
+    SLICE,
+    WAVE,
+)
 
-_ROWS = 24
+_LEAST_ROWS = 24
+_FEATURES = 1 << 12  # random ones of each product
 _CLOSE = 1e-9
 _MOST_NUMBERS = 6
+_FAR = 1e3
+_BEYOND = 10.0  # how far the largest features are above the largest number
+_SMOOTH = (
+    ADDITIVE | SHIFT | REVERSED | MULTIPLICATIVE | SCALE | NEGATION | POWER | EXPONENTIAL | WAVE
+    | ACTIVATION | CAST
+)  # fmt: skip
+_SIDES = 4  # elements that are to lie on either side of a switch, and between two
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +87,19 @@ class Activation:
 _ORDERS = ("halves", "swapped halves", "pairs", "swapped pairs")
 
 
-def read_activation(products: Sequence[Product], hidden: Value) -> Activation | None:
-    """What makes `hidden` of the results of an expert's first products; None if no known one."""
-    seed = torch.Generator().manual_seed(0)
-    features = [
-        torch.randn((_ROWS, product.width), generator=seed, dtype=torch.float64) * 3
-        for product in products
-    ]
-    known = {product.result: data for product, data in zip(products, features, strict=True)}
-    numbers: dict[float, None] = {}
-    found = _evaluated(hidden, known, numbers)
-    if found is None:
+def read_activation(
+    products: Sequence[Product], hidden: Value, first: Activation | None = None
+) -> Activation | None:
+    """What makes `hidden` of the results of an expert's first products; None if no known one, or if
+    not the `first`.
+    """
+    given, made, numbers = _drawn(products, hidden, _FAR)
+    if made is not None and any(abs(number) > _FAR / _BEYOND for number in numbers):
+        given, made, numbers = _drawn(products, hidden, max(map(abs, numbers)) * _BEYOND)
+    if made is None:
         return None
-    made = found.reshape(_ROWS, -1)
-    given = torch.cat(features, 1)
-    for guess in _guesses(list(numbers)[:_MOST_NUMBERS]):
+    guesses = _guesses(list(numbers)[:_MOST_NUMBERS]) if first is None else [first]
+    for guess in guesses:
         if guess.kind == GATED and given.shape[1] % 2:
             continue
         taken = given[:, guess.places(given.shape[1])]
@@ -83,6 +107,27 @@ def read_activation(products: Sequence[Product], hidden: Value) -> Activation | 
         if expected.shape == made.shape and torch.allclose(expected, made, _CLOSE, _CLOSE):
             return guess
     return None
+
+
+def _drawn(
+    products: Sequence[Product], hidden: Value, far: float
+) -> tuple[torch.Tensor, torch.Tensor | None, dict[float, None]]:
+    """Features, half of them within a few units and others of all magnitudes up to `far`; what they
+    become, if nothing in between is missed by them; and the numbers that occur there.
+    """
+    seed = torch.Generator().manual_seed(0)
+    features = []
+    for product in products:
+        shape = max(_LEAST_ROWS, _FEATURES // product.width), product.width
+        near = torch.randn(shape, generator=seed, dtype=torch.float64) * 3
+        exponent = torch.rand(shape, generator=seed, dtype=torch.float64) * math.log(far * 1e3)
+        wide = near.sign() * exponent.exp() * 1e-3
+        features.append(torch.where(torch.rand(shape, generator=seed) < 0.5, near, wide))
+    known = {product.result: data for product, data in zip(products, features, strict=True)}
+    numbers: dict[float, None] = {}
+    found = _evaluated(hidden, known, numbers)
+    given = torch.cat(features, 1)
+    return given, None if found is None else found.reshape(len(given), -1), numbers
 
 
 def _guesses(numbers: Sequence[float]) -> Iterator[Activation]:
@@ -113,7 +158,9 @@ def _evaluated(
         source = node.inputs[0]
         above = None if source is None else _evaluated(source, known, numbers)
         return None if source is None or above is None else _laid_out(node, value, source, above)
-    if (node.op not in POINTWISE | CAST and node.op != "aten.glu") or node.op in RANDOM:
+    if node.op not in _SMOOTH | CLAMP and node.op != "aten.glu":
+        return None
+    if node.op in CAST and not _holds(node.output.dtype, known):
         return None
     for attr in node.attrs.values():
         if isinstance(attr, (int, float)) and not isinstance(attr, bool):
@@ -125,10 +172,40 @@ def _evaluated(
         return None
     try:
         (result,) = evaluate(wide_node(node), inputs, {})
+        if not _sees_both_sides(node, inputs[0]):
+            return None
     except (IRError, RuntimeError, TypeError, ValueError):
         return None
     known[value] = result
     return result if isinstance(result, torch.Tensor) else None
+
+
+def _holds(dtype: torch.dtype, products: Iterable[Value]) -> bool:
+    """Whether a dtype holds what the products' dtype does."""
+    least = [value.dtype for value in products if not value.is_constant]
+    return dtype.is_floating_point and all(
+        torch.finfo(dtype).max >= torch.finfo(other).max
+        and torch.finfo(dtype).eps <= torch.finfo(other).eps
+        for other in least
+    )
+
+
+def _sees_both_sides(node: Node, data: torch.Tensor | None) -> bool:
+    """Whether some elements are on each side of all places at which a node switches."""
+    ends: list[object] = [0.0] if node.op == "aten.relu" else []
+    if node.op in CLAMP:
+        if any(value is not None for value in node.inputs[1:]):
+            return False
+        ends = [node.attrs.get(name) for name in ("min", "max")]
+    numbers = sorted(float(end) for end in ends if isinstance(end, (int, float)))
+    if node.op in CLAMP and (not numbers or len(numbers) != sum(end is not None for end in ends)):
+        return False
+    if not numbers:
+        return True
+    assert data is not None
+    bounds = torch.tensor(numbers, dtype=torch.float64)
+    place = torch.bucketize(data.contiguous(), bounds).flatten()
+    return int(place.bincount(minlength=len(numbers) + 1).min()) >= _SIDES
 
 
 def _laid_out(node: Node, value: Value, source: Value, above: torch.Tensor) -> torch.Tensor | None:
@@ -150,7 +227,7 @@ def _laid_out(node: Node, value: Value, source: Value, above: torch.Tensor) -> t
             trailing.insert(0, size)
         if math.prod(trailing) != count:
             return None
-        return above.reshape(_ROWS, *trailing)
+        return above.reshape(len(above), *trailing)
     if len(source.shape) >= rank and value.shape[-rank:] == above.shape[1:]:
         return above  # the features are where they were, or else no guess is equal
     return None

@@ -3,7 +3,8 @@
 How rows reach their experts and come back, by loops, sorts, gathers, one-hot products or not at
 all, isn't read. Which values the mixture is a function of is: the rows x, the experts that a top-k
 chooses, and a weight for each. That it is the function which is proposed of them is for trials to
-tell (passes/fusion/fuse_experts.py), so a reading proposes and proves nothing.
+tell (passes/fusion/fuse_experts.py), so a reading proposes and proves nothing. That nothing between
+them switches where trials don't see it is for uniform.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
 
 from attngraph.analysis.experts.activation import Activation, read_activation
 from attngraph.analysis.experts.products import GROUPED, Product, read_product
@@ -22,33 +22,13 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDMM,
-    CAST,
-    CHOICE,
-    COMPARISON,
-    CUMULATIVE,
-    FILL,
-    GATHERED,
-    JOIN,
     LARGEST,
     LAYOUT,
     LINEAR,
-    LOGICAL,
     MATMUL,
     PART,
-    PLACING,
-    POINTWISE,
-    RANGE,
-    REDUCTION,
-    SCATTER,
-    SUM,
-    UNSET,
 )
 
-_DISPATCH = (
-    LAYOUT | CAST | CHOICE | COMPARISON | CUMULATIVE | FILL | GATHERED | JOIN | LINEAR | LOGICAL
-    | MATMUL | ADDMM | POINTWISE | RANGE | SCATTER | REDUCTION | SUM | UNSET | PLACING
-)  # fmt: skip
-_Stops: TypeAlias = Callable[[Value], bool]
 _MOST_CUTS = 12
 _MOST_WEIGHTS = 24
 
@@ -74,6 +54,14 @@ class Expert:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """Experts of a choice between whose products `node` gives what no known activation does."""
+
+    choice: Choice
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
 class Mixture:
     """`result` may be Σ weight · expert(x); `router` is what choice and weights follow from."""
 
@@ -82,13 +70,14 @@ class Mixture:
     result: Value
     experts: tuple[Expert, ...]
 
-    def weights(self, graph: Graph) -> Iterator[tuple[Value, Value]]:
-        """(weights, router): values with a number for each choice which, with the choices and x,
-        decide the result; and what both follow from. The one next to the result first.
+    def weights(self) -> Iterator[Value]:
+        """Values with a number for each choice which, with the choices and x, decide the result.
+
+        The one next to the result first.
         """
         choice = self.choice
         rows = product(choice.indices.shape)
-        known = {choice.indices, *_layouts(self.x)}
+        known = self.given()
 
         def is_weight(value: Value) -> bool:
             kind = value.type
@@ -98,20 +87,17 @@ class Mixture:
                 return False
             return choice.count == 1 or (bool(kind.shape) and kind.shape[-1] == choice.count)
 
-        def stops(value: Value) -> bool:
-            return value in known or value.is_constant
-
-        _, nodes = backward_slice([self.result], stops)
+        _, nodes = backward_slice([self.result], _stops_at(known))
         found = [value for node in reversed(nodes) for value in node.outputs if is_weight(value)]
         for weight in islice(found, _MOST_WEIGHTS):
             cut = {*known, weight}
-            leaves, inside = backward_slice([self.result], _stops_at(cut))
+            leaves, _ = backward_slice([self.result], _stops_at(cut))
             if weight in leaves and all(_is_given(leaf, cut) for leaf in leaves):
-                if not all(map(_is_dispatch, inside)):
-                    continue
-                router = _router(choice, weight)
-                if router is not None:
-                    yield weight, router
+                yield weight
+
+    def given(self) -> set[Value]:
+        """The choices, x and its layouts."""
+        return {self.choice.indices, *_layouts(self.x)}
 
 
 def choices(graph: Graph) -> Iterator[Choice]:
@@ -133,8 +119,10 @@ def choices(graph: Graph) -> Iterator[Choice]:
             yield Choice(node, scores, node.outputs[-1], experts, count)
 
 
-def mixtures(graph: Graph, choice: Choice) -> Iterator[Mixture]:
-    """What may be the mixture of a choice, from the smallest region on."""
+def mixture_of(graph: Graph, choice: Choice) -> Mixture | Unread | None:
+    """What may be the mixture of a choice, of the smallest region; None where it is no choice of
+    experts.
+    """
     leaves, above = backward_slice([choice.scores], lambda value: False)
     router, router_nodes = {*leaves}, {*above}
     outputs = {*choice.node.outputs}
@@ -147,18 +135,22 @@ def mixtures(graph: Graph, choice: Choice) -> Iterator[Mixture]:
             or value in router
         )
 
+    unread: Unread | None = None
     for result in islice(_cuts(graph, choice), _MOST_CUTS):
         if not result.shape or not isinstance(result.shape[-1], int):
             continue
         read = _experts(result, choice, stops)
+        if isinstance(read, Unread):
+            unread = unread or read
+            continue
         if read is None:
             continue
         x = _rows(choice, read)
         if x is None or not x.shape[-1] == result.shape[-1] == read[0].down.width:
             continue
         if same(product(x.shape[:-1]), product(result.shape[:-1])):
-            yield Mixture(choice, x, result, read)
-            return
+            return Mixture(choice, x, result, read)
+    return unread
 
 
 def _cuts(graph: Graph, choice: Choice) -> Iterator[Value]:
@@ -193,7 +185,7 @@ def _cuts(graph: Graph, choice: Choice) -> Iterator[Value]:
 
 def _experts(
     result: Value, choice: Choice, stops: Callable[[Value], bool]
-) -> tuple[Expert, ...] | None:
+) -> tuple[Expert, ...] | Unread | None:
     """Each expert's products under the result; None where they aren't two after each other."""
     downs = _products([result], choice, stops)
     found: list[Expert] = []
@@ -202,10 +194,10 @@ def _experts(
         ups = _products([down.rows], choice, stops)
         if not 1 <= len(ups) <= 2 or len({up.width for up in ups}) != 1:
             return None
-        if activation is None:
-            activation = read_activation(ups, down.rows)
-        if activation is None:
-            return None
+        found_here = read_activation(ups, down.rows, activation)
+        if found_here is None or activation not in (None, found_here):
+            return Unread(choice, down.rows.producer or down.node)
+        activation = found_here
         found.append(Expert(tuple(ups), down, activation))
     if not found:
         return None
@@ -295,43 +287,9 @@ def _layouts(value: Value, width: Dim | None = None) -> list[Value]:
     return chain
 
 
-def _router(choice: Choice, weight: Value) -> Value | None:
-    """The last value (…, experts) that decides both the choice and its weights."""
-
-    def above(value: Value) -> Iterator[Value]:
-        node = value.producer
-        if node is not None:
-            yield from (v for v in node.inputs if v is not None and not v.is_constant)
-
-    chosen = {choice.indices}
-    for value in walk([choice.scores], above):
-        kind = value.type
-        if not isinstance(kind, TensorType) or not kind.dtype.is_floating_point:
-            continue
-        if not kind.shape or kind.shape[-1] != choice.experts:
-            continue
-        cut = {value}
-        leaves, _ = backward_slice([*chosen, weight], _stops_at(cut))
-        if all(_is_given(leaf, cut) for leaf in leaves):
-            return value
-    return None
-
-
 def _stops_at(cut: Container[Value]) -> Callable[[Value], bool]:
     return lambda value: value in cut or value.is_constant
 
 
 def _is_given(leaf: Value, cut: Iterable[Value]) -> bool:
     return leaf in cut or leaf.is_constant or isinstance(leaf.type, ScalarType)
-
-
-def _is_dispatch(node: Node) -> bool:
-    """Whether a node does what moving rows to experts and back takes, at any number of rows.
-
-    Rows that are left out from some place on would be seen at that many rows only.
-    """
-    if node.op in PART:
-        source = node.inputs[0]
-        dim = attribute(node, "dim")
-        return source is not None and isinstance(source.shape[dim], int)
-    return node.op in _DISPATCH or node.op in GROUPED

@@ -30,15 +30,15 @@ def lower_routed_moe(ctx: LoweringContext, node: Node) -> ir.Value:
 
     Not normalised (`normalize_routing_weights` = 0), its CPU kernel gives zeros where it is handed
     its input's buffer for the output, as it is between two nodes. So it always normalises, and the
-    sum that it divides by is computed beside it.
+    sum that it divides by is computed beside it. That is 1 where the weights are normalised, or NaN
+    where the row's scores have no softmax, for which the kernel gives numbers.
     """
     scores, count = ctx.args(node)["scores"], attribute(node, "count")
-    made = _mixture(ctx, node, scores, count)
-    if attribute(node, "normalized"):
-        return made
     weights = ctx.op("Softmax", scores, axis=-1)
-    largest, _ = ctx.ops("TopK", weights, ctx.constant([count]), outputs=2)
-    return ctx.op("Mul", made, ctx.op("ReduceSum", largest, ctx.constant([1]), keepdims=1))
+    if not attribute(node, "normalized"):
+        weights, _ = ctx.ops("TopK", weights, ctx.constant([count]), outputs=2)
+    total = ctx.op("ReduceSum", weights, ctx.constant([1]), keepdims=1)
+    return ctx.op("Mul", _mixture(ctx, node, scores, count), total)
 
 
 @register_lowering("attn.moe")

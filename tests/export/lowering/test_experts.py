@@ -105,6 +105,25 @@ def test_each_activation(kind: str) -> None:
     check(MIXTURE.format(width=width, chosen=node), _weights(width))
 
 
+@pytest.mark.parametrize("normalized", ["true", "false"])
+def test_rows_whose_scores_have_no_softmax_are_nan(normalized: str) -> None:
+    """The kernel by itself gives numbers."""
+    node = ROUTED.format(kind='"silu"', count=2, normalized=normalized, more="")
+    scores = torch.randn(5, 4)
+    scores[0] = -torch.inf
+    scores[1, 2] = torch.nan
+    scores[2, 1] = torch.inf
+    scores[3, 1] = -torch.inf
+    check(MIXTURE.format(width=12, chosen=node), _weights(12), inputs=[torch.randn(5, 8), scores])
+
+
+def test_no_rows_and_many() -> None:
+    node = ROUTED.format(kind='"silu"', count=2, normalized="false", more="")
+    for rows in (0, 1000):
+        inputs = [torch.randn(rows, 8), torch.randn(rows, 4)]
+        check(MIXTURE.format(width=12, chosen=node), _weights(12), inputs=inputs)
+
+
 def test_weights_of_any_sum_and_none_at_all() -> None:
     scores = torch.randn(5, 4)
     scores[0] = -1  # no weight
