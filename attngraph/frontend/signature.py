@@ -78,7 +78,7 @@ class Signature:
                 )
             for leaf, fixed in zip(leaves, wanted, strict=True):
                 is_tensor = isinstance(leaf, torch.Tensor)
-                if leaf is fixed or (is_tensor if fixed is _HOLE else leaf == fixed):
+                if leaf is fixed or (is_tensor if fixed is _HOLE else _equal(leaf, fixed)):
                     continue
                 if fixed is _HOLE:
                     kind = type(leaf).__name__
@@ -100,6 +100,14 @@ class Signature:
         for leaf in self.numbers:
             leaves[leaf] = leaves[leaf].item()
         return pytree.tree_unflatten(leaves, self.out_spec)
+
+
+def _equal(leaf: Any, fixed: Any) -> bool:
+    """Whether a value is the constant of a trace, and of its type: 1 · x isn't 1.0 · x."""
+    try:
+        return type(leaf) is type(fixed) and bool(leaf == fixed)
+    except (TypeError, ValueError, RuntimeError):  # arrays have no one answer
+        return False
 
 
 def _bound(

@@ -19,7 +19,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def plain_weight(name: str, data: torch.Tensor) -> torch.Tensor:
-    """The numbers that a weight stands for; a plain tensor is returned as it is.
+    """The numbers that a weight stands for; a plain tensor in memory of its own is returned as is.
 
     Raises CaptureError where its type doesn't give them.
     """
@@ -28,6 +28,8 @@ def plain_weight(name: str, data: torch.Tensor) -> torch.Tensor:
             f"The model's {name} is a fake tensor, which has no numbers: load the weights first."
         )
     if not wraps(data):
+        if data.is_neg() or data._is_zerotensor():  # what its memory holds isn't what it reads
+            return data.detach().clone()
         return data if type(data) in _PLAIN else data.as_subclass(torch.Tensor)
     for read in (_dequantised, _multiplied, _by_linear):
         try:

@@ -15,7 +15,8 @@ def place_of(data: torch.Tensor) -> Hashable:
     """
     if not address_of(data):
         return id(data)
-    return address_of(data), data.dtype, tuple(data.shape), data.stride()
+    signs = data.is_neg(), data.is_conj()  # views that are read with another sign
+    return address_of(data), data.dtype, tuple(data.shape), data.stride(), signs
 
 
 def memory_of(data: torch.Tensor) -> int:

@@ -73,6 +73,10 @@ def check_inputs(wanted: Sequence[Argument], tensors: Sequence[torch.Tensor]) ->
         name = argument.name
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(f"Input {name!r} must be a torch.Tensor, not {type(tensor).__name__}.")
+        if tensor.layout is not torch.strided:
+            raise UsageError(
+                f"Input {name!r} is sparse; the model takes dense tensors: .to_dense()."
+            )
         if tensor.dtype is not argument.dtype:
             raise UsageError(
                 f"Input {name!r} is {_short(tensor.dtype)}; "

@@ -25,7 +25,11 @@ class _BoolStorage:
 
 
 def to_ort(tensor: torch.Tensor) -> onnxruntime.OrtValue:
-    """A contiguous tensor as onnxruntime's, in the same memory."""
+    """A contiguous tensor as onnxruntime's, in the same memory.
+
+    But for one that torch reads with the other sign, as it does `z.conj().imag`: DLPack knows none.
+    """
+    tensor = tensor.resolve_neg()
     labelled = _BoolStorage(tensor) if tensor.dtype is torch.bool else tensor
     return onnxruntime.OrtValue.from_dlpack(labelled)
 

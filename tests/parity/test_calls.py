@@ -135,3 +135,38 @@ def test_numbers_that_a_model_returns_are_numbers() -> None:
     assert found[1:3] == expected[1:3] == (18, 7)
     assert isinstance(found[3], float)
     torch.testing.assert_close(found, expected)
+
+
+class Signs(nn.Module):
+    """x plus i and minus i of z: buffers in one memory, of which torch reads one with a sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        z = torch.randn(4, WIDTH, dtype=torch.complex64)
+        self.register_buffer("plus", z.imag, persistent=False)
+        self.register_buffer("minus", z.conj().imag, persistent=False)
+        self.register_buffer("zeros", torch._efficientzerotensor((4, WIDTH)), persistent=False)
+
+    def forward(self, x: Tensor, times: float = 2) -> Tensor:
+        plus, minus, zeros = (self.get_buffer(name) for name in ("plus", "minus", "zeros"))
+        return (x.exp() + plus) * minus * times + zeros
+
+
+def test_views_with_a_sign_are_read_with_it() -> None:
+    model, x = Signs(), torch.randn(3, 4, WIDTH)
+    assert model.get_buffer("minus").is_neg()
+    compiled = optimize(model, (x,), verify="off")
+    torch.testing.assert_close(compiled(x), model(x))
+    given = torch.complex(x, x).conj().imag
+    assert given.is_neg()
+    torch.testing.assert_close(compiled(given), compiled(-x))
+
+
+def test_what_no_session_takes_is_named() -> None:
+    x = torch.randn(3, 4, WIDTH)
+    compiled = optimize(Signs(), (x,), verify="off")
+    with pytest.raises(UsageError, match="Input 'x' is sparse"):
+        compiled(x.to_sparse())
+    for times in (torch.tensor(2), torch.tensor([2, 2]), 2.0, True):
+        with pytest.raises(UsageError, match=r"'times' holds .* was compiled for 2;"):
+            compiled._signature.tensors((x, times), {})  # type: ignore[union-attr]
