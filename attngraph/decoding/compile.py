@@ -194,7 +194,6 @@ def _compile_decoder(
         graph = captured.graph
         if isinstance(model.module, Stateful):
             layout = model.module.layout(graph)
-            _take_one_token(graph, layout)
         else:
             layout = find_layout(graph, decoding.presents, model.source, memory)
         if decoding.max_length is not None:
@@ -205,8 +204,7 @@ def _compile_decoder(
                 names = (f"{LENGTH}{'_' * count}" for count in range(len(taken) + 1))
                 length = next(name for name in names if name not in taken)
                 layout = replace(layout, length=length)
-        if layout.past:
-            graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
+        take_every_step(graph, layout)
         lengths = lengths_of(graph, layout)
         layout = lengths.told(layout)
         _require_a_cache(layout, model.source)
@@ -256,11 +254,16 @@ def _require_a_cache(layout: Layout, source: str) -> None:
         )
 
 
-def _take_one_token(graph: Graph, layout: Layout) -> None:
-    """Lets a graph of several tokens a call take one as well, where its model's code would branch.
+def take_every_step(graph: Graph, layout: Layout) -> None:
+    """Lets a captured graph begin without a past, and go on by one token.
 
-    One token is a chunk like any other, and what the graph gives for it is compared with the model.
+    Where a model with states branches for one token, that is a piece like any other, and what the
+    graph gives for it is compared with the model.
     """
+    if layout.past:
+        graph.dims[layout.past] = replace(graph.dims[layout.past], low=0)
+    if not layout.states:
+        return
     ids = next(value for value in graph.inputs if value.name == layout.ids)
     one = sympy.Ne(ids.shape[1], 1)
     graph.conditions = tuple(condition for condition in graph.conditions if condition != one)

@@ -20,7 +20,7 @@ from attngraph.checks.rounded import Run, further_outputs
 from attngraph.compiling.compilation import Progress, out_of_memory
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.checking import Encoded, decoding_cases, generated_parity
-from attngraph.decoding.compile import buffers_of, of_causal_lm
+from attngraph.decoding.compile import buffers_of, of_causal_lm, take_every_step
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import AttngraphError, UsageError
@@ -230,7 +230,12 @@ def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captur
     if layout is not None and is_causal_lm(model.module):
         declared = _declared_output(path, layout.logits)
         whole = len(declared) < 2 or declared[1] != 1
-        model = of_causal_lm(model, all_logits=whole, padding=layout.mask is not None)
+        model = of_causal_lm(
+            model,
+            all_logits=whole,
+            padding=layout.mask is not None,
+            by_token=layout.piece == 1,
+        )
         if set(layout.pasts) <= set(model.names):  # a file from before its names were the runtimes'
             model = replace(model, names={})
     captured = trace(model, {} if layout is None else None)
@@ -239,7 +244,7 @@ def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captur
         captured, _ = settled(model, Check(model, captured, own), lambda c: Check(model, c, own))
     if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
         return model, captured, None
-    captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)
+    take_every_step(captured.graph, layout)
     return model, captured, layout
 
 

@@ -82,5 +82,9 @@ def materialize(build: Builder, operand: Operand, target: Axes, *, broadcast: bo
         lacking = set(plan.missing)
         ones: list[Dim] = [1 if atom in lacking else atom.size for atom in plan.wanted]
         value = _reshape(build, value, ones)
-        value = build("aten.expand", value, size=[atom.size for atom in plan.wanted])
+        wanted = [atom.size for atom in plan.wanted]
+        if not same_shape(
+            value.shape, wanted
+        ):  # what is lacking may have size 1, as a single token
+            value = build("aten.expand", value, size=wanted)
     return _reshape(build, value, plan.shape)

@@ -59,7 +59,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3Next": ("Qwen3Next", _config(**_DELTA, **_EXPERTS, shared_expert_intermediate_size=16)),
     "Qwen3_5": ("Qwen3_5Text", _config(**_DELTA)),
-    "OlmoHybrid": ("OlmoHybrid", _config(**_DELTA | {"linear_num_key_heads": 4})),
+    "OlmoHybrid": (
+        "OlmoHybrid",
+        _config(**_DELTA | {"linear_num_key_heads": 4}, pad_token_id=0),
+    ),
     "FalconH1": (
         "FalconH1",
         _config(**_HEADS | {"mamba_n_heads": 4}, mamba_d_ssm=32),
