@@ -99,6 +99,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             num_experts_per_tok=2,
         ),
     ),
+    "Zamba": (
+        "Zamba",
+        _config(mamba_d_state=4, mamba_dt_rank=4)
+        | {"layers_block_type": ["mamba", "hybrid", "hybrid"], "num_hidden_layers": 3}
+        | {"num_key_value_heads": 4},
+    ),
+    "KimiLinear": (
+        "KimiLinear",
+        _config(
+            **_EXPERTS,
+            layer_types=["linear_attention", "full_attention"],
+            kv_lora_rank=8,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=4,
+            v_head_dim=8,
+            linear_num_heads=4,
+            linear_head_dim=8,
+            pad_token_id=0,
+        )
+        | {"num_key_value_heads": 4},
+    ),
     "Lfm2Moe": ("Lfm2Moe", _config(**_ATTENDS_LAST, **_EXPERTS, num_dense_layers=1)),
 }
 IN_PIECES = {"Lfm2", "Lfm2Moe"}
