@@ -162,9 +162,10 @@ def dynamic_number(name: str, action: str) -> CaptureError:
     """The error about an input that is a Python number and is asked to be dynamic."""
     return CaptureError(
         f"Input {name} is a number that is asked to be dynamic, and a graph's inputs are tensors. "
-        f"To choose it at each run, let forward take a tensor of it and read "
-        f"it with .item() where Python needs a number; to make it a constant, {action} with None "
-        "for it in dynamic_shapes."
+        "To choose it at each run, let forward take a tensor of it and read "
+        "it with .item() where Python needs a number (n = steps.item(); where n is a size, also "
+        "torch._check(n >= 0) and torch._check(n <= x.shape[1])); to make it a constant, "
+        f"{action} with None for it in dynamic_shapes."
     )
 
 

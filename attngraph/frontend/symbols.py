@@ -21,6 +21,8 @@ FloorToInt: Any = torch_sympy.FloorToInt
 
 UNKNOWN_SIZE = DimInfo(low=0)
 """A size that only a run can tell."""
+_ANY_INTEGER = DimInfo(low=-(2**63))
+"""A number that .item() reads, which is a size only if the code says so."""
 
 
 class Symbols:
@@ -76,7 +78,9 @@ class Symbols:
                         "keep it a tensor."
                     )
                 taken = sum(name.startswith("u") and name[1:].isdigit() for name in self.infos)
-                self.name(unknown, f"u{taken}", UNKNOWN_SIZE)
+                env = value.node.shape_env
+                is_size = env is None or bool(env.var_to_range[unknown].lower >= 0)
+                self.name(unknown, f"u{taken}", UNKNOWN_SIZE if is_size else _ANY_INTEGER)
             self._cache[expr] = _plain(_whole(expr).xreplace(self._renamed))
         return self._cache[expr]
 

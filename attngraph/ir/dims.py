@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -33,9 +34,14 @@ class DimInfo:
     hint: int = 8
 
 
+_OF_A_RUN = re.compile(r"u\d+_*")
+
+
 @functools.cache
 def symbol(name: str) -> sympy.Symbol:
-    """The one symbol of that name; dims are integers ≥ 1."""
+    """The one symbol of that name: an integer ≥ 1, or any where only a run tells it (`u0`, …)."""
+    if _OF_A_RUN.fullmatch(name):
+        return sympy.Symbol(name, integer=True)
     return sympy.Symbol(name, integer=True, positive=True)
 
 

@@ -19,7 +19,7 @@ from attngraph.ir.types import DTYPES, ScalarType, TensorType, Type
 
 _NAME = r"%[\w.$/-]+"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_DIM = re.compile(r"dim (\w+) = (\d+) in (\d+)\.\.(\d*)$")
+_DIM = re.compile(r"dim (\w+) = (\d+) in (-?\d+)\.\.(\d*)$")
 _VALUE = re.compile(rf"(input|parameter) ({_NAME}) : (.+)$")
 _CONSTANT = re.compile(rf"constant ({_NAME}) = (.+) : (\S+\[.*\])$")
 _NODE = re.compile(rf"({_NAME}(?:, {_NAME})*) = ([\w.]+)\(")

@@ -40,15 +40,14 @@ def _transformed(build: Builder, node: Node) -> Value | None:
     """(…, L) to (…, frequencies, T)."""
     source = node.inputs[0]
     assert source is not None
-    size, hop, window, norm = _settings(build, node)
-    if source.dtype.is_complex or attribute(node, "align_to_window"):
+    centred = node.op == "aten.stft.center" and attribute(node, "center")
+    mode = _PADS.get(attribute(node, "pad_mode")) if centred else None
+    if source.dtype.is_complex or attribute(node, "align_to_window") or (centred and not mode):
         return None
+    size, hop, window, norm = _settings(build, node)
     length = source.shape[-1]
     rows = build("aten.reshape", source, shape=[1, length]) if len(source.shape) == 1 else source
-    if node.op == "aten.stft.center" and attribute(node, "center"):
-        mode = _PADS.get(attribute(node, "pad_mode"))
-        if mode is None:
-            return None
+    if mode:
         padding = {"pad" if mode == "aten.constant_pad_nd" else "padding": [size // 2] * 2}
         rows = build(mode, rows, **padding)
     frames = build("aten.unfold", rows, dimension=-1, size=size, step=hop)
@@ -66,10 +65,19 @@ def _restored(build: Builder, node: Node) -> Value | None:
     """(…, frequencies, T) to (…, L)."""
     source = node.inputs[0]
     assert source is not None
-    size, hop, window, norm = _settings(build, node)
     if node.output.dtype.is_complex:
         return None
     *_, frequencies, count = source.shape
+    size, hop = _lengths(node)
+    whole = as_dim(size + hop * (count - 1))
+    start = size // 2 if attribute(node, "center") else 0
+    length = attribute(node, "length")
+    end = as_dim(whole - start if length is None else start + length)
+    if length is not None and not (isinstance(end, int) and isinstance(whole, int)):
+        return None
+    if isinstance(end, int) and isinstance(whole, int) and end > whole:
+        return None  # it is padded with zeros
+    size, hop, window, norm = _settings(build, node)
     half = attribute(node, "onesided")
     half = frequencies == size // 2 + 1 if half is None else half
     spectra = build("aten.transpose.int", source, dim0=-2, dim1=-1)
@@ -84,14 +92,6 @@ def _restored(build: Builder, node: Node) -> Value | None:
         frames = build("aten.reshape", frames, shape=[1, count, size])
     squares = build("aten.mul.Tensor", window, window)
     squares = build("aten.expand", squares, size=[1, count, size])
-    whole = as_dim(size + hop * (count - 1))
-    start = size // 2 if attribute(node, "center") else 0
-    length = attribute(node, "length")
-    end = as_dim(whole - start if length is None else start + length)
-    if length is not None and not (isinstance(end, int) and isinstance(whole, int)):
-        return None
-    if isinstance(end, int) and isinstance(whole, int) and end > whole:
-        return None  # it is padded with zeros
     summed, weights = (
         build(
             "aten.slice.Tensor", _overlapped(build, each, whole, hop), dim=-1, start=start, end=end
@@ -117,10 +117,15 @@ def _overlapped(build: Builder, frames: Value, whole: Dim, hop: int) -> Value:
     )
 
 
+def _lengths(node: Node) -> tuple[int, int]:
+    """Of a frame, and from one to the next."""
+    size = int(attribute(node, "n_fft"))
+    return size, int(attribute(node, "hop_length") or size // 4)
+
+
 def _settings(build: Builder, node: Node) -> tuple[int, int, Value | None, str | None]:
     """The length of a frame, the hop, a window as long as a frame, and the transform's norm."""
-    size = int(attribute(node, "n_fft"))
-    hop = int(attribute(node, "hop_length") or size // 4)
+    size, hop = _lengths(node)
     length = int(attribute(node, "win_length") or size)
     window: Value | None = input_of(node, "window")
     if window is None and length < size:

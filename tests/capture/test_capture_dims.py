@@ -277,8 +277,11 @@ def test_a_program_with_a_dynamic_number_is_named_with_what_to_do() -> None:
             return x[:n]
 
     program = torch.export.export(Cuts(), (X, 2), dynamic_shapes=(None, Dim.DYNAMIC))
-    with pytest.raises(CaptureError, match=r"Input n is a number .*export the module again"):
+    with pytest.raises(
+        CaptureError, match=r"Input n is a number .*export the module again"
+    ) as told:
         from_program(program)
+    assert "torch._check(n >= 0) and torch._check(n <= x.shape[1])" in str(told.value)
 
 
 def test_a_comparison_of_sizes_is_a_flag() -> None:

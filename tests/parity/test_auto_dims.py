@@ -14,7 +14,9 @@ from torch.utils._sympy.functions import Mod
 import attngraph
 from attngraph.checks.sizes import choose_sizes
 from attngraph.errors import AttngraphError, CaptureError
+from attngraph.ir import parse
 from attngraph.ir.dims import symbol
+from attngraph.ir.printer import format_graph
 from attngraph.ir.ranges import Ranges
 
 AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
@@ -142,3 +144,25 @@ def test_sizes_for_which_a_condition_divides_by_zero_break_it() -> None:
 def test_a_checked_size_is_looked_for_where_conditions_leave_few() -> None:
     found = choose_sizes({"n": 64}, {"n": (1, None)}, lambda sizes: sizes["n"] % 32 == 0)
     assert [sizes["n"] for sizes in found] == [32, 128]
+
+
+class Counts(nn.Module):
+    """What Python makes of a number that only a run tells, which may be 0 or below."""
+
+    def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, ...]:
+        some = keep.sum().item()
+        more = (keep.sum() - 5).item()
+        kept = len(x[keep])
+        return x / max(some, 1), x * abs(more), x + max(more, 0), x + min(more, 0), x / max(kept, 1)
+
+
+def test_a_number_of_a_run_is_not_taken_for_a_size() -> None:
+    module, dims = Counts(), ({0: Dim("rows")}, {0: Dim("rows")})
+    sample = torch.randn(9, 4), torch.ones(9, dtype=torch.bool)
+    compiled = attngraph.optimize(module, sample, dynamic_shapes=dims, verify="off")
+    for count in (0, 1, 4, 5, 6):
+        inputs = torch.randn(7, 4), torch.arange(7) < count
+        torch.testing.assert_close(compiled(*inputs), module(*inputs))
+    text = str(format_graph(compiled.graph))
+    assert "in -9223372036854775808.." in text
+    assert format_graph(parse(text)) == text

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
+from attngraph.passes.canonical.signals import spell_out_signals
+from attngraph.passes.rewriting.checked import Checked
 
 SIZE = 16
 AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
@@ -63,6 +65,23 @@ def test_a_spectrum_of_a_length_that_is_given() -> None:
     module, parts = Restored(), (torch.randn(2, 9, 15), torch.randn(2, 9, 15))
     optimized = attngraph.optimize(module, parts)
     torch.testing.assert_close(optimized(*parts), module(*parts), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("refused", ["longer than its frames", "aligned"])
+def test_what_is_not_spelled_out_leaves_nothing_behind(refused: str) -> None:
+    class Left(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if refused == "aligned":
+                options = {"center": False, "align_to_window": True, "return_complex": True}
+                return torch.view_as_real(torch.stft(x, SIZE, win_length=12, **options))
+            spectrum = torch.view_as_complex(x)
+            return torch.istft(spectrum, SIZE, window=torch.ones(SIZE), length=1000)
+
+    x = torch.randn(2, 64) if refused == "aligned" else torch.randn(2, 9, 15, 2)
+    graph = attngraph.capture(Left(), (x,))
+    before = [node.op for node in graph]
+    spell_out_signals(graph, Checked(graph, "canonicalize"))
+    assert [node.op for node in graph] == before
 
 
 def test_outputs_of_a_type_that_pytree_knows_without_keys() -> None:

@@ -146,7 +146,7 @@ class Sizes:
 
     def _may_be_zero(self, dim: Dim) -> bool:
         infos = self._dims
-        return any(name in infos and infos[name].low == 0 for name in symbols_of(dim))
+        return any(name in infos and infos[name].low <= 0 for name in symbols_of(dim))
 
     def _as_scalar(self, key: tuple[Any, ...], size: ir.Value) -> ir.Value:
         cache = self._emitter.cache
