@@ -52,6 +52,7 @@ corpus-packages: $(INSTALLED)
 
 # Other people's runtimes, beside ours. RECORD=1 writes what passed, for docs/runtimes.md.
 RUNTIMES := .runtimes
+JAVASCRIPT := $(RUNTIMES)/javascript
 ORTS := 1.24.1 1.27.0 1.32.0
 runtimes: export OMP_NUM_THREADS := 1
 runtimes: $(INSTALLED)
@@ -61,7 +62,15 @@ runtimes: $(INSTALLED)
 		--target $(RUNTIMES)/onnxruntime-$$version onnxruntime==$$version; done
 	$(PYTHON) -m venv $(RUNTIMES)/with-optimum
 	$(RUNTIMES)/with-optimum/bin/python -m pip install -q -r tests/runtimes/optimum.txt
+	$(MAKE) $(JAVASCRIPT)/.installed || \
+		echo 'npm could not install them: the runtimes of JavaScript are left out' >&2
 	PYTHONPATH=$(RUNTIMES) $(PYTEST) tests/runtimes
+
+# No package's own scripts are run: they fetch what the tests don't need.
+$(JAVASCRIPT)/.installed: $(wildcard tests/runtimes/javascript/*.json)
+	mkdir -p $(@D) && cp $^ $(@D)
+	cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
 
 # FUZZ="--draws 1000 --first 5000" asks for others; python -m tests.fuzz SEED replays one.
 fuzz: export OMP_NUM_THREADS := 1

@@ -86,7 +86,8 @@ class _Cached(nn.Module):
             }
             for layer in self.shapes
         ]
-        rows, length, before = Dim("batch"), Dim("seq"), Dim("past")
+        # by the first name, transformers.js knows how many rows an empty cache has
+        rows, length, before = Dim("batch_size"), Dim("seq"), Dim("past")
         shapes = {
             "input_ids": {0: rows, 1: length},
             "attention_mask": {0: rows, 1: Dim.AUTO},

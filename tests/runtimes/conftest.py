@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -23,26 +24,35 @@ NEEDS = {
 RECORDS = bool(os.environ.get("RECORD"))
 
 
-def optimum_python() -> Path | None:
-    """The interpreter of the environment that has optimum, beside the other runtimes."""
-    found = importlib.util.find_spec("onnxruntime_genai")
-    if found is None or found.origin is None:
-        return None
-    python = Path(found.origin).parents[1] / "with-optimum" / "bin" / "python"
-    return python if python.exists() else None
-
-
-def wheels() -> list[Path]:
-    """The folders of other onnxruntimes, beside the runtimes that were installed for the tests."""
+def _beside(name: str) -> list[Path]:
+    """What lies beside the runtimes that were installed for the tests, by a pattern."""
     found = importlib.util.find_spec("onnxruntime_genai")
     if found is None or found.origin is None:
         return []
-    return sorted(Path(found.origin).parents[1].glob("onnxruntime-*.*.*"))
+    return sorted(Path(found.origin).parents[1].glob(name))
+
+
+def optimum_python() -> Path | None:
+    """The interpreter of the environment that has optimum."""
+    return next(iter(_beside("with-optimum/bin/python")), None)
+
+
+def wheels() -> list[Path]:
+    """The folders of other onnxruntimes."""
+    return _beside("onnxruntime-*.*.*")
+
+
+def node_packages() -> Path | None:
+    """The folder whose node_modules hold what tests/runtimes/javascript names."""
+    found = next(iter(_beside("javascript/.installed")), None)
+    return None if found is None or shutil.which("node") is None else found.parent
 
 
 collect_ignore = [
     file for file, needed in NEEDS.items() if importlib.util.find_spec(needed) is None
 ]
+if node_packages() is None:
+    collect_ignore.append("test_javascript.py")
 
 Record = Callable[[str, str, str], None]
 

@@ -1,0 +1,157 @@
+"""onnxruntime-web and transformers.js, in node: our files, and the folders that we write."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import attngraph
+from attngraph.decoding.decoder import Decoder
+from attngraph.export.files.save import save
+from attngraph.export.parity.budget import compare
+from attngraph.export.parity.reference import Reference, ReferenceOutputs
+from attngraph.optimized import Optimized
+from attngraph.options import CacheKind
+from tests.models.kit import HEADS, HIDDEN
+from tests.parity.test_decode import PROMPT, prompts
+from tests.runtimes.conftest import Record, node_packages
+from tests.runtimes.encoders import MODELS
+from tests.runtimes.families import decoder
+
+SCRIPT = Path(__file__).parent / "javascript" / "run.mjs"
+NEW = 12
+NEWER, OLDER = "onnxruntime-web", "onnxruntime-web-1.20.1"
+STATIC = "Llama, static cache"
+FAMILIES = ("BERT", "Llama, growing cache", STATIC)
+TAKEN = [
+    (package, opset, family, portable)
+    for package, opset in ((NEWER, 24), (NEWER, 21), (OLDER, 21))
+    for family in FAMILIES
+    for portable in (False, True)
+    if (package, family, portable) != (OLDER, STATIC, False)
+]
+
+
+def results_of(name: str, folder: Path, **feeds: Tensor) -> dict[str, Tensor]:
+    """What a package, or a class of transformers.js, makes of these. Raises RuntimeError with its
+    own words."""
+    packages, given, found = node_packages(), folder / "given.json", folder / "found.json"
+    assert packages is not None
+    said = {
+        key: {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "dims": list(tensor.shape),
+            "data": base64.b64encode(tensor.numpy().tobytes()).decode(),
+        }
+        for key, tensor in feeds.items()
+    }
+    given.write_text(json.dumps(said))
+    command = ["node", SCRIPT, packages, name, folder, given, found]
+    subprocess.run(command, check=True, timeout=300)
+    outcome: dict[str, Any] = json.loads(found.read_text())
+    if "error" in outcome:
+        raise RuntimeError(outcome["error"])
+    return {
+        key: torch.from_numpy(
+            numpy.frombuffer(base64.b64decode(each["data"]), each["dtype"]).copy()
+        ).reshape(each["dims"])
+        for key, each in outcome.items()
+    }
+
+
+def version_of(package: str) -> str:
+    packages = node_packages()
+    assert packages is not None
+    told = json.loads((packages / "node_modules" / package / "package.json").read_text())
+    return f"{package.partition('-1.')[0]} {told['version']}"
+
+
+def _bert(folder: Path, **options: Any) -> tuple[Optimized, dict[str, Tensor]]:
+    """Its weights in a file beside it."""
+    torch.manual_seed(0)
+    module, args, shapes = MODELS["BERT"]()
+    made = attngraph.optimize(module.eval(), args, dynamic_shapes=shapes, verify="off", **options)
+    save(made.model, folder / "model.onnx", external_above=0)
+    assert (folder / "model.onnx.data").exists()
+    return made, dict(zip(made.session.input_names, args, strict=True))
+
+
+def _llama(folder: Path, cache: CacheKind, **options: Any) -> tuple[Decoder, dict[str, Tensor]]:
+    """A step of one token behind a past, whose buffers have room behind it."""
+    room = 2 * PROMPT if cache == "static" else None
+    made = attngraph.optimize_decoder(
+        decoder("Llama"), cache=cache, max_length=room, verify="off", **options
+    )
+    made.save(folder / "model.onnx")
+    ids, mask = prompts(3)
+    shape = (3, HEADS // 2, room or PROMPT - 1, HIDDEN // HEADS)
+    random = torch.Generator().manual_seed(0)
+    pasts = {name: torch.randn(shape, generator=random) for name in made.layout.pasts}
+    return made, {"input_ids": ids[:, -1:], "attention_mask": mask, **pasts}
+
+
+@pytest.mark.parametrize(("package", "opset", "family", "portable"), TAKEN)
+def test_a_file_in_webassembly(
+    package: str, opset: int, family: str, portable: bool, tmp_path: Path, record: Record
+) -> None:
+    how: dict[str, Any] = {"opset": opset, "portable": portable}
+    made: Optimized | Decoder
+    if family == "BERT":
+        made, feeds = _bert(tmp_path, **how)
+    else:
+        made, feeds = _llama(tmp_path, "static" if "static" in family else "growing", **how)
+    found = results_of(package, tmp_path, **feeds)
+    names = made.session.output_names
+    ours = ReferenceOutputs(names, tuple(made.session.run(feeds)), (None,) * len(names))
+    parity = compare(ours, tuple(found[name] for name in names), "fp32")
+    assert parity.passed, str(parity)
+    record(version_of(package), family, f"opset {opset}{' (portable)' * portable}")
+
+
+def test_an_older_webassembly_takes_no_newer_opset_and_no_newer_operator(tmp_path: Path) -> None:
+    """What `--opset` and `--portable` are for: its GroupQueryAttention has no sinks yet."""
+    _, feeds = _bert(tmp_path, opset=22)
+    with pytest.raises(RuntimeError):
+        results_of(OLDER, tmp_path, **feeds)
+    _, feeds = _llama(tmp_path, "static", opset=21)
+    with pytest.raises(RuntimeError):
+        results_of(OLDER, tmp_path, **feeds)
+
+
+def test_a_folder_in_transformers_js(tmp_path: Path, record: Record) -> None:
+    torch.manual_seed(0)
+    module, args, _ = MODELS["BERT"]()
+    module.eval().save_pretrained(tmp_path / "bert")
+    out = tmp_path / "out"
+    attngraph.optimize_checkpoint(tmp_path / "bert", verify="off").save(out)
+    feeds = dict(zip(("input_ids", "attention_mask"), args, strict=True))
+    feeds["token_type_ids"] = torch.zeros_like(args[0])
+    found = results_of("AutoModelForSequenceClassification", out, **feeds)
+    parity = compare(Reference(module, precision="fp32")(args), (found["logits"],), "fp32")
+    assert parity.passed, str(parity)
+    record(version_of("@huggingface/transformers"), "BERT", "sequence classification")
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT-2", "Qwen2"])
+def test_a_decoders_folder_in_transformers_js(family: str, tmp_path: Path, record: Record) -> None:
+    """Rows padded on the left; an empty cache is made of the names of its dims."""
+    module, out = decoder(family), tmp_path / "out"
+    module.save_pretrained(tmp_path / "in")
+    attngraph.optimize_checkpoint(tmp_path / "in", verify="off").save(out)
+    ids, mask = prompts(3)
+    found = results_of(
+        "AutoModelForCausalLM", out, input_ids=ids, attention_mask=mask, new=torch.tensor([NEW])
+    )
+    expected = module.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(found["tokens"], expected)
+    record(
+        version_of("@huggingface/transformers"), family, "growing cache, rows padded on the left"
+    )
