@@ -38,6 +38,7 @@ from attngraph.frontend.limits import Suspect
 from attngraph.frontend.model import Model
 from attngraph.frontend.trace_errors import reason
 from attngraph.ir import Graph, clone, interpret
+from attngraph.ir.conditions import multiples
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.ranges import Ranges
 from attngraph.ir.storage import wraps
@@ -300,17 +301,20 @@ class Check:
     def required(self, graph: Graph) -> list[Suspect]:
         """The suspects that the captured graph needs in order to compute what the model does.
 
-        Each is tried at sizes that break it: 1, or one that all its dims have.
+        Each is tried at sizes that break it: 1, what the dim is a multiple of, or one that all its
+        dims have.
         """
         sample, *_ = self.samples.sizes()
+        steps = multiples(self.captured.graph.conditions)
         known: dict[str, bool] = {}
         found, limits = [], self.samples.limits
         for suspect in self.captured.suspects:
             if suspect.assumed:
                 continue
             names = sorted(symbols_of(suspect.condition) & sample.keys())
-            common = [1, *(sample[name] for name in names)]
-            tried = [{name: 1} for name in names] + [dict.fromkeys(names, n) for n in common]
+            common = [1, *steps.values(), *(sample[name] for name in names)]
+            tried = [{name: n} for name in names for n in (1, steps.get(name, 1))] + [steps]
+            tried += [dict.fromkeys(names, n) for n in common]
             broken = [
                 sizes
                 for sizes in ({**sample, **ones} for ones in tried)

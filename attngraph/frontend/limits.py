@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
+from torch.utils._sympy import functions as torch_sympy
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.conditions import split
@@ -13,7 +14,7 @@ from attngraph.frontend.locations import quote
 from attngraph.frontend.questions import Question
 from attngraph.frontend.shapes import Request
 from attngraph.frontend.symbols import Symbols
-from attngraph.ir.conditions import Condition, always, shown
+from attngraph.ir.conditions import Condition, always, multiples, shown
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
 
 
@@ -35,10 +36,11 @@ class Limits:
 class Suspect:
     """A condition that the model's own code asked, and that is not known to be required.
 
-    It holds for sizes from 2 on, which is what torch.export takes any size to be, or says that two
-    dims are unequal: what the trace says of other sizes is to be checked. `place` is where it was
-    asked, ` at model.py:12 (…)`; `asked` are the dims for which a size of 1 was asked for. Of every
-    dim it is `assumed` that it isn't 1: torch drops what then decides nothing, `max(n - 1, 1)`.
+    It holds for sizes from 2 on, which is what torch.export takes any size to be, or from twice the
+    number that they are multiples of, or says that two dims are unequal: what the trace says of
+    other sizes is to be checked. `place` is where it was asked, ` at model.py:12 (…)`; `asked` are
+    the dims for which a size of 1 was asked for. Of every dim it is `assumed` that it isn't 1:
+    torch drops what then decides nothing, `max(n - 1, 1)`.
     """
 
     condition: Condition
@@ -84,10 +86,14 @@ def settled_limits(
     from_one = {n: replace(i, low=1) if i.low == 2 else i for n, i in dims.items()}
     kept: dict[str, Condition] = {}
     suspects: dict[str, Condition] = {}
+    steps = multiples(known)
+    equal = _equal(known, steps)
+    known += [sympy.Eq(symbol(name), symbol(other)) for name, other in equal.items()]
     for condition in known:
-        if always(condition, from_two) is not True:
+        beyond_one = _always(condition, from_two, steps, equal, least=2)
+        if not beyond_one:
             kept.setdefault(shown(condition), condition)
-        if always(condition, from_two) is True and always(condition, from_one) is not True:
+        elif not _always(condition, from_one, steps, equal, least=1):
             suspects.setdefault(shown(condition), condition)
     for condition, _ in own:
         if unequal(condition) is not None and shown(condition) in kept:
@@ -112,6 +118,93 @@ def settled_limits(
         ),
         (*_notes(wanted, dims, kept.values(), places),),
     )
+
+
+def _equal(conditions: Sequence[Condition], steps: Mapping[str, int]) -> dict[str, str]:
+    """Dims that conditions make equal to another: k // (q // 8) = 8 and k % (q // 8) = 0."""
+    place = {symbol(name): step * _times(name, step) for name, step in steps.items()}
+    own = [condition.xreplace(place) for condition in conditions]
+    exact = {
+        remainder.args
+        for condition in own
+        if isinstance(condition, sympy.Eq) and condition.args[1].is_zero
+        for remainder in condition.args[:1]
+        if isinstance(remainder, (torch_sympy.Mod, torch_sympy.PythonMod))
+    }
+    found: dict[str, str] = {}
+    for condition in own:
+        if not isinstance(condition, sympy.Eq) or not condition.has(torch_sympy.FloorDiv):
+            continue
+        first, second, *others = [*sorted(condition.free_symbols, key=str), None, None]
+        if second is None or others[0] is not None:
+            continue
+        whole = (condition.lhs - condition.rhs).replace(
+            lambda part: isinstance(part, torch_sympy.FloorDiv) and part.args in exact,
+            lambda part: part.args[0] / part.args[1],
+        )
+        names = [name for name in steps if _times(name, steps[name]) in (first, second)]
+        is_pair = len(names) == 2 and steps[names[0]] == steps[names[1]]
+        if (
+            is_pair
+            and not whole.has(torch_sympy.FloorDiv)
+            and sympy.solve(whole, first) == [second]
+        ):
+            found[names[1]] = found.get(names[0], names[0])
+    return found
+
+
+def _times(name: str, step: int) -> sympy.Symbol:
+    """How often a dim has the number that it is a multiple of."""
+    return symbol(f"{name} in {step}s")
+
+
+def _always(
+    condition: Condition,
+    infos: Mapping[str, DimInfo],
+    steps: Mapping[str, int],
+    equal: Mapping[str, str],
+    *,
+    least: int,
+) -> bool:
+    """Whether it holds for all sizes that are multiples as `steps` says, `least` times or more.
+
+    That they are multiples, and which are `equal`, is left to the conditions that say it. To a
+    trace the number of windows of a length is a size like any other: 2 or more.
+    """
+    is_tie = isinstance(condition, sympy.Eq) and all(side.is_Symbol for side in condition.args)
+    if multiples([condition]) or is_tie:
+        return always(condition, infos) is True
+    times, place = dict(infos), {}
+    for name in steps.keys() & symbols_of(condition):
+        number = _times(equal.get(name, name), steps[name])
+        high = infos[name].high
+        times[str(number)] = DimInfo(
+            low=max(least, -(-infos[name].low // steps[name])),
+            high=None if high is None else high // steps[name],
+        )
+        place[symbol(name)] = steps[name] * number
+    if place:
+        condition = _reduced(condition.xreplace(place), times)
+    return always(condition, times) is True
+
+
+def _reduced(condition: Condition, infos: Mapping[str, DimInfo]) -> Condition:
+    """A relation of sizes without the factor that its sides share, and with remainders settled."""
+
+    def remainder(expr: sympy.Expr) -> sympy.Expr:
+        number, divisor = expr.args
+        return number if always(_reduced(number < divisor, infos), infos) is True else expr
+
+    if not isinstance(condition, sympy.Rel):
+        return condition
+    mods = (torch_sympy.Mod, torch_sympy.PythonMod)
+    sides = [
+        side.replace(lambda part: isinstance(part, mods), remainder) for side in condition.args
+    ]
+    factor = sympy.gcd(*sides)
+    if factor.is_positive:
+        sides = [sympy.cancel(side / factor) for side in sides]
+    return condition.func(*sides)
 
 
 def unequal(condition: Condition) -> tuple[str, str] | None:

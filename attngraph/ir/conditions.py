@@ -6,7 +6,8 @@ The text form is Python's, and parses back.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import sympy
@@ -115,6 +116,19 @@ def over_integers(condition: Condition) -> Condition:
                 sides = tuple(sympy.expand(side * denominator) for side in sides)
                 return condition.func(*sides)
     return condition
+
+
+def multiples(conditions: Iterable[Condition]) -> dict[str, int]:
+    """The dims of which conditions say that they are a multiple of a number, with that number."""
+    found: dict[str, int] = {}
+    for condition in conditions:
+        if not isinstance(condition, sympy.Eq) or not condition.args[1].is_zero:
+            continue
+        remainder = condition.args[0]
+        if _is_mod(remainder) and remainder.args[0].is_Symbol and remainder.args[1].is_Integer:
+            name, step = str(remainder.args[0]), int(remainder.args[1])
+            found[name] = math.lcm(step, found.get(name, 1))
+    return found
 
 
 def condition_rewritten(condition: Condition, known: Mapping[str, Dim]) -> Condition:

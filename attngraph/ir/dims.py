@@ -120,7 +120,10 @@ def symbols_of(value: object) -> frozenset[str]:
 def substitute(value: Any, sizes: Mapping[str, int]) -> Any:
     """Replaces every expression in an attribute value by its number for the given sizes."""
     if isinstance(value, sympy.Basic):
-        number = value.xreplace({symbol(name): sympy.Integer(n) for name, n in sizes.items()})
+        try:
+            number = value.xreplace({symbol(name): sympy.Integer(n) for name, n in sizes.items()})
+        except ZeroDivisionError as error:
+            raise IRError(f"{value} divides by zero at {dict(sizes)}.") from error
         if number.free_symbols:
             missing = ", ".join(sorted(s.name for s in number.free_symbols))
             raise IRError(f"The size of {missing} is not known where {value} is needed.")

@@ -15,6 +15,7 @@ import torch
 
 from attngraph.analysis.values.weights import Derivation
 from attngraph.ir import Graph, Node, Value
+from attngraph.ir.conditions import multiples
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import EXPONENTIAL, LOG_SUM
 from attngraph.passes.rewriting.conditions import Conditions, aims_of
@@ -104,7 +105,7 @@ class Evidence:
     ) -> Outcome:
         if (unknown := region.unknown()) is not None:
             return NotEvaluated(f"%{unknown.name} has no data, and nothing says what it is made of")
-        own = trial_sizes(self.graph.dims)
+        own = self._own_sizes(region)
         fixed = region.fixed(own[0])
         cost = [region.elements(sizes, fixed) for sizes in own]
         cheap = [sizes for sizes, (total, _) in zip(own, cost, strict=True) if total <= _CHEAP]
@@ -121,6 +122,17 @@ class Evidence:
         if not small:
             return outcome or NotEvaluated(f"its largest tensor has {min(largest):,} elements")
         return _tried(pairs, region, [(sizes, fixed) for sizes in small], kinds, tolerance)
+
+    def _own_sizes(self, region: Region) -> list[dict[str, int]]:
+        """The usual sizes; of a model that takes multiples only, such.
+
+        A quotient of one size by another has no number where the latter is 0: if that is so in all
+        of them, those of the sample.
+        """
+        if not (steps := multiples(self.graph.conditions)):
+            return trial_sizes(self.graph.dims)
+        own = trial_sizes(self.graph.dims, steps)
+        return [sizes for sizes in own if region.has(sizes)] or sample_sizes(self.graph.dims)
 
     def _at_the_samples(
         self,
@@ -148,7 +160,7 @@ class Evidence:
         tolerance: float,
     ) -> Outcome:
         """As `_compare`, for a region that is evaluated as typed."""
-        trials = [(sizes, region.fixed(sizes)) for sizes in trial_sizes(self.graph.dims)]
+        trials = [(sizes, region.fixed(sizes)) for sizes in self._own_sizes(region)]
         if max(region.elements(*trial)[0] for trial in trials) > _CHEAP:
             outcome = self._at_other_sizes(pairs, region, kinds, tolerance)
             if type(outcome) is Equal:
@@ -167,7 +179,9 @@ class Evidence:
         if general is None or general.general is None:
             return None
         trials = []
-        for place, sizes in enumerate(general_sizes(self.graph.dims, general.general.infos)):
+        steps = multiples(self.graph.conditions)
+        drawn = general_sizes(self.graph.dims, general.general.infos, steps)
+        for place, sizes in enumerate(drawn):
             # The head of a mask is the mask of fewer positions; its tail is not.
             fixed = general.fixed(sizes, tail=place % 2 == 1 and not region.as_typed)
             if general.elements(sizes, fixed)[1] <= _SMALL:

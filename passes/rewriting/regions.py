@@ -156,6 +156,14 @@ class Region:
                     data = data.narrow(axis, whole - size if tail else 0, size)
         return data
 
+    def has(self, sizes: Mapping[str, int]) -> bool:
+        """Whether every shape of the region is one of numbers at these sizes."""
+        try:
+            self.elements(sizes, {})
+        except IRError:
+            return False
+        return True
+
     def elements(self, sizes: Mapping[str, int], fixed: Mapping[Value, Any]) -> tuple[int, int]:
         """How many elements a trial would compute, and those of its largest tensor."""
         made = [value for node in self.nodes for value in node.outputs if value not in fixed]

@@ -55,19 +55,25 @@ _SCALE = {"large": 8.0, "huge": 1e4, "tiny": 1e-3, "zero": 0.0}
 _KEPT = 8  # positions of an axis of a sparse sample
 
 
-def trial_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
-    """Growing, falling and least sizes: no two dims equal but in the last."""
+def trial_sizes(
+    dims: Mapping[str, DimInfo], steps: Mapping[str, int] | None = None
+) -> list[dict[str, int]]:
+    """Growing, falling and least sizes: no two dims equal but in the last.
+
+    `steps` are what sizes are multiples of.
+    """
     count = len(dims)
 
-    def fitted(info: DimInfo, size: int) -> int:
-        size = max(size, info.low)
-        return size if info.high is None else min(size, info.high)
+    def fitted(name: str, size: int) -> int:
+        step = (steps or {}).get(name, 1)
+        size = -(-max(size, dims[name].low) // step) * step
+        high = dims[name].high
+        return size if high is None else min(size, high // step * step)
 
-    named = list(dims.items())
     trials = [
-        {name: fitted(info, 2 + 3 * place) for place, (name, info) in enumerate(named)},
-        {name: fitted(info, 3 * (count - place)) for place, (name, info) in enumerate(named)},
-        {name: fitted(info, 0) for name, info in named},
+        {name: fitted(name, 2 + 3 * place) for place, name in enumerate(dims)},
+        {name: fitted(name, 3 * (count - place)) for place, name in enumerate(dims)},
+        {name: fitted(name, 0) for name in dims},
     ]
     return trials if dims else [{}]
 
@@ -85,7 +91,9 @@ def sample_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
 
 
 def general_sizes(
-    dims: Mapping[str, DimInfo], unknowns: Mapping[str, DimInfo]
+    dims: Mapping[str, DimInfo],
+    unknowns: Mapping[str, DimInfo],
+    steps: Mapping[str, int] | None = None,
 ) -> list[dict[str, int]]:
     """The trial sizes of the graph's dims, beside small and distinct ones of what may have any."""
     count = len(unknowns)
@@ -97,7 +105,7 @@ def general_sizes(
             sizes[name] = size if info.high is None else min(size, info.high)
         return sizes
 
-    own = trial_sizes(dims)
+    own = trial_sizes(dims, steps)
     spreads = [spread(range(count)), spread(range(count - 1, -1, -1))]
     number = max(len(own), len(spreads))
     return [{**own[i % len(own)], **spreads[i % len(spreads)]} for i in range(number)]

@@ -14,7 +14,9 @@ from torch.utils._sympy.functions import Mod
 import attngraph
 from attngraph.checks.sizes import choose_sizes
 from attngraph.errors import AttngraphError, CaptureError
+from attngraph.frontend.capture import capture
 from attngraph.ir import parse
+from attngraph.ir.conditions import format_condition
 from attngraph.ir.dims import symbol
 from attngraph.ir.printer import format_graph
 from attngraph.ir.ranges import Ranges
@@ -166,3 +168,56 @@ def test_a_number_of_a_run_is_not_taken_for_a_size() -> None:
     text = str(format_graph(compiled.graph))
     assert "in -9223372036854775808.." in text
     assert format_graph(parse(text)) == text
+
+
+class Windows(nn.Module):
+    """Local attention over windows of 4 tokens and those before them; the number is the queries'.
+
+    With one window there is nothing before it: a model of its own there is written with `special`.
+    """
+
+    def __init__(self, special: bool = False, bias: Tensor | float = 0.0) -> None:
+        super().__init__()
+        self.special, self.bias = special, bias
+
+    def forward(self, q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
+        k, v = q if k is None else k, q if v is None else v
+        batch, length, width = q.shape
+        windows = length // 4
+        assert length % 4 == 0
+        assert k.shape[1] % 4 == 0
+        q, k, v = (x.reshape(batch, windows, -1, width) for x in (q, k, v))
+        k, v = (torch.cat([torch.zeros_like(x[:, :1]), x], 1) for x in (k, v))
+        k, v = (torch.cat([x[:, :-1], x[:, 1:]], 2) for x in (k, v))
+        if self.special and windows == 1:
+            return (q @ k.transpose(-1, -2) @ v).reshape(batch, length, width)
+        weights = torch.softmax(q @ k.transpose(-1, -2) + self.bias, -1)
+        return (weights @ v).reshape(batch, length, width)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_number_of_windows_is_a_size_of_which_one_is_tried(special: bool) -> None:
+    """torch takes it to be 2 or more; whether one window computes the same is found out."""
+    module = Windows(special)
+    optimized = attngraph.optimize(module, (torch.randn(2, 8, 4),), dynamic_shapes=(AUTO,))
+    assert optimized.report.sites[0].status == "fused"
+    assert not [note for note in optimized.report.notes if "stopped" in note]
+    demands = [note for note in optimized.report.notes if "model demands it" in note]
+    assert special or len(demands) == 1, demands  # not one for each view that torch asked about
+    for length in (12, 8, 4):
+        x = torch.randn(3, length, 4)
+        if special and length == 4:
+            with pytest.raises(AttngraphError, match="compiled for sizes"):
+                optimized(x)
+        else:
+            torch.testing.assert_close(optimized(x), module(x))
+
+
+def test_lengths_that_windows_make_equal_are_told_to_be() -> None:
+    """A table of 4 queries and 8 keys leaves one length of keys for each of queries."""
+    sample = tuple(torch.randn(2, 8, 4) for _ in range(3))
+    module = Windows(bias=torch.randn(4, 8))
+    found = capture(module, sample, dynamic_shapes=(AUTO, AUTO, AUTO))
+    told = {format_condition(condition) for condition in found.graph.conditions}
+    assert {"k_1 == q_1", "q_1 % 4 == 0", "k_1 % 4 == 0"} <= told
+    assert not [each for each in told if "k_1" in each and "//" in each and "v_1" not in each]
