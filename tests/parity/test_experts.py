@@ -28,6 +28,13 @@ SLOW = {
 PASSES = ["split-complex", "canonicalize", "cse", "dce", "fuse-experts", "dce"]
 
 
+@pytest.fixture(autouse=True)
+def any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read doesn't depend on which form is faster."""
+    if "faster" not in request.node.name:
+        monkeypatch.setattr(fuse_experts, "_is_slower", lambda *_: False)
+
+
 @functools.cache
 def _module(kind: type[torch.nn.Module]) -> torch.nn.Module:
     return kind().eval()
@@ -100,6 +107,30 @@ def test_a_limit_is_read_where_no_drawn_row_reaches_it() -> None:
     x = torch.randn(2, 5, H) * 1e4
     (found,) = interpret(graph, [x])
     torch.testing.assert_close(found, _module(experts.FarLimit)(x), rtol=1e-5, atol=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "is_made"),
+    [
+        (experts.Stacked, None, False),  # of the rows that an expert takes
+        (experts.Stacked, (1, 1), True),  # there is one row
+        pytest.param(experts.Stacked, (2, 7), False, marks=pytest.mark.slow),
+        (experts.Gathered, None, True),  # a matrix for each row
+        (experts.Dense, None, True),  # all experts on every row, two of four
+        (experts.All, None, False),
+        pytest.param(experts.OneHot, None, True, marks=pytest.mark.slow),
+    ],
+)
+def test_the_faster_form_is_taken(
+    kind: type[torch.nn.Module], rows: tuple[int, int] | None, is_made: bool
+) -> None:
+    """One reason per case: what the operator's kernel does with each row, and the form doesn't."""
+    if rows is None:
+        graph = _captured(kind)
+    else:
+        graph = attngraph.capture(_module(kind), (torch.randn(*rows, H),))
+    run(graph, make(PASSES))
+    assert _count(graph) == is_made
 
 
 def test_rows_that_are_dropped_by_number_are_no_mixture() -> None:

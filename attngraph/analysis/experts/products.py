@@ -17,10 +17,12 @@ from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.walks import users
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import input_of
+from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import ADDITIVE, INDEX, LAYOUT, PART
 
 GROUPED = ("aten._grouped_mm", "transformers.grouped_mm_fallback")
 """(S, K) × (E, K, N), where rows are sorted by expert."""
+_VECTORS = 2  # dims of what holds a bias for each expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,22 @@ def read_product(node: Node, experts: int) -> Product | None:
         if found is not None:
             return _with_bias(node, other.value, found, experts)
     return None
+
+
+def is_gathered(product: Product) -> bool:
+    """Whether each row is given a copy of the matrix of its expert."""
+    _, nodes = backward_slice(
+        [product.node.output],
+        lambda value: value is product.rows or not value.dtype.is_floating_point,
+    )
+    return any(
+        node.op in INDEX
+        and source is not None
+        and source.is_constant
+        and len(source.shape) > _VECTORS
+        for node in nodes
+        for source in node.inputs[:1]
+    )
 
 
 def _in_order(operand: Operand, summed: Iterable[Atom]) -> tuple[Atom, ...]:

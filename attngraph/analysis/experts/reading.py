@@ -188,6 +188,9 @@ def _experts(
 ) -> tuple[Expert, ...] | Unread | None:
     """Each expert's products under the result; None where they aren't two after each other."""
     downs = _products([result], choice, stops)
+    alone = [down for down in downs if not down.matrices.stacked]
+    if len(downs) != (choice.experts if alone else 1):
+        return None
     found: list[Expert] = []
     activation: Activation | None = None
     for down in downs:
@@ -199,13 +202,6 @@ def _experts(
             return Unread(choice, down.rows.producer or down.node)
         activation = found_here
         found.append(Expert(tuple(ups), down, activation))
-    if not found:
-        return None
-    alone = [item for item in found if not item.down.matrices.stacked]
-    if alone and len(found) != choice.experts:
-        return None
-    if not alone and len(found) != 1:
-        return None
     return tuple(found)
 
 

@@ -120,6 +120,8 @@ class Intervals:
                 return 0.0, 1.0
             case "relu":
                 return max(sides[0][0], 0.0), max(sides[0][1], 0.0)
+            case "clamp" | "clamp_min" | "clamp_max" if len(sides) == 1:
+                return _cut(sides[0], node.attrs.get("min"), node.attrs.get("max"))
             case "maximum":
                 return max(sides[0][0], sides[1][0]), max(sides[0][1], sides[1][1])
             case "minimum":
@@ -183,6 +185,17 @@ class Intervals:
         scale = max(self.largest(table) for table in tables)
         bound = 2 * max(abs(far[0]), abs(far[1])) * scale
         return (-bound, bound) if math.isfinite(bound) else EVERYTHING
+
+
+def _cut(interval: Interval, low: object, high: object) -> Interval:
+    """Clamped: first from below, then from above."""
+    least, most = number(low), number(high)
+    if (low is not None and least is None) or (high is not None and most is None):
+        return EVERYTHING
+    below = -math.inf if least is None else least
+    above = math.inf if most is None else most
+    start, end = (min(max(side, below), above) for side in interval)
+    return start, end
 
 
 def _range_of(data: torch.Tensor) -> Interval:
