@@ -133,7 +133,8 @@ def fold(
         at=next(iter(plan)),
     ):
         return None
-    erase_dead(graph, [first.producer for first, _ in replaced])
+    # a node that nothing read was replaced nowhere, and goes too
+    erase_dead(graph, [*(first.producer for first, _ in replaced), *(node for node, _ in made)])
     for node, copy in made:
         graph.take_place(copy, node)
     discard(graph, old)
