@@ -154,6 +154,9 @@ def _after(w: Writer, kept: list[tuple[str, str]]) -> None:
             w.run(f"w = w * {w.placed(*kept[0])}.float()", f"w = w / ({total} + 1e-9)")
         case "guarded":
             w.run("w = torch.nan_to_num(w)")
+        case "where any":
+            kept_any = f"{w.placed(*kept[0])}.any({w.key_axis}, keepdim=True)"
+            w.run(f"w = torch.where({kept_any}, w, 0.0)")
         case "gates":
             w.make("self.gates = nn.Parameter(torch.empty(1, H, 1, 1))")
             w.run("gates = self.gates.expand(b, H, 1, 1)")

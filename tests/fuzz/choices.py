@@ -47,7 +47,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "mask 2": ("none", "causal", "padding", "window", "lengths", "segments", "given", "queries"),
     "causal": ("arange", "tril", "triu", "cumsum", "buffer", "zeros", "transposed"),
-    "padding": ("bool", "int", "float", "hidden"),
+    "padding": (
+        "bool", "int", "float", "hidden", "pad id", "until the end id", "threshold", "table",
+    ),
     "joined": ("and", "logical", "times", "or", "one by one"),
     "applied": ("fill", "where", "add where", "add filled", "add float", "times"),
     "fill": ("-inf", "-1e9", "lowest", "-1e4"),
@@ -58,7 +60,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     ),
     "after": (
         "none", "dropout", "renormalised", "masked", "masked, renormalised", "guarded", "gates",
-        "talking", "returned",
+        "talking", "returned", "where any",
     ),
     # from weights to the output
     "values": ("matmul", "einsum"),
@@ -66,6 +68,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "output": ("linear", "none", "einsum", "sum of heads"),
     "around": ("none", "residual", "pre-norm", "post-norm", "mlp"),
     "layers": ("1", "2"),
+    "option": ("none", "exact", "fp16", "each", "off"),
 }  # fmt: skip
 
 # Codes that an option may bring: with it, a site that is declined so is right to be.
@@ -99,7 +102,9 @@ def explained(draw: Draw) -> set[str]:
 
 def is_near_miss(draw: Draw) -> bool:
     """Whether something in it only resembles what is usual."""
-    return any(draw[name] in options for name, options in NEAR_MISSES.items())
+    return draw["option"] == "exact" or any(
+        draw[name] in options for name, options in NEAR_MISSES.items()
+    )
 
 
 def _plain(*names: str) -> Mapping[str, str]:
@@ -176,7 +181,10 @@ RULES: tuple[Rule, ...] = (
     _when(
         lambda d: d["fill"] == "-inf" and d["applied"] in ("add float", "times"), fill="lowest"
     ),
-    _when(lambda d: d["mask"] == "none" and "masked" in d["after"], "after"),
+    _when(
+        lambda d: d["mask"] == "none" and ("masked" in d["after"] or d["after"] == "where any"),
+        "after",
+    ),
     _when(lambda d: d["mask"] == "none" and d["scale"] == "masked *", "scale"),
     # The keys of a cache have no dim of their own that an input could have.
     _when(

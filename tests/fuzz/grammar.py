@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Draw = Mapping[str, str]
 """An option for each choice."""
@@ -12,6 +13,18 @@ Choices = Mapping[str, tuple[str, ...]]
 """The options of each choice. The first is its default."""
 Rule = Callable[[dict[str, str]], Mapping[str, str]]
 """What a draw is to have instead."""
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "exact": {"exact": True},
+    "fp16": {"precision": "fp16"},
+    "int8": {"weights": "int8"},
+    "int4": {"weights": "int4"},
+    "int8 activations": {"weights": "int8", "activations": "int8"},
+    "padded rows": {"ignore_padded_rows": True},
+    "each": {"verify": "each"},
+    "off": {"verify": "off"},
+}
+"""Keywords of a compile, by the options of a choice. No user's word that may be false."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,16 @@ def _padding(w: Writer) -> str:
             return f"{w.take('present', 'b t:float padding')}[:, None, None, :] > 0.5"
         case "hidden":
             return f"~{w.take('hidden', 'b t:hidden')}[:, None, None, :]"
+        case "pad id":
+            return f"({w.take('words', 'b t:ids')} != 3)[:, None, None, :]"
+        case "until the end id":
+            ended = w.take("words", "b t:ended ids")
+            return f"(({ended} == 2).cumsum(-1) == 0)[:, None, None, :]"
+        case "threshold":
+            return f"({w.take('salience', 'b t:salience')}.sigmoid() > 0.5)[:, None, None, :]"
+        case "table":
+            w.make('self.register_buffer("real", torch.arange(12) != 3)')
+            return f"self.real[{w.take('words', 'b t:ids')}][:, None, None, :]"
     return f"{w.take('present', 'b t:padding')}[:, None, None, :]"
 
 

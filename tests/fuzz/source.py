@@ -6,7 +6,7 @@ import textwrap
 
 from tests.fuzz.attending import attend, put_out
 from tests.fuzz.choices import CHOICES, RULES, explained, is_near_miss
-from tests.fuzz.grammar import Draw, Grammar
+from tests.fuzz.grammar import OPTIONS, Draw, Grammar
 from tests.fuzz.projecting import project
 from tests.fuzz.writer import Writer
 
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 SIZES = {sizes}
 INPUTS = {inputs}
 DYNAMIC = "{dynamic}"
+OPTIONS = {options}
 EXPLAINED = {explained}  # codes with which a site may be declined
 NEAR_MISS = {near}
 H, G, D, M = {h}, {g}, {d}, {m}
@@ -64,6 +65,7 @@ def write(draw: Draw) -> str:
         inputs=w.inputs,
         dynamic=" ".join(letter for letter in draw["dynamic"].split() if letter in used),
         explained=sorted(explained(draw)),
+        options=OPTIONS[draw["option"]],
         near=is_near_miss(draw),
         name="Layer" if twice else "Model",
         made=_lines(w.made),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any
 
 from tests.fuzz import blocks
-from tests.fuzz.grammar import Draw, Grammar, Rule
+from tests.fuzz.grammar import OPTIONS, Draw, Grammar, Rule
 
 BLOCKS: dict[str, str] = {
     "none": "",
@@ -70,23 +69,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "size": ("plain", "one", "seq = batch", "longer", "seq = width", "one of a batch"),
     "option": (
         "none", "exact", "fp16", "int8", "int4", "int8 activations", "padded rows",
-        "each", "off", "assume",
+        "each", "off",
     ),
     "relation": ("none", "twice", "renamed", "cuda"),
 }  # fmt: skip
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "exact": {"exact": True},
-    "fp16": {"precision": "fp16"},
-    "int8": {"weights": "int8"},
-    "int4": {"weights": "int4"},
-    "int8 activations": {"weights": "int8", "activations": "int8"},
-    "padded rows": {"ignore_padded_rows": True},
-    "each": {"verify": "each"},
-    "off": {"verify": "off"},
-    "assume": {"assume": ["no-fully-masked-rows"]},
-}
 _RANGES = {"from 1": (1, None), "from 2": (2, None), "4 to 9": (4, 9), "above 5": (6, 17)}
 _SIZES = {
     "plain": {"b": 2, "s": 6, "t": 7},
