@@ -146,12 +146,24 @@ def _tiny(text: str) -> Calls:
     return calls
 
 
+def _small_results(name: str) -> Calls:
+    """Where they are 1e-10 to 1, from 0 and from −∞."""
+
+    def calls(dtype: torch.dtype) -> list[Call]:
+        values = torch.logspace(-10, 0, 41, dtype=dtype)
+        values = torch.cat([values, -values * 0.9])
+        return [Call(f"aten.{name}(%0)", (part,)) for part in (values, values.abs().log())]
+
+    return calls
+
+
 EXACT = """floor ceil round trunc sign sgn relu isnan isinf isfinite nan_to_num square logical_not
 bitwise_not signbit isneginf isposinf frac positive clone relu6 hardtanh hardshrink"""
 NEAR = """exp log sqrt rsqrt reciprocal sin cos tan atan asin acos sinh cosh asinh acosh atanh exp2
 deg2rad rad2deg log2 log10"""
-BOUNDED = """tanh sigmoid erf silu hardswish hardsigmoid mish selu softplus log_sigmoid leaky_relu
-elu celu erfc sinc logit expm1 log1p softshrink"""
+BOUNDED = """tanh erf silu hardswish hardsigmoid mish selu softplus log_sigmoid leaky_relu
+elu celu erfc sinc logit softshrink"""
+RELATIVE = "sigmoid expm1 log1p"  # of small results, which logarithms and quotients take
 ARITHMETIC = """add.Tensor sub.Tensor mul.Tensor maximum minimum eq.Tensor ne.Tensor lt.Tensor
 le.Tensor gt.Tensor ge.Tensor logical_and logical_or logical_xor clamp_min.Tensor
 clamp_max.Tensor"""
@@ -163,6 +175,8 @@ CASES = [
     *_unary(EXACT, ALL),
     *_unary(NEAR, ALL, ulps=4),
     *_unary(BOUNDED, NUMBERS, ulps=8, scale=1.0),
+    *_unary(RELATIVE, NUMBERS, ulps=8),
+    *[Case(f"{n}-small", _small_results(n), (torch.float32,), ulps=8) for n in RELATIVE.split()],
     Case(
         "gelu",
         unary("aten.gelu(%0)"),

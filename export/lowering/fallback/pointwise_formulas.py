@@ -60,6 +60,23 @@ def _log_sigmoid(x: Tensor) -> Tensor:
     return -F.softplus(-x)
 
 
+@formula("aten.expm1")
+def _expm1(x: Tensor) -> Tensor:
+    """Of small numbers, where e^x − 1 would be 0."""
+    x = _real(x)
+    return torch.tanh(x / 2) * (torch.exp(x) + 1)
+
+
+@formula("aten.log1p")
+def _log1p(x: Tensor) -> Tensor:
+    """Of small numbers, where log(1 + x) would be 0: what 1 + x was rounded by is scaled back."""
+    x = _real(x)
+    above = 1 + x
+    kept = above - 1
+    scaled = torch.log(above) * torch.where(kept == x, 1.0, x / kept)
+    return torch.where(above == 1, x, scaled)
+
+
 @formula("aten.trunc")
 def _truncated(x: Tensor) -> Any:
     return NotImplemented if x.dtype.is_floating_point else x.clone()
@@ -224,6 +241,6 @@ def _of_integers(name: str) -> Formula:
 
 
 for _name in (
-    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erfc", "expm1", "log1p", "sinh",
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erfc", "sinh",
 ):  # fmt: skip
     formula(f"aten.{_name}")(_of_integers(_name))

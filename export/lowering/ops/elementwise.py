@@ -11,10 +11,24 @@ import torch
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
-from attngraph.ir import Node, ScalarType
+from attngraph.ir import Node, ScalarType, Value
 from attngraph.ir.ops import attribute, input_of, op_def
-from attngraph.ir.traits import COMPARISON, ROUNDING
+from attngraph.ir.traits import (
+    CAST,
+    CHOICE,
+    COMPARISON,
+    LAYOUT,
+    LOGARITHM,
+    MULTIPLICATIVE,
+    POWER,
+    QUOTIENT,
+    ROUNDING,
+    SCALE,
+    SUM,
+)
 
+_RELATIVE = LOGARITHM | QUOTIENT | POWER
+_FAR = 16  # values behind a sigmoid that are looked at
 _WIDER = {torch.int8: torch.int32, torch.uint8: torch.int32, torch.int16: torch.int32}
 
 
@@ -272,7 +286,7 @@ def _choose(
 _UNARY = {
     "abs": "Abs", "neg": "Neg", "floor": "Floor", "ceil": "Ceil", "round": "Round", "exp": "Exp",
     "log": "Log", "sqrt": "Sqrt", "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh",
-    "sigmoid": "Sigmoid", "relu": "Relu", "erf": "Erf", "reciprocal": "Reciprocal",
+    "relu": "Relu", "erf": "Erf", "reciprocal": "Reciprocal",
 }  # fmt: skip
 
 
@@ -285,6 +299,41 @@ def lower_unary(ctx: LoweringContext, node: Node) -> ir.Value:
     if whole and node.op == "aten.relu":
         return ctx.op("Max", value, ctx.constant(0, node.output.dtype))
     return ctx.op(_UNARY[node.op.removeprefix("aten.")], value)
+
+
+@register_lowering("aten.sigmoid")
+def lower_sigmoid(ctx: LoweringContext, node: Node) -> ir.Value:
+    """`Sigmoid`, or 1 / (1 + e^−x) where its small numbers matter.
+
+    On the CPU `Sigmoid` is exact to 1e-7 of 1, not of the result: it is half too large at −17 and 0
+    from −18 on. That is as good in a gate, but not in a logarithm or a quotient: rows of weights
+    that are all small would be 0 / 0.
+    """
+    dtype = node.output.dtype
+    value = operand(ctx, node, "self", dtype)
+    if ctx.target.provider != "cpu" or _is_gate(node.output):
+        return ctx.op("Sigmoid", value)
+    exact = torch.float32 if dtype.itemsize < torch.float32.itemsize else dtype
+    power = ctx.op("Exp", ctx.op("Neg", ctx.cast(value, exact)))
+    return ctx.cast(ctx.op("Reciprocal", ctx.op("Add", power, ctx.constant(1, exact))), dtype)
+
+
+def _is_gate(value: Value) -> bool:
+    """Whether it is multiplied by other tensors, and no product divides or gives a logarithm."""
+    users = list(value.users)
+    stack = [result for user in users for result in user.outputs]
+    seen: set[Value] = set()
+    while stack:
+        product = stack.pop()
+        if product in seen:
+            continue
+        seen.add(product)
+        for user in product.users:
+            if user.op in _RELATIVE or len(seen) > _FAR:
+                return False
+            if user.op in MULTIPLICATIVE | SCALE | LAYOUT | CAST | SUM | CHOICE:
+                stack.extend(user.outputs)
+    return bool(users) and all(user.op == "aten.mul.Tensor" for user in users)
 
 
 @register_lowering("aten.sign", "aten.sgn")
