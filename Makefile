@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-machine test-other-blas test-all lint docs corpus corpus-packages runtimes fuzz bench gpu clean
+.PHONY: demo test test-machine test-other-blas test-all lint docs corpus corpus-packages runtimes wheel-test fuzz bench gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_checkpoint out/bert
@@ -71,6 +71,10 @@ $(JAVASCRIPT)/.installed: $(wildcard tests/runtimes/javascript/*.json)
 	mkdir -p $(@D) && cp $^ $(@D)
 	cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	touch $@
+
+# The wheel in an environment of its own, with our packages behind it: nothing is fetched.
+wheel-test: $(INSTALLED)
+	$(BIN)/python -m tests.wheel out/wheel
 
 # FUZZ="--draws 1000 --first 5000" asks for others; python -m tests.fuzz SEED replays one.
 fuzz: export OMP_NUM_THREADS := 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from attngraph.ir.conditions import shown
 from attngraph.ir.ranges import Ranges
 from attngraph.reports.attention_weights import AttentionWeights, attention_weights
 from attngraph.reports.report import Report
+from attngraph.versions import versions
 
 _ADVICE = (
     "Compile with a Dim that takes it; if the report says that the model demands the bound, give a "
@@ -202,5 +205,13 @@ class Optimized:
         Raises OutputError; nothing is left half written.
         """
         path = Path(path)
+        said = self.model.metadata_props
+        said["attngraph.model"] = _without_folders(self.report.source)
+        said["attngraph.versions"] = json.dumps(versions(), sort_keys=True)
         data = None if self._staged is None else self._staged.data_of(self.model, path)
         save(self.model, path, data=data)
+
+
+def _without_folders(source: str) -> str:
+    """A model's name without the folders of the machine that it was compiled on."""
+    return re.sub(r"\S*[/\\](?=\S)", "", source)

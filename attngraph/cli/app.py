@@ -24,7 +24,6 @@ from attngraph.versions import versions
 
 app = typer.Typer(
     name="attngraph",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

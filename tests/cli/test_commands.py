@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 
+from attngraph.cli import run
 from attngraph.compiling.pipeline import pipeline
 from attngraph.reports.report import Report
 
@@ -232,6 +233,18 @@ def test_version_names_torch_and_onnxruntime(attngraph: Any) -> None:
     assert ran.code == 0
     assert metadata.version("torch") in ran.out
     assert "onnxruntime" in ran.out
+
+
+def test_a_shell_completes_commands_and_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_ATTNGRAPH_COMPLETE", "complete_bash")
+    for typed, completed in (("attngraph opt", "optimize"), ("attngraph verify --tar", "--target")):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+        with pytest.raises(SystemExit) as ended:
+            run([])
+        assert (ended.value.code, capsys.readouterr().out.split()) == (0, [completed])
 
 
 def test_help_keeps_its_brackets(attngraph: Any) -> None:

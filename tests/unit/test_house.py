@@ -28,7 +28,7 @@ LAYERS = (
     *("checkpoints", "frontend", "passes", "export"),
     *("options", "reports", "optimized", "checks"),
     *("compiling", "decoding", "runtimes", "verification", "measuring", "deployment", "cli"),
-    *("api", "__init__", "__main__"),
+    *("testing", "api", "__init__", "__main__"),
 )
 """The folders and files of attngraph, the lowest first: each may import those before it."""
 APART = {"frontend", "passes", "export"}
