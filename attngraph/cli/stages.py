@@ -37,6 +37,10 @@ class Stages:
             self._done.append((previous, now - start))
         self._running = (name, now)
 
+    def seconds(self, name: str) -> float:
+        """How long a stage took that is over."""
+        return sum(seconds for done, seconds in self._done if done == name)
+
     def __rich__(self) -> RenderableType:
         table = Table.grid(padding=(0, 1))
         for name, seconds in self._done:

@@ -64,6 +64,8 @@ _PATIENCE = 10.0
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins."""
 
+_LITTLE_BF16 = "onnxruntime's CPU provider computes little in bf16"
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -309,6 +311,13 @@ class Compilation:
                 "and masked attentions take longer on the CPU."
             )
             report.notes += [] if note in report.notes else [note]
+        if report.precision == "bf16" and device.provider == "cpu":
+            casts = sum(node.op_type == "Cast" for node in onnx.graph)
+            report.notes[:] = [note for note in report.notes if not note.startswith(_LITTLE_BF16)]
+            report.notes += [
+                f"{_LITTLE_BF16}: {casts} of the file's {len(onnx.graph)} nodes are casts, which "
+                "the model in float32 (model.float()) doesn't have."
+            ]
         onnx.metadata_props[RANGES_KEY] = Ranges.of(graph).to_json()
         report.sites = sites_of(report.passes, kernels)
         is_original = report.precision == self.own and stored is None

@@ -33,6 +33,7 @@ from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_l
 from attngraph.frontend.kept import kept_states
 from attngraph.frontend.model import Model
 from attngraph.frontend.stateful_lm import Stateful, stateful
+from attngraph.frontend.wrappers import adapters
 from attngraph.ir import Graph
 from attngraph.options import (
     DECODER_DEFAULTS,
@@ -117,6 +118,7 @@ def of_causal_lm(
         raise UsageError(
             f"The cache of {model.source} can't be found: it is no causal language model of "
             "transformers. Give sample inputs, its past among them."
+            f"{adapters(model.module)}"
         )
     wrap: type[CausalLM | UnpaddedCausalLM] = CausalLM if padding else UnpaddedCausalLM
     try:

@@ -23,6 +23,7 @@ from attngraph.export.target import OPSET
 from attngraph.frontend.cache import rows_looked_up
 from attngraph.frontend.model import Model
 from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
+from attngraph.frontend.wrappers import adapters
 from attngraph.ir.ranges import Ranges
 from attngraph.optimized import Optimized
 from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options, Verify
@@ -69,7 +70,9 @@ def optimize_seq2seq(
     """
     name = type(module).__name__
     if not is_seq2seq(module):
-        raise UsageError(f"{name} is no encoder-decoder of transformers that can generate.")
+        raise UsageError(
+            f"{name} is no encoder-decoder of transformers that can generate.{adapters(module)}"
+        )
     parts = of_transformers(module, source, source_shapes, name)
     if not first_step:
         parts = replace(parts, first=None)

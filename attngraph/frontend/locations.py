@@ -27,6 +27,9 @@ _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 _NO_MODULE = "_empty_nn_module_stack"
 """torch's mark on nodes that it made itself."""
 
+_WRAPPERS = ("attngraph.frontend.causal_lm.", "attngraph.frontend.seq2seq.")
+"""Modules of ours around the user's, which is their part `model`."""
+
 Modules = tuple[tuple[str, str], ...]
 
 
@@ -40,6 +43,16 @@ def _short_path(path: str, here: str) -> str:
     if match := _PACKAGES.match(path):
         return path[match.end() :]
     return path.removeprefix(here + os.sep)
+
+
+def portable_path(path: str) -> str:
+    """As `short_path`, and elsewhere as it is imported: a file tells nothing of this machine."""
+    short = short_path(path)
+    if not os.path.isabs(short):
+        return short
+    roots = [root.rstrip(os.sep) + os.sep for root in sys.path if os.path.isabs(root)]
+    found = max((root for root in roots if short.startswith(root)), key=len, default=os.sep)
+    return short[len(found) :] if found != os.sep else os.path.basename(short)
 
 
 def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | None:
@@ -118,7 +131,10 @@ def _locate(trace: str, modules: Modules) -> Loc:
     found = _own_frame(frames, modules)
     if found is None:
         return UNKNOWN
-    return Loc(short_path(found[0]), found[1], modules[-1][0] if modules else "")
+    module = modules[-1][0] if modules else ""
+    if modules and modules[0][1].startswith(_WRAPPERS):
+        module = module.partition(".")[2]
+    return Loc(portable_path(found[0]), found[1], module)
 
 
 def _own_frame(frames: list[tuple[str, int]], modules: Modules) -> tuple[str, int] | None:

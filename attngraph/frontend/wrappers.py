@@ -30,6 +30,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
+def adapters(module: object) -> str:
+    """A sentence on a model of peft, which generates by what is inside of it; else empty."""
+    merges = callable(getattr(module, "merge_and_unload", None))
+    told = " It holds the adapters of peft: compile what its merge_and_unload() returns."
+    return told if merges else ""
+
+
 def hindrance(module: nn.Module) -> str:
     """What a model has that no trace takes, and the line that helps; empty where it has none."""
     return next(_hindrances(module), "")

@@ -54,7 +54,7 @@ class Site:
         kernel = f"; kernel: {self.kernel}" if self.kernel else ""
         hint = f" Hint: {self.hint}" if self.hint else ""
         told = f"{verdict}{code}{self.reason}{mask}{merged}{kernel}{hint}"
-        return f"{self.location or '?'}: {self.module or '-'}: {told}"
+        return f"{self.location or 'unknown place'}: {self.module or 'the model'}: {told}"
 
 
 @dataclass(frozen=True)

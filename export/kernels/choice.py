@@ -213,7 +213,7 @@ def _with_runner_up(
     other = min(timed_there, key=lambda c: timed[c.form.name][length])
     theirs = timed[other.form.name][length]
     at = "1 query" if length == 1 else f"{length} queries"
-    why = f"{theirs:.3g} ms against {mine[length]:.3g} at {at}, as measured"
+    why = f"it took {theirs:.3g} ms at {at}, as measured, and this {mine[length]:.3g}"
     if theirs < mine[length]:
         why += ", which is too little to gain"
     return replace(choice, runner_up=other.form, why_not=why)

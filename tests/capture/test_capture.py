@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.frontend.capture import Captured, capture, from_program
-from attngraph.frontend.locations import short_path
+from attngraph.frontend.locations import portable_path, short_path
 from attngraph.frontend.pt2 import load_program
 from attngraph.frontend.script import script_to_program
 from attngraph.ir import DimInfo, Loc, format_graph, interpret, parse, verify
@@ -297,3 +298,25 @@ def test_a_function_with_a_cache_takes_an_open_size() -> None:
 
     result = capture(Masked(), (torch.randn(4, 4),), dynamic_shapes=({0: SEQ, 1: SEQ},))
     assert_eager(result.graph, Masked(), torch.randn(6, 6))
+
+
+def test_a_file_elsewhere_is_named_as_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "package" / "model.py"
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    assert portable_path(str(model)) == str(Path("package", "model.py"))
+    assert portable_path(str(tmp_path.parent / "other.py")) == "other.py"
+    monkeypatch.chdir(tmp_path / "..")
+    assert portable_path(str(model)) == str(Path(tmp_path.name, "package", "model.py"))
+
+
+def test_a_wrapper_of_ours_is_no_part_of_a_modules_name() -> None:
+    from attngraph.decoding.compile import of_causal_lm
+    from attngraph.frontend.model import Model, trace
+    from tests.runtimes.families import decoder
+
+    module = decoder("Llama")
+    graph = trace(of_causal_lm(Model(module, None, (), {}, None, "llama"))).graph
+    named = {node.loc.module for node in graph if node.loc.module}
+    assert named <= dict(module.named_modules()).keys()

@@ -12,7 +12,7 @@ from torch.export import Dim
 from torch.nn.utils import parametrizations, prune
 
 import attngraph
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture
 from attngraph.frontend.model import Model, trace
 from attngraph.ir.interpreter import interpret
@@ -173,3 +173,13 @@ def test_a_complex_output_is_named() -> None:
 
     with pytest.raises(CaptureError, match=r"Output output_0 is complex.*view_as_real"):
         capture(Spectrum(), (X,))
+
+
+@pytest.mark.parametrize("compiled", [attngraph.optimize_decoder, attngraph.optimize_seq2seq])
+def test_a_model_of_peft_is_to_be_merged_before_it_generates(compiled: Any) -> None:
+    class Peft(nn.Module):
+        def merge_and_unload(self) -> nn.Module:
+            return self
+
+    with pytest.raises(UsageError, match=r"compile what its merge_and_unload\(\) returns"):
+        compiled(Peft())

@@ -76,7 +76,15 @@ def test_json_is_the_report_and_the_output(attngraph: Any, here: Path) -> None:
     assert found["output"] == {"path": "out.onnx", "bytes": (here / "out.onnx").stat().st_size}
     assert found["parity"]["passed"] is True
     assert found["attention"] == {"fused": 1, "declined": 0}
-    assert list(found["timings"]) == ["load", "capture", "passes", "lower", "parity", "save"]
+    assert list(found["timings"]) == [
+        "import",
+        "load",
+        "capture",
+        "passes",
+        "lower",
+        "parity",
+        "save",
+    ]
 
 
 def test_precision_halves_the_weights_and_keeps_the_interface(attngraph: Any, here: Path) -> None:
@@ -165,7 +173,7 @@ def test_explain_prints_a_line_for_each_attention(attngraph: Any) -> None:
     ran = attngraph("explain", *ATTENTION)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("\n") == 1
-    assert ran.out.startswith("user_models.py:18: -: fused into attn.attention: ")
+    assert ran.out.startswith("user_models.py:18: the model: fused into attn.attention: ")
 
 
 def test_explain_says_why_an_attention_stays(attngraph: Any) -> None:

@@ -129,6 +129,8 @@ def test_a_model_that_is_half_is_compiled_as_it_is(name: str, dtype: torch.dtype
     built = BY_NAME[name].build()
     report = attngraph.optimize(built.module.to(dtype), built.args).report
     assert report.precision == {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+    told = any("nodes are casts" in note for note in report.notes)
+    assert told == (report.precision == "bf16")
     assert report.parity is not None
     assert report.parity.precision == report.precision
 
