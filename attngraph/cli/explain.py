@@ -17,7 +17,6 @@ from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 from attngraph.options import Assumptions, Options, TargetName
 
-_IMPORT = "import torch"
 _SHOWN = ("source", "target", "attention", "sites", "timings", "notes")
 
 
@@ -43,13 +42,13 @@ def explain(
             options = Options(target, assume=assume)
             source = given.of(model)
             source.check()
-            stages(_IMPORT)
+            stages("import torch")
             from attngraph.cli.render import print_sites
             from attngraph.cli.report_page import page_of
             from attngraph.cli.work import analysed
 
             report = analysed(source, options, stages=stages)
-            report.timings = {"import": stages.seconds(_IMPORT), **report.timings}
+            report.timings = {"import": stages.seconds("import torch"), **report.timings}
         if report_page is not None:
             write_page(report_page, page_of(report))
         if as_json:

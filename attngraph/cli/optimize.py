@@ -29,7 +29,7 @@ from attngraph.cli.stages import working
 from attngraph.errors import UsageError
 from attngraph.options import CacheKind, DecoderOptions, Options, Runtime, check_runtime
 
-_DECODING, _IMPORT = "Decoding", "import torch"
+_DECODING = "Decoding"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def optimize(
             if decoding.decode and options.ignore_padded_rows:
                 raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
             source.check()
-            stages(_IMPORT)
+            stages("import torch")
             from attngraph.cli import work
             from attngraph.cli.render import print_summary
             from attngraph.cli.report_page import page_of
@@ -199,7 +199,7 @@ def optimize(
             start = time.perf_counter()
             place.write(parts.files, parts.texts)
         report = next(iter(parts.files.values())).report
-        report.timings = {"import": stages.seconds(_IMPORT), **report.timings}
+        report.timings = {"import": stages.seconds("import torch"), **report.timings}
         report.timings["save"] = time.perf_counter() - start
         is_folder = output.is_dir()
         size = folder_bytes(output) if is_folder else written_bytes(output, report.weight_bytes)

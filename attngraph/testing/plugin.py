@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from attngraph.compiling.compiler import optimize
+from attngraph.testing import assert_parity
+
 
 @pytest.fixture
 def onnx_parity(tmp_path: Path) -> Callable[..., Path]:
@@ -17,9 +20,6 @@ def onnx_parity(tmp_path: Path) -> Callable[..., Path]:
     """
 
     def compiled(module: Any, args: tuple[Any, ...], **options: Any) -> Path:
-        from attngraph.compiling.compiler import optimize
-        from attngraph.testing import assert_parity
-
         made, path = optimize(module, args, **options), tmp_path / "model.onnx"
         made.save(path)
         shapes, kwargs = options.get("dynamic_shapes"), options.get("kwargs")
