@@ -18,6 +18,7 @@ from attngraph.cli.explain import explain
 from attngraph.cli.failures import INTERRUPTED, TERMINATED, fail
 from attngraph.cli.flags import switch
 from attngraph.cli.optimize import optimize
+from attngraph.cli.package import package
 from attngraph.cli.passes import passes
 from attngraph.cli.verify import verify
 from attngraph.versions import versions
@@ -28,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (optimize, explain, verify, attend, bench, doctor, passes):
+for command in (optimize, explain, verify, package, attend, bench, doctor, passes):
     app.command()(command)
 
 

@@ -1,0 +1,60 @@
+"""`attngraph package`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attngraph.cli.failures import reported
+from attngraph.cli.flags import DebugOption, grouped
+from attngraph.cli.stages import working
+from attngraph.options import Options, TargetName
+
+
+@grouped
+def package(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT/|OUT.onnx",
+            show_default=False,
+            help="What optimize wrote.",
+        ),
+    ],
+    *,
+    triton: Annotated[
+        Path,
+        typer.Option(
+            "--triton",
+            metavar="REPO",
+            show_default=False,
+            help="The model repository of NVIDIA Triton to put it into.",
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            show_default=False,
+            help="What the model is called there, by default as the folder or the file.",
+        ),
+    ] = None,
+    target: TargetName = "cpu",
+    debug: DebugOption = False,
+) -> None:
+    """Put what optimize wrote where a server finds it.
+
+    attngraph package out/ --triton models/ --name classifier
+    """
+    with reported(debug):
+        device = Options(target).device
+        with working(debug) as stages:
+            stages("import torch")
+            from attngraph.runtimes.triton import package as put
+
+            made = put(source, triton, name, device)
+        rows = f"batches of up to {made.rows}" if made.rows else "no batching"
+        print(f"✓ {source} → {triton / made.name} ({made.backend} backend, {rows})")
