@@ -210,8 +210,10 @@ class Options:
             "few_bits": self.weights is not None,
             "recurrences": self.device.provider == "cpu" and not self.portable,
             "part": self._parts,
-            # the operator for experts was tried on the CPU, with weights of 32 bits
-            "experts": self.device.provider == "cpu" and self.weights is None,
+            # the operator for experts was tried on the CPU, in float32
+            "experts": self.device.provider == "cpu"
+            and not (self.portable or self.weights)
+            and self.precision in (None, "fp32"),
         }
 
 

@@ -33,6 +33,7 @@ _FEW = 2
 take more than one of so many: with 2 of 8 it took 2.4 to 3.3 times as long."""
 _SWITCHES = "what is done to rows may be otherwise for others, or at other numbers of them"
 _NO_ACTIVATION = "no operator has what stands between an expert's products"
+_NO_KERNEL = "the operator is for float32"
 _IS_FASTER = "products of the rows that an expert takes, or of all rows, are faster as written"
 _SIGNED = "its weights may be negative"
 _UNEQUAL = "it isn't the weighted sum of what its experts give"
@@ -73,6 +74,8 @@ def _read(checked: Checked, found: Mixture | Unread) -> Remark:
     """Makes the op, if a mixture is one; what became of it."""
     if isinstance(found, Unread):
         return _kept(found.choice, _NO_ACTIVATION, found.node)
+    if found.x.dtype != torch.float32 or found.result.dtype != torch.float32:
+        return _kept(found.choice, _NO_KERNEL, found.experts[0].down.node)
     if _is_slower(checked.graph, found):
         return _kept(found.choice, _IS_FASTER, found.experts[0].down.node)
     place = _place(found.choice)

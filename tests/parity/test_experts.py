@@ -12,8 +12,11 @@ from torch.export import Dim
 
 import attngraph
 from attngraph.analysis.experts import activation, reading
-from attngraph.ir import Graph, TensorType, interpret
+from attngraph.analysis.values.intervals import Intervals
+from attngraph.compiling.pipeline import pipeline
+from attngraph.ir import Builder, Graph, TensorType, interpret
 from attngraph.ir.traits import EXPERTS
+from attngraph.options import Options
 from attngraph.passes import make, run
 from attngraph.passes.fusion import fuse_experts
 from attngraph.passes.rewriting.trials import sample, turns
@@ -193,3 +196,39 @@ def test_trials_choose_each_expert_even_in_one_row() -> None:
             assert isinstance(drawn, torch.Tensor)
             seen.update(drawn[0].topk(count).indices.tolist())
         assert seen == {*range(E)}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_there"),
+    [
+        (Options(), True),
+        (Options(exact=True), False),
+        (Options(weights="int8"), False),
+        (Options(target="cuda"), False),
+        (Options(portable=True), False),
+        (Options(precision="fp16"), False),
+    ],
+)
+def test_who_runs_the_pass(options: Options, is_there: bool) -> None:
+    """Its operator sums in another order, is onnxruntime's own, and was tried in float32 alone."""
+    assert ("fuse-experts" in {item.name for item in pipeline(**options.of_pipeline())}) == is_there
+
+
+def test_other_dtypes_stay() -> None:
+    module = experts.Gathered().double().eval()
+    graph = attngraph.capture(module, (torch.randn(2, 7, H).double(),))
+    run(graph, make(PASSES))
+    assert _count(graph) == 0
+
+
+def test_clamped_weights_have_bounds() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(torch.float32, (2, 3)))
+    build = Builder(graph)
+    for numbers, bounds in (
+        ({"min": 0.25}, (0.25, torch.inf)),
+        ({"min": -1.0, "max": 2.0}, (-1.0, 2.0)),
+        ({"min": 3.0, "max": 2.0}, (2.0, 2.0)),  # as torch has it
+        ({"max": -5.0}, (-torch.inf, -5.0)),
+    ):
+        assert Intervals().of(build("aten.clamp", x, **numbers)) == bounds
