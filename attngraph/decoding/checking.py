@@ -37,6 +37,7 @@ from attngraph.mapped import release_large
 # (batch, seq, past) of prompts, of a later part of one, and of a step. A dozen tokens or more each:
 # the rounding errors of one token go together, and those of a few are no measure for a budget.
 _SIZES = ((5, 6, 0), (1, 13, 0), (4, 5, 3), (12, 1, 7))
+_ONE_TOKEN = ((12, 1, 7), (14, 1, 3), (13, 1, 0))  # where a call takes no more
 PROMPT = 5
 _ROWS, _STEPS = 4, 3
 _OTHER_SIZES = (9, 1, 24)  # of what is attended to
@@ -154,13 +155,14 @@ def decoding_cases(captured: Captured, layout: Layout, lengths: Lengths) -> Case
     across = lengths.across(captured.graph, layout)
     others = sorted(limits.dims.keys() - {*names})  # the lengths of what is attended to
     own = _SIZES[::-1] if layout.states else _SIZES  # a state of zeros shows little of the weights
+    own = _ONE_TOKEN if layout.piece == 1 else own
     for place, sizes in enumerate((*own, *across)):
         rest = {name: _OTHER_SIZES[place % len(_OTHER_SIZES)] for name in others}
         rest = rest if not limits.broken(rest) else {n: captured.graph.dims[n].hint for n in others}
         batch, length, past = sizes
         sizes = batch, min(length, layout.piece or length), past
         fitting = _fitting(limits, names, sizes, rest)
-        if fitting is None or (place >= len(_SIZES) and fitting != sizes):
+        if fitting is None or (place >= len(own) and fitting != sizes):
             continue
         batch, length, past = fitting
         padding = inputs.mask(batch, past + length)

@@ -9,6 +9,7 @@ family and isn't documented, so both forms are run from a cache and compared wit
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,8 @@ def _fed(form: Stateful, ids: Tensor, mask: Tensor, first: int, rest: int) -> Te
         stop = min(start + (rest if start else min(first, rest)), total)
         shown = mask[:, 0 if kept.grows else start : stop]
         result = form(ids[:, start:stop], shown, past)
+        if result["logits"].shape[:2] != (len(ids), stop - start):
+            raise ValueError("not the logits of these tokens")
         past, start = result["present"], stop
         found.append(result["logits"])
     return torch.cat(found, 1)
@@ -203,10 +206,13 @@ class Stateful(_OfModel):
     def one_token_a_call(self) -> Stateful:
         """The same for one token a call. Raises UsageError where that is no form of the model."""
         if self.forms.steps.alone > self.forms.tolerance:
+            lost = self.forms.steps.alone
+            how = f"logits that are {lost:.1g} of the largest off those it computes without one"
+            how = how if math.isfinite(lost) else "an error, or numbers that are no such logits"
             raise UsageError(
-                f"{type(self.model).__name__} can't be decoded with its cache: one token at a time "
-                f"gets logits that are {self.forms.steps.alone:.1g} of the largest off those it "
-                "computes without one, and several at a time can't be traced for every length."
+                f"{type(self.model).__name__} can't be decoded with its cache: two rows fed one "
+                f"token at a time get {how}, and several at a time can't be traced for every "
+                "length."
             )
         own = type(self)
         return own(self.model, self.kept, self.forms, all_logits=self.all_logits, by_token=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,133 +16,17 @@ from attngraph.errors import UsageError
 from attngraph.frontend.kept import find_kept
 from attngraph.frontend.stateful_lm import Forms, WithoutCache
 from attngraph.runtimes.genai import Generation, genai_config
+from tests.models.stateful import FAMILIES, PAGE, REFUSED, VOCABULARY, built
 
-VOCABULARY, CHUNK = 96, 8
 # On both sides of the convolutions' width of 4 and of one and two chunks.
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 17)
-
-
-def _config(**more: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 512,
-        **more,
-    }
-
-
-_SCAN = {"vocab_size": VOCABULARY, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
-_HEADS = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": CHUNK}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-_DELTA = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
-_ATTENDS_LAST = {"layer_types": ["conv", "full_attention"]}
-
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Lfm2": ("Lfm2", _config(**_ATTENDS_LAST)),
-    "Mamba": ("Mamba", _SCAN),
-    "FalconMamba": ("FalconMamba", _SCAN),
-    "Mamba2": (
-        "Mamba2",
-        _SCAN | {"num_heads": 4, "head_dim": 8, "n_groups": 2, "chunk_size": CHUNK},
-    ),
-    "Qwen3Next": ("Qwen3Next", _config(**_DELTA, **_EXPERTS, shared_expert_intermediate_size=16)),
-    "Qwen3_5": ("Qwen3_5Text", _config(**_DELTA)),
-    "OlmoHybrid": (
-        "OlmoHybrid",
-        _config(**_DELTA | {"linear_num_key_heads": 4}, pad_token_id=0),
-    ),
-    "FalconH1": (
-        "FalconH1",
-        _config(**_HEADS | {"mamba_n_heads": 4}, mamba_d_ssm=32),
-    ),
-    "Bamba": ("Bamba", _config(**_HEADS, attn_layer_indices=[1])),
-    "GraniteMoeHybrid": (
-        "GraniteMoeHybrid",
-        _config(
-            **_HEADS,
-            layer_types=["mamba", "attention"],
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            shared_intermediate_size=16,
-        ),
-    ),
-    "Jamba": (
-        "Jamba",
-        _config(
-            attn_layer_period=2,
-            attn_layer_offset=1,
-            expert_layer_period=2,
-            num_experts=2,
-            num_experts_per_tok=1,
-            mamba_d_state=4,
-            mamba_dt_rank=4,
-        ),
-    ),
-    "MiniMax": (
-        "MiniMax",
-        _config(
-            layer_types=["linear_attention", "full_attention"],
-            block_size=CHUNK,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-        ),
-    ),
-    "Zamba": (
-        "Zamba",
-        _config(mamba_d_state=4, mamba_dt_rank=4)
-        | {"layers_block_type": ["mamba", "hybrid", "hybrid"], "num_hidden_layers": 3}
-        | {"num_key_value_heads": 4},
-    ),
-    "KimiLinear": (
-        "KimiLinear",
-        _config(
-            **_EXPERTS,
-            layer_types=["linear_attention", "full_attention"],
-            kv_lora_rank=8,
-            qk_nope_head_dim=8,
-            qk_rope_head_dim=4,
-            v_head_dim=8,
-            linear_num_heads=4,
-            linear_head_dim=8,
-            pad_token_id=0,
-        )
-        | {"num_key_value_heads": 4},
-    ),
-    "Lfm2Moe": ("Lfm2Moe", _config(**_ATTENDS_LAST, **_EXPERTS, num_dense_layers=1)),
-}
+WORKING = [name for name in FAMILIES if name not in REFUSED]
 IN_PIECES = {"Lfm2", "Lfm2Moe"}
 UNPADDED = {"MiniMax"}
 CHEAP = ("Lfm2", "Mamba")
 NAMES = [
-    pytest.param(name, marks=() if name in CHEAP else pytest.mark.slow, id=name)
-    for name in FAMILIES
+    pytest.param(name, marks=() if name in CHEAP else pytest.mark.slow, id=name) for name in WORKING
 ]
-
-
-def built(name: str, **more: Any) -> nn.Module:
-    """With weights that make all of it matter; what a recurrence forgets by is as the class has."""
-    import transformers
-
-    config, values = FAMILIES[name]
-    torch.manual_seed(0)
-    made = getattr(transformers, f"{config}Config")(**values, **more)
-    module: nn.Module = getattr(transformers, f"{name}ForCausalLM")(made).eval()
-    with torch.no_grad():
-        for called, weight in module.named_parameters():
-            if weight.ndim > 1 and "A_log" not in called:
-                weight.normal_(0, 1.5 / weight[0].numel() ** 0.5)
-    return module
 
 
 @functools.cache
@@ -208,7 +91,7 @@ def test_a_prompt_in_pieces_and_many_steps(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", WORKING)
 def test_transformers_generates_the_same(name: str) -> None:
     module, decoder = compiled(name)
     generate: Callable[..., Tensor] = module.generate  # type: ignore[assignment]
@@ -263,18 +146,17 @@ def test_what_states_do_not_take() -> None:
         genai_config(decoder, Generation())
 
 
-@pytest.mark.slow
-def test_a_family_whose_steps_are_other_formulas_is_refused() -> None:
-    from transformers import Zamba2Config, Zamba2ForCausalLM
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_no_form_decodes_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=REFUSED[name]):
+        attngraph.optimize_decoder(built(name))
 
-    sizes = {"n_mamba_heads": 4, "mamba_ngroups": 1, "mamba_headdim": 16, "chunk_size": CHUNK}
-    blocks = {"layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1]}
-    more = _config(**sizes, **blocks, mamba_d_state=8, num_mem_blocks=1)
-    torch.manual_seed(0)
-    module = Zamba2ForCausalLM(Zamba2Config(**more | {"num_key_value_heads": 4})).eval()
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.ndim > 1:
-                weight.normal_(0, 1.5 / weight[0].numel() ** 0.5)
-    with pytest.raises(UsageError, match=r"one token at a time gets logits that are .* off"):
-        attngraph.optimize_decoder(module)
+
+def test_the_page_has_each_family() -> None:
+    said = [line.split(" | ") for line in PAGE.read_text("utf-8").splitlines()]
+    outcome = {cells[0].removeprefix("| "): cells[1] for cells in said if len(cells) == 5}
+    del outcome["family"], outcome["---"]
+    assert outcome.keys() == FAMILIES.keys()
+    assert {name for name, what in outcome.items() if what == "refused"} == REFUSED.keys()
+    pieces = {name for name, what in outcome.items() if what == "in pieces of any length"}
+    assert pieces == IN_PIECES
