@@ -154,8 +154,9 @@ def decoding_cases(captured: Captured, layout: Layout, lengths: Lengths) -> Case
     names = (layout.batch, seq, layout.past)
     across = lengths.across(captured.graph, layout)
     others = sorted(limits.dims.keys() - {*names})  # the lengths of what is attended to
-    own = _SIZES[::-1] if layout.states else _SIZES  # a state of zeros shows little of the weights
-    own = _ONE_TOKEN if layout.piece == 1 else own
+    own: tuple[tuple[int, int, int], ...] = _ONE_TOKEN if layout.piece == 1 else _SIZES
+    if layout.states and layout.piece != 1:
+        own = own[::-1]  # a state of zeros shows little of the weights
     for place, sizes in enumerate((*own, *across)):
         rest = {name: _OTHER_SIZES[place % len(_OTHER_SIZES)] for name in others}
         rest = rest if not limits.broken(rest) else {n: captured.graph.dims[n].hint for n in others}
