@@ -14,6 +14,7 @@ from torch import Tensor
 import attngraph
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import Reference
+from attngraph.export.target import OLDEST_OPSET, OPSET
 from tests.models.kit import HEADS, HIDDEN
 from tests.parity.test_decode import PROMPT, prompts
 from tests.runtimes.conftest import Record
@@ -50,17 +51,24 @@ def test_an_encoder(name: str, tmp_path: Path, record: Record) -> None:
     record("openvino", name, "parity")
 
 
+@pytest.mark.parametrize("portable", [False, True], ids=["", "portable"])
 @pytest.mark.parametrize("cache", ["growing", "static"])
 def test_a_decoder_gives_the_tokens_of_transformers(
-    cache: Any, tmp_path: Path, record: Record
+    cache: Any, portable: bool, tmp_path: Path, record: Record
 ) -> None:
+    """A portable file is written in the oldest opset, whose static cache keeps its room."""
     module, steps, room = decoder("Llama"), 12, 32
     compiled = attngraph.optimize_decoder(
-        module, cache=cache, max_length=room if cache == "static" else None
+        module,
+        cache=cache,
+        max_length=room if cache == "static" else None,
+        portable=portable,
+        opset=OLDEST_OPSET if portable else OPSET,
     )
     compiled.save(tmp_path / "model.onnx")
     model, layout = opened(tmp_path / "model.onnx"), compiled.layout
-    rows = 1 if cache == "static" else 3  # its GroupQueryAttention reads the length of one row
+    in_place = cache == "static" and not portable
+    rows = 1 if in_place else 3  # its GroupQueryAttention reads the length of one row
     ids, mask = prompts(rows)
     expected = module.generate(
         ids, attention_mask=mask, max_new_tokens=steps, do_sample=False, eos_token_id=None
@@ -75,6 +83,7 @@ def test_a_decoder_gives_the_tokens_of_transformers(
         pasts = dict(zip(layout.pasts, (found[name] for name in layout.presents), strict=True))
         whole, mask = torch.cat([whole, new], 1), torch.cat([mask, mask.new_ones(rows, 1)], 1)
     assert torch.equal(whole, expected)
-    # A buffer comes back cut to its tokens, as if it had grown.
-    assert pasts[layout.pasts[0]].shape[2] == PROMPT + steps - 1
-    record("openvino", "Llama", f"{cache} cache")
+    # A buffer of GroupQueryAttention comes back cut to its tokens, as if it had grown.
+    kept = room if cache == "static" and portable else PROMPT + steps - 1
+    assert pasts[layout.pasts[0]].shape[2] == kept
+    record("openvino", "Llama", f"{cache} cache{' (portable)' * portable}")
