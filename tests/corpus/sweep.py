@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from tests.corpus.isolation import isolated, preload
+from tests.corpus.operators import operators
 from tests.corpus.packages.page import packages
 from tests.corpus.page import write_page
 from tests.corpus.results import PAGE, ROOT, commit, environment, write_results
@@ -101,7 +102,7 @@ def main() -> None:
             store({**record, "commit": tree})
             print(_line(record), flush=True)
         print(f"{len(trials)} in {time.perf_counter() - begin:.0f} s")
-    write_page(read_results(), PAGE, packages())
+    write_page(read_results(), PAGE, [operators(), *packages()])
     if wrong := defects(read_results()["records"], chosen):
         raise SystemExit("\n".join(wrong))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.corpus import sweep
 from tests.corpus.isolation import isolated, preload
+from tests.corpus.operators import operators
 from tests.corpus.packages import kit
 from tests.corpus.packages.page import RESULTS, packages, read_results
 from tests.corpus.packages.trial import attempt, exported
@@ -48,7 +49,7 @@ def main() -> None:
         store(record)
         said = (record["exporter"].get("outcome", ""), record.get("error", ""))
         print(row.label, record["outcome"], *said, sep=" | ", flush=True)
-    write_page(sweep.read_results(), PAGE, packages())
+    write_page(sweep.read_results(), PAGE, [operators(), *packages()])
 
 
 def store(record: Record) -> None:

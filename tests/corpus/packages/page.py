@@ -38,7 +38,8 @@ def packages() -> list[str]:
     tried = [record for record in records if record["outcome"] != "absent"]
     if not tried:
         return []
-    return [_HEAD, _provenance(results), _summary(tried), _not_right(tried), _rows(records)]
+    sections = [_HEAD, _provenance(results), _summary(tried), _not_right(tried), _rows(records)]
+    return [section for section in sections if section]
 
 
 def _provenance(results: dict[str, Any]) -> str:
