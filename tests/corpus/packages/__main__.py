@@ -42,6 +42,8 @@ def main() -> None:
         if options.side != "exporter":
             lost = {"outcome": "crashed"}
             found = isolated(attempt, (row.label,), lost, options.timeout)
+            if found.get("error", "").startswith("it took over"):
+                found["outcome"] = "unfinished"
             record = {**named, **found, "commit": tree, "exporter": record.get("exporter", {})}
         if options.side != "attngraph":
             lost = {"outcome": "refused"}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tests.corpus.packages import kit
 from tests.corpus.results import ROOT
 from tests.corpus.tables import cell, table
 
@@ -45,7 +46,11 @@ def packages() -> list[str]:
 def _provenance(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in results["environment"].items())
     commits = sorted({record["commit"] for record in results["records"]})
-    return f"{versions}. Commit {', '.join(commits)}.\n"
+    known, compared = len(results["records"]), sum(bool(r["exporter"]) for r in results["records"])
+    return (
+        f"{versions}. Commit {', '.join(commits)}. {known} of the {len(kit.rows())} rows have a "
+        f"record, {compared} of them one of torch.onnx.export.\n"
+    )
 
 
 def _summary(tried: Sequence[Record]) -> str:
@@ -57,13 +62,13 @@ def _summary(tried: Sequence[Record]) -> str:
     rows.append((f"all {len(names)}", "", *_counts(tried)))
     head = (
         "package", "version", "modules", "exported", "right", "whole", "fixed", "refused",
-        "crashed", "wrong", "torch.onnx: right", "fixed", "refused", "wrong",
+        "crashed", "wrong", "unfinished", "torch.onnx: right", "fixed", "refused", "wrong",
         "refused here, exported there",
     )  # fmt: skip
     note = (
         "Exported: right or fixed. Whole: right, with every attention fused. The last column "
         "counts modules that are not right here at all the sizes they were asked for, and are "
-        "there.\n"
+        "there. Unfinished: more than five minutes on a busy machine.\n"
     )
     return f"### Packages\n\n{table(head, rows)}\n{note}"
 
@@ -78,7 +83,12 @@ def _counts(group: Sequence[Record]) -> tuple[object, ...]:
     right = of("right")
     whole = sum(record["outcome"] == "right" and not record["declined"] for record in group)
     share = f"{right} ({right / len(group):.0%})"
-    ours = (right + of("fixed"), share, whole, *map(of, ("fixed", "refused", "crashed", "wrong")))
+    ours = (
+        right + of("fixed"),
+        share,
+        whole,
+        *map(of, ("fixed", "refused", "crashed", "wrong", "unfinished")),
+    )
     behind = sum(_is_behind(record) for record in group)
     return (len(group), *ours, *map(theirs, ("right", "fixed", "refused", "wrong")), behind)
 
