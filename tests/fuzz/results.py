@@ -140,7 +140,9 @@ def _failures(results: Results) -> str:
             f"| {failure['grammar']} {failure['seed']} | {failure['outcome']} "
             f"| {small or 'defaults'} | {failure['mended'] or '**no**'} |\n"
         )
-    return "".join([said, "\n", *_table("draw", "outcome", "made small", "mended at"), *rows])
+    return "".join(
+        [said, "\n", *_table("draw", "outcome", "made small", "right when tried again at"), *rows]
+    )
 
 
 def _table(*names: str) -> list[str]:

@@ -125,9 +125,11 @@ RULES: tuple[Rule, ...] = (
     _when(lambda d: d["output"] == "logits" and d["front"] not in _IDS, "output"),
     _when(lambda d: d["option"] == "padded rows" and d["mask"] not in _VALID, "option"),
     _when(lambda d: d["option"] == "padded rows", "output", **{"and": "none"}),
-    # a loop of Python, and the number of patches, are of one length
+    # loops of Python and patches are of one length; torch has no windows of a dynamic one
     _when(
-        lambda d: (_attends(d, "loop") or d["front"] == "patches") and "s" in d["dynamic"],
+        lambda d: (
+            (_attends(d, "loop", "window") or d["front"] == "patches") and "s" in d["dynamic"]
+        ),
         dynamic="b",
     ),
     _when(lambda d: d["dynamic"] == "", "range"),

@@ -28,6 +28,7 @@ from attngraph.ir.traits import (
     GATHER,
     JOIN,
     LAYOUT,
+    LOG_SUM,
     MULTIPLICATIVE,
     NEGATION,
     POINTWISE,
@@ -89,6 +90,23 @@ class _Scores:
     functions: tuple[Node, ...]
     weighed: Node | None = None
 
+    @property
+    def are_normalised(self) -> bool:
+        """Whether they are exponentials that a sum of them divides: told of one feature as well."""
+        return any(map(_is_normalised, self.functions))
+
+
+def _is_normalised(power: Node) -> bool:
+    """Whether an exponential is summed and divided, or of a difference from a log of a sum."""
+    if power.op != EXP:
+        return False
+    below = readers(power, lambda node: node.op in _LINEAR)
+    above = power.inputs[0].producer if power.inputs[0] is not None else None
+    logs = () if above is None else (value.producer for value in sources(above))
+    return any(node.op == SUM for node in below) or any(
+        node is not None and node.op in LOG_SUM for node in logs
+    )
+
 
 def _weighed(root: Node) -> Iterator[tuple[Node, Declined]]:
     """Products of queries and keys that weigh the values of another product, `root`."""
@@ -100,7 +118,7 @@ def _weighed(root: Node) -> Iterator[tuple[Node, Declined]]:
         return
     for weights, other in (values.sides, values.sides[::-1]):
         scores = _climb_to_scores(weights, values)
-        if scores is None or not _has_features(other, scores.product):
+        if scores is None or not (scores.are_normalised or _has_features(other, scores.product)):
             continue  # scores that are weighed themselves: an index of heads
         if (found := _name(scores, other, values, root)) is not None:
             yield scores.node, found
@@ -145,7 +163,7 @@ def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
     starts = [] if start is None else [(weights, _Scores(values, start, ()))]
     for operand, way in walk(starts, above):
         node, product = operand.value.producer, _product(operand)
-        if node is None or product is None or not product.summed:
+        if node is None or product is None or not (product.summed or way.are_normalised):
             continue
         if pairs_activations(product) and pair_of(product, values.summed):
             is_further = found is None or len(way.functions) > len(found.functions)

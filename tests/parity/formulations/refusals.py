@@ -185,6 +185,13 @@ def sparsemax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores - threshold).clamp(min=0) @ v
 
 
+@formulation("b h s 1", "b h s 1", "b h s 1", "b 1 s s", fused=0, declined=("no-softmax",))
+def one_feature_where_a_row_may_be_hidden(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """exp over its sum, of heads of width 1: a caller's bias may be −inf in a whole row."""
+    powers = (q @ k.mT + bias).exp()
+    return (powers / powers.sum(-1, keepdim=True)) @ v
+
+
 @formulation(*SQUARE, fused=0, declined=("no-softmax",))
 def sigmoid_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Sigmoid attention: no normaliser."""
