@@ -47,10 +47,10 @@ def explain(
             from attngraph.cli.report_page import page_of
             from attngraph.cli.work import analysed
 
-            report = analysed(source, options, stages=stages)
+            drawn, report = analysed(source, options, draws=report_page is not None, stages=stages)
             report.timings = {"import": stages.seconds("import torch"), **report.timings}
         if report_page is not None:
-            write_page(report_page, page_of(report))
+            write_page(report_page, page_of(report, drawn=drawn))
         if as_json:
             full = report.to_dict()
             print(json.dumps({key: full[key] for key in _SHOWN}, indent=2, allow_nan=False))

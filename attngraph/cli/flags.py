@@ -116,6 +116,7 @@ ReportOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         "--report",
+        "--html",
         metavar="OUT.html",
         show_default=False,
         help="Write a page about every attention, the passes and the error budget.",

@@ -205,7 +205,7 @@ def optimize(
         size = folder_bytes(output) if is_folder else written_bytes(output, report.weight_bytes)
         written: dict[str, str | int] = {"path": str(output), "bytes": size}
         if report_page is not None:
-            write_page(report_page, page_of(report, written))
+            write_page(report_page, page_of(report, written, work.drawn(parts)))
         if as_json:
             print(json.dumps({**report.to_dict(), "output": written}, indent=2, allow_nan=False))
         else:

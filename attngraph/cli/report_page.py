@@ -7,13 +7,16 @@ It fetches nothing and runs nothing: names and source lines are escaped, and its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from attngraph.cli.text import counted, human_bytes
 from attngraph.reports.content_policy import content_policy
+from attngraph.reports.pictures import Picture, Place, Weight
 from attngraph.reports.report import Report
 from attngraph.reports.site_groups import site_groups
 from attngraph.versions import versions
@@ -21,10 +24,23 @@ from attngraph.versions import versions
 _ROWS = 12
 
 
-def page_of(report: Report, output: Mapping[str, str | int] | None = None) -> str:
+@dataclass(frozen=True)
+class Drawn:
+    """What a page shows beside the report: pictures by site, and the weights of its files."""
+
+    pictures: Mapping[Place, Picture] = field(default_factory=dict)
+    weights: Sequence[Weight] = ()
+
+
+def page_of(
+    report: Report,
+    output: Mapping[str, str | int] | None = None,
+    drawn: Drawn | None = None,
+) -> str:
     """The page, for a report of `optimize` with the `path` and `bytes` of what it wrote, or of
     `explain` without.
     """
+    drawn = drawn or Drawn()
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -32,6 +48,7 @@ def page_of(report: Report, output: Mapping[str, str | int] | None = None) -> st
         bytes=human_bytes,
         counted=counted,
         policy=content_policy,
+        svg=Markup,
         figure="{:.1e}".format,
         seconds=_seconds,
     )
@@ -50,6 +67,8 @@ def page_of(report: Report, output: Mapping[str, str | int] | None = None) -> st
         changed=changed,
         unchanged=[result for result in report.passes if not result.changed],
         versions=versions(),
+        pictures=drawn.pictures,
+        weights=sorted(drawn.weights, key=lambda weight: -weight.bytes)[:_ROWS],
     )
     return f"{page}\n"
 

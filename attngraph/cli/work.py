@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch.utils import _pytree as pytree
 
+from attngraph.cli.report_page import Drawn
 from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
+from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.seq2seq import DECODER, ENCODER, FIRST
 from attngraph.deployment.checkpoint import checkpoint_of
 from attngraph.deployment.compilers import COMPILERS, MODEL, Parts, Request
@@ -22,7 +24,7 @@ from attngraph.export.runtime.session import Session
 from attngraph.frontend.cache import METADATA_KEY
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.factory import importable_cwd
-from attngraph.frontend.model import Model
+from attngraph.frontend.model import Model, trace
 from attngraph.frontend.read_source import load_source, model_of, parsed, read_model
 from attngraph.frontend.seq2seq import is_seq2seq
 from attngraph.frontend.source import Source
@@ -30,6 +32,7 @@ from attngraph.optimized import Optimized
 from attngraph.options import DecoderOptions, Options, Runtime
 from attngraph.paths import require_file
 from attngraph.reports.attention_weights import AttentionWeights, hidden_in_loops
+from attngraph.reports.pictures import pictures, weights_of
 from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
 from attngraph.verification.verify import Verification, verify_file
@@ -165,13 +168,26 @@ def _seq2seq_parts(request: Request, source: Source, seconds: float) -> Parts:
     return found
 
 
-def analysed(source: Source, options: Options, *, stages: Stages) -> Report:
-    """The attention sites of the model."""
+def analysed(
+    source: Source, options: Options, *, draws: bool = False, stages: Stages
+) -> tuple[Drawn, Report]:
+    """The attention sites of the model, with their pictures where it `draws`."""
     with importable_cwd():
         model, seconds = _timed_model(source, stages)
-        _, report = analyse(model, options, progress=stages)
+        graph, report = analyse(model, options, progress=stages)
+        origin = trace(model, {}).graph if draws else None
     report.timings = {"load": seconds, **report.timings}
-    return report
+    return Drawn(pictures(report.sites, graph, origin, None) if draws else {}), report
+
+
+def drawn(parts: Parts) -> Drawn:
+    """What a page shows of the first file beside its report."""
+    part = next(iter(parts.files.values()))
+    made = part.optimized if isinstance(part, Decoder) else part
+    if not isinstance(made, Optimized):
+        return Drawn()
+    found = pictures(made.report.sites, made.graph, made.origin, made.model)
+    return Drawn(found, weights_of(made.model))
 
 
 def verified(source: Source, path: Path, options: Options, *, stages: Stages) -> list[Verification]:

@@ -77,7 +77,7 @@ def heat_map(
     width, height = columns * _CELL, rows * _CELL
     place = f'x="{x}" y="{y}" width="{width}" height="{height}"'
     width, height = x + width + 1, y + height + 1
-    picture = base64.b64encode(_png(weights)).decode()
+    picture = base64.b64encode(png(weights)).decode()
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}"><style>{_SVG_STYLE}</style>'
@@ -92,7 +92,7 @@ def _labels(tokens: Sequence[str] | None, count: int) -> list[str]:
     return [str(at) for at in range(count)]
 
 
-def _png(weights: torch.Tensor) -> bytes:
+def png(weights: torch.Tensor) -> bytes:
     """An image of one pixel per weight, from white to a dark blue."""
     share = weights.float().clamp(0, 1)[..., None]
     dark = torch.tensor([8.0, 48.0, 107.0])
