@@ -18,12 +18,12 @@ import networkx
 import onnx_ir
 import torch
 
+from attngraph.analysis.masks.masking import masking_of, scores_shape
 from attngraph.dialect.attention import masked_softmax
 from attngraph.errors import AttngraphError
 from attngraph.ir import Graph, Loc, Node, TensorType, Value, clone, interpret
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import substitute
-from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import ATTENTION
 from attngraph.reports.heat_map import png
 from attngraph.reports.report import Site
@@ -177,24 +177,21 @@ def _mask(graph: Graph, node: Node) -> tuple[str, str]:
     if node.op != "attn.attention":
         return "", ""
     hints = {name: info.hint for name, info in graph.dims.items()}
-    query, key, past = (input_of(node, name) for name in ("query", "key", "past_key"))
-    queries = int(substitute(query.shape[1], hints))
-    before = 0 if past is None else int(substitute(past.shape[2], hints))
-    keys = before + int(substitute(key.shape[1], hints))
-    causal, window = attribute(node, "causal"), attribute(node, "window")
-    wanted = {name: input_of(node, name) for name in ("bias", "mask", "lengths")}
-    wanted = {name: value for name, value in wanted.items() if value is not None}
+    batch, heads, queries, keys = (int(substitute(n, hints)) for n in scores_shape(node))
+    masking = masking_of(node)
+    given = {"bias": masking.bias, "mask": masking.mask, "lengths": masking.lengths}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    causal, window = masking.causal, masking.window
     if not (wanted or causal or window) or max(queries, keys) > _LONGEST:
         return "", ""
     try:
         held = _evaluated(graph, wanted, hints)
-        batch = int(substitute(query.shape[0], hints))
-        zeros = torch.zeros(batch, attribute(node, "heads"), queries, keys)
+        zeros = torch.zeros(batch, heads, queries, keys)
         shares = masked_softmax(
             zeros,
             *(held.get(name) for name in ("bias", "mask", "lengths")),
             queries=queries,
-            past=before,
+            past=int(substitute(masking.past, hints)),
             causal=causal,
             window=window,
         )
