@@ -72,9 +72,12 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
     found_state = presents(graph, tokens, found, dict.fromkeys(graph.outputs))
     ends = [part.value for part in operands if part is not None]
     ends += [] if found.past is None else [found.past.value]
-    results = [output.value] + ([] if found_state is None else [found_state.value])
-    if any(switch_in(result, ends, tokens) is not None for result in results):
+    if switch_in(output.value, ends, tokens) is not None:
         return None
+    if found_state is not None:  # which queries don't reach
+        ends.remove(found.query.value)
+        if switch_in(found_state.value, ends, tokens) is not None:
+            return None
     build = Builder(graph, node, fuse_locs([node], node))
     write = _Written(build, found, heads, dtype)
     made = write.node()

@@ -327,6 +327,18 @@ class Everywhere(Layer):
         return self.joined((q @ k.mT) @ v)
 
 
+class Hidden(Layer):
+    """A softmax over other tokens, written out: where all are hidden, exponentials are one."""
+
+    def forward(self, x: Tensor, others: Tensor, hidden: Tensor) -> Tensor:
+        q, (_, k, v) = self.heads(x)[0], self.heads(others)
+        later = torch.ones(x.shape[1], others.shape[1], dtype=torch.bool).triu(2)
+        hides = later | hidden[:, None, None, :]
+        scores = (q @ k.mT).masked_fill(hides, -1e9)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        return self.joined((weights / weights.sum(-1, keepdim=True)) @ v)
+
+
 OF_ANY_LENGTH: tuple[type[Layer], ...] = (Retention, Slopes, CountedPlaces, Causal, Gated)
 LOOPS: tuple[type[Layer], ...] = (
     *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),

@@ -99,6 +99,15 @@ def test_a_switch_of_positions_is_tried_whole_at_a_static_length() -> None:
     _assert_same(before, after, (written.TOKENS,))
 
 
+def test_what_holds_where_all_is_hidden_is_not_proposed() -> None:
+    x, others = torch.randn(2, 5, written.WIDTH), torch.randn(2, 7, written.WIDTH)
+    args = (x, others, torch.zeros(2, 7, dtype=torch.bool))
+    graph = capture(written.Hidden().eval(), args).graph
+    remarks = [remark for item in make(_PASSES) for remark in item.run(graph)]
+    assert not [remark for remark in remarks if remark.code == "unequal"]
+    assert not _sites(graph)
+
+
 def test_layers_without_an_order_of_tokens_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a softmax weighs apart, no row of a transformer's other layers is a recurrence."""
     layer = torch.nn.TransformerEncoderLayer(24, 3, 48, dropout=0.0, batch_first=True).eval()

@@ -270,8 +270,8 @@ def leaves_of(roots: Iterable[Value], found: Collection[Value]) -> tuple[list[Va
 class Runs:
     """Evaluates nodes on drawn leaves, and keeps what it computed for the next result of a region.
 
-    Weights have their values where they are known. Integers are ones: no token is padding. Nodes
-    that fail leave no value.
+    Weights have their values where they are known. Integers are ones, so that no token is padding,
+    or with states ones and zeros. Nodes that fail leave no value.
     """
 
     graph: Graph
@@ -331,10 +331,11 @@ def _drawn(
     if value.data is not None and not value.data.is_meta:
         return widened(value.data.detach())
     shape = substitute(list(value.shape), sizes)
-    if not value.dtype.is_floating_point:
-        return torch.ones(shape, dtype=value.dtype)
-    is_state = value.producer is None and not value.is_constant and not tokens.is_in(value)
     random = torch.Generator().manual_seed(zlib.crc32(f"{value.name} {seed}".encode()))
+    if not value.dtype.is_floating_point:
+        some = torch.randint(0, 2, shape, generator=random) if with_states else torch.ones(shape)
+        return some.to(value.dtype)
+    is_state = value.producer is None and not value.is_constant and not tokens.is_in(value)
     drawn = torch.randn(shape, generator=random, dtype=torch.float64)
     return drawn * 0 if is_state and not with_states else drawn
 

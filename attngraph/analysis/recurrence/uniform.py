@@ -58,8 +58,13 @@ _BEYOND = 1 << 31  # what stands for the end of an axis
 def switch_in(output: Value, operands: Collection[Value], tokens: Tokens) -> Node | None:
     """A node between the operands and the output that may compute something else of other numbers
     or at other lengths than were tried; None where there is none.
+
+    An output that doesn't depend on all `operands` is the formula by chance, of drawn numbers that
+    are all one, for instance: its own node is returned.
     """
     leaves, nodes = backward_slice([output], operands.__contains__)
+    if not set(operands) <= set(leaves):
+        return output.producer
     positions = Positions()
     for leaf in leaves:
         if leaf.is_constant:
