@@ -15,6 +15,7 @@ import torch
 
 from attngraph.checks.check import Check
 from attngraph.checks.probing import roles_of
+from attngraph.checks.traced import agrees
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.branches import Place, is_assertion, recorded_sides
 from attngraph.frontend.capture import Captured
@@ -90,7 +91,7 @@ def _unsettled(captured: Captured, check: Check, taken: Mapping[Place, set[bool]
             return "the model doesn't come there when it runs"
         if not is_assertion(place) and (not side) not in taken[place]:
             return "no input that was tried takes the other side, so the two can't be compared"
-    if not check.agrees(captured.graph):
+    if not agrees(check, captured.graph):
         return "its sides compute different things"
     return ""
 

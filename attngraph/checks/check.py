@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from attngraph.checks.bisect import difference
 from attngraph.checks.cases import SampleInputs, label_of
 from attngraph.checks.coverage import Drawings, coverage_of
 from attngraph.checks.padded import Padding, annotated, packed_tokens
@@ -34,13 +33,9 @@ from attngraph.export.parity.budget import Parity, compare, merge
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.export.precision.quantize import OutputError
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.limits import Suspect
 from attngraph.frontend.model import Model
 from attngraph.frontend.trace_errors import reason
 from attngraph.ir import Graph, clone, interpret
-from attngraph.ir.conditions import multiples
-from attngraph.ir.dims import symbols_of
-from attngraph.ir.ranges import Ranges
 from attngraph.ir.storage import wraps
 from attngraph.mapped import release_large
 from attngraph.passes import PassResult
@@ -51,8 +46,6 @@ Cases = Mapping[str, tuple[torch.Tensor, ...]]
 Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
 """What is compared with the model: inputs to outputs, both in the order of the graph's."""
 _TRACED = "as traced"
-_ROUNDING = 2.0**-11
-"""Half the digits of float32, in which a trace may hold tables that the model computes."""
 
 
 class Check:
@@ -273,110 +266,13 @@ class Check:
             errors.append((original, kept))
         return self._required(merge(parities)), errors_of(errors)
 
-    def of_trace(self, graph: Graph) -> str:
-        """A sentence if the captured graph computes something else than the model, else "".
-
-        Both are evaluated in float64, where rounding explains no difference; a model without a
-        float64 form is compared in its own dtypes.
-        """
-        references = self.all_references()
-        evaluated = reference_of(graph, self.precision)
-        for label, tensors in self.all_cases().items():
-            own, traced = references[label], evaluated(tensors, {})
-            pairs = zip(own.exact, traced.exact, strict=True)
-            wide = [(a, b) for a, b in pairs if a is not None and b is not None]
-            if len(wide) < len(own.exact):
-                wide = list(zip(own.eager, traced.eager, strict=True))
-            off = max((difference(a, b) for a, b in wide), default=0.0)
-            if off > _ROUNDING:
-                return (
-                    f"No pass is to blame: what torch.export traced of {self.model.source} already "
-                    f"differs from it at {label} (by {off:.2e} of the output's scale, in float64). "
-                    "Look for code that runs differently under a trace, such as "
-                    "torch.compiler.is_compiling(), for a number that the trace made a constant, "
-                    "or for an `if` that compares two sizes."
-                )
-        return ""
-
-    def required(self, graph: Graph) -> list[Suspect]:
-        """The suspects that the captured graph needs in order to compute what the model does.
-
-        Each is tried at sizes that break it: 1, what the dim is a multiple of, or one that all its
-        dims have.
-        """
-        sample, *_ = self.samples.sizes()
-        steps = multiples(self.captured.graph.conditions)
-        known: dict[str, bool] = {}
-        found, limits = [], self.samples.limits
-        for suspect in self.captured.suspects:
-            if suspect.assumed:
-                continue
-            names = sorted(symbols_of(suspect.condition) & sample.keys())
-            common = [1, *steps.values(), *(sample[name] for name in names)]
-            tried = [{name: n} for name in names for n in (1, steps.get(name, 1))] + [steps]
-            tried += [dict.fromkeys(names, n) for n in common]
-            broken = [
-                sizes
-                for sizes in ({**sample, **ones} for ones in tried)
-                if Ranges({}, (suspect.condition,)).broken(sizes) and not limits.broken(sizes)
-            ]
-            for sizes in broken:
-                label = str(sizes)
-                if label not in known:
-                    known[label] = self._is_traced(graph, self.samples.at(sizes))
-                if not known[label]:
-                    found.append(suspect)
-                    break
-        return [*found, *self._not_one(graph, Ranges({}, tuple(s.condition for s in found)))]
-
-    def _not_one(self, graph: Graph, known: Ranges) -> list[Suspect]:
-        """The dims that the captured graph is wrong for where they are 1, beside what is known.
-
-        All of them are tried at once, and each by itself only if they fail. Where the model itself
-        fails, nothing is asked of the graph.
-        """
-        sample, *_ = self.samples.sizes()
-        limits = self.samples.limits
-        assumed = {
-            name: suspect
-            for suspect in self.captured.suspects
-            for name in symbols_of(suspect.condition) & sample.keys()
-            if suspect.assumed
-        }
-
-        def differs(names: Iterable[str]) -> bool:
-            sizes = {**sample, **dict.fromkeys(names, 1)}
-            if limits.broken(sizes) or known.broken(sizes):
-                return False
-            tensors = self.samples.at(sizes)
-            with contextlib.suppress(UsageError):
-                self.references(tensors)
-                return not self._is_traced(graph, tensors)
-            return False
-
-        if not assumed or not differs(assumed):
-            return []
-        return [suspect for name, suspect in assumed.items() if differs([name])]
-
-    def agrees(self, graph: Graph) -> bool:
-        """Whether a captured graph computes what the model does in every case."""
-        return all(self._is_traced(graph, tensors) for tensors in self.all_cases().values())
-
-    def _is_traced(self, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
-        """Whether the captured graph is what the model computes; False where that fails."""
-        try:
-            reference, outputs = self.references(tensors), interpret(graph, tensors)
-            return self._held(reference, outputs, tensors).passed
-        except (UsageError, RuntimeError):
-            return False
-
     def after_pass(self, graph: Graph, result: PassResult) -> None:
         """Raises ParityError naming the pass, if the graph now computes something else."""
         self.padding = Padding([*self.padding.packed, *packed_tokens([result])])
         tensors = self.captured.args
         if _TRACED not in self._known:
             self._known[_TRACED] = self.references(tensors)
-        parity = self._held(self._known[_TRACED], interpret(graph, tensors), tensors)
+        parity = self.held(self._known[_TRACED], interpret(graph, tensors), tensors)
         if not parity.passed:
             raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
 
@@ -392,7 +288,7 @@ class Check:
         return self._required(
             merge(
                 {
-                    label: self._held(references[label], outputs[label], tensors)
+                    label: self.held(references[label], outputs[label], tensors)
                     for label, tensors in cases.items()
                 }
             )
@@ -429,7 +325,7 @@ class Check:
         cases = self.all_cases().values()
         self.padding.require_rows(cases, self.captured.graph.output_names)
 
-    def _held(
+    def held(
         self,
         reference: ReferenceOutputs,
         outputs: Sequence[torch.Tensor],

@@ -17,6 +17,7 @@ from attngraph.checks.check import Cases, Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.checks.rounded import taken_apart
 from attngraph.checks.shares import errors_of_each, to_keep
+from attngraph.checks.traced import required_conditions, trace_differs
 from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.precision_search import check_precision, in_half
 from attngraph.compiling.provenance import Provenance
@@ -357,7 +358,7 @@ class Compilation:
             optimized = self._build(self.graph)
         inputs = self.check.worst_inputs(parity)
         rows = self.check.padding.rows(inputs)
-        culprit = self.check.of_trace(self.pristine) or blame(
+        culprit = trace_differs(self.check, self.pristine) or blame(
             self.pristine, self.passes, self.graph, optimized, inputs, rows
         )
         return ParityError(
@@ -411,7 +412,7 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
     """
     graph = captured.graph
     unverified = [suspect for suspect in captured.suspects if not suspect.assumed]
-    required = check.required(graph) if verifies else unverified
+    required = required_conditions(check, graph) if verifies else unverified
     for suspect in required:
         if suspect.asked:
             name = min(suspect.asked)

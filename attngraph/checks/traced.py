@@ -1,0 +1,123 @@
+"""Whether a captured graph is what the model computes, and on which conditions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import torch
+
+from attngraph.checks.bisect import difference
+from attngraph.checks.check import Check
+from attngraph.checks.weight_only import reference_of
+from attngraph.errors import UsageError
+from attngraph.frontend.limits import Suspect
+from attngraph.ir import Graph, interpret
+from attngraph.ir.conditions import multiples
+from attngraph.ir.dims import symbols_of
+from attngraph.ir.ranges import Ranges
+
+_ROUNDING = 2.0**-11
+"""Half the digits of float32, in which a trace may hold tables that the model computes."""
+
+
+def trace_differs(check: Check, graph: Graph) -> str:
+    """A sentence if the captured graph computes something else than the model, else "".
+
+    Both are evaluated in float64, where rounding explains no difference; a model without a
+    float64 form is compared in its own dtypes.
+    """
+    references = check.all_references()
+    evaluated = reference_of(graph, check.precision)
+    for label, tensors in check.all_cases().items():
+        own, traced = references[label], evaluated(tensors, {})
+        pairs = zip(own.exact, traced.exact, strict=True)
+        wide = [(a, b) for a, b in pairs if a is not None and b is not None]
+        if len(wide) < len(own.exact):
+            wide = list(zip(own.eager, traced.eager, strict=True))
+        off = max((difference(a, b) for a, b in wide), default=0.0)
+        if off > _ROUNDING:
+            return (
+                f"No pass is to blame: what torch.export traced of {check.model.source} already "
+                f"differs from it at {label} (by {off:.2e} of the output's scale, in float64). "
+                "Look for code that runs differently under a trace, such as "
+                "torch.compiler.is_compiling(), for a number that the trace made a constant, "
+                "or for an `if` that compares two sizes."
+            )
+    return ""
+
+
+def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
+    """The suspects that the captured graph needs in order to compute what the model does.
+
+    Each is tried at sizes that break it: 1, what the dim is a multiple of, or one that all its
+    dims have.
+    """
+    sample, *_ = check.samples.sizes()
+    steps = multiples(check.captured.graph.conditions)
+    known: dict[str, bool] = {}
+    found, limits = [], check.samples.limits
+    for suspect in check.captured.suspects:
+        if suspect.assumed:
+            continue
+        names = sorted(symbols_of(suspect.condition) & sample.keys())
+        common = [1, *steps.values(), *(sample[name] for name in names)]
+        tried = [{name: n} for name in names for n in (1, steps.get(name, 1))] + [steps]
+        tried += [dict.fromkeys(names, n) for n in common]
+        broken = [
+            sizes
+            for sizes in ({**sample, **ones} for ones in tried)
+            if Ranges({}, (suspect.condition,)).broken(sizes) and not limits.broken(sizes)
+        ]
+        for sizes in broken:
+            label = str(sizes)
+            if label not in known:
+                known[label] = _is_traced(check, graph, check.samples.at(sizes))
+            if not known[label]:
+                found.append(suspect)
+                break
+    return [*found, *_not_one(check, graph, Ranges({}, tuple(s.condition for s in found)))]
+
+
+def _not_one(check: Check, graph: Graph, known: Ranges) -> list[Suspect]:
+    """The dims that the captured graph is wrong for where they are 1, beside what is known.
+
+    All of them are tried at once, and each by itself only if they fail. Where the model itself
+    fails, nothing is asked of the graph.
+    """
+    sample, *_ = check.samples.sizes()
+    limits = check.samples.limits
+    assumed = {
+        name: suspect
+        for suspect in check.captured.suspects
+        for name in symbols_of(suspect.condition) & sample.keys()
+        if suspect.assumed
+    }
+
+    def differs(names: Iterable[str]) -> bool:
+        sizes = {**sample, **dict.fromkeys(names, 1)}
+        if limits.broken(sizes) or known.broken(sizes):
+            return False
+        tensors = check.samples.at(sizes)
+        with contextlib.suppress(UsageError):
+            check.references(tensors)
+            return not _is_traced(check, graph, tensors)
+        return False
+
+    if not assumed or not differs(assumed):
+        return []
+    return [suspect for name, suspect in assumed.items() if differs([name])]
+
+
+def agrees(check: Check, graph: Graph) -> bool:
+    """Whether a captured graph computes what the model does in every case."""
+    return all(_is_traced(check, graph, tensors) for tensors in check.all_cases().values())
+
+
+def _is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether the captured graph is what the model computes; False where that fails."""
+    try:
+        reference, outputs = check.references(tensors), interpret(graph, tensors)
+        return check.held(reference, outputs, tensors).passed
+    except (UsageError, RuntimeError):
+        return False
