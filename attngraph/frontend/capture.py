@@ -220,6 +220,7 @@ def _captured(
         sample,
         (
             *traced.notes,
+            *map(_replayed, traced.replayed),
             *limits.notes,
             *map(_unread, unread),
             *map(_taken_apart, dict.fromkeys(names_of_known(out_spec))),
@@ -360,6 +361,14 @@ def _distinct_names(names: Sequence[str]) -> list[str]:
             candidate = f"{name}_{count}"
         found[candidate] = None
     return list(found)
+
+
+def _replayed(function: str) -> str:
+    return (
+        f"Calls of {function}, which makes numbers of sizes, were traced as what they ran at four "
+        "sizes: that they run the same at every other one is assumed, and checked where the "
+        "outputs are."
+    )
 
 
 def _wrapped_notes(wrapped: Sequence[tuple[str, type]]) -> Iterator[str]:

@@ -64,8 +64,11 @@ def library_call(frame: FrameType | None) -> CodeType | None:
 
 
 @contextmanager
-def calls_of_any_size(codes: Iterable[CodeType]) -> Iterator[None]:
-    """Functions with this code, wherever a module names them, keep sizes as sizes."""
+def calls_of_any_size(codes: Iterable[CodeType], replayed: dict[str, None]) -> Iterator[None]:
+    """Functions with this code, wherever a module names them, keep sizes as sizes.
+
+    Adds the names of those that did to `replayed`.
+    """
     wanted = set(codes)
     replaced = [
         (names, name, value)
@@ -76,7 +79,7 @@ def calls_of_any_size(codes: Iterable[CodeType]) -> Iterator[None]:
         if type(value) is FunctionType and value.__code__ in wanted
     ]
     for names, name, value in replaced:
-        names[name] = _of_any_size(value)
+        names[name] = _of_any_size(value, replayed)
     try:
         yield
     finally:
@@ -84,7 +87,7 @@ def calls_of_any_size(codes: Iterable[CodeType]) -> Iterator[None]:
             names[name] = value
 
 
-def _of_any_size(function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_any_size(function: Callable[..., Any], replayed: dict[str, None]) -> Callable[..., Any]:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         given = (args, kwargs)
@@ -94,7 +97,10 @@ def _of_any_size(function: Callable[..., Any]) -> Callable[..., Any]:
                 _require(first == second)
             runs = _runs(function, given)
         program = None if runs is None else _program(runs)
-        return function(*args, **kwargs) if program is None else _replayed(program, given)
+        if program is None:
+            return function(*args, **kwargs)
+        replayed[f"{function.__module__}.{function.__qualname__}"] = None
+        return _replayed(program, given)
 
     return called
 

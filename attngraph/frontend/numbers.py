@@ -38,10 +38,14 @@ Namespace = dict[str, Any]
 
 @dataclass
 class Numbers:
-    """Where sizes became numbers: modules of code, and functions by which libraries are entered."""
+    """Where sizes became numbers: modules of code, and functions by which libraries are entered.
+
+    `replayed` names those of the functions whose operators a trace ran in their stead.
+    """
 
     spaces: list[Namespace] = field(default_factory=list)
     entries: list[CodeType] = field(default_factory=list)
+    replayed: dict[str, None] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.spaces) + len(self.entries)
@@ -83,7 +87,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        stack.enter_context(calls_of_any_size(known.entries))
+        stack.enter_context(calls_of_any_size(known.entries, known.replayed))
         for names in known.spaces:
             own: Namespace = {"int": _Int, "float": _Float, "len": _length}
             own = {name: made for name, made in own.items() if name not in names}

@@ -104,6 +104,7 @@ class Traced:
     what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes, which
     are `constant`.
     `branches` are the places where the code chooses by a tensor's values, with the side followed.
+    `replayed` are functions of libraries whose operators were traced in their stead.
     """
 
     program: ExportedProgram
@@ -113,6 +114,7 @@ class Traced:
     notes: tuple[str, ...] = ()
     branches: Mapping[Place, bool] = field(default_factory=dict)
     constant: tuple[Request, ...] = ()
+    replayed: tuple[str, ...] = ()
 
 
 def trace(
@@ -244,7 +246,10 @@ def _trace(
         else:
             made = _made_constant(program, requests, fixed)
             notes = tuple(_fixed_note(request, fixed) for request in made)
-            return Traced(program, requests, asked, tuple(questions), notes, branches, made)
+            replayed = tuple(known.replayed)
+            return Traced(
+                program, requests, asked, tuple(questions), notes, branches, made, replayed
+            )
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
     )

@@ -77,6 +77,7 @@ def captured(library: Any, pattern: str, length: int = 12) -> tuple[Calls, Any]:
 def test_what_a_library_does_at_every_size_keeps_its_sizes(library: Any, pattern: str) -> None:
     module, found = captured(library, pattern)
     assert len(found.graph.dims) == 2  # those of the mask and of x, which it compares, are tied
+    assert any("is assumed, and checked" in note for note in found.notes)
     for batch, length in ((3, 17), (5, 2), (1, 1), (2, 12)):
         given = inputs(pattern, batch, length)
         with torch.no_grad():
