@@ -77,7 +77,7 @@ def test_a_node_that_computes_something_else_is_named(attngraph: Any, here: Path
     assert attngraph("optimize", *DYNAMIC, "-o", "out.onnx").code == 0
 
     def tanh(model: onnx.ModelProto) -> None:
-        (node,) = (node for node in model.graph.node if node.op_type == "Sigmoid")
+        (node,) = (node for node in model.graph.node if node.op_type == "Reciprocal")
         node.op_type = "Tanh"
 
     _edit(here / "out.onnx", tanh)

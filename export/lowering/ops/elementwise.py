@@ -320,20 +320,20 @@ def lower_sigmoid(ctx: LoweringContext, node: Node) -> ir.Value:
 
 def _is_gate(value: Value) -> bool:
     """Whether it is multiplied by other tensors, and no product divides or gives a logarithm."""
-    users = list(value.users)
-    stack = [result for user in users for result in user.outputs]
-    seen: set[Value] = set()
+    stack, seen = [(value, False)], set[tuple[Value, bool]]()
     while stack:
-        product = stack.pop()
-        if product in seen:
+        found, is_product = stack.pop()
+        if (found, is_product) in seen:
             continue
-        seen.add(product)
-        for user in product.users:
-            if user.op in _RELATIVE or len(seen) > _FAR:
+        seen.add((found, is_product))
+        for user in found.users:
+            is_gated = is_product or user.op == "aten.mul.Tensor"
+            goes_on = user.op in MULTIPLICATIVE | SCALE | LAYOUT | CAST | SUM | CHOICE
+            if user.op in _RELATIVE or len(seen) > _FAR or not (is_gated or goes_on):
                 return False
-            if user.op in MULTIPLICATIVE | SCALE | LAYOUT | CAST | SUM | CHOICE:
-                stack.extend(user.outputs)
-    return bool(users) and all(user.op == "aten.mul.Tensor" for user in users)
+            if goes_on:
+                stack.extend((result, is_gated) for result in user.outputs)
+    return any(is_product for _, is_product in seen)
 
 
 @register_lowering("aten.sign", "aten.sgn")

@@ -28,7 +28,7 @@ WITHOUT = {
     },
     "a change in place, which functionalization takes out, or no trace takes": {"aten.resize_"},
     "a form with out=, which functionalization replaces": {"aten.atan2.out"},
-    "what torch decomposes, as below": {"aten._adaptive_avg_pool2d", "aten.adaptive_avg_pool1d"},
+    "what torch decomposes, as below": {"aten._adaptive_avg_pool2d"},
     "matrix products in the graph (passes/canonical/fourier.py)": {"aten._fft_c2r"},
 }
 
