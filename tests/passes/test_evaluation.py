@@ -12,7 +12,7 @@ from attngraph.ir.ops import evaluate
 from attngraph.passes import run
 from attngraph.passes.rewriting import regions
 from attngraph.passes.rewriting.checked import Checked
-from attngraph.passes.rewriting.evidence import Evidence
+from attngraph.passes.rewriting.evidence import TOLERANCE, Evidence, _close
 from attngraph.passes.rewriting.outcomes import Different, Equal, Outcome
 from attngraph.passes.rewriting.sparse_products import only_needed
 from tests.passes.test_checked import GELU, SIBLINGS, graph_of
@@ -157,3 +157,23 @@ def test_inputs_beyond_float64_tell_nothing_of_a_softmax(scale: float, shift: st
     assert isinstance(evidence.compare([(old, right)], graph.inputs, kinds=kinds), Equal)
     if not shift:
         assert isinstance(evidence.compare([(old, wrong)], graph.inputs, kinds=kinds), Different)
+
+
+def test_numbers_are_close_as_allclose_says_of_the_largest() -> None:
+    random = torch.Generator().manual_seed(0)
+    numbers = torch.tensor([0, 1, -1, 1e-9, 1e-4, 1e300, -1e308, torch.inf, -torch.inf, torch.nan])
+    numbers = numbers.double()
+
+    def drawn(count: int) -> torch.Tensor:
+        return numbers[torch.randint(0, len(numbers), (count,), generator=random)]
+
+    found = set()
+    for turn in range(2000):
+        a = drawn(turn % 5)
+        b = a * (1 + 3e-7 * torch.randn(len(a), generator=random)) if turn % 3 else drawn(len(a))
+        finite = b[b.isfinite()].abs()
+        scale = max(float(finite.max()), 1e-3) if finite.numel() else 1.0
+        close = torch.allclose(a, b, rtol=0, atol=TOLERANCE * scale, equal_nan=True)
+        assert _close(a, b, TOLERANCE) == close
+        found.add(close)
+    assert found == {True, False}
