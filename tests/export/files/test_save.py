@@ -220,7 +220,7 @@ def test_the_weights_that_were_checked_are_those_that_are_kept(
 def test_a_result_out_of_budget_leaves_nothing(
     written: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Check, "_held", lambda check, reference, outputs, tensors: FAILED)
+    monkeypatch.setattr(Check, "held", lambda check, reference, outputs, tensors: FAILED)
     model = ["optimize", "--factory", "examples.cached_gpt:build"]
     assert run([*model, "-o", str(tmp_path / "m.onnx")]) == 8
     assert written
