@@ -1,10 +1,10 @@
 """What a language model keeps between calls, as tensors: found by running it, whatever holds them.
 
 Keys and values, states of recurrences and of convolutions lie in an object of the model's own class
-(a cache of transformers, a list of tensors) or in attributes of its modules. None of these classes
-is known here. The model is run on prompts of other lengths and with more rows, and each tensor that
-it kept tells what it is by its sizes: an axis that is longer with more rows counts them, one that
-is longer with more tokens counts those, and the others are fixed.
+(a cache of transformers, a list of tensors). None of these classes is known here, and attributes of
+modules are not looked at. The model is run on prompts of other lengths and with more rows, and each
+tensor that it kept tells what it is by its sizes: an axis that is longer with more rows counts
+them, one that is longer with more tokens counts those, and the others are fixed.
 """
 
 from __future__ import annotations

@@ -117,6 +117,20 @@ def symbols_of(value: object) -> frozenset[str]:
     return frozenset()
 
 
+CHOOSING = frozenset({"Max", "Min", "Piecewise"})
+"""Functions that make a size one of several expressions, by the numbers."""
+DIVIDING = frozenset({"FloorDiv", "Mod", "PythonMod", "CleanDiv", "CeilDiv", "floor"})
+
+
+def functions_of(value: object) -> frozenset[str]:
+    """The names of the functions in an expression, or in those of a list."""
+    if isinstance(value, (list, tuple)):
+        return frozenset[str]().union(*map(functions_of, value))
+    if not isinstance(value, sympy.Basic):
+        return frozenset()
+    return frozenset(part.func.__name__ for part in sympy.preorder_traversal(value))
+
+
 def substitute(value: Any, sizes: Mapping[str, int]) -> Any:
     """Replaces every expression in an attribute value by its number for the given sizes."""
     if isinstance(value, sympy.Basic):

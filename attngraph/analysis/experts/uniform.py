@@ -32,6 +32,7 @@ import torch
 from attngraph.analysis.experts.products import GROUPED, Product
 from attngraph.analysis.experts.reading import Mixture
 from attngraph.ir import Node, ScalarType, TensorType, Value
+from attngraph.ir.dims import CHOOSING, DIVIDING, functions_of
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
@@ -449,14 +450,5 @@ def is_sized(node: Node, names: Collection[str] | None = None) -> bool:
 
 def _switches(node: Node) -> bool:
     """Whether a size is one of several expressions, by the number of rows."""
-    sizes: list[object] = [
-        size for value in node.outputs for size in getattr(value.type, "shape", ())
-    ]
-    for attr in node.attrs.values():
-        sizes += attr if isinstance(attr, (list, tuple)) else [attr]
-    return any(
-        part.func.__name__ in ("Max", "Min", "Piecewise", "FloorDiv", "Mod", "floor")
-        for size in sizes
-        if isinstance(size, sympy.Basic)
-        for part in sympy.preorder_traversal(size)
-    )
+    shapes = [value.shape for value in node.outputs if isinstance(value.type, TensorType)]
+    return bool(functions_of([*shapes, *node.attrs.values()]) & (CHOOSING | DIVIDING))

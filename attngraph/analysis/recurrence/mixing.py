@@ -23,7 +23,7 @@ from attngraph.analysis.layout.moves import (
 from attngraph.analysis.values.widening import wide_node, widened
 from attngraph.errors import IRError
 from attngraph.ir import Dim, Graph, Node, ScalarType, TensorType, Value
-from attngraph.ir.dims import product, same, substitute, symbols_of
+from attngraph.ir.dims import DIVIDING, product, same, substitute, symbols_of
 from attngraph.ir.ops import attribute, evaluate
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
@@ -238,7 +238,7 @@ def sizes_around(dims: Iterable[Any]) -> list[int]:
     chunks: set[int] = set()
     for value in dims:
         for part in sympy.preorder_traversal(value) if isinstance(value, sympy.Basic) else ():
-            if part.func.__name__ in ("FloorDiv", "Mod", "PythonMod", "CleanDiv", "CeilDiv"):
+            if part.func.__name__ in DIVIDING:
                 chunks.update(int(arg) for arg in part.args[1:] if arg.is_Integer and arg > 1)
             if part.is_Rational and not part.is_Integer:
                 chunks.add(int(part.q))

@@ -28,6 +28,7 @@ import torch
 from attngraph.analysis.values.widening import wide_node, widened
 from attngraph.errors import IRError
 from attngraph.ir import Node, TensorType, Value
+from attngraph.ir.dims import CHOOSING, DIVIDING, functions_of
 from attngraph.ir.ops import evaluate
 from attngraph.ir.traits import (
     ADDITIVE,
@@ -57,7 +58,6 @@ from attngraph.ir.traits import (
 _ENDLESS = 1e9  # from here on a fill is as good as infinite: no linear number comes up to it
 _SEEN = 1e-4, 1e4  # a factor or summand in this range shows in a trial in float64
 _MOST = 1 << 16  # elements of numbers that are looked at
-_DIVISIONS = ("FloorDiv", "Mod", "PythonMod", "CleanDiv", "CeilDiv")
 _FAILURES = (IRError, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
 
 
@@ -139,11 +139,11 @@ def _is_near_size(size: object) -> bool:
         return abs(size) <= 1
     if not isinstance(size, sympy.Basic):
         return True
+    if functions_of(size) & CHOOSING:
+        return False
     divisors = [1]
     for part in sympy.preorder_traversal(size):
-        if part.func.__name__ in ("Max", "Min", "Piecewise"):
-            return False
-        if part.func.__name__ in _DIVISIONS:
+        if part.func.__name__ in DIVIDING:
             divisors += [int(arg) for arg in part.args[1:] if arg.is_Integer]
         elif isinstance(part, sympy.Rational):
             divisors.append(int(part.q))

@@ -1,0 +1,122 @@
+"""Formulas of pools, as in formulas.py: over windows of one size, and over a number of bins."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, formula, known
+
+__all__ = ["FORMULAS"]
+
+
+@formula("aten.max_unpool2d", "aten.max_unpool3d")
+def _max_unpool(x: Tensor, places: Tensor, output_size: Sequence[Any], *_: Any) -> Tensor:
+    axes = len(output_size)
+    rest = x.shape[: x.ndim - axes]
+    empty = x.new_zeros([*rest, math.prod(output_size)])
+    filled = empty.scatter(-1, places.flatten(-axes), x.flatten(-axes))
+    return filled.reshape([*rest, *output_size])
+
+
+def _bins(size: int, count: int) -> list[tuple[int, int]]:
+    """Where each part of an axis begins and ends; parts may overlap by one."""
+    return [(at * size // count, -(-(at + 1) * size // count)) for at in range(count)]
+
+
+@formula("aten.avg_pool2d", "aten.avg_pool3d")
+def _average(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Any:
+    """Sums over a divisor that is no count."""
+    if divisor is None or ceil_mode:
+        return NotImplemented
+    axes = 3 if x.ndim == 5 else 2
+    kernel, padding = [*kernel] * (axes // len(kernel)), [*padding] * (axes // len(padding))
+    padded = F.pad(x, [pad for pad in reversed(padding) for _ in range(2)])
+    pool: Any = F.avg_pool3d if axes == 3 else F.avg_pool2d
+    return pool(padded, kernel, list(stride) or kernel) * (math.prod(kernel) / divisor)
+
+
+@formula("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d")
+def _adaptive_average_of_runs(x: Tensor, output_size: Sequence[int]) -> Any:
+    """torch divides these only for the sizes of one run."""
+    sizes = x.shape[x.ndim - len(output_size) :]
+    is_known = all(isinstance(size, int) for size in sizes)
+    return NotImplemented if is_known else _adaptive_average(x, output_size)
+
+
+@formula("aten._adaptive_avg_pool3d")
+def _adaptive_average(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Along one axis after another, as the means over the bins of each."""
+    for axis, count in enumerate(output_size, x.ndim - len(output_size)):
+        size = x.shape[axis]
+        if isinstance(size, torch.SymInt):
+            x = _means(x.movedim(axis, -1), size, count).movedim(-1, axis)
+            continue
+        bins = _bins(size, known(count))
+        means = [x.narrow(axis, a, b - a).mean(axis, keepdim=True) for a, b in bins]
+        x = torch.cat(means, axis)
+    return x
+
+
+def _means(x: Tensor, size: Any, count: Any) -> Tensor:
+    """Those over the bins of a last axis whose size a run tells.
+
+    What is outside of a bin is left out, not multiplied by 0: it may be NaN.
+    """
+    if statically_known_true(count == size):
+        return x
+    if statically_known_true(count == 1):
+        return x.mean(-1, keepdim=True)
+    inside, lengths = _inside(size, known(count))
+    sums = torch.where(inside, x.unsqueeze(-2), torch.zeros((), dtype=x.dtype)).sum(-1)
+    return sums / lengths.to(x.dtype)
+
+
+def _inside(size: Any, count: int) -> tuple[Tensor, Tensor]:
+    """Which of `size` places lie in each of `count` bins, and how many do."""
+    at, place = torch.arange(count), torch.arange(size)
+    begins, ends = (at * size) // count, ((at + 1) * size + count - 1) // count
+    return (place >= begins[:, None]) & (place < ends[:, None]), ends - begins
+
+
+def _window(x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+    for axis, (a, b) in enumerate(spans, x.ndim - len(spans)):
+        x = x.narrow(axis, a, b - a)
+    return x
+
+
+@formula("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
+def _adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The maximum of each window, and its place in the flattened image."""
+    axes = len(output_size)
+    if axes == 1 and isinstance(x.shape[-1], torch.SymInt):
+        inside, _ = _inside(x.shape[-1], known(output_size[0]))
+        lowest = torch.full((), -math.inf, dtype=x.dtype)
+        largest, where = torch.where(inside, x.unsqueeze(-2), lowest).max(-1)
+        return largest, where
+    rest = x.shape[: x.ndim - axes]
+    sizes = [known(size) for size in x.shape[x.ndim - axes :]]
+    places = torch.arange(math.prod(sizes)).reshape(sizes)
+    all_bins = [_bins(size, known(n)) for size, n in zip(sizes, output_size, strict=True)]
+    values, found = [], []
+    for spans in itertools.product(*all_bins):
+        value, at = _window(x, spans).flatten(-axes).max(-1)
+        values.append(value)
+        found.append(_window(places, spans).flatten()[at])
+    shape = [*rest, *output_size]
+    return torch.stack(values, -1).reshape(shape), torch.stack(found, -1).reshape(shape)
