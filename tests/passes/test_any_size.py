@@ -116,6 +116,22 @@ def test_positions_that_are_counted_follow_the_size() -> None:
     assert isinstance(wrong, Different)
 
 
+CHANNELS = """
+  input %x : f32[3, 1024, 256]
+  parameter %w : f32[1024, 1, 4]
+  parameter %b : f32[1024]
+  %y = aten.conv1d(%x, %w, %b) {padding = [3], groups = 1024}
+  return %y"""
+
+
+def test_a_convolution_of_each_channel_has_any_number_of_them(elements: list[int]) -> None:
+    same: dict[str, Any] = {"padding": [3], "groups": 1024}
+    assert isinstance(_outcome(CHANNELS, "aten.conv1d", **same), Equal)
+    assert 0 < max(elements) < MOST
+    wrong = _outcome(CHANNELS, "aten.conv1d", **{**same, "padding": [6], "dilation": [3]})
+    assert isinstance(wrong, Different)
+
+
 def test_sizes_that_are_one_are_solved_together() -> None:
     sizes = Sizes(["batch"])
     s, t, hidden = (sizes.fresh(size) for size in (512, 512, 768))

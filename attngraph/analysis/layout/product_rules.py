@@ -162,3 +162,43 @@ def _patches(reader: Reader, node: Node) -> Sequence[Shape] | None:
         found.append(part)
     reader.sizes.unify(image[1], weight[1])
     return [(image[0], weight[0], *found)]
+
+
+@PRODUCTS.on("aten.conv1d")
+def _channelwise(reader: Reader, node: Node) -> Sequence[Shape] | None:
+    """A convolution of each channel over time, of which there may be any number."""
+    x, weight = reader.of(node, "input"), reader.of(node, "weight")
+    padding = attribute(node, "padding")
+    if len(x) != 3 or list(attribute(node, "stride")) != [1]:
+        return None
+    if attribute(node, "groups") != reader.sizes.number(x[1]):
+        return None
+    channels = _channels(reader, node, x, weight)
+    reader.set(node, groups=channels)
+    reach = (reader.sizes.number(weight[2]) - 1) * attribute(node, "dilation")[0]
+    length = as_dim(sympy.expand(sympy.sympify(x[2]) + 2 * padding[0] - reach))
+    return [(x[0], channels, length)]
+
+
+@PRODUCTS.on("attn.causal_conv")
+def _causal_conv(reader: Reader, node: Node) -> Sequence[Shape] | None:
+    x, weight = reader.of(node, "x"), reader.of(node, "weight")
+    channels = _channels(reader, node, x, weight)
+    if input_of(node, "past") is not None:
+        past = reader.of(node, "past")
+        reader.sizes.unify(past[0], x[0])
+        reader.sizes.unify(past[1], channels)
+        reader.sizes.pin(past[2])
+    reach = (reader.sizes.number(weight[2]) - 1) * attribute(node, "dilation")
+    return [x, (x[0], channels, reach)]
+
+
+def _channels(reader: Reader, node: Node, x: Shape, weight: Shape) -> Dim:
+    """The channels of x, each of which has a kernel of its own. Raises ValueError otherwise."""
+    if reader.sizes.number(weight[0]) != reader.sizes.number(x[1]):
+        raise ValueError
+    reader.sizes.unify(x[1], weight[0])
+    reader.sizes.pin(list(weight[1:]))
+    if input_of(node, "bias") is not None:
+        reader.sizes.unify(reader.of(node, "bias")[0], x[1])
+    return x[1]

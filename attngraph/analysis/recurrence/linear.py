@@ -15,6 +15,7 @@ terms are found among the values in it by what they must satisfy:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -44,6 +45,7 @@ _EXACT = 1e-8  # of float64 against itself, after some tens of tokens
 _NO_DECAY = 1e-12  # Lightning attention's last layers have slopes of 1e-8, a tenth after 10⁷ tokens
 _MOST = 700  # tokens of a confirming run
 _MANY = 48  # operands of one width
+_FEW = 4  # heads
 _NAMED = 12  # candidates for each term: the last ones are what the formula reads
 
 
@@ -110,6 +112,7 @@ class _Reading:
             return
         given = [(each, each.of(trace)) for each in self._operands()]
         rows = [(each, x[:, 0]) for each, x in given if x is not None and _fits(x, o)]
+        few = slice(None, None, -(-heads // _FEW))  # heads that tell most candidates apart
         values: list[tuple[Operand | None, torch.Tensor]] = []
         if first.shape[-1] == 1:
             values.append((None, first[..., 0]))
@@ -128,15 +131,15 @@ class _Reading:
         widths = {x.shape[-1] for _, x in sized if x.shape[-1] > 1}
         for width in widths:
             group = [(each, x) for each, x in sized if x.shape[-1] == width][-_MANY:]
-            table = torch.stack([x for _, x in group])
+            table = torch.stack([x[:, few] for _, x in group])
             dots = torch.einsum("ibhd,jbhd->ijbh", table, table)
             for value, along in reversed(values[-_NAMED:]):
                 for rate, b0 in [(None, torch.ones_like(along)), *rates]:
-                    scales = _one_number(along, dots * b0)
-                    for i, j in scales.isfinite().nonzero().flip(0).tolist():
-                        query, key = group[i][0], group[j][0]
-                        if i != j:
-                            scale = float(scales[i, j])
+                    near = _one_number(along[:, few], dots * b0[:, few]).isfinite()
+                    for i, j in near.nonzero().flip(0).tolist():
+                        (query, q), (key, k) = group[i], group[j]
+                        scale = float(_one_number(along, (q * k).sum(-1) * b0))
+                        if i != j and math.isfinite(scale):
                             yield Recurrence(output, query, key, value, rate, None, scale)
 
     def _decays(self, trace: Trace, found: Recurrence, o: torch.Tensor) -> Iterator[Decay | None]:
@@ -303,6 +306,8 @@ def _to_heads(x: torch.Tensor, heads: int) -> torch.Tensor | None:
     own = x.shape[-2]
     if own == heads:
         return x
+    if own == 1:
+        return x.expand(*x.shape[:-2], heads, x.shape[-1])
     return x.repeat_interleave(heads // own, -2) if heads % own == 0 else None
 
 
