@@ -87,18 +87,23 @@ class Padding:
         An output of another shape than the reference's stays whole, which parity then says.
         """
         eager, exact, kept = list(reference.eager), list(reference.exact), list(outputs)
+        single = list(reference.single)
         notes: dict[str, str] = {}
         for at, rows in self.rows(inputs).items():
             shape = eager[at].shape
             if outputs[at].shape != shape or shape[: rows.dim()] != rows.shape:
                 continue
             eager[at], kept[at] = eager[at][rows], outputs[at][rows]
+            if single:
+                single[at] = single[at][rows]
             wide = exact[at]
             exact[at] = None if wide is None else wide[rows]
             notes[reference.names[at]] = (
                 f"compared in {int(rows.sum())} of {rows.numel()} rows: the others are padding"
             )
-        cut = dataclasses.replace(reference, eager=tuple(eager), exact=tuple(exact))
+        cut = dataclasses.replace(
+            reference, eager=tuple(eager), exact=tuple(exact), single=tuple(single)
+        )
         return cut, kept, notes
 
 

@@ -351,12 +351,14 @@ def _last_logits(outputs: ReferenceOutputs, place: int, name: str) -> ReferenceO
         cut(outputs.exact),
         outputs.note,
         lambda: tuple(cut(run) for run in outputs.sample()),
+        cut(outputs.single) if outputs.single else (),
     )
 
 
 def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
     """One output (B, steps, V) of one for each step; without float64 where a step has none."""
     exact = [step.exact[0] for step in steps if step.exact[0] is not None]
+    single = [tensor for step in steps for tensor in step.single]
 
     def sample() -> tuple[tuple[torch.Tensor, ...], ...]:
         runs = zip(*(step.sample() for step in steps), strict=True)
@@ -368,4 +370,5 @@ def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
         (torch.cat(exact, 1) if len(exact) == len(steps) else None,),
         next((step.note for step in steps if step.note), ""),
         sample,
+        (torch.cat(single, 1),) if len(single) == len(steps) else (),
     )

@@ -31,6 +31,11 @@ quarter, of the output's scale are past what rounding explains. They, and output
 float64 form, are compared with eager: ‖candidate − eager‖ ≤ (k + 1) · max(e_ref, floor), by the
 triangle inequality, with e_ref of the sound rows.
 
+**Where a half dtype is another function.** The same fill overflows float16, or absorbs less in it.
+Where a module in float32 is run in a half, rows past what rounding explains there, of which float32
+agrees with float64, are compared with whichever of float64 and eager is nearer: a conversion that
+leaves a mask in float32 is no error, nor is one that does as eager would.
+
 **Outliers.** One −1e9 among logits would set a scale, and by its rounding an e_ref, under which all
 others could be wrong. Elements over 256 times the median magnitude are held apart, on their own
 scale. NaN, infinities and finfo.min must stand where eager (or float64) has them; they are not
@@ -212,7 +217,13 @@ def _against(
 ) -> Parity:
     """`runs` are eager's further ones, each with a tensor per output."""
     samples = [
-        Sample.of(eager, exact, precision, [run[place] for run in runs])
+        Sample.of(
+            eager,
+            exact,
+            precision,
+            [run[place] for run in runs],
+            reference.single[place] if reference.single else None,
+        )
         for place, (eager, exact) in enumerate(zip(reference.eager, reference.exact, strict=True))
     ]
     noise = {norm: noise_of(samples, norm, precision) for norm in NORMS}
@@ -282,7 +293,7 @@ def _compare(
     if astray:
         note = _join(f"{astray} elements break the pattern of NaN, infinity and fills", note)
         return OutputParity(name, shape, math.inf, 0.0, 0.0, False, reference, "max", note)
-    difference = torch.where(extreme(wide, eager.dtype), 0.0, wide - sample.target)
+    difference = sample.off(wide)
     results = []
     for kind, norm in itertools.product(GROUPS, NORMS):
         group = sample.group(kind)

@@ -51,7 +51,7 @@ class ReferenceOutputs:
 
     Integer and bool outputs have no float64 form: theirs is the eager tensor. `sample` runs the
     module again, SAMPLES times, on weights and inputs that differ by one rounding: what eager could
-    as well have returned.
+    as well have returned. `single` are the outputs in float32 where `eager` are those in a half.
     """
 
     names: tuple[str, ...]
@@ -59,6 +59,7 @@ class ReferenceOutputs:
     exact: tuple[torch.Tensor | None, ...]
     note: str = ""
     sample: Callable[[], tuple[tuple[torch.Tensor, ...], ...]] = tuple
+    single: tuple[torch.Tensor, ...] = ()
 
     def in_its_dtypes(self, candidate: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs of a converted model, which keep the dtypes of the original, as eager's."""
@@ -108,6 +109,7 @@ class Reference:
             eager = self._flat(args, kwargs or {}, _copy)
             names = tuple(name for name, _ in eager)
             tensors = tuple(tensor for _, tensor in eager)
+            single = tensors if self.converted else ()
             if self.converted:
                 tensors = self._halved(tensors, args, kwargs or {}, _same)
             try:
@@ -123,7 +125,7 @@ class Reference:
             return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample)
         pairs = zip(tensors, exact, strict=True)
         doubled = tuple(e if t.is_floating_point() else t for t, (_, e) in pairs)
-        return ReferenceOutputs(names, tensors, doubled, sample=sample)
+        return ReferenceOutputs(names, tensors, doubled, sample=sample, single=single)
 
     def _exact(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

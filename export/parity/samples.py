@@ -18,6 +18,8 @@ DTYPE: dict[Precision, torch.dtype] = {
 }
 FEW = 32
 """Elements below which one run's errors are no measure of rounding."""
+_SOUND = 2.0**13
+"""What rounding explains, in epsilons."""
 _WANDER: dict[Precision, float] = {"fp32": 16.0, "fp16": 4.0, "bf16": 4.0}
 Norm = Literal["max", "rms"]
 NORMS: tuple[Norm, ...] = ("max", "rms")
@@ -31,7 +33,7 @@ class Sample:
 
     `target` is the float64 value where `sound`, and eager's elsewhere. `errors` are the rounding
     errors of eager's runs where `measured`. `large` marks the outliers, `zero` what is zero but for
-    rounding.
+    rounding. `either` marks rows in which float32 is sound and eager, in a half dtype, is not.
     """
 
     eager: torch.Tensor
@@ -42,6 +44,7 @@ class Sample:
     measured: torch.Tensor
     large: torch.Tensor
     zero: torch.Tensor
+    either: torch.Tensor
 
     @classmethod
     def of(
@@ -50,13 +53,14 @@ class Sample:
         exact: torch.Tensor | None,
         precision: Precision,
         runs: Sequence[torch.Tensor] = (),
+        single: torch.Tensor | None = None,
     ) -> Sample:
         eager = eager.detach().cpu()
         wide = eager.double()
         if exact is None or not eager.is_floating_point():
             none = torch.zeros_like(wide, dtype=torch.bool)
             usual = ~extreme(wide, eager.dtype) if eager.is_floating_point() else none
-            return cls(eager, None, wide, none, (), none, _large(wide, usual), none)
+            return cls(eager, None, wide, none, (), none, _large(wide, usual), none, none)
         exact = exact.cpu().double()
         defined = ~extreme(exact, eager.dtype)
         measured = defined & ~extreme(wide, eager.dtype)
@@ -69,16 +73,37 @@ class Sample:
         zero, most = cancelled(exact, off, measured, eps(precision))
         large = _large(exact, defined & ~zero)
         apart = large | zero
-        limit = min(0.25, 2.0**13 * eps(precision)) * norm_of(exact[measured & ~apart], "rms")
+        scale = norm_of(exact[measured & ~apart], "rms")
+        limit = min(0.25, _SOUND * eps(precision)) * scale
         explained = [_explained(error, apart, limit) for error in off]
         sound = explained[0] & defined
         measured &= sound
+        either = torch.zeros_like(sound)
+        if single is not None and single.shape == eager.shape:
+            error = (single.detach().cpu().double() - exact).nan_to_num(torch.inf)
+            error = torch.where(defined, error, 0.0)
+            either = _explained(error, apart, _SOUND * eps("fp32") * scale) & defined & ~sound
+            sound = sound | either
         errors = [torch.where(measured, off[0], 0.0)]
         for error, whole in zip(off[1:], explained[1:], strict=True):
             branched = zero & (error.abs() > most)
             errors.append(torch.where(measured & whole & ~branched, error, 0.0))
         target = torch.where(sound, exact, wide)
-        return cls(eager, exact, target, sound, tuple(errors), measured, large, zero)
+        return cls(eager, exact, target, sound, tuple(errors), measured, large, zero, either)
+
+    def off(self, candidate: torch.Tensor) -> torch.Tensor:
+        """How far each element is from its target; from eager's in whole rows of `either` that are
+        nearer to that.
+        """
+        found = torch.where(extreme(candidate, self.eager.dtype), 0.0, candidate - self.target)
+        if not bool(self.either.any()):
+            return found
+        other = (candidate - self.eager.double()).nan_to_num(torch.inf)
+        of_rows = [
+            each.square().sum(-1, keepdim=True) if each.dim() else each.square()
+            for each in (found, other)
+        ]
+        return torch.where(self.either & (of_rows[1] < of_rows[0]), other, found)
 
     def own(self, among: torch.Tensor, norm: Norm) -> float:
         """The largest norm, among these elements, of the errors of eager's runs."""

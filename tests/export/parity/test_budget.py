@@ -315,3 +315,25 @@ def test_to_dict_is_strict_json() -> None:
         data = json.loads(json.dumps(parity.to_dict(), allow_nan=False))
         assert data["passed"] is parity.passed
         assert data["outputs"][0]["shape"] == [4, 10, 32]
+
+
+class _Guarded(torch.nn.Module):
+    """A bias of the caller's that hides keys: float16 overflows it, and has 0 in a hidden row."""
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num((x @ x.mT + bias).softmax(-1)) @ x
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_rows_that_a_half_computes_otherwise_may_be_either(precision: Precision) -> None:
+    x, bias = torch.randn(2, 5, 8), torch.zeros(2, 5, 5)
+    bias[1, 2] = torch.finfo(torch.float32).min
+    reference = Reference(_Guarded(), precision=precision, converted=True)((x, bias))
+    eager, single = reference.eager[0], _Guarded()(x, bias)
+    assert not eager[1, 2].any()
+    assert compare(reference, [single.to(eager.dtype)], precision).passed
+    assert compare(reference, [eager], precision).passed
+    for other in (single / 2, torch.where(bias[..., :1] < 0, single / 2, single), single.flip(1)):
+        assert not compare(reference, [other.to(eager.dtype)], precision).passed
+    without = replace(reference, single=())
+    assert not compare(without, [single.to(eager.dtype)], precision).passed
