@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from attngraph.compiling.compilation import Compilation, Prepare, Progress, run_passes, stage
 from attngraph.compiling.pipeline import pipeline
+from attngraph.errors import ParityError
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.kernels import check_version, choose_all
@@ -61,7 +63,8 @@ def optimize(
 
     Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
     ignored, and ParityError where the result is out of its error budget; the message names the
-    first node that diverges.
+    first node that diverges. Where scores are not as a rewrite takes them to be, it is compiled
+    with `exact`, and a note says so.
     """
     name = type(module).__name__
     model = Model(module, None, args, dict(kwargs or {}), dynamic_shapes, name)
@@ -99,11 +102,38 @@ def compile_model(
     check_version()
     compilation = Compilation.of(model, options, prepare, progress, staged)
     compilation.rewrite()
+    try:
+        return _finished(compilation)
+    except ParityError:
+        broken = _taken_for_granted(compilation.report)
+        if not broken or prepare is not None:
+            raise
+        compilation = Compilation.of(model, replace(options, exact=True), None, progress, staged)
+        compilation.rewrite()
+        try:
+            optimized = _finished(compilation)
+        except ParityError:
+            optimized = None
+        if optimized is None:
+            raise
+    optimized.report.notes.append(
+        f"Compiled as with --exact, for these don't hold on the samples: {' '.join(broken)}"
+    )
+    return optimized
+
+
+def _finished(compilation: Compilation) -> Optimized:
+    """The rewritten model in ONNX. Raises ParityError where it is out of its error budget."""
     optimized = compilation.lowered()
-    if options.weights is not None:
+    if compilation.options.weights is not None:
         optimized = compilation.quantized(optimized)
     compilation.release(optimized)
     return optimized
+
+
+def _taken_for_granted(report: Report) -> list[str]:
+    """What was assumed of scores, and is false of some: that none comes near a fill, say."""
+    return [*dict.fromkeys(r.what for r in report.reassociated if r.made_by == "fuse-attention")]
 
 
 def analyse(

@@ -148,3 +148,23 @@ def test_a_wrong_result_leaves_no_file(
         assert "The pass fold-masks is the first to diverge" in error
     assert [file.name for file in tmp_path.iterdir()] == ["kept.onnx"]
     assert kept.read_bytes() == b"an earlier result"
+
+
+class _WeakFill(torch.nn.Module):
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        return (-(x @ x.mT)).masked_fill(~keep, -1e4).softmax(-1) @ x
+
+
+def test_scores_beyond_a_fill_are_compiled_as_eager_has_them() -> None:
+    """Assumed is that none comes near it; a sample on which one does is compiled exactly."""
+    keep = torch.ones(4, 4, dtype=torch.bool).tril()
+    x = torch.randn(2, 4, 8)
+    near = attngraph.optimize(_WeakFill(), (x, keep))
+    assert near.report.fused == 1
+    assert not [note for note in near.report.notes if "--exact" in note]
+    wide = 100 * x
+    far = attngraph.optimize(_WeakFill(), (wide, keep))
+    assert [site.code for site in far.report.sites] == ["weak-fill"]
+    assert [note for note in far.report.notes if "-10000" in note and "--exact" in note]
+    found = far(wide, keep)
+    assert torch.allclose(found, _WeakFill()(wide, keep))

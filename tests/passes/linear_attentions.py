@@ -339,6 +339,23 @@ class Hidden(Layer):
         return self.joined((weights / weights.sum(-1, keepdim=True)) @ v)
 
 
+class Counted(Layer):
+    """Linear attention over all tokens of so many: of one, a running sum."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        there = torch.arange(x.shape[1]) < lengths[:, None]
+        k = (F.elu(k) + 1) * there[:, None, :, None]
+        return self.joined(F.elu(q) @ (k.mT @ v))
+
+
+class LastToken(Retention):
+    """What goes out has the rank of a state, and is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, -1:]
+
+
 OF_ANY_LENGTH: tuple[type[Layer], ...] = (Retention, Slopes, CountedPlaces, Causal, Gated)
 LOOPS: tuple[type[Layer], ...] = (
     *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),

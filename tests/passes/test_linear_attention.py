@@ -70,6 +70,13 @@ def test_a_state_is_handed_on(kind: type[written.Layer]) -> None:
     _assert_same(before, after, (written.TOKENS,))
 
 
+def test_an_output_of_a_state_s_rank_is_no_state() -> None:
+    graph = capture(written.LastToken().eval(), (torch.randn(2, 5, written.WIDTH),)).graph
+    for item in make(_PASSES):
+        item.run(graph)
+    assert len(_sites(graph)) == 1
+
+
 @pytest.mark.parametrize("kind", written.NEAR_MISSES)
 def test_a_near_miss_stays(kind: type[written.Layer]) -> None:
     _, after = _graph(kind)
@@ -99,10 +106,17 @@ def test_a_switch_of_positions_is_tried_whole_at_a_static_length() -> None:
     _assert_same(before, after, (written.TOKENS,))
 
 
-def test_what_holds_where_all_is_hidden_is_not_proposed() -> None:
-    x, others = torch.randn(2, 5, written.WIDTH), torch.randn(2, 7, written.WIDTH)
-    args = (x, others, torch.zeros(2, 7, dtype=torch.bool))
-    graph = capture(written.Hidden().eval(), args).graph
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        (written.Hidden, (torch.ones(2, 7, written.WIDTH), torch.zeros(2, 7, dtype=torch.bool))),
+        (written.Counted, (torch.tensor([3, 5]),)),
+    ],
+)
+def test_what_holds_where_nearly_all_is_hidden_is_not_proposed(
+    kind: type[written.Layer], others: tuple[torch.Tensor, ...]
+) -> None:
+    graph = capture(kind().eval(), (torch.randn(2, 5, written.WIDTH), *others)).graph
     remarks = [remark for item in make(_PASSES) for remark in item.run(graph)]
     assert not [remark for remark in remarks if remark.code == "unequal"]
     assert not _sites(graph)

@@ -56,6 +56,7 @@ _NORMALISED = SOFTMAX | ATTENTION
 _LOOP = "attn.scan"
 _NAMESPACES = ("aten", "attn")
 _LEAST = 2  # tokens: what is mixed shows from the second on
+_LONGEST = 16
 
 
 class Tokens:
@@ -271,7 +272,8 @@ class Runs:
     """Evaluates nodes on drawn leaves, and keeps what it computed for the next result of a region.
 
     Weights have their values where they are known. Integers are ones, so that no token is padding,
-    or with states ones and zeros. Nodes that fail leave no value.
+    or with states ones and zeros, and counts of tokens where they have no axis of these: under a
+    count of 1, what all tokens are summed to is a running sum. Nodes that fail leave no value.
     """
 
     graph: Graph
@@ -333,8 +335,9 @@ def _drawn(
     shape = substitute(list(value.shape), sizes)
     random = torch.Generator().manual_seed(zlib.crc32(f"{value.name} {seed}".encode()))
     if not value.dtype.is_floating_point:
-        some = torch.randint(0, 2, shape, generator=random) if with_states else torch.ones(shape)
-        return some.to(value.dtype)
+        above = 2 if tokens.is_in(value) or value.dtype == torch.bool else _LONGEST
+        some = torch.randint(0, above, shape, generator=random)
+        return (some if with_states else torch.ones(shape)).to(value.dtype)
     is_state = value.producer is None and not value.is_constant and not tokens.is_in(value)
     drawn = torch.randn(shape, generator=random, dtype=torch.float64)
     return drawn * 0 if is_state and not with_states else drawn

@@ -143,5 +143,7 @@ def as_state(x: torch.Tensor | None, turned: bool, batch: int, heads: int) -> to
     if x is None or x.ndim not in (3, 4):
         return None
     if x.numel() and x.shape[0] in (batch, batch * heads):
+        if x.shape[:-2].numel() != batch * heads:
+            return None
         x = x.reshape(batch, heads, *x.shape[-2:])
     return x.mT if turned else x
