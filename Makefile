@@ -60,6 +60,7 @@ runtimes: $(INSTALLED)
 		-r tests/runtimes/requirements.txt
 	for version in $(ORTS); do $(BIN)/python -m pip install -q --no-deps --upgrade \
 		--target $(RUNTIMES)/onnxruntime-$$version onnxruntime==$$version; done
+	$(BIN)/python -m pip install -q --upgrade --target $(RUNTIMES)/ray -r tests/runtimes/ray.txt
 	$(PYTHON) -m venv $(RUNTIMES)/with-optimum
 	$(RUNTIMES)/with-optimum/bin/python -m pip install -q -r tests/runtimes/optimum.txt
 	$(MAKE) $(JAVASCRIPT)/.installed || \

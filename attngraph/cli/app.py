@@ -20,6 +20,7 @@ from attngraph.cli.flags import switch
 from attngraph.cli.optimize import optimize
 from attngraph.cli.package import package
 from attngraph.cli.passes import passes
+from attngraph.cli.sweep import sweep
 from attngraph.cli.verify import verify
 from attngraph.versions import versions
 
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (optimize, explain, verify, package, attend, bench, doctor, passes):
+for command in (optimize, explain, verify, sweep, package, attend, bench, doctor, passes):
     app.command()(command)
 
 

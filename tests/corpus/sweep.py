@@ -12,10 +12,9 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from tests.corpus.isolation import isolated, preload
+from attngraph.sweeping.isolation import isolated_each, preload
 from tests.corpus.operators import operators
 from tests.corpus.packages.page import packages
 from tests.corpus.page import write_page
@@ -33,15 +32,9 @@ PRELOADED = ("transformers", "onnxruntime", "networkx", "torch.export._trace")
 def sweep(trials: Iterable[tuple[str, str]], *, jobs: int, timeout: float) -> Iterator[Record]:
     """A record per (model, attention), in the order in which they finish."""
     preload(*PRELOADED, "tests.corpus.trial")
-    with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(_isolated, *trial, timeout) for trial in trials]
-        for finished in as_completed(running):
-            yield finished.result()
-
-
-def _isolated(model: str, attention: str, timeout: float) -> Record:
-    record = {"model": model, "attention": attention, "outcome": "failed", "stage": "process"}
-    return isolated(attempt, (model, attention), record, timeout)
+    lost = {"outcome": "failed", "stage": "process"}
+    each = [(trial, {"model": trial[0], "attention": trial[1], **lost}) for trial in trials]
+    yield from isolated_each(attempt, each, jobs=jobs, timeout=timeout)
 
 
 def corpus() -> list[str]:

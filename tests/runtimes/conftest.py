@@ -49,11 +49,18 @@ def node_packages() -> Path | None:
     return None if found is None or shutil.which("node") is None else found.parent
 
 
+def ray_folder() -> Path | None:
+    """The folder that holds Ray and what it needs."""
+    return next(iter(_beside("ray")), None)
+
+
 collect_ignore = [
     file for file, needed in NEEDS.items() if importlib.util.find_spec(needed) is None
 ]
 if node_packages() is None:
     collect_ignore.append("test_javascript.py")
+if ray_folder() is None:
+    collect_ignore.append("test_ray.py")
 
 Record = Callable[[str, str, str], None]
 

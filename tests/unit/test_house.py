@@ -27,7 +27,8 @@ LAYERS = (
     *("ir", "dialect", "analysis"),
     *("checkpoints", "frontend", "passes", "export"),
     *("options", "reports", "optimized", "checks"),
-    *("compiling", "decoding", "runtimes", "verification", "measuring", "deployment", "cli"),
+    *("compiling", "decoding", "runtimes", "verification", "measuring", "deployment"),
+    *("sweeping", "cli"),
     *("testing", "api", "__init__", "__main__"),
 )
 """The folders and files of attngraph, the lowest first: each may import those before it."""

@@ -12,8 +12,8 @@ import argparse
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from attngraph.sweeping.isolation import isolated, preload
 from tests.corpus import sweep
-from tests.corpus.isolation import isolated, preload
 from tests.corpus.operators import operators
 from tests.corpus.packages import kit
 from tests.corpus.packages.page import RESULTS, packages, read_results

@@ -1,0 +1,1 @@
+"""Many compiles, in processes of their own: what they are, where they run, what came of them."""
