@@ -108,4 +108,5 @@ def pipeline(
         replace(item, attention=packed_attention) if isinstance(item, PackTokens) else item
         for item in stages
     ]
-    return [LoopBodies(tuple(stages)), *stages]
+    in_loops = [item for item in stages if item.name not in _SPLITTING[:1]]  # a step has few rows
+    return [LoopBodies(tuple(in_loops)), *stages]

@@ -104,9 +104,14 @@ def lower(
 def _lower_body(context: LoweringContext, body: Graph, captured: Mapping[Value, Value]) -> ir.Graph:
     """A loop's body as a subgraph. `captured` inputs are values of the graph around it.
 
-    Names are unique over both graphs, as ONNX wants, and constants lie in the outer one.
+    Names are unique over both graphs, as ONNX wants. Constants lie in the outer one, and so does
+    what doesn't change from step to step.
     """
-    names = {value: context.unique(f"{body.name}/{value.name}") for value in body.values()}
+    named = [context.unique(f"{body.name}/{name}") for name in body.output_names]
+    names = dict(reversed([*zip(body.outputs, named, strict=True)]))
+    for value in body.values():
+        if value not in names or value.producer is None:
+            names[value] = context.unique(f"{body.name}/{value.name}")
     kernels = choose_all(body, context.target)
     inner = LoweringContext(
         body,
@@ -125,11 +130,32 @@ def _lower_body(context: LoweringContext, body: Graph, captured: Mapping[Value, 
     for node in body:
         _lower_node(inner, node)
     inner.node = None
-    named = [context.unique(f"{body.name}/{name}") for name in body.output_names]
     outputs = _outputs(body, inner, named)
     nodes, _ = _reachable(inner.nodes, outputs)
     context.initializers.update(inner.initializers)
+    nodes, invariant = _apart(nodes, {*inputs, *outputs})
+    context.nodes += invariant
     return ir.Graph(inputs, outputs, nodes=nodes, name=body.name)
+
+
+_DRAWS = frozenset({"Bernoulli", "Multinomial"})
+
+
+def _apart(nodes: Sequence[ir.Node], own: set[ir.Value]) -> tuple[list[ir.Node], list[ir.Node]]:
+    """A body's nodes, and those of them that compute the same in each step, which has `own` values.
+
+    A loop has a step at least, so the latter can run before it.
+    """
+    inside, before = [], []
+    for node in nodes:
+        draws = node.op_type.startswith("Random") or node.op_type in _DRAWS
+        holds = any(held.type == ir.AttributeType.GRAPH for held in node.attributes.values())
+        if draws or holds or not own.isdisjoint((*node.inputs, *node.outputs)):
+            inside.append(node)
+            own.update(node.outputs)
+        else:
+            before.append(node)
+    return inside, before
 
 
 def value_names(graph: Graph) -> dict[Value, str]:

@@ -122,3 +122,31 @@ def test_positions_break_the_equivariance(way: str) -> None:
     run = build_way(way)
     moved, straight = _run(run, x[:, order]), _run(run, x)[:, order]
     assert (moved - straight).abs().max() > 1e-3
+
+
+def _run_by_short_calls(graph: onnx_ir.Graph) -> int:
+    """Nodes, without what only a long sequence takes."""
+    branches = [node.attributes["then_branch"].as_graph() for node in graph if node.op_type == "If"]
+    long = sum(1 for branch in branches for _ in _nodes(branch))
+    return sum(1 for _ in _nodes(graph)) - long
+
+
+@pytest.mark.parametrize("name", ["ladder: masked-self", "gopher", "attentive_decoder:build_dot"])
+def test_a_short_call_runs_no_more_nodes_than_without_any_pass(name: str) -> None:
+    module, args, optimized = _compiled(name)
+    shapes = next(entry for entry in ENTRIES if entry.name == name).build()[2]
+    plain = lower(capture(module, args, dynamic_shapes=shapes).graph)
+    mine, theirs = (_run_by_short_calls(model.graph) for model in (optimized.model, plain))
+    assert mine <= theirs, Counter(node.op_type for node in _nodes(optimized.model.graph))
+
+
+@pytest.mark.parametrize("longest", [12, 64])
+def test_a_short_length_takes_no_branch(longest: int) -> None:
+    module, args, (shape,) = build_rung("masked-self")
+    seq = torch.export.Dim("seq", max=longest)
+    shapes = None if longest == args[0].shape[1] else ({**shape, 1: seq},)
+    optimized = attngraph.optimize(module, args, dynamic_shapes=shapes, verify="off")
+    counts = Counter(node.op_type for node in _nodes(optimized.model.graph))
+    assert counts["Attention"] == 1
+    assert not counts["If"]
+    assert counts.total() <= 12

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import onnx_ir as ir
 import torch
@@ -26,109 +25,117 @@ Attend = Callable[[ir.Value, ir.Value, ir.Value, ir.Value], ir.Value]
 
 @dataclass(frozen=True)
 class Block:
-    """Queries `first` to `last`, which see those keys from `begin` to `keys` that `mask` allows.
-
-    `start` and `end` are these as 1-D tensors.
-    """
+    """Queries `first` to `last`, which see keys from `begin` to `end`: as dims."""
 
     first: Dim
     last: Dim
     begin: Dim
-    keys: Dim
-    start: ir.Value
-    end: ir.Value
-    mask: ir.Value
+    end: Dim
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """All blocks, the sizes to split the queries by, and the operands' types."""
+    """All blocks, of `size` queries but for the last, and the mask of all queries and keys."""
 
     parts: tuple[Block, ...]
-    sizes: ir.Value | None
-    query: TensorType
-    key: TensorType
+    size: Dim
+    window: int
+    mask: ir.Value
+    query: Value
+    key: Value
 
 
 def prepare_blocks(
     ctx: LoweringContext, count: int, query: Value, key: Value, prepared: Prepared, window: int
 ) -> Blocks:
-    """The bounds and masks of `count` blocks, which layers share; `window` 0 is none.
-
-    A dynamic number of queries must be at least `count`², so that no block is empty.
-    """
+    """Up to `count` blocks, and their mask, which layers share; `window` 0 is none."""
     queries, keys = query.shape[1], key.shape[1]
 
-    def make() -> Blocks:
-        bounds = _bounds(queries, count)
-        parts = tuple(
-            _block(ctx, first, last, queries, keys, prepared, window)
-            for first, last in pairwise(bounds)
-        )
-        sizes = None
-        if len(parts) > 1:
-            sizes = ctx.shape([as_dim(part.last - part.first) for part in parts])
-        return Blocks(parts, sizes, query.tensor_type, key.tensor_type)
+    def make() -> ir.Value:
+        mask = prepared.attn_mask
+        rules = [causal_mask(ctx, 0, queries, keys)] if prepared.causal or mask is None else []
+        if window and not (isinstance(queries, int) and queries <= window):
+            rules.append(window_mask(ctx, 0, queries, keys, window))
+        return _with_rules(ctx, mask, rules)
 
-    types = query.type, key.type
-    return ctx.once(("blocks", count, types, prepared.attn_mask, prepared.causal, window), make)
+    size = as_dim(FloorDiv(queries + (count - 1), count))
+    firsts: list[Dim] = [as_dim(index * size) for index in range(count)]
+    if isinstance(queries, int):
+        firsts = [first for first in firsts if first < queries]  # without those of none
+    parts = []
+    for first in firsts:
+        last = queries if same(first, firsts[-1]) else as_dim(first + size)
+        end = last if same(queries, keys) else least(last, keys)
+        begin = as_dim(first - least(first, window - 1)) if window else 0
+        parts.append(Block(first, last, begin, end))
+    kind = "mask of blocks", prepared.attn_mask, prepared.causal, window
+    mask = ctx.once((*kind, queries, keys), make)
+    return Blocks(tuple(parts), size, window, mask, query, key)
 
 
 def in_blocks(
     ctx: LoweringContext, blocks: Blocks, qkv: tuple[ir.Value, ir.Value, ir.Value], attend: Attend
 ) -> ir.Value:
-    """The blocks' contexts, one after the other, which are those of the whole."""
-    queries: tuple[ir.Value, ...] = (qkv[0],)
-    if blocks.sizes is not None:
-        queries = ctx.ops("Split", qkv[0], blocks.sizes, outputs=len(blocks.parts), axis=1)
-        for part, query in zip(blocks.parts, queries, strict=True):
-            # shape inference knows no dim of what is cut at computed places; Attention asks for one
-            query.shape = _resized(blocks.query, as_dim(part.last - part.first))
+    """The blocks' contexts, one after the other, which are those of the whole.
+
+    A dynamic number of queries must be at least the square of the number of blocks, so that none is
+    empty. Their bounds are computed here, where shorter calls take another branch.
+    """
+    parts = blocks.parts
+    if len(parts) == 1:
+        return attend(*qkv, blocks.mask)
+    sizes, starts, ends = _bounds(ctx, blocks)
+    queries = ctx.ops("Split", qkv[0], sizes, outputs=len(parts), axis=1)
+    masks = ctx.ops("Split", blocks.mask, sizes, outputs=len(parts), axis=-2)
     contexts = []
-    for part, query in zip(blocks.parts, queries, strict=True):
-        key, value = (_first(ctx, operand, part, blocks.key) for operand in qkv[1:])
-        contexts.append(attend(query, key, value, part.mask))
-    return contexts[0] if len(contexts) == 1 else ctx.op("Concat", *contexts, axis=1)
+    for part, query, mask, *bounds in zip(parts, queries, masks, starts, ends, strict=True):
+        # shape inference knows no dim of what is cut at computed places; Attention asks for one
+        query.shape = _resized(blocks.query.tensor_type, as_dim(part.last - part.first))
+        seen = [*qkv[1:], mask]
+        if not (same(part.begin, 0) and same(part.end, blocks.key.shape[1])):
+            axes = (1, 1, -1)
+            seen = [
+                ctx.op("Slice", operand, *bounds, ctx.constant([axis]))
+                for operand, axis in zip(seen, axes, strict=True)
+            ]
+            for operand, whole in zip(seen[:2], qkv[1:], strict=True):
+                if whole.shape is not None:
+                    length = _resized(blocks.key.tensor_type, as_dim(part.end - part.begin))[1]
+                    operand.shape = ir.Shape([whole.shape[0], length, whole.shape[2]])
+        contexts.append(attend(query, seen[0], seen[1], seen[2]))
+    return ctx.op("Concat", *contexts, axis=1)
 
 
-def _bounds(queries: Dim, count: int) -> list[Dim]:
-    """0, ⌈S/n⌉, 2⌈S/n⌉ … S, without the empty blocks that a number leaves."""
+def _bounds(
+    ctx: LoweringContext, blocks: Blocks
+) -> tuple[ir.Value, Sequence[ir.Value], Sequence[ir.Value]]:
+    """How many queries each block has, and the first key that it sees and the one behind."""
+    parts, queries = blocks.parts, blocks.query.shape[1]
+    count = len(parts)
     if isinstance(queries, int):
-        step = -(-queries // count)
-        return [*range(0, queries, step), queries]
-    size = FloorDiv(queries + (count - 1), count)
-    # fewer queries take the other branch, but the bounds and masks are computed for them too
-    return [0, *(least(as_dim(index * size), queries) for index in range(1, count)), queries]
-
-
-def _block(
-    ctx: LoweringContext,
-    first: Dim,
-    last: Dim,
-    queries: Dim,
-    keys: Dim,
-    prepared: Prepared,
-    window: int,
-) -> Block:
-    end = last if same(queries, keys) else least(last, keys)
-    begin: Dim = 0
-    if window and not same(first, 0):
-        begin = as_dim(first - least(first, window - 1))
-        begin = begin if same(queries, keys) else least(begin, keys)
-    whole = same(first, 0) and same(last, queries) and same(begin, 0) and same(end, keys)
-    mask = prepared.attn_mask
-    if mask is not None and not whole:
-        starts, ends = ctx.shape([first, begin]), ctx.shape([last, end])
-        mask = ctx.op("Slice", mask, starts, ends, ctx.constant([2, 3]))
-    rules = [causal_mask(ctx, first, last, end, begin)] if prepared.causal else []
-    if window and not (isinstance(last, int) and last <= window):
-        rules.append(window_mask(ctx, first, last, begin, end, window))
-    if rules or mask is None:
-        mask = _with_rules(ctx, mask, rules or [causal_mask(ctx, first, last, end, begin)])
-    return Block(first, last, begin, end, ctx.shape([begin]), ctx.shape([end]), mask)
+        sizes = ctx.shape([as_dim(part.last - part.first) for part in parts])
+        return (
+            sizes,
+            [ctx.shape([part.begin]) for part in parts],
+            [ctx.shape([part.last]) for part in parts],
+        )
+    # all blocks at once, as each node of sizes takes a microsecond
+    step = ctx.shape([blocks.size])
+    firsts = ctx.op("Mul", step, ctx.constant(list(range(count))))
+    lasts = ctx.op("Mul", step, ctx.constant(list(range(1, count + 1))))
+    lasts = ctx.op("Min", lasts, ctx.shape([queries]))
+    begins: Sequence[ir.Value] = [ctx.constant([0])] * count
+    if blocks.window:
+        found = ctx.op("Sub", firsts, ctx.constant(blocks.window - 1))
+        found = ctx.op("Max", found, ctx.constant(0))
+        begins = ctx.ops("Split", found, outputs=count, axis=0, num_outputs=count)
+    ends = ctx.ops("Split", lasts, outputs=count, axis=0, num_outputs=count)
+    return ctx.op("Sub", lasts, firsts), begins, ends
 
 
 def _with_rules(ctx: LoweringContext, mask: ir.Value | None, rules: Sequence[ir.Value]) -> ir.Value:
+    if not rules and mask is not None:
+        return mask
     allowed = rules[0] if len(rules) == 1 else ctx.op("And", *rules)
     if mask is None:
         return allowed
@@ -137,17 +144,6 @@ def _with_rules(ctx: LoweringContext, mask: ir.Value | None, rules: Sequence[ir.
     assert mask.dtype is not None
     dtype = ir.tensor_adapters.to_torch_dtype(mask.dtype)
     return ctx.op("Where", allowed, mask, ctx.constant(-torch.inf, dtype))
-
-
-def _first(ctx: LoweringContext, operand: ir.Value, block: Block, type: TensorType) -> ir.Value:
-    """The keys, or the values, that a block sees; `type` is that of all keys."""
-    if same(block.begin, 0) and same(block.keys, type.shape[1]):
-        return operand
-    part = ctx.op("Slice", operand, block.start, block.end, ctx.constant([1]))
-    if operand.shape is not None:
-        length = _resized(type, as_dim(block.keys - block.begin))[1]
-        part.shape = ir.Shape([operand.shape[0], length, operand.shape[2]])
-    return part
 
 
 def _resized(type: TensorType, length: Dim) -> ir.Shape:

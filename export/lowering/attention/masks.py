@@ -70,6 +70,8 @@ def _prepare(ctx: LoweringContext, wanted: Wanted) -> Prepared:
     kernel = wanted.fused and _has_kernel(ctx, wanted.dtype)
     finite = policy == "mean" and wanted.dtype != torch.float16
     repair = _repair(policy, bounded, kernel, finite)
+    if policy == "nan" and not wanted.fused:
+        repair = ""  # a softmax of −inf alone is NaN by itself
     causal = masking.causal
     rules = _rules(ctx, wanted)
     if causal and (repair or finite):
@@ -102,7 +104,7 @@ def _rules(ctx: LoweringContext, wanted: Wanted) -> list[_Rule]:
         rules.append((ctx.cast(ctx.value(masking.mask), torch.bool), list(masking.mask.shape)))
     if masking.window:
         end = as_dim(sympy.sympify(wanted.queries) + masking.past)
-        near = window_mask(ctx, masking.past, end, 0, wanted.keys, masking.window)
+        near = window_mask(ctx, masking.past, end, wanted.keys, masking.window)
         rules.append((near, [wanted.queries, wanted.keys]))
     if masking.lengths is not None:
         there = _before(ctx, masking.lengths, wanted.keys)
@@ -193,28 +195,26 @@ def _guarded(ctx: LoweringContext, bias: Value, dtype: torch.dtype, bounded: boo
     return ctx.op("Where", ctx.op("Equal", value, infinity), infinity, lifted)
 
 
-def causal_mask(ctx: LoweringContext, first: Dim, end: Dim, keys: Dim, begin: Dim = 0) -> ir.Value:
-    """bool, for the queries from `first` to `end` and the keys from `begin` to `keys`, both
-    excluded: True for the keys up to the query's own position."""
+def causal_mask(ctx: LoweringContext, first: Dim, end: Dim, keys: Dim) -> ir.Value:
+    """bool (S, T), for the queries from `first` on and before `end`: True for the keys up to the
+    query's own position."""
 
     def make() -> ir.Value:
         rows = ctx.op("Unsqueeze", _positions(ctx, first, end), ctx.constant([1]))
-        return ctx.op("LessOrEqual", _positions(ctx, begin, keys), rows)
+        return ctx.op("LessOrEqual", _positions(ctx, 0, keys), rows)
 
-    return ctx.once(("causal", first, end, begin, keys), make)
+    return ctx.once(("causal", first, end, keys), make)
 
 
-def window_mask(
-    ctx: LoweringContext, first: Dim, end: Dim, begin: Dim, keys: Dim, window: int
-) -> ir.Value:
+def window_mask(ctx: LoweringContext, first: Dim, end: Dim, keys: Dim, window: int) -> ir.Value:
     """As `causal_mask`: True for the keys less than `window` before the query's own position."""
 
     def make() -> ir.Value:
         start, stop = (as_dim(sympy.sympify(place) - window) for place in (first, end))
         rows = ctx.op("Unsqueeze", _positions(ctx, start, stop), ctx.constant([1]))
-        return ctx.op("Greater", _positions(ctx, begin, keys), rows)
+        return ctx.op("Greater", _positions(ctx, 0, keys), rows)
 
-    return ctx.once(("window", first, end, begin, keys, window), make)
+    return ctx.once(("window", first, end, keys, window), make)
 
 
 def whole(ctx: LoweringContext, lengths: Value) -> ir.Value:

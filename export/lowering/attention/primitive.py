@@ -23,7 +23,9 @@ def primitive(
     site: Packed,
 ) -> Emitted:
     """The two products and the softmax as operators of their own."""
-    query = ctx.op("Mul", qkv[0], ctx.constant(float(site.scale), site.dtype))
+    query = qkv[0]
+    if site.scale != 1.0:
+        query = ctx.op("Mul", query, ctx.constant(float(site.scale), site.dtype))
     query = by_head(ctx, query, site.query.shape, site.heads)
     key, value = (
         by_head(ctx, packed, operand.shape, site.groups)
@@ -51,10 +53,17 @@ def primitive(
     past = as_dim(sympy.sympify(keys) - new)
     logits = _masked(ctx, logits, prepared, (past, as_dim(past + site.query.shape[1]), keys))
     weights = _softmax(ctx, logits, keys, site)
-    context = ctx.op("Transpose", ctx.op("MatMul", weights, value), perm=[0, 2, 1, 3])
-    lead, width = list(site.query.shape[:2]), site.value.shape[2] // site.groups
-    packed = ctx.reshape(context, [*lead, site.heads, width], [*lead, site.heads * width])
+    packed = _packed(ctx, ctx.op("MatMul", weights, value), site)
     return packed, weights if site.weights else None, *presents
+
+
+def _packed(ctx: LoweringContext, context: ir.Value, site: Packed) -> ir.Value:
+    """(B, H, S, E) → (B, S, H·E)."""
+    if site.heads == 1:
+        return ctx.op("Squeeze", context, ctx.constant([1]))
+    context = ctx.op("Transpose", context, perm=[0, 2, 1, 3])
+    lead, width = list(site.query.shape[:2]), site.value.shape[2] // site.groups
+    return ctx.reshape(context, [*lead, site.heads, width], [*lead, site.heads * width])
 
 
 def spelled_out(

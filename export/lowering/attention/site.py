@@ -48,5 +48,7 @@ class Packed:
 
 def by_head(ctx: LoweringContext, value: ir.Value, shape: tuple[Dim, ...], heads: int) -> ir.Value:
     """(B, S, H·D) → (B, H, S, D)."""
+    if heads == 1:
+        return ctx.op("Unsqueeze", value, ctx.constant([1]))
     split = ctx.reshape(value, shape, [*shape[:2], heads, shape[2] // heads])
     return ctx.op("Transpose", split, perm=[0, 2, 1, 3])

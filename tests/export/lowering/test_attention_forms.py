@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,10 +125,13 @@ def test_layers_share_what_the_blocks_need() -> None:
     model = lower(graph, kernels=dict.fromkeys(graph, choice))
     ops = [node.op_type for node in model.graph]
     assert ops.count("If") == 3
-    assert ops.count("LessOrEqual") == 1 + 8  # the short form's mask, and one for each block
+    assert ops.count("LessOrEqual") == 1
+    assert len(ops) - 3 <= 6  # a short call computes one mask and asks for the length
     (first, *_) = (node for node in model.graph if node.op_type == "If")
-    inside = [node.op_type for node in first.attributes["then_branch"].as_graph()]
-    assert sorted(inside) == sorted(["Split", *["Slice"] * 14, *["Attention"] * 8, "Concat"])
+    inside = Counter(node.op_type for node in first.attributes["then_branch"].as_graph())
+    assert inside["Attention"] == 8
+    assert inside["Slice"] == 7 * 3  # keys, values and the mask; the last block sees all of them
+    assert inside.total() <= 8 + 21 + 12
     check(graph, model, (5, 64, 100))
 
 

@@ -82,6 +82,34 @@ def test_the_attention_in_a_body_is_fused_and_told() -> None:
     assert site.status == "fused"
 
 
+class Masked(Decoder):
+    """What follows from the mask and the keys is written in the step, and the same in all."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x[:, :, 0] > 0
+
+        def step(h: torch.Tensor, x_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            scores = (self.keys(x).tanh() @ h[:, :, None])[..., 0]
+            weights = scores.masked_fill(hidden, -1e4).softmax(-1)
+            h = torch.tanh(self.mix(torch.cat([(weights[:, None] @ x)[:, 0], x_t], -1)))
+            return h, weights
+
+        return scan(step, x[:, 0].contiguous(), x, dim=1)[1]
+
+
+def test_a_body_holds_only_what_changes_from_step_to_step() -> None:
+    optimized, outside, inside = optimize(Masked(), 8)
+    (loop,) = [node for node in optimized.model.graph if node.op_type == "Scan"]
+    body = loop.attributes["body"].as_graph()
+    changing = {*body.inputs}
+    for node in body:
+        assert not changing.isdisjoint(node.inputs), node
+        changing.update(node.outputs)
+    assert {value.producer() is None for value in body.outputs} == {False}
+    assert outside["Tanh"] == inside["Tanh"] == 1
+    assert not {"Identity", "Cast", "Not"} & inside.keys()
+
+
 def test_the_text_of_a_loop_parses_back_and_runs_alike() -> None:
     graph = attngraph.capture(Recurrence(), (torch.randn(3, 5, 4),), dynamic_shapes=SHAPES)
     weights = {name: value.data for name, value in graph.constants.items()}
