@@ -22,6 +22,7 @@ from attngraph.frontend.signature import Signature
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.ranges import Ranges
+from attngraph.ir.storage import as_pairs
 from attngraph.reports.attention_weights import AttentionWeights, attention_weights
 from attngraph.reports.report import Report
 from attngraph.versions import versions
@@ -124,7 +125,10 @@ class Optimized:
         default. Raises UsageError for an input twice, of a size that the model was not compiled
         for, or that is no tensor and not what it was when the model was compiled.
         """
-        feeds = self._feeds(args, kwargs)
+        feeds = {
+            name: as_pairs(value) if isinstance(value, torch.Tensor) else value
+            for name, value in self._feeds(args, kwargs).items()
+        }
         self.check_sizes(feeds)
         outputs = self.session.run(feeds)
         if self._signature is not None:

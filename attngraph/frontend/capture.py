@@ -36,8 +36,11 @@ from attngraph.frontend.signature import Signature
 from attngraph.frontend.state import listed, named_state, state_notes
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import Traced, trace
+from attngraph.ir.builder import Builder
 from attngraph.ir.dims import DimInfo
 from attngraph.ir.graph import Graph, Value
+from attngraph.ir.storage import as_pairs, from_pairs
+from attngraph.ir.types import TensorType
 
 _UNBOUNDED = 2**31
 """An upper bound from here on is torch's way of writing none."""
@@ -81,9 +84,13 @@ class Captured:
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The eager model's (args, kwargs) with these tensors in place of the sample's."""
         rest = iter(tensors)
-        filled: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
-            lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, self.sample
-        )
+
+        def own(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return from_pairs(next(rest)) if leaf.is_complex() else next(rest)
+
+        filled: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(own, self.sample)
         return filled
 
 
@@ -204,7 +211,12 @@ def _captured(
         raise CaptureError("The model returns no tensor, so there is nothing to compute.")
     kept = _distinct_names([name for leaf, name in enumerate(labels) if leaf not in fixed])
     graph.set_outputs(values, kept)
-    _require_real(graph)
+    complexes = frozenset(
+        leaf
+        for leaf, (result, _) in enumerate(own)
+        if isinstance(result, Value) and result.dtype.is_complex
+    )
+    pairs = _of_pairs(graph)
     return Captured(
         graph,
         tuple(value.name for value in graph.inputs),
@@ -215,13 +227,14 @@ def _captured(
             for axis, dim in enumerate(value.shape)
             if isinstance(dim, sympy.Symbol)
         },
-        tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)),
-        Signature.of(parameters, sample, out_spec, fixed, frozenset(numbers)),
+        tuple(as_pairs(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)),
+        Signature.of(parameters, sample, out_spec, fixed, frozenset(numbers), complexes),
         sample,
         (
             *traced.notes,
             *map(_replayed, traced.replayed),
             *limits.notes,
+            *pairs,
             *map(_unread, unread),
             *map(_taken_apart, dict.fromkeys(names_of_known(out_spec))),
             *_mutation_notes(functional.program, module),
@@ -233,21 +246,37 @@ def _captured(
     )
 
 
-def _require_real(graph: Graph) -> None:
-    """Raises CaptureError for a complex input or output: ONNX has no operators on them."""
+def _of_pairs(graph: Graph) -> list[str]:
+    """Has the graph take and return complex numbers as pairs of reals, and says so.
+
+    ONNX computes on real numbers; what is between inputs and outputs a pass splits.
+    """
+    notes = []
+    build = Builder(graph, next(iter(graph), None))
     for value in graph.inputs:
+        if not value.dtype.is_complex:
+            continue
+        readers = value.users
+        value.type = TensorType(value.dtype.to_real(), (*value.shape, 2))
+        made = build("aten.view_as_complex", value)
+        for node in readers:
+            graph.set_inputs(node, [made if each is value else each for each in node.inputs])
+        graph.set_outputs([made if each is value else each for each in graph.outputs])
+        notes.append(
+            f"Input {value.name} is complex: the file takes torch.view_as_real of it, with the "
+            "real and the imaginary parts along one more axis of 2."
+        )
+    build.at(None)
+    outputs = list(graph.outputs)
+    for place, value in enumerate(outputs):
         if value.dtype.is_complex:
-            raise CaptureError(
-                f"Input {value.name} is complex, and ONNX computes on real numbers: give it as "
-                f"torch.view_as_real({value.name}), and have forward begin with {value.name} = "
-                f"torch.view_as_complex({value.name})."
+            outputs[place] = build("aten.view_as_real", build("aten.resolve_conj", value))
+            notes.append(
+                f"Output {graph.output_names[place]} is complex: the file returns "
+                "torch.view_as_real of it, with one more axis of 2."
             )
-    for value, name in zip(graph.outputs, graph.output_names, strict=True):
-        if value.dtype.is_complex:
-            raise CaptureError(
-                f"Output {name} is complex, and ONNX computes on real numbers: return "
-                "torch.view_as_real of it."
-            )
+    graph.set_outputs(outputs)
+    return notes
 
 
 def _unread(text: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import UsageError
+from attngraph.ir.storage import as_pairs, from_pairs
 
 
 class _Hole:
@@ -32,7 +33,8 @@ class Signature:
     signature of `forward`, isn't known; each of the graph's inputs is a hole in them, and other
     leaves are constants of the trace. `out_spec` is the structure of the eager output; `constants`
     are its leaves that the graph doesn't compute, `numbers` the positions of those that it returns
-    as tensors and the model as numbers.
+    as tensors and the model as numbers, `complexes` of those that it returns as pairs of reals. The
+    graph takes complex inputs as pairs too.
     """
 
     parameters: inspect.Signature | None
@@ -40,6 +42,7 @@ class Signature:
     out_spec: pytree.TreeSpec
     constants: Mapping[int, Any]
     numbers: frozenset[int]
+    complexes: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -49,10 +52,11 @@ class Signature:
         out_spec: pytree.TreeSpec,
         constants: Mapping[int, Any],
         numbers: frozenset[int],
+        complexes: frozenset[int] = frozenset(),
     ) -> Signature:
         """That of a model which was traced with `sample`, its (args, kwargs)."""
         inputs = pytree.tree_map_only(torch.Tensor, lambda _: _HOLE, _bound(parameters, *sample))
-        return cls(parameters, inputs, out_spec, constants, numbers)
+        return cls(parameters, inputs, out_spec, constants, numbers, complexes)
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The graph's inputs, in order, from a call of the model.
@@ -88,7 +92,7 @@ class Signature:
                     f"Input {name!r} holds {shown} where the model was compiled for {fixed!r}; "
                     "compile it again with such a sample."
                 )
-            found += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            found += [as_pairs(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return found
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
@@ -99,6 +103,8 @@ class Signature:
         leaves = [known[leaf] if leaf in known else next(rest) for leaf in range(count)]
         for leaf in self.numbers:
             leaves[leaf] = leaves[leaf].item()
+        for leaf in self.complexes:
+            leaves[leaf] = from_pairs(leaves[leaf])
         return pytree.tree_unflatten(leaves, self.out_spec)
 
 

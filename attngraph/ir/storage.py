@@ -44,3 +44,13 @@ def wraps(data: torch.Tensor) -> bool:
     """Whether a tensor has operators of its own in the place of elements, as torchao's have."""
     own = getattr(type(data), "__torch_dispatch__", None)
     return own is not None and own is not torch._C._disabled_torch_dispatch_impl
+
+
+def as_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of reals, (..., 2), as files have it; any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def from_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """The complex tensor whose real and imaginary parts lie along the last axis, of 2."""
+    return torch.view_as_complex(tensor.contiguous())

@@ -19,6 +19,7 @@ from attngraph.export.lowering.operators import require_operators, with_branches
 from attngraph.export.lowering.size_guard import guard_inputs, guard_output, is_guarded, limits_of
 from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, Node, TensorType, Value
+from attngraph.ir.traits import RANDOM
 from attngraph.versions import own_version
 
 IR_VERSION = 10
@@ -224,6 +225,19 @@ def _tokens_held(context: LoweringContext, buffers: Buffers) -> ir.Value:
     return context.op("Sub", total, new)
 
 
+def _advice(node: Node) -> str:
+    """What helps against an op that has no lowering, behind the sentence that says so."""
+    if node.op in RANDOM:
+        return ""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    if any(isinstance(value.type, TensorType) and value.dtype.is_complex for value in values):
+        return (
+            " Of the operators on complex numbers from there to the next real ones, one has no "
+            "form on their parts: write these on z.real and z.imag."
+        )
+    return f" Register a lowering with @attngraph.export.register_lowering({node.op!r})."
+
+
 def _lower_node(context: LoweringContext, node: Node) -> None:
     context.node = node
     first = len(context.nodes)
@@ -238,8 +252,8 @@ def _lower_node(context: LoweringContext, node: Node) -> None:
     except Exception as error:
         reason = str(error) if isinstance(error, AttngraphError) else f"{error!r:.300}"
         raise LoweringError(
-            f"{node.op} at {node.loc} can't be lowered to ONNX: {reason.rstrip('.')}. "
-            f"Register a lowering with @attngraph.export.register_lowering({node.op!r})."
+            f"{node.op} at {node.loc} can't be lowered to ONNX: {reason.rstrip('.')}."
+            f"{_advice(node)}"
         ) from error
     created = {value for made in context.nodes[first:] for value in made.outputs}
     for value, result in zip(node.outputs, results, strict=False):

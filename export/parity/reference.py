@@ -24,7 +24,7 @@ from attngraph.export.formats import Precision
 from attngraph.export.parity.eager_loops import plain_loops
 from attngraph.export.parity.half_rounding import is_as_finite, narrow, rounded, rounding
 from attngraph.inference import inference, restored
-from attngraph.ir.storage import wraps
+from attngraph.ir.storage import as_pairs, wraps
 
 Convert: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -237,14 +237,15 @@ def flatten_outputs(output: Any, numbers: Collection[int] = ()) -> list[tuple[st
     """The tensors of a module's output with their path, such as "logits" or "hidden_states.3".
 
     None and numbers, which no ONNX output stands for, are dropped, but for the leaves at the
-    positions `numbers`: what is computed from sizes or values is a tensor without axes. Raises
+    positions `numbers`: what is computed from sizes or values is a tensor without axes. Complex
+    numbers are pairs of reals. Raises
     UsageError for an object that pytree can't open (a cache, say) and for an output without any
     tensor.
     """
     found = []
     for at, (name, leaf) in enumerate(_named_leaves(output)):
         if isinstance(leaf, torch.Tensor):
-            found.append((name, leaf))
+            found.append((name, as_pairs(leaf)))
         elif at in numbers:
             found.append((name, torch.tensor(leaf)))
         elif leaf is not None and not isinstance(leaf, bool | int | float | str):

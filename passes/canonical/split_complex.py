@@ -17,6 +17,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDITIVE,
+    CHOICE,
     FOURIER,
     INDEX,
     JOIN,
@@ -24,22 +25,32 @@ from attngraph.ir.traits import (
     MATMUL,
     MEAN,
     NEGATION,
+    PAD,
     ROLL,
     SCALE,
+    SCATTER,
+    SHIFT,
     SUM,
+    TRIANGLE,
 )
 from attngraph.passes.canonical.fourier import Parts, Transform, read_transform
 from attngraph.passes.canonical.signals import spell_out_signals
+from attngraph.passes.canonical.value_forms import FILLS, filled
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 
 Pair: TypeAlias = tuple[Value, Value]
 
-_ON_BOTH = LAYOUT | JOIN | INDEX | ROLL | SUM | MEAN | SCALE | NEGATION
-"""Ops that do the same to the real and to the imaginary part, and nothing between them."""
+_WRITES = SCATTER | CHOICE
+"""Numbers of one operand or another, by place: their other operands say which."""
+_ON_BOTH = LAYOUT | JOIN | INDEX | ROLL | SUM | MEAN | SCALE | NEGATION | PAD | TRIANGLE | _WRITES
+"""Ops that do the same to the real and to the imaginary part, and nothing between them.
+
+What they put in place of a number has to be complex itself, or zero.
+"""
 _CONJUGATES = frozenset(["aten._conj", "aten.conj", "aten.conj_physical"])
 _FROM_REALS = frozenset(["aten.complex", "aten.polar", "aten.view_as_complex"])
-_TO_REALS = frozenset(["aten.abs", "aten.imag", "aten.real", "aten.view_as_real"])
+_TO_REALS = frozenset(["aten.abs", "aten.angle", "aten.imag", "aten.real", "aten.view_as_real"])
 
 
 @register
@@ -71,6 +82,15 @@ class SplitComplex:
                 if not checked.replace([(node.output, result)], leaves=_real_sources(source)):
                     parts = _Parts(graph)  # some of the parts it remembers were erased
         return checked.remarks
+
+
+def _puts_in_both(node: Node) -> bool:
+    """Whether what a node puts in place of a complex number is complex, or zero: no lone real."""
+    fills = (node.attrs.get(name) for name in ("value", "other", "self"))
+    if any(fills) or "reduce" in node.attrs:
+        return False
+    dtypes = (value.dtype for value in node.inputs if value is not None)
+    return not any(dtype.is_floating_point for dtype in dtypes)
 
 
 def _is_product(node: Node) -> bool:
@@ -109,12 +129,21 @@ class _Parts:
         numbers = [value for value in operands if _is_complex(value)]
         if node.op in FOURIER:
             return self.known_op(node) and all(self.known(value) for value in numbers)
+        if node.op in FILLS:
+            return True
+        if node.op == "aten.copy":  # of the second operand, in the first one's shape
+            return not _is_complex(operands[1]) or self.known(operands[1])
         if node.op in _FROM_REALS or (node.op == "aten._to_copy" and not numbers):
             return not numbers
         if node.op in _ON_BOTH:
             if node.op in JOIN and len(numbers) < len(operands):
                 return False
             if isinstance(node.attrs.get("other"), complex) or "dtype" in node.attrs:
+                return False
+            if node.op in PAD | _WRITES and not _puts_in_both(node):
+                return False
+        elif node.op in SHIFT:
+            if any(isinstance(number, complex) for number in node.attrs.values()):
                 return False
         elif node.op in ADDITIVE:
             if isinstance(attribute(node, "alpha"), complex):
@@ -152,7 +181,11 @@ class _Parts:
         return self._pairs[value]
 
     def _split(self, node: Node) -> None:
-        sides = [self.of(v) if v is not None and _is_complex(v) else (v, v) for v in node.inputs]
+        if node.op in FILLS:
+            self._pairs[node.output] = self._filled(node)
+            return
+        inputs = node.inputs[1:] if node.op == "aten.copy" else node.inputs
+        sides = [self.of(v) if v is not None and _is_complex(v) else (v, v) for v in inputs]
         self.build.at(node, node.loc)
         if node.op in _ON_BOTH:
             halves = [
@@ -166,6 +199,15 @@ class _Parts:
             return
         pair = self._product(node) if _is_product(node) else self._other(node)
         self._pairs[node.output] = (self._fit(pair[0], node), self._fit(pair[1], node))
+
+    def _filled(self, node: Node) -> Pair:
+        number, dtype = complex(filled(node)), node.output.dtype.to_real()
+        build, shape = self.build.at(node, node.loc), list(node.output.shape)
+        real, imaginary = (
+            build("aten.full", size=shape, fill_value=part, dtype=dtype)
+            for part in (number.real, number.imag)
+        )
+        return real, imaginary
 
     def _fit(self, part: Value, node: Node) -> Value:
         """A part in the result's shape and dtype."""
@@ -195,8 +237,9 @@ class _Parts:
 
     def _other(self, node: Node) -> Pair:
         build, op = self.build, node.op
-        first = node.inputs[0]
-        second = node.inputs[1] if len(node.inputs) > 1 else None
+        first, second, *_ = [*node.inputs, None]
+        if op == "aten.copy":
+            first = second
         assert first is not None
         if op in FOURIER:
             real, imaginary = self._transformed(node)
@@ -205,6 +248,9 @@ class _Parts:
         if op == "aten.view_as_complex":
             real, imaginary = (build("aten.select.int", first, dim=-1, index=i) for i in (0, 1))
             return real, imaginary
+        if op in SHIFT:
+            a, b = self.of(first)
+            return build(op, a, **node.attrs), b
         if op == "aten.complex":
             assert second is not None
             return first, second
@@ -261,4 +307,6 @@ class _Parts:
         if node.op == "aten.abs":
             squares = [build("aten.mul.Tensor", part, part) for part in pair]
             return build("aten.sqrt", build("aten.add.Tensor", *squares))
+        if node.op == "aten.angle":
+            return build("aten.atan2", imaginary, real)
         return real if node.op == "aten.real" else imaginary

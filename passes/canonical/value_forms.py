@@ -27,7 +27,7 @@ _CHOICES = {  # the arguments in the order of `where`
     "aten.masked_fill.Scalar": ("mask", "value", "self"),
     "aten.masked_fill.Tensor": ("mask", "value", "self"),
 }
-_FILLS: dict[str, str | int] = {  # the number, or the attribute that holds it
+FILLS: dict[str, str | int] = {  # the number, or the attribute that holds it
     "aten.full": "fill_value",
     "aten.full_like": "fill_value",
     "aten.new_full": "fill_value",
@@ -115,13 +115,17 @@ def cast(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten._to_copy", [source], {"dtype": dtype}, at=node, fused=fused)
 
 
-@rule(*_FILLS)
+def filled(node: Node) -> Any:
+    """The number that a node of `FILLS` makes a tensor of."""
+    number = FILLS[node.op]
+    return node.attrs[number] if isinstance(number, str) else number
+
+
+@rule(*FILLS)
 def fill(rewriter: Rewriter, node: Node) -> Replacement:
     """A tensor of one number is `full`, whatever other tensor lent its shape or dtype."""
-    number = _FILLS[node.op]
-    number = node.attrs[number] if isinstance(number, str) else number
     shape, dtype = list(node.output.shape), node.output.dtype
-    attrs = {"size": shape, "fill_value": number, "dtype": dtype}
+    attrs = {"size": shape, "fill_value": filled(node), "dtype": dtype}
     return (
         None
         if node.op == "aten.full" and node.attrs == attrs
