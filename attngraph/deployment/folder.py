@@ -14,6 +14,7 @@ from attngraph.errors import OutputError, UsageError
 from attngraph.export.files.save import write_text
 from attngraph.export.files.staged import Staged
 from attngraph.paths import unwritable
+from attngraph.scratch import scratch_folder
 
 _KEPT = frozenset(
     (".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".spm", ".bpe", ".codes", ".vocab")
@@ -138,28 +139,30 @@ class OneFile:
 class OutputFolder:
     """OUT/ while it is being made: a folder beside it, which takes its place when complete.
 
-    What is left of it is removed at the end of the block, so a failure leaves nothing behind.
+    What is left of it is removed at the end of the block, so a failure leaves nothing behind; after
+    a kill the next call for the same path removes it.
     """
 
     def __init__(self, path: Path, source: Path | None) -> None:
         self._path, self._source = path.absolute(), source
-        name = self._path.name
-        self._partial = self._path.with_name(f".{name}.{os.getpid()}.partial")
-        self._before = self._path.with_name(f".{name}.{os.getpid()}.before")
         self._held = contextlib.ExitStack()
+        self._made = contextlib.ExitStack()
 
     def __enter__(self) -> OutputFolder:
         require_folder(self._path, self._source)
+        scratch = scratch_folder(self._path.name, self._path.parent)
         try:
-            shutil.rmtree(self._partial, ignore_errors=True)
+            folder = self._made.enter_context(scratch)
+            self._partial, self._before = folder / "new", folder / "before"
             self._partial.mkdir()
         except OSError as error:
+            self._made.close()
             raise unwritable(self._path, error) from error
         return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
-        shutil.rmtree(self._partial, ignore_errors=True)
+        self._made.close()
 
     def staged(self, name: str) -> Staged:
         """Where large weights of the file `name` are put before it is saved."""
@@ -200,7 +203,6 @@ class OutputFolder:
             if is_there:
                 os.replace(self._before, self._path)
             raise
-        shutil.rmtree(self._before, ignore_errors=True)
 
 
 def place_of(path: Path, source: Path | None, *, parts: bool = False) -> OneFile | OutputFolder:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from attngraph.deployment.folder import place_of
 from attngraph.scratch import scratch_folder, whole_file, whole_files
 
 HOLDER = """
@@ -197,3 +198,35 @@ def test_kills_leave_no_file_beside_data_of_another_time(tmp_path: Path) -> None
         data.write_text("last")
         main.write_text("last")
     assert sorted(os.listdir(tmp_path)) == ["m", "m.data"]
+
+
+FOLDER = """
+import sys, time
+from pathlib import Path
+from attngraph.deployment.folder import place_of
+class Part:
+    def save(self, path):
+        Path(path).write_text("half")
+        print("at work", flush=True)
+        time.sleep(60)
+with place_of(Path(sys.argv[1]), None, parts=True) as place:
+    place.write({"model.onnx": Part()}, {})
+"""
+
+
+class _Part:
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text("whole")
+
+
+def test_what_a_kill_leaves_of_a_folder_is_removed_by_the_next_call(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with _started(FOLDER, str(out)) as process:
+        process.kill()
+        process.wait()
+    assert not out.exists()
+    assert list(tmp_path.iterdir()), "a kill leaves its folder"
+    with place_of(out, None, parts=True) as place:
+        place.write({"model.onnx": _Part()}, {"config.json": "{}"})
+    assert list(tmp_path.iterdir()) == [out]
+    assert (out / "model.onnx").read_text() == "whole"
