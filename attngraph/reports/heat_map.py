@@ -15,11 +15,16 @@ from attngraph.reports.content_policy import content_policy
 
 _CELL, _LETTER = 14, 6
 _STYLE = """
+:root { --ink: #1c2733; --quiet: #55626f; --page: #fff }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #dfe6ee; --quiet: #93a1b1; --page: #0f151b } }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem;
-       color: #1c2733; background: #fff }
+       color: var(--ink); background: var(--page); overflow-wrap: anywhere }
 h1 { font-size: 1.4rem } h2 { font-size: 1.05rem; margin: 2.2rem 0 .4rem }
-p { margin: .2rem 0; color: #55626f } .maps { display: flex; flex-wrap: wrap; gap: 1.2rem }
-figure { margin: 0 } figcaption { color: #55626f; font-size: .85rem }
+p { margin: .2rem 0; color: var(--quiet) } .maps { display: flex; flex-wrap: wrap; gap: 1.2rem }
+.maps text { fill: var(--quiet) }
+figure { margin: 0; max-width: 100%; overflow-x: auto }
+figcaption { color: var(--quiet); font-size: .85rem }
 """
 _SVG_STYLE = (
     "text{font:10px ui-monospace,monospace;fill:#33414f}"
@@ -41,6 +46,7 @@ def attention_page(
         "<!doctype html><html lang=en><meta charset=utf-8>",
         f'<meta http-equiv=Content-Security-Policy content="{policy}">',
         "<meta name=viewport content='width=device-width'>",
+        "<meta name=color-scheme content='light dark'>",
         f"<title>Attention of {escape(source)}</title><style>{_STYLE}</style>",
         f"<h1>Attention of {escape(source)}</h1>",
         f"<p>Batch element {element}. A row is a query, a column a key; the darker, the more of "
