@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 
 import attngraph
 
+ROOT = Path(__file__).parents[2]
 KILLS = 100
 _PROCESSES = multiprocessing.get_context("forkserver")
 
@@ -50,3 +56,25 @@ def test_what_a_kill_leaves_at_the_output_path_is_whole(tmp_path: Path) -> None:
     attngraph.optimize(torch.nn.Linear(4, 4), (torch.randn(2, 4),), verify="off").save(path)
     left = {each.name for each in folder.iterdir()}
     assert left <= {"model.onnx", "model.onnx.data"}, "the next run removes what was left"
+
+
+@pytest.mark.machine
+def test_two_compiles_to_one_path_with_one_cache_folder_are_both_whole(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "attngraph", "optimize", "--factory", "examples.vit:build"]
+    line += ["-o", str(tmp_path / "out" / "m.onnx"), "--tune", "--threads", "1", "--json"]
+    (tmp_path / "out").mkdir()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    both = [
+        subprocess.Popen(line, env=environment, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    for process in both:
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 0
+        assert json.loads(said)["parity"]["passed"]
+    assert {each.name for each in (tmp_path / "out").iterdir()} <= {"m.onnx", "m.onnx.data"}
+    onnxruntime.InferenceSession(tmp_path / "out" / "m.onnx")
+    kept = [each for each in (tmp_path / "cache" / "attngraph").rglob("*") if each.is_file()]
+    assert kept
+    for each in kept:
+        assert each.suffix == ".json"
+        json.loads(each.read_text())
