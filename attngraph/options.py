@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from attngraph.errors import UsageError
@@ -114,6 +115,15 @@ class Options:
             metavar="SHARE",
         ),
     ] = None
+    calibrate: Annotated[
+        Path | None,
+        Flag(
+            "Beside --activations: arrays by input name, as --inputs has them, on which outliers "
+            "are looked for that can be moved into weights. Default: the sample and the sizes that "
+            "are checked.",
+            metavar="DATA.npz",
+        ),
+    ] = None
     portable: Annotated[
         bool,
         Flag(
@@ -142,6 +152,11 @@ class Options:
             self._check_activations(self.activations)
         if self.budget is not None:
             self._check_budget(self.budget)
+        if self.calibrate is not None and self.activations is None:
+            raise UsageError(
+                f"--calibrate {self.calibrate} is for activations that are rounded: add "
+                "--activations int8."
+            )
         whole("opset", self.opset, OLDEST_OPSET, OPSET)
         if self.portable and self.weights is not None:
             raise UsageError(

@@ -188,6 +188,14 @@ def _quantised(found: Quantised) -> list[Text]:
             Text(f"{each.weight} has {each.share:.0%} of the error, in {each.form}", "dim")
             for each in told[:_LINEARS]
         ]
+    if found.moved is not None:
+        moved = found.moved
+        parts.append(
+            Text(
+                f"outliers of {counted(moved.values, 'value')} moved into weights: error "
+                f"{moved.before:.1e} → {moved.after:.1e}"
+            )
+        )
     if not found.errors:
         return [*parts, Text("cost not measured (--verify off)", "yellow")]
     first, *others = found.errors

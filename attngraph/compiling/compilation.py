@@ -16,12 +16,12 @@ from attngraph.checks.branches import settled
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.checks.rounded import taken_apart
-from attngraph.checks.shares import errors_of_each, to_keep
+from attngraph.checks.shares import error, errors_of_each, to_keep
 from attngraph.checks.traced import required_conditions, trace_differs
 from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.precision_search import check_precision, in_half
 from attngraph.compiling.provenance import Provenance
-from attngraph.errors import CaptureError, ParityError, UsageError
+from attngraph.errors import AttngraphError, CaptureError, ParityError, UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision, Weights
 from attngraph.export.kernels import choose_all
@@ -32,16 +32,19 @@ from attngraph.export.parity.budget import Parity
 from attngraph.export.precision import own_precision, stored_bytes
 from attngraph.export.precision.quantize import (
     Linear,
+    Moved,
     Quantised,
     Rounding,
     quantise,
     require_linears,
 )
+from attngraph.export.precision.smooth import exponents, move
 from attngraph.export.runtime.saturation import saturates
 from attngraph.export.runtime.session import elsewhere
 from attngraph.export.tuning.tune import tuned
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
+from attngraph.frontend.specs import read_npz
 from attngraph.ir import Graph, clone, interpret, verify
 from attngraph.ir.conditions import shown
 from attngraph.ir.ranges import RANGES_KEY, Ranges
@@ -116,6 +119,7 @@ class Compilation:
     assumed: list[str] = field(default_factory=list)
     placed: list[str] = field(default_factory=list)
     keep: frozenset[str] = frozenset()
+    moves: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -223,8 +227,10 @@ class Compilation:
         assert weights is not None
         optimized.close()
         with stage("quantise", report, self.progress), out_of_memory(self.graph):
+            moved = self._smooth(weights)
             errors = self._allot(weights)
             report.quantised = quantise(self.graph, weights, self._rounding())
+            report.quantised.moved = moved
         _tell_shares(report.quantised, self.graph, errors)
         if not report.quantised.linears:
             raise UsageError(
@@ -249,6 +255,64 @@ class Compilation:
                 f"dequantised weights: {report.parity}. Nothing was written."
             )
         return optimized
+
+    def _smooth(self, weights: Weights) -> Moved | None:
+        """Moves outliers out of activations that are to be rounded, where that makes the first
+        output more accurate on the samples: those of --calibrate, else what is checked.
+        """
+        if self.options.activations is None:
+            return None
+        samples = self._samples()
+        if not samples:
+            return None
+        moves = exponents(self.graph, samples)
+        moved = clone(self.graph)
+        count = move(moved, moves)
+        if not count:
+            return None
+        exact = [interpret(self.graph, tensors) for tensors in samples]
+
+        def lost(graph: Graph) -> float:
+            quantise(graph, weights, self._rounding())
+            each = [
+                error(outputs, interpret(graph, tensors))
+                for outputs, tensors in zip(exact, samples, strict=True)
+            ]
+            return max(each)
+
+        before, after = lost(clone(self.graph)), lost(moved)
+        if not after < before:
+            return None
+        move(self.graph, moves)
+        self.moves = moves
+        return Moved(count, before, after)
+
+    def _samples(self) -> list[tuple[torch.Tensor, ...]]:
+        """Inputs as they are met in use. None of a large model, which takes long, nor unverified,
+        unless they are given.
+
+        Raises UsageError where those of --calibrate don't fit the model.
+        """
+        path = self.options.calibrate
+        if path is None:
+            if not self.options.verifies or self.is_large:
+                return []
+            cases = self.check.all_cases()
+            return [tensors for label, tensors in cases.items() if label not in self.check.drawn]
+        arrays, inputs = read_npz(path, option="--calibrate"), self.graph.inputs
+        if missing := [value.name for value in inputs if value.name not in arrays]:
+            raise UsageError(
+                f"--calibrate {path} has no {missing[0]}; it has {', '.join(arrays)}, and "
+                f"{self.model.source} takes {', '.join(value.name for value in inputs)}."
+            )
+        given = tuple(arrays[value.name].to(value.dtype) for value in inputs)
+        try:
+            interpret(self.graph, given)
+        except (AttngraphError, RuntimeError, IndexError) as error:
+            raise UsageError(
+                f"{self.model.source} can't be run on --calibrate {path}: {error}"
+            ) from error
+        return [given]
 
     def _allot(self, weights: Weights) -> dict[str, float]:
         """Decides which linears stay in float. Returns the errors of all, where they are measured:
@@ -276,7 +340,11 @@ class Compilation:
     def _rounding(self) -> Rounding | None:
         """How the inputs of quantized linears are rounded; None where they aren't."""
         activations = self.options.activations
-        return None if activations is None else Rounding(activations, saturates(), self.keep)
+        return (
+            None
+            if activations is None
+            else Rounding(activations, saturates(), self.keep, self.moves)
+        )
 
     def release(self, optimized: Optimized) -> None:
         """Frees the memory that verifying a large model took."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ def optimize(
     weights: Weights | None = None,
     activations: Activations | None = None,
     budget: str | None = None,
+    calibrate: Path | None = None,
     portable: bool = False,
     opset: int = OPSET,
     progress: Progress | None = None,
@@ -57,7 +59,9 @@ def optimize(
     "int8" or "int4" quantizes those of linears: parity is then that of the kernels, and
     `report.quantised` says how far the outputs are from the original model's. `activations` "int8"
     beside it rounds what these linears are given, each row by itself; `budget`, such as "1%", is
-    how far the first output may then be off: the linears that cost the most stay in float.
+    how far the first output may then be off: the linears that cost the most stay in float, and
+    `calibrate` an .npz of inputs by name, on which outliers are looked for that can be moved into
+    weights.
     `portable` writes standard ONNX operators only, none of onnxruntime's own, and `opset` is
     theirs, 21 to 24.
 
@@ -79,6 +83,7 @@ def optimize(
         weights=weights,
         activations=activations,
         budget=budget,
+        calibrate=calibrate,
         portable=portable,
         opset=opset,
     )

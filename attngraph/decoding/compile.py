@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -65,6 +66,7 @@ def optimize_decoder(
     weights: Weights | None = None,
     activations: Activations | None = None,
     budget: str | None = None,
+    calibrate: Path | None = None,
     portable: bool = False,
     opset: int = OPSET,
     progress: Progress | None = None,
@@ -94,6 +96,7 @@ def optimize_decoder(
         weights=weights,
         activations=activations,
         budget=budget,
+        calibrate=calibrate,
         portable=portable,
         opset=opset,
     )

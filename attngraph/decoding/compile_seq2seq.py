@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ def optimize_seq2seq(
     weights: Weights | None = None,
     activations: Activations | None = None,
     budget: str | None = None,
+    calibrate: Path | None = None,
     portable: bool = False,
     opset: int = OPSET,
     progress: Progress | None = None,
@@ -87,6 +89,7 @@ def optimize_seq2seq(
         weights=weights,
         activations=activations,
         budget=budget,
+        calibrate=calibrate,
         portable=portable,
         opset=opset,
     )

@@ -81,6 +81,7 @@ def optimize_checkpoint(
     opset: int = OPSET,
     activations: Activations | None = None,
     budget: str | None = None,
+    calibrate: Path | None = None,
     progress: Progress | None = None,
 ) -> OptimizedCheckpoint:
     """Compiles the model whose config.json and weights are in `folder`, and checks it.
@@ -108,6 +109,7 @@ def optimize_checkpoint(
         opset=opset,
         activations=activations,
         budget=budget,
+        calibrate=calibrate,
     )
     check_runtime(runtime, options)
     path = Path(folder)

@@ -195,8 +195,10 @@ def dynamic_shapes(
     }
 
 
-def read_npz(path: Path, specs: Sequence[InputSpec] = ()) -> dict[str, torch.Tensor]:
-    """The arrays of `--inputs sample.npz` by name; pickled ones are refused.
+def read_npz(
+    path: Path, specs: Sequence[InputSpec] = (), option: str = "--inputs"
+) -> dict[str, torch.Tensor]:
+    """The arrays of `--inputs sample.npz`, or of another option, by name; pickled ones are refused.
 
     Raises LoadError for a file numpy can't read, UsageError where a spec of the same name
     disagrees.
@@ -209,7 +211,7 @@ def read_npz(path: Path, specs: Sequence[InputSpec] = ()) -> dict[str, torch.Ten
             tensors = {name: torch.from_numpy(archive[name]) for name in archive.files}
     except Exception as error:
         raise LoadError(
-            f"--inputs {path} can't be read as an .npz of plain arrays ({error}); write it with "
+            f"{option} {path} can't be read as an .npz of plain arrays ({error}); write it with "
             "numpy.savez, one array for each input by name."
         ) from error
     for spec in specs:

@@ -30,6 +30,7 @@ from attngraph.export.lowering.lower import value_names
 from attngraph.export.parity.budget import Parity, merge
 from attngraph.export.precision import own_precision
 from attngraph.export.precision.quantize import Quantised, quantise
+from attngraph.export.precision.smooth import move
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.cache import METADATA_KEY, Layout
@@ -254,6 +255,8 @@ def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quan
         return None, None
     graph = clone(captured.graph)
     run(graph, made.pipeline())
+    if made.rounding is not None:
+        move(graph, made.rounding.moves)
     return graph, quantise(graph, made.weights, made.rounding)
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -61,12 +61,14 @@ class OutputError:
 @dataclass(frozen=True)
 class Rounding:
     """How activations are rounded: to what, whether two neighbours of a weight must keep within 16
-    bits (`narrow`), and the linears that stay in float, by the name of what they return.
+    bits (`narrow`), the linears that stay in float, by the name of what they return, and the
+    features that were divided by powers of two before (smooth.py), by the value's name.
     """
 
     activations: Activations
     narrow: bool
     keep: frozenset[str] = frozenset()
+    moves: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """What `from_json` reads; `keep` is sorted."""
@@ -93,12 +95,24 @@ class Linear:
     share: float | None = None
 
 
+@dataclass(frozen=True)
+class Moved:
+    """How many values had features divided by powers of two, and the error of the first output
+    that this left on the samples, before and after.
+    """
+
+    values: int
+    before: float
+    after: float
+
+
 @dataclass
 class Quantised:
     """What was quantised: `linears` of the `total` with constant weights, and how many bytes their
     weights had and have. `activations` is what their inputs are rounded to, `forms` what became of
     each. `weight_error` is the largest relative error of a weight, ‖Ŵ − W‖ / ‖W‖, and `bound` what
-    it may be. `kept` are sentences on what stayed. `errors`, one for each float output, is empty
+    it may be. `moved` is what moving outliers out of the activations gave. `kept` are sentences on
+    what stayed. `errors`, one for each float output, is empty
     where verification was off.
     """
 
@@ -111,6 +125,7 @@ class Quantised:
     bound: float = 0.0
     kept: list[str] = field(default_factory=list)
     errors: list[OutputError] = field(default_factory=list)
+    moved: Moved | None = None
     activations: Activations | None = None
     forms: list[Linear] = field(default_factory=list)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -335,3 +336,57 @@ def test_a_file_that_keeps_linears_for_a_budget_is_verified(tmp_path: Path) -> N
     assert found.passed
     assert found.quantised is not None
     assert (found.quantised.linears, found.quantised.total) == (2, 3)
+
+
+class Outliers(nn.Module):
+    """A norm whose scale makes three features large, which only linears read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.first, self.second = (nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        with torch.no_grad():
+            self.norm.weight[::30] = 60.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(x)
+        result: Tensor = self.second(hidden) * self.first(hidden).sigmoid()
+        return result
+
+
+def with_outliers(**options: Any) -> Optimized:
+    torch.manual_seed(0)
+    return attngraph.optimize(
+        Outliers().eval(), inputs()[:1], weights="int8", activations="int8", **options
+    )
+
+
+def test_outliers_move_into_weights_and_the_file_is_verified(tmp_path: Path) -> None:
+    path = tmp_path / "moved.onnx"
+    model = with_outliers()
+    model.save(path)
+    quantised = model.report.quantised
+    assert quantised is not None
+    assert quantised.moved is not None
+    assert quantised.moved.after < 0.6 * quantised.moved.before
+    assert quantised.errors[0].rms == pytest.approx(quantised.moved.after, rel=0.1)
+    torch.manual_seed(0)
+    original = Model(Outliers().eval(), None, inputs()[:1], {}, None)
+    assert verify_file(original, path, Session.open(path, CPU)).passed
+
+
+def test_outliers_are_looked_for_in_data_of_the_users(tmp_path: Path) -> None:
+    x = inputs()[0]
+    np.savez(tmp_path / "data.npz", x=(x * 3).numpy())
+    np.savez(tmp_path / "other.npz", y=x.numpy())
+    np.savez(tmp_path / "narrow.npz", x=x[..., :8].numpy())
+    found = with_outliers(calibrate=tmp_path / "data.npz", verify="off").report.quantised
+    assert found is not None
+    assert found.moved is not None
+    unverified = with_outliers(verify="off").report.quantised
+    assert unverified is not None
+    assert unverified.moved is None
+    with pytest.raises(UsageError, match="has no x; it has y, and Outliers takes x"):
+        with_outliers(calibrate=tmp_path / "other.npz")
+    with pytest.raises(UsageError, match="can't be run on --calibrate"):
+        with_outliers(calibrate=tmp_path / "narrow.npz")

@@ -25,7 +25,7 @@ from attngraph.options import ASSUMPTIONS, DecoderOptions, Options
 
 COMMON = (
     *("target", "precision", "verify", "exact", "tune", "assume"),
-    *("weights", "activations", "budget", "portable", "opset"),
+    *("weights", "activations", "budget", "calibrate", "portable", "opset"),
 )
 """What `optimize_decoder` says to be as in `optimize`."""
 
@@ -43,6 +43,7 @@ COMMON = (
             {"activations": "int8", "weights": "int8", "target": "cuda"},
             "--activations int8 is for the CPU",
         ),
+        ({"calibrate": Path("a.npz")}, "--calibrate a.npz is for activations that are rounded"),
         ({"budget": "1%"}, "--budget 1% is measured where activations are rounded"),
         (
             {"activations": "int8", "weights": "int8", "budget": "wide"},
@@ -141,6 +142,7 @@ def test_every_flag_of_optimize_reaches_the_compile() -> None:
         "weights",
         "activations",
         "budget",
+        "calibrate",
         "portable",
         "opset",
     }
