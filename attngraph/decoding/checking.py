@@ -20,7 +20,7 @@ from attngraph.decoding.lengths import Lengths
 from attngraph.decoding.tokens import pieces, positions
 from attngraph.errors import UsageError
 from attngraph.export.formats import Precision
-from attngraph.export.parity.budget import Parity, compare
+from attngraph.export.parity.budget import Parity, compare, merge
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.export.precision import own_precision
 from attngraph.export.runtime.tensors import to_torch
@@ -221,71 +221,101 @@ def generated_parity(
 ) -> Parity:
     """The last logits of a prompt and of a few steps, against the eager model on all tokens so far.
 
-    The steps go on across each length at which something changes, if that is not too far. The eager
-    model computes each without a cache, so that a cache handed on wrongly shows. With quantized
-    weights the graph that has them, `stored`, takes its place; where it rounds activations, steps
-    may differ by codes that flipped (checks/rounded.py). A decoder that attends to something
-    is given what is `encoded`, and all of the model computes it anew in the comparison.
+    The steps go on across each length at which something changes; across a far one, those of one
+    row behind a prompt that ends there. The eager model computes each without a cache, so that a
+    cache handed on wrongly shows. With quantized weights the graph that has them, `stored`, takes
+    its place; where it rounds activations, steps may differ by codes that flipped
+    (checks/rounded.py). A decoder that attends to something is given what is `encoded`, and all of
+    the model computes it anew in the comparison.
     """
-    layout, inputs = decoder.layout, _Inputs(captured, decoder.layout)
+    steps = _Steps(model, captured, decoder, precision, stored, encoded)
+    graph, layout = captured.graph, decoder.layout
     rows = _ROWS if encoded is None else encoded.rows
-    module = model.module if encoded is None else encoded.whole
-    if isinstance(module, Stateful):
-        module = module.without_cache
-    if module is None and model.program is not None:
-        module = model.program.module()
-    assert module is not None
-    converted = precision != own_precision(captured.graph)
-    if stored is None:
-        reference = Reference(module, precision=precision, converted=converted)
-    else:
-        evaluated: torch.nn.Module = Evaluated(stored)
-        if layout.piece is not None:
-            evaluated = _InPieces(evaluated, stored, layout)
-        reference = Reference(evaluated.eval(), precision=precision)
-    most = changes.end(captured.graph, layout)
+    most = changes.end(graph, layout)
     end = min(PROMPT + _STEPS, most)
     fitting = (n for n in range(2, end + 1) if decoder.takes(rows, min(PROMPT, n - 1), n))
     end = max(fitting, default=end)
     first = min(PROMPT, end - 1)
-    further = changes.steps(captured.graph, layout, rows, first)
-    further |= _around_chunks(captured.graph, layout, first, most)
+    further = changes.steps(graph, layout, rows, first)
+    further |= _around_chunks(graph, layout, first, most)
     taken = {n for n in further if decoder.takes(rows, first, n) and decoder.takes(rows, n, n)}
-    lengths = sorted({*range(first, end + 1)} | taken)
-    whole, mask = inputs.ids(rows, lengths[-1]), inputs.mask_of_steps(rows, lengths[-1])
-    if encoded is not None and encoded.pad is not None:
-        whole = whole.where(whole != encoded.pad, (encoded.pad + 1) % inputs.tokens)
-    expected: list[ReferenceOutputs] = []
-    tried: list[tuple[torch.Tensor, ...]] = []
-    for length in lengths:
-        if encoded is not None and stored is None:
-            eager = reference((*encoded.given, whole[:, :length]), {})
-            expected.append(_last_logits(eager, 0, layout.logits))
-            continue
-        given_all = inputs.all(whole[:, :length], mask[:, :length], 0)
-        if encoded is not None:
-            given_all = _attending(captured.graph, given_all, encoded.cache)
-        tried.append(given_all)
-        args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
-        place = captured.output_names.index(layout.logits)
-        expected.append(_last_logits(reference(args, kwargs), place, layout.logits))
-    release_large(reference.module)  # before the session has a copy of them
-    state, done = None if encoded is None else encoded.cache, 0
-    found: list[torch.Tensor] = []
-    for length in lengths:
-        given = mask[:, :length] if layout.mask is not None else None
-        logits, state = decoder(whole[:, done:length], given, state)
-        found.append(logits[:, -1:])
-        done = length
-    joined, outputs = _joined(expected), (torch.cat(found, 1),)
-    if stored is not None and rounded_linears(stored):
-        plain, place = without_rounding(stored), captured.output_names.index(layout.logits)
-        rerun: torch.nn.Module = Evaluated(plain)
-        rerun = rerun if layout.piece is None else _InPieces(rerun, plain, layout)
-        others = [rerun(*given_all)[place][:, -1:] for given_all in tried]
-        return Parity(flipped(joined, outputs, [torch.cat(others, 1)]), precision)
-    return compare(joined, joined.in_its_dtypes(outputs) if converted else outputs, precision)
+    found = {"": steps.parity(rows, sorted({*range(first, end + 1)} | taken))}
+    far = {} if encoded is not None else changes.far(graph, layout)
+    for change, near in far.items():
+        if decoder.takes(1, near[0], near[-1]):
+            found[f"behind {change} tokens"] = steps.parity(1, near)
+    return merge(found)
 
+
+class _Steps:
+    """Prompts and steps of a decoder, against the model on all tokens so far."""
+
+    def __init__(
+        self,
+        model: Model,
+        captured: Captured,
+        decoder: Decoder,
+        precision: Precision,
+        stored: Graph | None,
+        encoded: Encoded | None,
+    ) -> None:
+        self.captured, self.decoder, self.precision = captured, decoder, precision
+        self.stored, self.encoded = stored, encoded
+        self.layout, self.inputs = decoder.layout, _Inputs(captured, decoder.layout)
+        module = model.module if encoded is None else encoded.whole
+        if isinstance(module, Stateful):
+            module = module.without_cache
+        if module is None and model.program is not None:
+            module = model.program.module()
+        assert module is not None
+        self.converted = precision != own_precision(captured.graph)
+        converted = self.converted and stored is None
+        module = module if stored is None else self._evaluated(stored).eval()
+        self.reference = Reference(module, precision=precision, converted=converted)
+
+    def _evaluated(self, stored: Graph) -> torch.nn.Module:
+        evaluated: torch.nn.Module = Evaluated(stored)
+        if self.layout.piece is not None:
+            evaluated = _InPieces(evaluated, stored, self.layout)
+        return evaluated
+
+    def parity(self, rows: int, lengths: Sequence[int]) -> Parity:
+        """The last logits of a prompt of the first length, and of steps to each of the others."""
+        captured, layout, inputs = self.captured, self.layout, self.inputs
+        stored, encoded = self.stored, self.encoded
+        whole, mask = inputs.ids(rows, lengths[-1]), inputs.mask_of_steps(rows, lengths[-1])
+        if encoded is not None and encoded.pad is not None:
+            whole = whole.where(whole != encoded.pad, (encoded.pad + 1) % inputs.tokens)
+        expected: list[ReferenceOutputs] = []
+        tried: list[tuple[torch.Tensor, ...]] = []
+        for length in lengths:
+            if encoded is not None and stored is None:
+                eager = self.reference((*encoded.given, whole[:, :length]), {})
+                expected.append(_last_logits(eager, 0, layout.logits))
+                continue
+            given_all = inputs.all(whole[:, :length], mask[:, :length], 0)
+            if encoded is not None:
+                given_all = _attending(captured.graph, given_all, encoded.cache)
+            tried.append(given_all)
+            args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
+            place = captured.output_names.index(layout.logits)
+            expected.append(_last_logits(self.reference(args, kwargs), place, layout.logits))
+        release_large(self.reference.module)  # before the session has a copy of them
+        state, done = None if encoded is None else encoded.cache, 0
+        found: list[torch.Tensor] = []
+        for length in lengths:
+            given = mask[:, :length] if layout.mask is not None else None
+            logits, state = self.decoder(whole[:, done:length], given, state)
+            found.append(logits[:, -1:])
+            done = length
+        joined, outputs = _joined(expected), (torch.cat(found, 1),)
+        if stored is not None and rounded_linears(stored):
+            plain, place = without_rounding(stored), captured.output_names.index(layout.logits)
+            rerun = self._evaluated(plain)
+            others = [rerun(*given_all)[place][:, -1:] for given_all in tried]
+            return Parity(flipped(joined, outputs, [torch.cat(others, 1)]), self.precision)
+        outputs = joined.in_its_dtypes(outputs) if self.converted else outputs
+        return compare(joined, outputs, self.precision)
 
 _LONGEST_CHUNK = 300  # tokens without a cache, in which the eager model is run
 

@@ -23,7 +23,9 @@ from attngraph.frontend.cache import Layout
 from attngraph.ir import Graph, Value, interpret
 from attngraph.ir.dims import substitute
 
-_LONGEST_RUN, _OPERATIONS = 512, 4e11  # of a model that is run on all tokens, once a step
+# Of a model that is run on all tokens, once a step: of several rows, and of one row beyond.
+_LONGEST_RUN, _OPERATIONS = 512, 4e11
+_ONE_ROW, _SCORES = 4e10, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,22 @@ class Lengths:
         return found
 
     def notes(self, graph: Graph, layout: Layout) -> list[str]:
-        """Notes on the lengths beyond which no step is checked."""
-        room = room_for_past(graph)
+        """Notes on the lengths beyond which no step, and no generated token, is checked."""
+        room, notes = room_for_past(graph), []
         far = [n for n in self.singled_out if bytes_of_past(graph, layout, n) > room]
-        if not far:
-            return []
-        listed = ", ".join(map(str, far))
-        return [
-            f"Steps behind {listed} tokens, where something changes, are not checked: a cache "
-            "of so many is large beside the weights."
-        ]
+        if far:
+            notes.append(
+                f"Steps behind {_listed(far)} tokens, where something changes, are not checked: a "
+                "cache of so many is large beside the weights."
+            )
+        reached = {*self.far(graph, layout), *far}
+        if alone := [n for n in self._changes if n > _LONGEST_RUN and n not in reached]:
+            notes.append(
+                f"Steps behind {_listed(alone)} tokens, where something changes, are checked from "
+                "a drawn cache, and not from the decoder's own: running the whole model on so many "
+                "would take too long."
+            )
+        return notes
 
     def steps(self, graph: Graph, layout: Layout, rows: int, first: int) -> set[int]:
         """The lengths on both sides of each change that `rows` can be run at without a cache."""
@@ -103,6 +111,26 @@ class Lengths:
             if length <= _LONGEST_RUN and 2 * weights * rows * sum(near) <= _OPERATIONS:
                 found |= near
         return found
+
+    def far(self, graph: Graph, layout: Layout) -> dict[int, list[int]]:
+        """The same, by the change, behind those: lengths at which one row can be run."""
+        weights = sum(math.prod(map(int, value.shape)) for value in graph.constants.values())
+        end, found = self.end(graph, layout), {}
+        token = [*_shapes_of_past(graph, layout, 1).values()]
+        width = sum(map(math.prod, token))
+        heads = max((math.prod(shape[:-1]) for shape in token), default=1)
+        for change in self._changes:
+            near = [n for n in range(change - 1, change + 3) if n <= end]
+            operations = 2 * sum(n * (weights + n * width) for n in near)
+            is_small = operations <= _ONE_ROW and heads * change**2 <= _SCORES
+            if change > _LONGEST_RUN and len(near) > 1 and is_small:
+                found[change] = near
+        return found
+
+    @property
+    def _changes(self) -> list[int]:
+        """The lengths that have something behind them, as the end of a table has not."""
+        return [n for n in self.singled_out if n not in (self.most, self.most_positions)]
 
     def _rows(self, layout: Layout) -> int:
         ends = (self.most, self.most_positions, layout.max_length)
@@ -140,12 +168,18 @@ def lengths_of(graph: Graph, layout: Layout) -> Lengths:
 
 def bytes_of_past(graph: Graph, layout: Layout, length: int) -> int:
     """Bytes of a growing cache of one row."""
+    shapes = _shapes_of_past(graph, layout, length)
+    return sum(math.prod(shape) * value.dtype.itemsize for value, shape in shapes.items())
+
+
+def _shapes_of_past(graph: Graph, layout: Layout, length: int) -> dict[Value, list[int]]:
     sizes = {layout.batch: 1, layout.past: length}
     pasts = [value for value in graph.inputs if value.name in layout.pasts]
-    return sum(
-        math.prod(int(substitute(dim, sizes)) for dim in value.shape) * value.dtype.itemsize
-        for value in pasts
-    )
+    return {value: [int(substitute(dim, sizes)) for dim in value.shape] for value in pasts}
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(map(str, lengths))
 
 
 def room_for_past(graph: Graph) -> int:

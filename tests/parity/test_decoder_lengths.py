@@ -18,6 +18,7 @@ import attngraph
 from attngraph import Decoder
 from attngraph.compiling.compiler import Model, trace
 from attngraph.decoding.caches import StaticCache
+from attngraph.decoding.checking import generated_parity
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.runtime.session import Session
@@ -200,16 +201,16 @@ class Scaled(nn.Module):
         scores = (query @ keys.mT / 4).masked_fill(~visible, -torch.inf)
         return self.head(x + (scores.softmax(-1) @ values)[:, 0]), keys, values
 
-    def model(self) -> Model:
-        batch, seq, past = Dim("batch", max=64), Dim("seq", max=400), Dim("past", max=400)
+    def model(self, most: int = 400) -> Model:
+        batch, seq, past = Dim("batch", max=64), Dim("seq", max=most), Dim("past", max=most)
         kept, rows = torch.randn(2, 1, 5, 16), {0: batch, 2: past}
         args = (torch.randint(3, 100, (2, 3)), kept, kept + 1)
         return Model(self, None, args, {}, ({0: batch, 1: seq}, rows, rows), "scaled")
 
 
-def scaled(rule: Rule) -> tuple[Scaled, Model]:
+def scaled(rule: Rule, most: int = 400) -> tuple[Scaled, Model]:
     module = peaked(Scaled(rule)).eval()
-    return module, module.model()
+    return module, module.model(most)
 
 
 def derived(model: Model) -> Lengths:
@@ -299,6 +300,41 @@ def test_a_length_that_no_step_reaches_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert not any("not checked" in note for note in compiling().report.notes)
     monkeypatch.setattr("attngraph.decoding.lengths.room_for_past", lambda graph: 80 * 128)
     assert any("Steps behind 90 tokens" in note for note in compiling().report.notes)
+
+
+FAR = 700
+"""A length at which all keys change, behind those that several rows are run at."""
+
+
+def _behind_far(at: Tensor) -> Tensor:
+    return torch.where(at.max() >= FAR, 2.0, 1.0)
+
+
+@functools.cache
+def far() -> tuple[Model, Decoder]:
+    module, model = scaled(_behind_far, 2 * FAR)
+    shapes = model.dynamic_shapes
+    return model, attngraph.optimize_decoder(module, model.args, dynamic_shapes=shapes)
+
+
+def test_generated_tokens_cross_a_far_length() -> None:
+    model, decoder = far()
+    assert decoder.layout.switches == (FAR,)
+    captured, told = trace(model), derived(model)
+    assert generated_parity(model, captured, decoder, "fp32", told).passed
+    kept = Decoder(decoder.session, Lengths().told(decoder.layout))
+    found = generated_parity(model, captured, kept, "fp32", told)
+    assert [output.case for output in found.outputs if not output.passed] == [f"behind {FAR} tokens"]
+
+
+def test_a_length_that_no_generated_token_crosses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, decoder = far()
+    assert not any("drawn cache" in note for note in decoder.report.notes)
+    monkeypatch.setattr("attngraph.decoding.lengths._ONE_ROW", 1e6)
+    graph, told = trace(model).graph, derived(model)
+    (note,) = told.notes(graph, decoder.layout)
+    assert f"Steps behind {FAR} tokens, where something changes, are checked from a drawn" in note
+    assert not told.far(graph, decoder.layout)
 
 
 def test_tables_end_in_a_sentence() -> None:
