@@ -21,6 +21,8 @@ from attngraph.export.lowering.fallback.pooling_formulas import FORMULAS
 
 __all__ = ["FORMULAS"]
 
+_MOST_PLACES = 1 << 31  # of an axis whose length has no limit
+
 
 @formula("aten.rrelu")
 def _rrelu(
@@ -34,12 +36,21 @@ def _rrelu(
 def _shifted(x: Tensor, dim: int, by: int, fill: float) -> Tensor:
     """x moved towards the end of an axis, with `fill` where nothing comes from."""
     size = x.shape[dim]
-    first = torch.full_like(x.narrow(dim, 0, by), fill)
-    return torch.cat([first, x.narrow(dim, 0, size - by)], dim)
+    if isinstance(size, int):
+        first = torch.full_like(x.narrow(dim, 0, by), fill)
+        return torch.cat([first, x.narrow(dim, 0, size - by)], dim)
+    source = torch.arange(size) - by
+    moved = x.index_select(dim, source.clamp(min=0))
+    is_there = (source >= 0).reshape([-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)])
+    return torch.where(is_there, moved, fill)
 
 
 def _steps(x: Tensor, dim: int) -> list[int]:
-    size = known(x.shape[dim]) if x.ndim else 1
+    """The powers of two below a size, or below the most that it may be."""
+    size = x.shape[dim] if x.ndim else 1
+    if isinstance(size, torch.SymInt):
+        most = size.node.shape_env.bound_sympy(size.node.expr).upper
+        size = min(int(most), _MOST_PLACES) if most.is_Integer else _MOST_PLACES
     return [1 << step for step in range(max(size - 1, 0).bit_length())]
 
 
@@ -82,11 +93,9 @@ def _running(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The extremum so far and its last place, by doubling as above. NaN counts as extreme."""
     if not x.ndim:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    size = known(x.shape[dim])
     if not x.dtype.is_floating_point:
         raise NotImplementedError
-    place = torch.arange(size).view([-1 if axis == dim % x.ndim else 1 for axis in range(x.ndim)])
-    place = place.expand(x.shape)
+    place = _along(torch.arange(x.shape[dim]), x, dim)
     for step in _steps(x, dim):
         before = _shifted(x, dim, step, -math.inf if largest else math.inf)
         earlier = _shifted(place, dim, step, 0)

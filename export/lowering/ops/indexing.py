@@ -19,13 +19,23 @@ from attngraph.ir.ops import attribute, input_of
 
 @register_lowering("aten.roll")
 def lower_roll(ctx: LoweringContext, node: Node) -> ir.Value | Sequence[ir.Value] | None:
-    """A Gather along each axis of a known size; torchlib's form otherwise."""
+    """A Gather along each axis; torchlib's form where a known number is shifted by in a size that
+    only a run tells.
+    """
     x, shifts, dims = input_of(node, "self"), attribute(node, "shifts"), attribute(node, "dims")
     sizes = [x.shape[dim] for dim in dims]
     fallback = torchlib_lowering(node.op)
+    result = ctx.value(x)
+    if not all(isinstance(shift, int) for shift in shifts):
+        result = result if dims else ctx.reshape(result, x.shape, [-1])
+        for shift, dim in zip(shifts, dims or [0], strict=True):
+            size = ctx.op("Gather", ctx.op("Shape", result), ctx.constant(dim), axis=0)
+            places = ctx.op("Range", ctx.constant(0), size, ctx.constant(1))
+            source = ctx.op("Sub", places, ctx.dim(shift))
+            result = ctx.op("Gather", result, ctx.op("Mod", source, size), axis=dim)
+        return result if dims else ctx.reshape(result, [-1], x.shape)
     if fallback is not None and not (dims and all(isinstance(size, int) for size in sizes)):
         return fallback(ctx, node)
-    result = ctx.value(x)
     for shift, dim, size in zip(shifts, dims, sizes, strict=True):
         if shift % size:
             order = torch.arange(int(size)).roll(shift)

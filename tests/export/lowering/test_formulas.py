@@ -201,3 +201,26 @@ def test_a_decomposition_that_holds_for_some_sizes_is_none() -> None:
     graph = capture(model, (floats(2, 12, 6),), dynamic_shapes=({1: Dim("length")},)).graph
     with pytest.raises(LoweringError, match="adaptive_max_pool2d"):
         lower(graph)
+
+
+RUNNING: dict[str, Callable[[Tensor], Any]] = {
+    "cumprod": lambda x: x.cumprod(1),
+    "cummax": lambda x: x.round().cummax(1),
+    "cummin": lambda x: x.round().cummin(-2),
+    "logcumsumexp": lambda x: (x * 1000).logcumsumexp(1),
+    "roll": lambda x: x.roll((x.shape[1] // 2, -x.shape[1]), (1, 2)),
+    "roll-of-all": lambda x: x.roll(-(x.shape[1] // 3)),
+}
+
+
+@pytest.mark.parametrize(("name", "most"), [*((name, 70) for name in RUNNING), ("cumprod", None)])
+def test_what_runs_along_a_length_that_only_a_run_tells(name: str, most: int | None) -> None:
+    model, sample = module(RUNNING[name], 1), floats(2, 12, 3)
+    shapes = ({1: Dim("length", max=most)},)
+    session = session_of(lower(capture(model, (sample,), dynamic_shapes=shapes).graph))
+    for length in (1, 2, 3, 12, 64, 70):
+        x = floats(2, length, 3)
+        x[0, length // 2, 0] = math.nan
+        expected = [y for y in pytree.tree_leaves(model(x)) if isinstance(y, Tensor)]
+        for actual, wanted in zip(run(session, (x,)), expected, strict=True):
+            assert_same(actual, wanted, f"{name} at {length}")
