@@ -30,6 +30,7 @@ from attngraph.frontend.program_dims import (
     shape_env,
     user_placeholders,
 )
+from attngraph.frontend.requirements import requirement_notes
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, nested_shapes, requested_dims
 from attngraph.frontend.signature import Signature
@@ -239,6 +240,7 @@ def _captured(
             *map(_taken_apart, dict.fromkeys(names_of_known(out_spec))),
             *_mutation_notes(functional.program, module),
             *_wrapped_notes(translator.wrapped),
+            *requirement_notes(functional.program),
         ),
         apart,
         limits.suspects,

@@ -270,3 +270,33 @@ def test_to_look_for_state_draws_no_number_of_the_callers() -> None:
     capture(module, (X,))
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert random.getstate() == before[1]
+
+
+class Checks(nn.Module):
+    """Requires something of a number, of values, and of sizes, which the file checks itself."""
+
+    def forward(self, x: Tensor, count: Tensor, shown: Tensor) -> tuple[Tensor, Tensor]:
+        times: Any = count.item()
+        torch._check(times >= 0)
+        torch._check(times <= 10)
+        torch._assert_async((x < 9).all(), "x is small")
+        return x * times, x[:, shown].sum(1)
+
+
+def test_what_a_model_requires_of_values_is_told() -> None:
+    args = (X, torch.tensor(4), torch.tensor([True, False, True]))
+    rows, length = {0: Dim("b")}, Dim("s")
+    shapes = ({**rows, 1: length}, None, {0: length})
+    (note,) = capture(Checks(), args, dynamic_shapes=shapes).notes
+    assert "unless u0 <= 10 (u0: the number read at " in note
+    assert "asserts holds (x is small); the file doesn't check values, and goes on." in note
+
+
+def test_what_torch_requires_of_sizes_by_itself_is_not_told() -> None:
+    class Chosen(nn.Module):
+        def forward(self, x: Tensor, shown: Tensor) -> Tensor:
+            return x[shown].sum(0)
+
+    length = Dim("s")
+    shapes = ({0: length}, {0: length})
+    assert capture(Chosen(), (X[0], X[0, :, 0] > -9), dynamic_shapes=shapes).notes == ()
