@@ -317,6 +317,7 @@ class _Steps:
         outputs = joined.in_its_dtypes(outputs) if self.converted else outputs
         return compare(joined, outputs, self.precision)
 
+
 _LONGEST_CHUNK = 300  # tokens without a cache, in which the eager model is run
 
 
