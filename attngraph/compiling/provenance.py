@@ -67,12 +67,12 @@ class Provenance:
                 f"{path} says that its weights are in {weights!r}, and there are "
                 f"{' and '.join(formats)} only: optimize the model again."
             )
-        found = cls(
-            json.loads(metadata.get(_PASSES) or "null"),
-            next((known for known in get_args(Precision) if known == precision), None),
-            next((known for known in formats if known == weights), None),
-        )
         try:
+            found = cls(
+                json.loads(metadata.get(_PASSES) or "null"),
+                next((known for known in get_args(Precision) if known == precision), None),
+                next((known for known in formats if known == weights), None),
+            )
             found.pipeline()
             opset = whole("opset", int(metadata.get(_OPSET, OPSET)), OLDEST_OPSET, OPSET)
             found = replace(found, opset=opset, portable=metadata.get(_PORTABLE) == "true")

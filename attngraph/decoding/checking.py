@@ -308,7 +308,8 @@ class _Steps:
             logits, state = self.decoder(whole[:, done:length], given, state)
             found.append(logits[:, -1:])
             done = length
-        joined, outputs = _joined(expected), (torch.cat(found, 1),)
+        outputs: tuple[torch.Tensor, ...] = (torch.cat(found, 1),)
+        joined = _joined(expected)
         if stored is not None and rounded_linears(stored):
             plain, place = without_rounding(stored), captured.output_names.index(layout.logits)
             rerun = self._evaluated(plain)

@@ -44,6 +44,7 @@ from attngraph.options import DEFAULTS, Options
 from attngraph.passes import run
 from attngraph.reports.coverage import Coverage
 from attngraph.reports.report import Report
+from attngraph.verification.stored_ranges import require_checked
 from attngraph.verification.stored_weights import Weights, compare_weights
 from attngraph.versions import own_version
 
@@ -122,6 +123,8 @@ def verify_file(
     file = _File(session, path, captured, model.source, buffers)
     tell("parity")
     own, made = own_precision(captured.graph), Provenance.read(session.metadata, path)
+    if made.passes is not None and options.device.provider == "cpu":
+        require_checked(path, session.metadata)
     precision = options.precision or made.precision or own
     assumed = (made.passes or {}).get("assume", ())
     check = Check(model, captured, own, hides_rows="no-fully-masked-rows" not in assumed)

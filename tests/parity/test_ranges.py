@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -17,10 +19,16 @@ from torch.export import Dim
 
 import attngraph
 from attngraph import Decoder, Optimized
-from attngraph.errors import CaptureError, UsageError
+from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.lowering.lower import lower
+from attngraph.export.runtime.session import Session
+from attngraph.export.target import Target
+from attngraph.frontend.model import Model
 from attngraph.ir import parse
+from attngraph.ir.ranges import RANGES_KEY, Ranges
+from attngraph.verification.stored_ranges import require_checked
+from attngraph.verification.verify import verify_file
 
 Sizes = tuple[int, int]
 
@@ -98,6 +106,7 @@ def test_a_file_fails_where_the_models_code_takes_another_way(name: str, tmp_pat
     module, optimized = _compiled(longer)
     path = tmp_path / "m.onnx"
     optimized.save(path)
+    require_checked(path, _metadata(path))
     session = _session(path)
     for sizes in inside:
         tensors = _inputs(sizes)
@@ -323,9 +332,44 @@ def test_the_number_of_tokens_in_buffers_is_checked_in_the_file() -> None:
     assert all(node.op_type != "Gather" for node in on_gpu)
 
 
-def test_ranges_that_were_tampered_with_run_no_code(tmp_path: Path) -> None:
-    from attngraph.ir.ranges import Ranges
+def _metadata(path: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
 
+
+def _larger_divisors(model: onnx.ModelProto) -> None:
+    (limits,) = (tensor for tensor in model.graph.initializer if tensor.name == "limits")
+    limits.CopyFrom(onnx.numpy_helper.from_array(np.array([99, 99, 99]), limits.name))
+
+
+def _not_read(model: onnx.ModelProto) -> None:
+    (read,) = (node for node in model.graph.node if node.op_type == "Reshape")
+    for node in model.graph.node:
+        node.input[:] = ["context" if name == read.output[0] else name for name in node.input]
+
+
+def _told_wider(model: onnx.ModelProto) -> None:
+    (entry,) = (entry for entry in model.metadata_props if entry.key == RANGES_KEY)
+    entry.value = entry.value.replace("12", "99")
+
+
+@pytest.mark.parametrize("change", [_larger_divisors, _not_read, _told_wider])
+def test_a_file_that_no_longer_checks_what_it_tells_is_found(
+    change: Callable[[onnx.ModelProto], None], tmp_path: Path
+) -> None:
+    module, optimized = _compiled(CASES["above"][0], verify="off")
+    path = tmp_path / "m.onnx"
+    optimized.save(path)
+    model = onnx.load(path)
+    change(model)
+    assert model.SerializeToString() != path.read_bytes()
+    onnx.save(model, path)
+    given = Model(module, None, _inputs((5, 6)), {}, ({1: Dim("s")}, {1: Dim("t")}), "Branches")
+    with Session.open(path, Target("cpu")) as session:
+        with pytest.raises(ParityError, match="and doesn't check that as attngraph wrote it"):
+            verify_file(given, path, session)
+
+
+def test_ranges_that_were_tampered_with_run_no_code(tmp_path: Path) -> None:
     for relation in ("__import__('os').system('true') == 0", "past.real <= 3", "(lambda: 1)() > 0"):
         text = json.dumps({"dims": {}, "relations": [relation]})
         with pytest.raises(UsageError, match="the ranges of its dims can't be read"):
