@@ -44,8 +44,8 @@ def _divisors(check: onnx_ir.Node) -> Iterator[int]:
     stack = [check]
     while stack:
         node = stack.pop()
-        if node.op_type == "Div" and (divisor := node.inputs[1]) is not None:
-            if divisor.const_value is not None:
-                yield from divisor.const_value.numpy().flatten().tolist()
+        divisor = node.inputs[1] if node.op_type == "Div" else None
+        if divisor is not None and divisor.const_value is not None:
+            yield from divisor.const_value.numpy().flatten().tolist()
         above = (value.producer() for value in node.inputs if value is not None)
         stack += [producer for producer in above if producer is not None]

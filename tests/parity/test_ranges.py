@@ -364,9 +364,12 @@ def test_a_file_that_no_longer_checks_what_it_tells_is_found(
     assert model.SerializeToString() != path.read_bytes()
     onnx.save(model, path)
     given = Model(module, None, _inputs((5, 6)), {}, ({1: Dim("s")}, {1: Dim("t")}), "Branches")
-    with Session.open(path, Target("cpu")) as session:
-        with pytest.raises(ParityError, match="and doesn't check that as attngraph wrote it"):
-            verify_file(given, path, session)
+    told = "and doesn't check that as attngraph wrote it"
+    with (
+        Session.open(path, Target("cpu")) as session,
+        pytest.raises(ParityError, match=told),
+    ):
+        verify_file(given, path, session)
 
 
 def test_ranges_that_were_tampered_with_run_no_code(tmp_path: Path) -> None:
