@@ -38,7 +38,7 @@ class Flag:
 
 
 TargetName: TypeAlias = Annotated[
-    str, Flag("The machine it will run on: cpu, cuda, or e.g. cuda:sm80.")
+    str, Flag("The machine it will run on: cpu, cuda, or e.g. cpu:avx512 or cuda:sm80.")
 ]
 Assumptions: TypeAlias = Annotated[
     Collection[str],

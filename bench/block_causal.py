@@ -4,10 +4,10 @@
         [--case "causal, window" …]
 
 Measures every form that the kernel table allows, of static lengths, and the block forms of a
-dynamic length behind their branch. Writes bench/results/block_causal.json; with --keep also
-export/kernels/measured.json, which the kernel table chooses by. With --case only these are
-measured, and the others stay as they were. Run it on a quiet machine; where others work, --cpu-time
-measures the processor time of one thread.
+dynamic length behind their branch. Writes bench/results/block_causal-FAMILY.json, of this machine's
+family of CPUs; with --keep also export/kernels/measured.json, which the kernel table chooses by.
+With --case only these are measured, and the others stay as they were. Run it on a quiet machine;
+where others work, --cpu-time measures the processor time of one thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import onnxruntime
 import torch
 
+from attngraph.export.families import own_family
 from attngraph.export.files.save import to_session
 from attngraph.export.kernels import Choice, Facts
 from attngraph.export.kernels.choice import candidates, version_of
@@ -150,7 +151,6 @@ def kept(results: dict[str, Any]) -> dict[str, Any]:
         for case, forms in results["static"].items()
     }
     return {
-        "measured_by": "bench.block_causal",
         "onnxruntime": results["onnxruntime"],
         "shape": results["shape"],
         "timed": results["timed"],
@@ -172,7 +172,9 @@ def main() -> None:
     if options.cpu_time:
         timer = Timer(1, time.thread_time)
     lengths = [length for length in SIZES if length <= options.longest]
-    before = json.loads((machine.RESULTS / "block_causal.json").read_text()) if options.case else {}
+    name = f"block_causal-{own_family()}"
+    kept_before = machine.RESULTS / f"{name}.json"
+    before = json.loads(kept_before.read_text()) if options.case else {}
     cases = options.case or known
     how = "processor time of 1 thread" if options.cpu_time else f"{timer.threads} threads"
     found = static(lengths, options.seconds, timer, cases)
@@ -184,10 +186,12 @@ def main() -> None:
         "static": {**before.get("static", {}), **found},
         "dynamic": before.get("dynamic") or dynamic(lengths, options.seconds, timer),
     }
-    path = machine.write("block_causal", results)
+    path = machine.write(name, results)
     print(f"wrote {path}")
     if options.keep:
-        keep(MEASURED, kept(json.loads(path.read_text())))
+        known = json.loads(MEASURED.read_text())
+        known["families"][own_family()] = kept(json.loads(path.read_text()))
+        keep(MEASURED, known)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attngraph.errors import UsageError
+from attngraph.export.families import FAMILIES
 
 Provider = Literal["cpu", "cuda"]
 
@@ -29,6 +30,7 @@ SINCE = {"Attention": 23, "RMSNormalization": 23, "RotaryEmbedding": 23, "Tensor
 class Target:
     """An execution provider; `sm` is the compute capability times ten (80 = 8.0), None = any.
 
+    `family` is that of the CPU (export/families.py), None = this machine's.
     `opset` is that of the standard operators, which are the only ones in a `portable` file.
     """
 
@@ -36,6 +38,7 @@ class Target:
     sm: int | None = None
     opset: int = OPSET
     portable: bool = False
+    family: str | None = None
 
     @property
     def execution_provider(self) -> str:
@@ -59,11 +62,12 @@ class Target:
         return f"opset {self.opset} lacks it" if self.opset < max(since, SINCE.get(name, 1)) else ""
 
     def __str__(self) -> str:
-        return self.provider if self.sm is None else f"{self.provider}:sm{self.sm}"
+        kind = self.family if self.sm is None else f"sm{self.sm}"
+        return self.provider if kind is None else f"{self.provider}:{kind}"
 
 
 def parse_target(text: str) -> Target:
-    """Read "cpu", "cuda" or "cuda:sm80"; `str()` of the result reads back.
+    """Read "cpu", "cpu:avx512", "cuda" or "cuda:sm80"; `str()` of the result reads back.
 
     Raises UsageError, listing what exists, for anything else.
     """
@@ -71,10 +75,14 @@ def parse_target(text: str) -> Target:
         return Target("cpu")
     if text == "cuda":
         return Target("cuda")
+    for family in FAMILIES:
+        if text == f"cpu:{family}":
+            return Target("cpu", family=family)
     for sm in COMPUTE_CAPABILITIES:
         if text == f"cuda:sm{sm}":
             return Target("cuda", sm)
     known = ", ".join(f"sm{sm}" for sm in COMPUTE_CAPABILITIES)
     raise UsageError(
-        f"There is no target {text!r}: use cpu, cuda, or cuda: followed by one of {known}."
+        f"There is no target {text!r}: use cpu, cuda, or cuda: followed by one of {known}, or cpu: "
+        f"followed by one of {', '.join(FAMILIES)}."
     )

@@ -25,6 +25,7 @@ from attngraph.errors import AttngraphError, CaptureError, ParityError, UsageErr
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision, Weights
 from attngraph.export.kernels import choose_all
+from attngraph.export.kernels.crossovers import timed_family
 from attngraph.export.kernels.weight_only import cost_on_cpu
 from attngraph.export.lowering.emission.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.lowering.lower import lower
@@ -389,6 +390,14 @@ class Compilation:
             ]
         onnx.metadata_props[RANGES_KEY] = Ranges.of(graph).to_json()
         report.sites = sites_of(report.passes, kernels)
+        if device.provider == "cpu":
+            report.timed_on = timed_family(device.family)
+            if device.family not in (None, report.timed_on):
+                note = (
+                    f"No times of forms were measured on {device.family}: those of "
+                    f"{report.timed_on}, the nearest family of CPUs, decided."
+                )
+                report.notes += [] if note in report.notes else [note]
         is_original = report.precision == self.own and stored is None
         origin = self.pristine if is_original else None
         session, buffers = options.session, self.buffers

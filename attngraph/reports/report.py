@@ -71,7 +71,8 @@ class Reassociation:
 class Report:
     """The results of one compile. `parity` and `coverage` are None where verification was off;
     `kept` are the groups of nodes that stay in float32 for the sake of the error budget.
-    `operators` says which ones alone the file may hold, "" where there is no such wish.
+    `operators` says which ones alone the file may hold, "" where there is no such wish,
+    `timed_on` on which family of CPUs the times were measured that chose forms.
     `weight_bytes` counts what the file holds, `weight_bytes_before` what the graph held in the
     model's own precision. `dims` are the least and the largest size that each dim was compiled for,
     None for no limit, and `relations` what the sizes have beside that, such as "past + seq ≤ 12".
@@ -82,6 +83,7 @@ class Report:
     target: str
     precision: Precision
     operators: str = ""
+    timed_on: str = ""
     sites: list[Site] = field(default_factory=list)
     reassociated: list[Reassociation] = field(default_factory=list)
     parity: Parity | None = None
@@ -135,6 +137,7 @@ class Report:
             "target": self.target,
             "precision": self.precision,
             "operators": self.operators,
+            "timed_on": self.timed_on,
             "dims": {name: list(bounds) for name, bounds in self.dims.items()},
             "relations": self.relations,
             "nodes": {"before": self.nodes_before, "after": self.nodes_after},

@@ -124,7 +124,7 @@ def choose(facts: Facts, target: Target, version: str | None = None) -> Choice:
 def _choose(facts: Facts, target: Target, version: tuple[int, int]) -> Choice:
     found = candidates(facts, target, version)
     ranked = sorted((c for c in found if not c.refused), key=lambda c: c.rank)
-    times = lengths.measured(facts) if target.provider == "cpu" else {}
+    times = lengths.measured(facts, target.family) if target.provider == "cpu" else {}
     return pick(ranked, [c for c in found if c.refused], times, facts)
 
 

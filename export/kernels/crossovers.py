@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TypeAlias
 
+from attngraph.export.families import nearest, own_family
 from attngraph.export.kernels.facts import BIAS, BOOL, CAUSAL, LENGTHS, SINKS, Facts
 
 Times: TypeAlias = Mapping[str, Mapping[int, float]]
@@ -32,13 +33,21 @@ class Split:
 
 
 @functools.cache
-def _measured() -> Mapping[str, dict[str, dict[int, float]]]:
-    """What bench/attention_forms.py measured, by the case that `case_of` names."""
+def _measured() -> Mapping[str, Mapping[str, Times]]:
+    """What bench/block_causal.py measured, by the family and the case that `case_of` names."""
     text = files("attngraph.export.kernels").joinpath("measured.json").read_text()
     return {
-        case: {form: {int(length): ms for length, ms in row.items()} for form, row in rows.items()}
-        for case, rows in json.loads(text)["milliseconds"].items()
+        family: {
+            case: {form: {int(n): ms for n, ms in row.items()} for form, row in rows.items()}
+            for case, rows in found["milliseconds"].items()
+        }
+        for family, found in json.loads(text)["families"].items()
     }
+
+
+def timed_family(family: str | None) -> str:
+    """The family whose times decide for another, by default for this machine's."""
+    return nearest(family or own_family(), _measured())
 
 
 def case_of(facts: Facts) -> str:
@@ -57,9 +66,12 @@ def case_of(facts: Facts) -> str:
     return what or "unmasked"
 
 
-def measured(facts: Facts) -> Times:
-    """Times of the forms on the CPU for sites like this one; empty where none were measured."""
-    return _measured().get(case_of(facts), {})
+def measured(facts: Facts, family: str | None = None) -> Times:
+    """Times of the forms on the CPU for sites like this one; empty where none were measured.
+
+    `family` is that of the CPU it will run on, None for this machine's.
+    """
+    return _measured()[timed_family(family)].get(case_of(facts), {})
 
 
 def split(times: Times, lengths: tuple[int, int | None]) -> Split | None:
