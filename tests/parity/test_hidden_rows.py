@@ -128,6 +128,29 @@ def test_exact_keeps_exponentials_that_overflow(spelling: str) -> None:
         assert torch.equal(torch.as_tensor(found).isnan(), eager.isnan())
 
 
+@pytest.mark.parametrize("least", [0.0, 1e-6], ids=["bare", "guarded"])
+def test_a_normalised_linear_attention_without_keys_is_what_eager_makes_of_it(least: float) -> None:
+    """Its normaliser is 0 there: NaN, or 0 where it is kept from being so."""
+
+    class Normalised(nn.Module):
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            query, key = x.exp(), x.flip(-1).exp() * keep[..., None]
+            places = torch.arange(x.shape[1])
+            scores = (query @ key.mT) * (places <= places[:, None])
+            return (scores / scores.sum(-1, keepdim=True).clamp_min(least)) @ x
+
+    x, _, keep = sample()
+    shapes = (dynamic_shapes()[0], dynamic_shapes()[0])
+    keep = keep.float()
+    optimized = optimize(Normalised(), (x, keep), dynamic_shapes=shapes, verify="off")
+    assert "attn.linear_attention" in {node.op for node in optimized.graph}
+    for _, (x, _, shown) in hidden():
+        eager = Normalised()(x, shown.float())
+        assert least or eager.isnan().any() or bool(shown[:, 0].all())
+        (found,) = optimized.run((x, shown.float()))
+        torch.testing.assert_close(torch.as_tensor(found), eager, equal_nan=True, **_STRICT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
 @pytest.mark.parametrize("case", cases(), ids=str)
