@@ -8,6 +8,9 @@ from pathlib import Path
 import onnx_ir
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
 
 import attngraph
 from attngraph import cli
@@ -168,3 +171,26 @@ def test_scores_beyond_a_fill_are_compiled_as_eager_has_them() -> None:
     assert [note for note in far.report.notes if "-10000" in note and "--exact" in note]
     found = far(wide, keep)
     assert torch.allclose(found, _WeakFill()(wide, keep))
+
+
+@pytest.mark.parametrize("gate", ["silu", "sigmoid"])
+def test_gates_that_are_all_small_are_computed_from_exponentials(gate: str) -> None:
+    """onnxruntime's Sigmoid is 0 from −18 on: a row of nothing else would be refused."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.up(x) / 8 - 30
+            return F.silu(h) if gate == "silu" else torch.sigmoid(h) * x
+
+    module, x = Gated(), torch.randn(2, 5, 8)
+    optimized = attngraph.optimize(module, (x,), dynamic_shapes=({0: Dim("b"), 1: Dim("s")},))
+    assert any("Sigmoid" in note for note in optimized.report.notes)
+    for scale in (1.0, 300.0):  # to gates of 0 and of 1
+        expected = module(x * scale)
+        torch.testing.assert_close(optimized(x * scale), expected, rtol=1e-5, atol=1e-30)
+    plain = attngraph.optimize(nn.Sequential(nn.Linear(8, 8), nn.SiLU()), (x,))
+    assert not any("Sigmoid" in note for note in plain.report.notes)
