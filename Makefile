@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-machine test-other-blas test-all lint docs corpus corpus-packages runtimes wheel-test fuzz bench gpu clean
+.PHONY: demo test test-machine test-other-blas test-all lint docs corpus corpus-packages runtimes wheel-test fuzz bench bench-quick gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_checkpoint out/bert
@@ -81,6 +81,10 @@ wheel-test: $(INSTALLED)
 fuzz: export OMP_NUM_THREADS := 1
 fuzz: $(INSTALLED)
 	$(BIN)/python -W ignore -m tests.fuzz --jobs $(WORKERS) $(FUZZ)
+
+# Whether the ratios that matter are above their bars: five minutes, on a quiet machine.
+bench-quick: $(INSTALLED)
+	$(BIN)/python -W ignore -m bench.quick
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.speed $(BENCH)

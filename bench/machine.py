@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from attngraph.export.families import own_family
+
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnx", "onnx-ir")
 
@@ -22,6 +24,7 @@ def describe() -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "machine": platform.machine(),
         "processor": _processor(),
+        "family": own_family(),
         "gpu": _gpu(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

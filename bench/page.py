@@ -10,8 +10,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from attngraph.export.families import FAMILIES
 from attngraph.export.kernels.weight_only import FORMS
 from attngraph.measuring.engines import OURS, PACKED
+from attngraph.measuring.load import Load
 from bench.harness import options_of
 from bench.machine import RESULTS, told
 from bench.plot import IMAGE, plot
@@ -34,10 +36,11 @@ def _found(name: str) -> bool:
 
 def _speed() -> list[str]:
     """Every workload that was measured on the CPU, as a plot and a table each."""
-    if not _found("speed"):
+    families = speed_by_family()
+    if not families:
         return ["## Time per call", "", "Not measured yet: `make bench` measures it."]
-    workloads = _load("speed")["workloads"]
-    plot(workloads)
+    weak = weakest(families)
+    plot(families[weak])
     lines = [
         "## Time per call",
         "",
@@ -47,19 +50,55 @@ def _speed() -> list[str]:
         "sizes. Milliseconds per call are medians over the rounds, with the least and the most; "
         "the ratio is the median, over the rounds, of an engine's time over attngraph's.",
         "",
+        f"On {weak}:",
+        "",
         f"![time of every engine over attngraph's]({IMAGE.name})",
         "",
-        "| workload | fastest other engine | its time ÷ attngraph's |",
-        "| --- | --- | --- |",
+        "The time of the fastest other engine ÷ attngraph's, on each family of CPUs:",
+        "",
+        *headline(families),
     ]
-    for result in workloads.values():
-        lines += [f"| {' | '.join(cells)} |" for cells in _summary(result)]
-    for result in workloads.values():
-        lines += ["", *_workload(result)]
+    for family, workloads in families.items():
+        for result in workloads.values():
+            lines += ["", *_workload(result, f"{result['title']}, {family}")]
     return lines
 
 
-def _summary(result: dict[str, Any]) -> list[list[str]]:
+def speed_by_family() -> dict[str, dict[str, Any]]:
+    """The results of each family of CPUs that was measured, by workload."""
+    known = {family: RESULTS / f"speed-{family}.json" for family in FAMILIES}
+    return {
+        family: json.loads(path.read_text())["workloads"]
+        for family, path in known.items()
+        if path.exists()
+    }
+
+
+def weakest(families: dict[str, dict[str, Any]]) -> str:
+    """The family on which attngraph leads by the least."""
+
+    def lead(family: str) -> float:
+        rows = [row for result in families[family].values() for row in _summary(result)]
+        return statistics.geometric_mean([ratio for *_, ratio in rows])
+
+    return min(families, key=lead)
+
+
+def headline(families: dict[str, dict[str, Any]]) -> list[str]:
+    """A table of every workload, with a column for each family."""
+    cells: dict[str, dict[str, str]] = {}
+    for family, workloads in families.items():
+        for result in workloads.values():
+            for title, engine, ratio in _summary(result):
+                cells.setdefault(title, {})[family] = f"{ratio:.2f} ({engine})"
+    lines = [f"| workload | {' | '.join(families)} |", f"| --- |{' --- |' * len(families)}"]
+    for title, found in cells.items():
+        row = [found.get(family, "not measured") for family in families]
+        lines.append(f"| {title} | {' | '.join(row)} |")
+    return lines
+
+
+def _summary(result: dict[str, Any]) -> list[tuple[str, str, float]]:
     """For each form of attngraph that was timed: the fastest other engine of the same run."""
     timed = {row["engine"]: row for row in result["rows"] if row["median_ms"] is not None}
     others = [row for name, row in timed.items() if not name.startswith(OURS) and row["parity"]]
@@ -71,15 +110,15 @@ def _summary(result: dict[str, Any]) -> list[list[str]]:
         if name in timed:
             rounds = zip(best["ms"], timed[name]["ms"], strict=True)
             ratio = statistics.median(theirs / ours for theirs, ours in rounds)
-            found.append([f"{result['title']}{how}", best["title"], f"{ratio:.2f}"])
+            found.append((f"{result['title']}{how}", best["title"], ratio))
     return found
 
 
-def _workload(result: dict[str, Any]) -> list[str]:
+def _workload(result: dict[str, Any], title: str | None = None) -> list[str]:
     whole, measured = result["layers"]["whole"], result["layers"]["measured"]
     cut = f"{measured} of its {whole} layers" if measured < whole else f"all {whole} layers"
     lines = [
-        f"### {result['title']}",
+        f"### {title or result['title']}",
         "",
         f"{cut[0].upper()}{cut[1:]}, {result['threads']} threads, {result['rounds']} rounds.",
         "",
@@ -87,7 +126,8 @@ def _workload(result: dict[str, Any]) -> list[str]:
         "| --- | --- | --- | --- | --- |",
     ]
     lines += [f"| {' | '.join(_engine(row))} |" for row in result["rows"]]
-    return [*lines, "", _measured_on(result)]
+    load = [str(Load(**result["load"]))] if "load" in result else []
+    return [*lines, "", " ".join([_measured_on(result), *load])]
 
 
 def _engine(row: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/speed.svg: the time of every engine over attngraph's, from bench/results/speed.json."""
+"""docs/speed.svg: the time of every engine over attngraph's, from bench/results/speed-*.json."""
 
 from __future__ import annotations
 

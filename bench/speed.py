@@ -1,4 +1,4 @@
-"""Time per call of every workload on every engine: bench/results/speed.json.
+"""Time per call of every workload on every engine: bench/results/speed-FAMILY.json.
 
     python -m bench.speed [--only bert_padded …] [--layers 4] [--rounds 7] [--prepare] [--quick]
 
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from attngraph.export.families import own_family
 from attngraph.frontend.source import Source
 from attngraph.measuring.contest import PATIENCE, Contest, engines_named, hold
 from attngraph.measuring.job import Job
@@ -75,6 +76,8 @@ def result_path(options: argparse.Namespace) -> Path:
     name = "quick" if options.quick else "speed"
     if (where, options.precision) != ("cpu", "fp32"):
         name += f"_{where}_{options.precision}"
+    elif not options.quick:
+        name += f"-{own_family()}"  # of another family of CPUs none is written over
     return (options.results or (OUT if options.quick else RESULTS)) / f"{name}.json"
 
 

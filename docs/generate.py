@@ -23,6 +23,7 @@ from attngraph.ir import Graph, Node, format_graph
 from attngraph.ir.printer import format_node
 from attngraph.passes import label_of, purpose_of, run
 from attngraph.passes.canonical.normal_form import FORMS
+from bench import page as benchmarks
 from bench import versions
 from examples import eager_attention, make_checkpoint
 from tests.fuzz import results as fuzz
@@ -55,6 +56,13 @@ def session() -> str:
         kept = "".join(text for text in lines if not text.startswith("  time "))
         shown.append(f"$ {program} {arguments}\n{kept}")
     return _fenced("".join(shown), "console")
+
+
+def figures() -> str:
+    """The times of the family of CPUs on which attngraph leads by the least."""
+    families = benchmarks.speed_by_family()
+    weak = benchmarks.weakest(families)
+    return "\n".join(benchmarks.headline({weak: families[weak]})) + "\n"
 
 
 def explain() -> str:
@@ -202,6 +210,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "passes": passes,
     "runtimes": runtimes.page,
     "session": session,
+    "figures": figures,
     "tutorial": tutorial,
     "versions": versions.page,
 }

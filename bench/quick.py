@@ -1,0 +1,110 @@
+"""Whether the ratios that matter are where they should be, in less than five minutes.
+
+    python -m bench.quick [--only bert_padded …] [--rounds 5] [--layers 2]
+
+A bar is the least that another engine's time over ours may be, the median over the rounds of one
+run. Exits with 1 where a ratio lies below its bar, or an engine of ours gave no time; with 2 where
+others took too much of the machine for a verdict. Writes nothing but out/bench.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attngraph.measuring.contest import Contest, Row, hold
+from attngraph.measuring.load import before
+from bench import speed
+from bench.harness import option, options_of
+from bench.workloads import BY_NAME
+
+
+@dataclass(frozen=True)
+class Bar:
+    """`theirs` may take no less than `least` times the time of `ours`; of two quantized engines,
+    ours must have no more than `error` times the error of theirs.
+    """
+
+    workload: str
+    theirs: str
+    least: float
+    ours: str = "attngraph"
+    error: float | None = None
+
+
+BARS = (
+    Bar("bert_padded", "onnx", 1.0),
+    Bar("bert_padded", "onnx", 1.5, "attngraph-packed"),
+    Bar("bert_padded", "onnx-int8", 1.05, "attngraph-int8", error=0.8),
+    Bar("llama_prefill", "onnx", 1.3),
+    Bar("llama_prefill", "eager", 1.0),
+    Bar("per_head", "onnx", 1.05),
+)
+
+
+def misses(contest: Contest, bars: list[Bar]) -> Iterator[tuple[bool, str]]:
+    """For each bar whether it is missed, and a line on it."""
+    rows = {row.engine: row for row in contest.rows}
+    for bar in bars:
+        theirs, ours = rows[bar.theirs], rows[bar.ours]
+        what = f"{bar.workload}: {bar.theirs} ÷ {bar.ours}"
+        if lost := next((row for row in (ours, theirs) if row.status != "timed"), None):
+            yield True, f"{what}: {lost.engine} {lost.status}: {lost.reason}"
+            continue
+        found = [a / b for a, b in zip(theirs.ms, ours.ms, strict=True)]
+        ratio = statistics.median(found)
+        missed = ratio < bar.least
+        said = f"{ratio:.2f} ({min(found):.2f} to {max(found):.2f}), at least {bar.least:.2f}"
+        if bar.error is not None:
+            share = _share(ours, theirs)
+            missed |= share > bar.error
+            said += f"; error {share:.2f} of theirs, at most {bar.error:.2f}"
+        yield missed, f"{what}: {said}"
+
+
+def _share(ours: Row, theirs: Row) -> float:
+    if ours.error is None or theirs.error is None:
+        return float("inf")
+    return ours.error / theirs.error if theirs.error else float(ours.error > 0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    names = list(dict.fromkeys(bar.workload for bar in BARS))
+    options = options_of(
+        __doc__,
+        arguments,
+        only=option([], choices=names),
+        rounds=5,
+        layers=option(2, "at most"),
+        seconds=0.3,
+    )
+    os.environ["BENCH_LAYERS"] = str(options.layers)
+    os.environ.setdefault("BENCH_TINY", "")
+    loads, failed = [before()], False
+    for name in options.only or names:
+        bars = [bar for bar in BARS if bar.workload == name]
+        job = speed.job_of(BY_NAME[name], speed.parse([]))
+        contest = hold(
+            job,
+            engines=list(dict.fromkeys(each for bar in bars for each in (bar.theirs, bar.ours))),
+            rounds=options.rounds,
+            seconds=options.seconds,
+            folder=speed.folder_of(BY_NAME[name], job),
+            at_once=2,
+        )
+        loads.append(contest.load)
+        for missed, line in misses(contest, bars):
+            failed |= missed
+            print(f"{'below' if missed else 'ok':6}{line}", flush=True)
+    busy = [load for load in loads if not load.is_trusted]
+    if busy:
+        print(f"No verdict: {busy[0]} Run it again on a quiet machine.")
+        return 2
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
