@@ -152,6 +152,7 @@ LOGICAL = _trait(
     "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar "
     "bitwise_xor.Scalar bitwise_not logical_and logical_or logical_xor logical_not",
 )
+COMPLEMENT = _trait("complement", "bitwise_not logical_not")  # one and the same of bools
 ADDITIVE = _trait("additive", "add.Tensor sub.Tensor")  # of two tensors
 SHIFT = _trait("shift", "add.Scalar sub.Scalar")  # by a number
 MULTIPLICATIVE = _trait("multiplicative", "mul.Tensor div.Tensor")  # of two tensors

@@ -17,7 +17,7 @@ from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import Stage, cheapest
 from attngraph.analysis.attention.score_bounds import is_unreached, may_cancel, weak_fills
 from attngraph.analysis.attention.site import SDPA, Site, understand
-from attngraph.analysis.attention.terms import broadcastable
+from attngraph.analysis.attention.terms import broadcastable, predicate_of
 from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, resolve, top
 from attngraph.analysis.masks.reach import is_scorelike
@@ -98,7 +98,7 @@ def _taken_for_granted(site: Site) -> list[Declined]:
     found = []
     weak = weak_fills(site.steps)
     if weak and not is_unreached(site):
-        found.append(Refusal.FILL_REACHED.at(site.anchor, fill=weak[0].fill))
+        found.append(Refusal.FILL_REACHED.at(site.anchor, fill=weak[0]))
     if may_cancel(site.steps):
         found.append(Refusal.BIASES_CANCEL.at(site.anchor))
     return found
@@ -176,9 +176,11 @@ def _planned(site: Site) -> _Plan | Declined:
     on_keys = [factor for factor in site.factors if keys & set(factor.atoms)]
     if any(rows & set(factor.atoms) for factor in on_keys):
         return Refusal.SCALED_BY_PAIRS.at()
-    weak = weak_fills(site.steps)
-    if weak and _bias_after(site.steps, weak[0]):
-        return Refusal.FILL_CHANGED.at(fill=weak[0].fill)
+    for mask in site.steps:
+        if isinstance(mask, Mask) and weak_fills([replace(mask, was=None)]):
+            if _bias_after(site.steps, mask):
+                return Refusal.FILL_CHANGED.at(fill=mask.fill)
+            break
     outer, inner = _gains(site)
     if outer is None or inner is None:
         return Refusal.WEIGHTS_SCALED_BY_PAIRS.at()
@@ -219,7 +221,11 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]
-    leaves = [*operands, *others, *map(_predicate, terms)]
+    drawn = [
+        predicate_of(step.operand, step.keep)[0].value if isinstance(step, Mask) else value
+        for value, step in zip(terms, site.steps, strict=True)
+    ]
+    leaves = [*operands, *others, *map(_predicate, drawn)]
     outcome = evidence.compare(pairs, leaves, infinite)
     tally_of(graph).count(outcome)
     if isinstance(outcome, Different):

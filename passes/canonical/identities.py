@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from attngraph.analysis.values.matching import same_type
+from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import COMPLEMENT
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
-
-_NEGATIONS = ("aten.bitwise_not", "aten.logical_not")
 
 
 @rule("aten.pad", "aten.constant_pad_nd")
@@ -123,16 +123,19 @@ def double_negation(rewriter: Rewriter, node: Node) -> Replacement:
     """−(−x), ~~x, and not not x of a bool, for which both kinds of not are one."""
     source = source_of(node)
     inner = source.producer
-    if inner is None or inner.op not in (_NEGATIONS if source.dtype == torch.bool else (node.op,)):
+    if inner is None or inner.op not in (COMPLEMENT if source.dtype == torch.bool else (node.op,)):
         return None
     return _only(node, source_of(inner))
 
 
 @rule("aten.where.self")
-def where_of_equals(rewriter: Rewriter, node: Node) -> Replacement:
-    """where(c, x, x) is x."""
-    _, chosen, other = node.inputs
-    return _only(node, chosen) if chosen is other else None
+def where_of_one(rewriter: Rewriter, node: Node) -> Replacement:
+    """where(c, x, x), and x or y where c is known and the same everywhere."""
+    condition, chosen, other = node.inputs
+    if chosen is other:
+        return _only(node, chosen)
+    known = uniform(condition)
+    return None if known is None else _only(node, chosen if known else other)
 
 
 IDENTITIES = [
@@ -145,5 +148,5 @@ IDENTITIES = [
     or_false,
     assigned_under_mask,
     double_negation,
-    where_of_equals,
+    where_of_one,
 ]

@@ -52,11 +52,15 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The logits become `fill` wherever the predicate is not `keep`."""
+    """The logits become `fill` wherever the predicate is not `keep`.
+
+    `was` is the fill that the graph has, where another takes its place.
+    """
 
     operand: Operand
     keep: bool
     fill: float
+    was: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

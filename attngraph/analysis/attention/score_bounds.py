@@ -16,10 +16,11 @@ _MODERATE = 1e12  # float32 has digits left for logits of some units next to it,
 _UNDERFLOW = 104.0  # exp(-104) is 0 in float32
 
 
-def weak_fills(steps: Sequence[Bias | Mask]) -> list[Mask]:
-    """The masks with a finite fill that a logit could reach."""
+def weak_fills(steps: Sequence[Bias | Mask]) -> list[float]:
+    """The finite fills of the graph that a logit could reach."""
     masks = [step for step in steps if isinstance(step, Mask)]
-    return [mask for mask in masks if mask.fill > ABSORBING_FILL]
+    fills = [mask.fill if mask.was is None else mask.was for mask in masks]
+    return [fill for fill in fills if fill > ABSORBING_FILL]
 
 
 def is_unreached(site: Site) -> bool:
@@ -30,7 +31,7 @@ def is_unreached(site: Site) -> bool:
     for step in site.steps:
         if isinstance(step, Bias):
             reach += abs(step.factor) * known.largest(step.operand.value)
-    highest = max((mask.fill for mask in weak_fills(site.steps)), default=-math.inf)
+    highest = max(weak_fills(site.steps), default=-math.inf)
     return reach + _UNDERFLOW < -highest
 
 

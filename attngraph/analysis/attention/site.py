@@ -104,7 +104,7 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         return without_product(anchor, below, logits, keys)
     guarded = below.guard is not None or anchor.op == "aten._safe_softmax"
     if below.refills:
-        steps = refilled(logits.steps, below.refills)
+        steps = refilled(logits.steps, below.refills, keys)
         if isinstance(steps, Refusal):
             return steps.at(below.nodes[0])
         logits, guarded = replace(logits, steps=steps), True

@@ -9,9 +9,11 @@ from dataclasses import replace
 from attngraph.analysis.attention.logits import Bias, Mask
 from attngraph.analysis.attention.refusals import Refusal
 from attngraph.analysis.attention.roles import computed, stages
-from attngraph.analysis.layout.axes import Axes, Operand, resolve
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve
 from attngraph.analysis.layout.cost import cost
 from attngraph.analysis.masks.reach import may_hide
+from attngraph.ir.ops import attribute
+from attngraph.ir.traits import COMPLEMENT, TRUTH
 
 
 def broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes] | None:
@@ -33,22 +35,70 @@ def broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes] | None
 
 
 def refilled(
-    steps: Sequence[Bias | Mask], refills: Sequence[Mask]
+    steps: Sequence[Bias | Mask], refills: Sequence[Mask], keys: tuple[Atom, ...]
 ) -> tuple[Bias | Mask, ...] | Refusal:
-    """The steps, once the weights were set to zero where a mask had masked the scores already.
+    """The steps, once the weights were set to zero where a mask had masked the scores already, or
+    in the rows of which it had masked all `keys`.
 
     That leaves no trace of the fill but in rows where everything is masked, which become zero: as a
     -inf mask that is guarded. A reason where the zeros fall elsewhere, or where a bias may hide a
     row as well: the keys that the mask leaves are NaN there, or share the row with those it fills.
     """
     masks = [step for step in steps if isinstance(step, Mask)]
-    if len(masks) != 1 or any(not _same(masks[0], refill) for refill in refills):
+    if len(masks) != 1:
         return Refusal.WEIGHTS_REFILLED
+    kept = predicate_of(masks[0].operand, masks[0].keep)
+    for refill in refills:
+        found = predicate_of(refill.operand, refill.keep)
+        if not (_same(found, kept) or _leaves_no_key(found, kept, keys)):
+            return Refusal.WEIGHTS_REFILLED
     if any(isinstance(step, Bias) and may_hide(step.operand.value) for step in steps):
         return Refusal.WEIGHTS_REFILLED_BIASED
-    return tuple(replace(s, fill=-math.inf) if isinstance(s, Mask) else s for s in steps)
+    return tuple(
+        replace(step, fill=-math.inf, was=step.fill) if isinstance(step, Mask) else step
+        for step in steps
+    )
 
 
-def _same(mask: Mask, other: Mask) -> bool:
-    first, second = computed(mask.operand), computed(other.operand)
-    return first.value is second.value and first.dims == second.dims and mask.keep == other.keep
+def predicate_of(operand: Operand, keep: bool) -> tuple[Operand, bool]:
+    """A predicate above its layouts and complements, and what it is where a key is visible."""
+    while True:
+        operand = computed(operand)
+        node = operand.value.producer
+        if node is None or node.op not in COMPLEMENT or node.inputs[0] is None:
+            return operand, keep
+        operand, keep = Operand(node.inputs[0], operand.axes), not keep
+
+
+def _same(one: tuple[Operand, bool], other: tuple[Operand, bool]) -> bool:
+    (first, keep), (second, kept) = one, other
+    return first.value is second.value and first.dims == second.dims and keep == kept
+
+
+def _leaves_no_key(
+    found: tuple[Operand, bool], mask: tuple[Operand, bool], keys: tuple[Atom, ...]
+) -> bool:
+    """Whether a predicate holds in the rows where a mask leaves a key: where any of its keys, or
+    not all that it hides, is visible.
+    """
+    (rows, keep), node = found, found[0].value.producer
+    if node is None or node.op not in TRUTH or node.inputs[0] is None:
+        return False
+    if node.op.startswith("aten.any") != keep:
+        return False
+    source, dims = node.inputs[0], attribute(node, "dim")
+    dims = dims if isinstance(dims, list | tuple) else [dims]
+    if len(dims) != 1 or dims[0] is None:
+        return False
+    (dim,) = (each % len(source.shape) for each in dims)
+    reduced = Atom(source.shape[dim])
+    after = dim + 1 if attribute(node, "keepdim") else dim
+    axes = (*rows.axes[:dim], (reduced,), *rows.axes[after:])
+    (of_keys, visible), (hides, kept) = predicate_of(Operand(source, axes), keep), mask
+    if of_keys.value is not hides.value or visible != kept:
+        return False
+    wanted = set(resolve(keys))
+    return all(
+        set(theirs) == wanted if reduced in mine else mine == theirs
+        for mine, theirs in zip(of_keys.dims, hides.dims, strict=True)
+    ) and any(reduced in mine for mine in of_keys.dims)
