@@ -15,7 +15,12 @@ import torch
 from attngraph.analysis.attention.logits import Bias, Factor, Mask
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import Stage, cheapest
-from attngraph.analysis.attention.score_bounds import is_unreached, may_cancel, weak_fills
+from attngraph.analysis.attention.score_bounds import (
+    is_unreached,
+    may_cancel,
+    times_zero,
+    weak_fills,
+)
 from attngraph.analysis.attention.site import SDPA, Site, understand
 from attngraph.analysis.attention.terms import broadcastable, predicate_of
 from attngraph.analysis.attention.without_softmax import without_softmax
@@ -99,6 +104,8 @@ def _taken_for_granted(site: Site) -> list[Declined]:
     weak = weak_fills(site.steps)
     if weak and not is_unreached(site):
         found.append(Refusal.FILL_REACHED.at(site.anchor, fill=weak[0]))
+    if times_zero(site.steps):
+        found.append(Refusal.TIMES_INFINITE.at(site.anchor))
     if may_cancel(site.steps):
         found.append(Refusal.BIASES_CANCEL.at(site.anchor))
     return found
@@ -214,10 +221,12 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     node = _written(build, site, plan)
     pairs = _replacements(build, site, plan, node)
     terms = [operand.value for operand, _ in plan.terms]
+    finite = times_zero(site.steps)
     infinite = [
         value
         for value, step in zip(terms, site.steps, strict=True)
-        if (isinstance(step, Mask) or step.factor > 0) and not is_scorelike(value)
+        if (isinstance(step, Mask) or (step.factor > 0 and step not in finite))
+        and not is_scorelike(value)
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]
@@ -225,7 +234,7 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
         predicate_of(step.operand, step.keep)[0].value if isinstance(step, Mask) else value
         for value, step in zip(terms, site.steps, strict=True)
     ]
-    leaves = [*operands, *others, *map(_predicate, drawn)]
+    leaves = [*operands, *map(_predicate, (*others, *drawn))]
     outcome = evidence.compare(pairs, leaves, infinite)
     tally_of(graph).count(outcome)
     if isinstance(outcome, Different):

@@ -54,13 +54,15 @@ class Bias:
 class Mask:
     """The logits become `fill` wherever the predicate is not `keep`.
 
-    `was` is the fill that the graph has, where another takes its place.
+    `was` is the fill that the graph has, where another takes its place. `times` says that it takes
+    the logits times 0 there, which of infinite ones is NaN.
     """
 
     operand: Operand
     keep: bool
     fill: float
     was: float | None = None
+    times: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class _Reader:
         if math.isnan(fill) or fill > WEAKEST_FILL:
             return Refusal.WEAK_FILL.at(node, fill=fill)
         axes = broadcast_axes(operand.axes, predicate.shape, shape)
-        step = Mask(Operand(predicate, axes), keep, fill)
+        step = Mask(Operand(predicate, axes), keep, fill, times=node.op in ADDITIVE)
         return replace(inner, steps=(*inner.steps, step))
 
     def _sum(self, node: Node, operand: Operand) -> Logits | Declined:

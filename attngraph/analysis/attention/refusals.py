@@ -243,6 +243,11 @@ class Refusal(Enum):
         "A fill of {fill:g} counts as -inf, as if no score or bias came near it.",
         _LOWER_HINT,
     )
+    TIMES_INFINITE = (
+        "weak-fill",
+        "A bias that a mask multiplies by 0 counts as finite: of -inf, that would be NaN.",
+        "Fill masked scores with torch.where.",
+    )
     BIASES_CANCEL = (
         "biases-cancel",
         "Biases are added up before they are added to the scores, though they may cancel.",

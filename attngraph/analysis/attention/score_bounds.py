@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from attngraph.analysis.attention.logits import Bias, Mask
 from attngraph.analysis.attention.site import Site
 from attngraph.analysis.layout.axes import resolve
-from attngraph.analysis.masks.reach import may_hide
+from attngraph.analysis.masks.reach import is_scorelike, may_hide
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL
 from attngraph.analysis.values.intervals import Interval, Intervals
 
@@ -21,6 +21,13 @@ def weak_fills(steps: Sequence[Bias | Mask]) -> list[float]:
     masks = [step for step in steps if isinstance(step, Mask)]
     fills = [mask.fill if mask.was is None else mask.was for mask in masks]
     return [fill for fill in fills if fill > ABSORBING_FILL]
+
+
+def times_zero(steps: Sequence[Bias | Mask]) -> list[Bias]:
+    """The biases of any number that a mask multiplies by 0 where it hides them."""
+    last = max((at for at, s in enumerate(steps) if isinstance(s, Mask) and s.times), default=0)
+    before = [step for step in steps[:last] if isinstance(step, Bias)]
+    return [step for step in before if not is_scorelike(step.operand.value)]
 
 
 def is_unreached(site: Site) -> bool:
