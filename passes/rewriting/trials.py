@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.ir import Dim, DimInfo, ScalarType, Value
 from attngraph.ir.dims import substitute
 
@@ -227,7 +228,11 @@ def sample(
 
 def _floats(value: Value, shape: list[int], seed: torch.Generator, kind: str) -> torch.Tensor:
     wide = torch.complex128 if value.dtype.is_complex else torch.float64
-    drawn = torch.randn(shape, generator=seed, dtype=wide) * _SCALE.get(kind, 1.0)
+    scale = _SCALE.get(kind, 1.0)
+    is_length = value.producer is not None and Intervals().of(value)[0] >= 0
+    if is_length:  # what is divided by it isn't as small as it in every leaf
+        scale = max(scale, 1.0)
+    drawn = torch.randn(shape, generator=seed, dtype=wide) * scale
     if kind.startswith("turn ") and shape and drawn.numel():
         turn, number = map(int, kind.removeprefix("turn ").split("/"))
         rows = drawn.reshape(-1, shape[-1])
@@ -236,4 +241,4 @@ def _floats(value: Value, shape: list[int], seed: torch.Generator, kind: str) ->
         rows += _RAISED * ((block + row) % number == turn)
     if kind == "equal" and shape:
         drawn = drawn[..., :1].real.mul(4).round().to(wide).expand(shape).clone()
-    return drawn
+    return drawn.abs() if is_length else drawn

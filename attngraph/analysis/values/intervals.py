@@ -118,6 +118,8 @@ class Intervals:
                 return -1.0, 1.0
             case "sigmoid":
                 return 0.0, 1.0
+            case "linalg_vector_norm" | "abs" | "exp" | "sqrt" | "softplus":
+                return 0.0, math.inf
             case "relu":
                 return max(sides[0][0], 0.0), max(sides[0][1], 0.0)
             case "clamp" | "clamp_min" | "clamp_max" if len(sides) == 1:
