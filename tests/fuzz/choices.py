@@ -96,6 +96,13 @@ def explained(draw: Draw) -> set[str]:
     found = {
         code for item, codes in EXPLAINED.items() if draw[item[0]] == item[1] for code in codes
     }
+    # Which rows a bias, or a mask of its own, hides besides, a zeroed row doesn't say.
+    if draw["after"] == "where any" and (
+        draw["bias"].startswith("given")
+        or draw["applied"].startswith("add")
+        or (draw["mask 2"] != "none" and draw["joined"] == "one by one")
+    ):
+        found.add("weights-masked")
     hides = draw["mask"] != "none" or draw["bias"].startswith("given")
     return found if hides else found - {"no-softmax"}
 

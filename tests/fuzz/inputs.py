@@ -28,10 +28,13 @@ Args = tuple[Tensor, ...]
 
 
 def cases(
-    inputs: Mapping[str, str], sample: Sizes, free: Mapping[str, tuple[int, int]]
+    inputs: Mapping[str, str],
+    sample: Sizes,
+    free: Mapping[str, tuple[int, int]],
+    allowed: Callable[[Sizes], bool] = lambda sizes: True,
 ) -> Iterator[tuple[str, Args]]:
     """Inputs that the compile didn't see, by what they are: at the sample's sizes, at both ends of
-    the dims that are `free` within some sizes, and between them.
+    the dims that are `free` within some sizes, and between them, where they are `allowed` together.
     """
     masked = any(":" in shape for shape in inputs.values())
     for seed, style in enumerate(STYLES if masked else STYLES[:1], 1):
@@ -45,7 +48,7 @@ def cases(
     seen = []
     for seed, (others, style) in enumerate((*_OTHERS, *ends) if free else (), 10):
         sizes = {n: _within(others.get(n, sample[n]), *ends) for n, ends in free.items()}
-        if sizes not in seen:
+        if sizes not in seen and allowed(sizes):
             seen.append(sizes)
             label = ", ".join(f"{name}={size}" for name, size in sizes.items())
             yield f"{label}, {style}", make(inputs, {**sample, **sizes}, style, seed)

@@ -21,7 +21,7 @@ from tests.fuzz.choices import CHOICES
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.grammars import GRAMMARS
 from tests.fuzz.inputs import STYLES, cases, make
-from tests.fuzz.oracle import Forward, Rounding
+from tests.fuzz.oracle import Forward, Oracle, Rounding
 from tests.fuzz.relations import broken
 from tests.fuzz.source import ATTENTIONS, write
 from tests.fuzz.sweep import Worker, of_draw, of_seed, table
@@ -125,6 +125,32 @@ def test_a_run_that_breaks_a_relation_is_told() -> None:
     assert told(lambda x, _: [x + x[:1]], double) == {ordered, parts}
     assert told(lambda x, _: [x + x.mean(1, keepdim=True)], double) == {padded}
     assert told(lambda x, _: [x + x[:1]], lambda x, _: [x + x.mean(0)]) == {ordered}
+
+
+def test_what_a_report_states_is_right_beside_eager_and_nothing_else() -> None:
+    class Sum(torch.nn.Module):
+        def __init__(self, addend: float) -> None:
+            super().__init__()
+            self.addend = addend
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.addend
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.cat([x[:1] + 1, x[1:] + 2])]
+
+    x = torch.randn(2, 3)
+    one, two, three = (Oracle(Sum(n), Sum(n), Rounding()) for n in (1.0, 2.0, 3.0))
+    assert one.differs(run, (x,), "")
+    assert not Oracle(one.module, one.doubled, Rounding(), two).differs(run, (x,), "")
+    assert Oracle(one.module, one.doubled, Rounding(), three).differs(run, (x,), "")
+
+
+def test_sizes_that_a_file_refuses_are_not_tried() -> None:
+    free = {"s": (1, 9)}
+    labels = [label for label, _ in cases({"x": "s"}, {"s": 4}, free, lambda sizes: sizes["s"] < 9)]
+    assert "s=1, all" in labels
+    assert not [label for label in labels if "s=9" in label]
 
 
 def _recorded(seed: int, outcome: str) -> dict[str, Any]:
