@@ -19,6 +19,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from attngraph.errors import CaptureError
@@ -105,15 +107,28 @@ def _constants_as_buffers(program: ExportedProgram) -> Iterator[None]:
 
 
 def functional_body(program: ExportedProgram, module: fx.GraphModule) -> Functional:
-    """A loop's body without mutation. Raises CaptureError where a view or an input is mutated."""
+    """A loop's body without mutation: traced once more where a view or an input is mutated.
+
+    Raises CaptureError where torch leaves a mutating operator in it.
+    """
     found = _with_twins(program, inline(module))
     if found is None:
         node = next(node for node in module.graph.nodes if _mutates(node))
+        found = _with_twins(program, _without_mutation(module))
+    if found is None:
         raise CaptureError(
             f"A loop's body mutates a tensor in place ({node.target} at {Locator().of(node)}); "
             "write it out of place."
         )
     return found
+
+
+def _without_mutation(module: fx.GraphModule) -> fx.Graph:
+    """The graph of a loop's body, traced through torch's functionalization."""
+    given = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    run: Any = torch.func.functionalize(fx.Interpreter(module).run, remove="mutations")
+    with fx_traceback.preserve_node_meta(), torch.no_grad():
+        return inline(make_fx(run)(*given))
 
 
 def _mutates(node: fx.Node) -> bool:

@@ -77,7 +77,15 @@ class Kept:
 
     def taken(self, holder: Any) -> dict[str, Tensor]:
         """The tensors in such an object, by name."""
-        return {part.name: _at(holder, part.path) for part in self.parts}
+        return {part.name: self.at(holder, part) for part in self.parts}
+
+    def at(self, holder: Any, part: Part) -> Any:
+        """The tensor of one part in such an object."""
+        return _at(holder, part.path)
+
+    def put(self, holder: Any, part: Part, tensor: Tensor) -> None:
+        """Puts another tensor there."""
+        _put(holder, part.path, tensor)
 
     def empty(self, batch: int, device: torch.device) -> dict[str, Tensor]:
         """Of rows without a token."""

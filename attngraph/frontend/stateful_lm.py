@@ -8,10 +8,11 @@ family and isn't documented, so both forms are run from a cache and compared wit
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attngraph.errors import UsageError
 from attngraph.frontend.cache import Layout, rows_looked_up
 from attngraph.frontend.kept import Kept
+from attngraph.frontend.looped import Forward, Mixer, find_mixers, replaced
 from attngraph.inference import inference
 from attngraph.ir import Graph
 
@@ -47,13 +49,17 @@ class Forms:
     """How far the forms of a model are from its logits without a cache.
 
     `pieces` is that of several tokens behind others, `steps` that of one at a time. `is_chunked`: a
-    prompt is computed in a loop over its tokens, or over chunks that it is padded to.
+    prompt is computed in a loop over its tokens, or over chunks that it is padded to. Where that or
+    `pieces` leaves no graph of several tokens, `loops` is the error with `mixers` run token by
+    token, None where these aren't found.
     """
 
     pieces: Error
     steps: Error
     tolerance: float
     is_chunked: bool
+    loops: Error | None = None
+    mixers: tuple[Mixer, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module, kept: Kept) -> Forms:
@@ -70,15 +76,32 @@ class Forms:
         with inference(model):
             expected = whole(ids, shown, {})["logits"]
             without = _distance(whole(padded, hidden, {})["logits"], expected)
-            found = []
-            for form, first, rest in ((run, _FIRST, _TOKENS), (one, 1, 1)):
+
+            def error(form: Stateful, first: int, rest: int) -> Error:
                 alone = _error(form, ids, shown, first, rest, expected)
                 beside = _error(form, padded, hidden, first + 1, rest, expected)
-                found.append(Error(alone, max(without, beside)))
+                return Error(alone, max(without, beside))
+
+            pieces, steps = error(run, _FIRST, _TOKENS), error(one, 1, 1)
             past = kept.empty(2, device)
             is_chunked = _pads(run, ids[:, :_FIRST], past) != _pads(run, ids, past)
-        pieces, steps = found
-        return cls(pieces, steps, max(_LEAST, 8 * torch.finfo(dtype).eps), is_chunked)
+            tolerance = max(_LEAST, 8 * torch.finfo(dtype).eps)
+            forms = cls(pieces, steps, tolerance, is_chunked)
+            if max(pieces.alone, is_chunked) <= tolerance or steps.alone > tolerance:
+                return forms
+            try:
+                found = find_mixers(run.called, model, kept)
+            except Exception:  # the model's own code is not made for it
+                return forms
+            loop = StatefulLM(model, kept, replace(forms, mixers=found), all_logits=True)
+            return replace(loop.forms, loops=error(loop, _FIRST, _TOKENS))
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether any form computes several tokens behind others as the model without a cache."""
+        if self.loops is not None:
+            return self.loops.alone <= self.tolerance
+        return self.pieces.alone <= self.tolerance and not self.is_chunked
 
 
 def _error(
@@ -259,10 +282,35 @@ class Stateful(_OfModel):
     def _dim(self, values: Mapping[str, Any], name: str, axis: int | None) -> str:
         return str(values[self.names[f"past_{name}"]].shape[axis])
 
-    def _run(self, ids: Tensor, mask: Tensor | None, places: Tensor | None, past: Tensors) -> Any:
+    def _run(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        places: Tensor | None,
+        past: Tensors,
+        seen: Callable[[Any], None] | None = None,
+    ) -> Any:
         holder = self.kept.filled(past)
-        logits = self._logits(ids, mask, places, use_cache=True, **{self.kept.argument: holder})
+        if seen is not None:
+            seen(holder)
+        given, mixers = {self.kept.argument: holder}, () if self.by_token else self.forms.mixers
+        shown = None if mask is None else mask[:, -ids.shape[1] :] != 0
+
+        def looped(at: int, own: Forward) -> Forward:
+            return functools.partial(mixers[at].looped, own, self.kept, holder, shown)
+
+        with replaced([mixer.module for mixer in mixers], looped):
+            logits = self._logits(ids, mask, places, use_cache=True, **given)
         return {"logits": logits, "present": self.kept.taken(holder)}
+
+    def called(self, tokens: int, seen: Callable[[Any], None]) -> None:
+        """Runs the model on so many tokens behind some others; what it keeps is shown first."""
+        inputs, _ = self._sample(2, tokens, 4)
+        device = next(self.model.parameters()).device
+        past = {name: tensor.to(device) for name, tensor in inputs["past"].items()}
+        ids, mask = inputs["input_ids"].to(device), inputs["attention_mask"].to(device)
+        places = _positions(mask)[:, -tokens:] if self.takes_positions else None
+        self._run(ids, mask, places, past, seen)
 
     def _sample(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
         random = torch.Generator().manual_seed(0)
@@ -366,13 +414,16 @@ def stateful(
     """
     name, forms = type(model).__name__, Forms.of(model, kept)
     reason = ""
-    if forms.pieces.alone > forms.tolerance:
+    if forms.takes_several:
+        pass
+    elif forms.pieces.alone > forms.tolerance:
         reason = "computes several tokens behind others without what it keeps of those"
-    elif forms.is_chunked:
+    else:
         reason = "computes several tokens by chunks, whose number would be fixed in a graph"
     by_token = by_token or bool(reason)
     notes = [f"A prompt is fed token by token: {name} {reason}."] if reason else []
-    if padding and (forms.steps if by_token else forms.pieces).padded > forms.tolerance:
+    several = forms.pieces if forms.loops is None else forms.loops
+    if padding and (forms.steps if by_token else several).padded > forms.tolerance:
         padding = False
         notes.append(
             f"No row can be padded: {name} computes other logits for a row with hidden tokens on "

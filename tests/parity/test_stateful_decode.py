@@ -21,7 +21,7 @@ from tests.models.stateful import FAMILIES, PAGE, REFUSED, VOCABULARY, built
 # On both sides of the convolutions' width of 4 and of one and two chunks.
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 17)
 WORKING = [name for name in FAMILIES if name not in REFUSED]
-IN_PIECES = {"Lfm2", "Lfm2Moe"}
+IN_PIECES = {*WORKING} - {"MiniMax"}
 UNPADDED = {"MiniMax"}
 CHEAP = ("Lfm2", "Mamba")
 NAMES = [
@@ -117,19 +117,28 @@ def test_what_each_part_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "goes_on", "is_chunked"),
+    ("name", "goes_on", "is_chunked", "looped"),
     [
-        ("Lfm2", True, False),
-        ("Mamba", False, True),
-        ("Bamba", True, True),
-        ("MiniMax", False, True),
+        ("Lfm2", True, False, None),
+        ("Mamba", False, True, ["MambaMixer"]),
+        ("Bamba", True, True, ["BambaMixer"]),
+        ("FalconH1", True, True, ["FalconH1Mixer"] * 2),
+        ("MiniMax", False, True, None),
     ],
 )
-def test_forms_that_go_on_from_a_state(name: str, goes_on: bool, is_chunked: bool) -> None:
+def test_forms_that_go_on_from_a_state(
+    name: str, goes_on: bool, is_chunked: bool, looped: list[str] | None
+) -> None:
     module = built(name)
     forms = Forms.of(module, find_kept(module))
     assert (forms.pieces.alone <= forms.tolerance) == goes_on
     assert forms.is_chunked == is_chunked
+    if looped is not None:
+        assert forms.loops is not None
+        assert max(forms.loops.alone, forms.loops.padded) <= forms.tolerance
+        assert [type(mixer.module).__name__ for mixer in forms.mixers] == looped
+    assert forms.takes_several == (looped is not None or name == "Lfm2")
+    assert all("forward" not in module.__dict__ for module in module.modules())
     assert forms.steps.alone <= forms.tolerance
     assert (forms.steps.padded <= forms.tolerance) == (name not in UNPADDED)
 

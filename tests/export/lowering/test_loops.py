@@ -110,6 +110,30 @@ def test_a_body_holds_only_what_changes_from_step_to_step() -> None:
     assert not {"Identity", "Cast", "Not"} & inside.keys()
 
 
+class WritesInPlace(nn.Module):
+    """A state shifted by one place and halved, written into a copy of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def step(h: torch.Tensor, x_t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = h.clone()
+            first, second = h.chunk(2, -1)
+            first.copy_(second / 2)
+            h[:, 3:] += x_t[:, :3]
+            return h, h * 2
+
+        return scan(step, x.new_ones(x.shape[0], 6), x, dim=1)[1]
+
+
+def test_a_body_may_write_into_views_of_a_copy() -> None:
+    module, x = WritesInPlace(), torch.randn(2, 7, 4)
+    graph = attngraph.capture(module, (torch.randn(3, 5, 4),), dynamic_shapes=SHAPES)
+    h, expected = torch.ones(2, 6), []
+    for step in range(7):
+        h = torch.cat([h[:, 3:] / 2, h[:, 3:] + x[:, step, :3]], -1)
+        expected.append(h * 2)
+    torch.testing.assert_close(interpret(graph, [x])[0], torch.stack(expected, 1))
+
+
 def test_the_text_of_a_loop_parses_back_and_runs_alike() -> None:
     graph = attngraph.capture(Recurrence(), (torch.randn(3, 5, 4),), dynamic_shapes=SHAPES)
     weights = {name: value.data for name, value in graph.constants.items()}
