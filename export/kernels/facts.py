@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import sympy
 import torch
 
 from attngraph.analysis.masks.masking import masking_of, scores_shape
@@ -29,6 +30,7 @@ CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP, SINKS, ROW_SINKS, WEIGHTS, PAST, S
     "static cache",
     "packed rows",
 )
+EMPTY = "selections that may be empty"  # of queries or keys, by what only a run tells
 ROTARY, NORMS = "rotary embedding", "norms of each head"
 ATTENTION = "attn.attention"
 PACKED_ATTENTION = "attn.packed_attention"
@@ -111,6 +113,8 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
             features=frozenset({PACKED}),
         )
     masking, past = masking_of(node), input_of(node, "past_key")
+    _, _, queries, keys = scores_shape(node)
+    spans = bounds(queries, dims), bounds(keys, dims)
     sinks, prologue = input_of(node, "sinks"), prologue_of(node)
     present = {
         CAUSAL: masking.causal,
@@ -124,9 +128,11 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
         WEIGHTS: attribute(node, "weights"),
         PAST: past is not None,
         STATIC: past is not None and static,
+        EMPTY: any(
+            isinstance(size, sympy.Symbol) and least < 1
+            for size, (least, _) in zip((queries, keys), spans, strict=True)
+        ),
     }
-    _, _, queries, keys = scores_shape(node)
-    spans = bounds(queries, dims), bounds(keys, dims)
     return of_site(
         batch=bounds(query.shape[0], dims),
         queries=spans[0],

@@ -17,6 +17,7 @@ from attngraph.export.kernels.facts import (
     BIAS,
     BOOL,
     CAUSAL,
+    EMPTY,
     LENGTHS,
     NORMS,
     PACKED,
@@ -212,7 +213,8 @@ LEGAL: tuple[Legal, ...] = (
         _IN_PLACE,
     ),
     Legal((MULTI_HEAD,), "cpu", frozenset({F32}), frozenset(), ("H = G", *_WHOLE_HEADS)),
-    Legal((PRIMITIVE,), "cpu", _EVERY, _ALL),
+    # Attention is an error in onnxruntime where there is no key.
+    Legal((PRIMITIVE,), "cpu", _EVERY, _ALL | {EMPTY}),
     Legal(
         (ATTENTION,),
         "cuda",
@@ -278,7 +280,7 @@ LEGAL: tuple[Legal, ...] = (
         for form in (GROUPED, WITH_ROTARY, WITH_NORMS)
     ),
     Legal((MULTI_HEAD,), "cuda", _CUDA, frozenset(), ("H = G", *_WHOLE_HEADS), source="D"),
-    Legal((PRIMITIVE,), "cuda", _EVERY, _ALL, source="S"),
+    Legal((PRIMITIVE,), "cuda", _EVERY, _ALL | {EMPTY}, source="S"),
     Legal(
         (PACKED_ROWS,),
         "cuda",

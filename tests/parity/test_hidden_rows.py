@@ -11,6 +11,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from attngraph.compiling.compiler import optimize
 from tests.parity.hidden_rows import (
@@ -149,6 +150,25 @@ def test_a_normalised_linear_attention_without_keys_is_what_eager_makes_of_it(le
         assert least or eager.isnan().any() or bool(shown[:, 0].all())
         (found,) = optimized.run((x, shown.float()))
         torch.testing.assert_close(torch.as_tensor(found), eager, equal_nan=True, **_STRICT)
+
+
+@pytest.mark.parametrize("selected", ["keys", "queries", "both"])
+def test_a_selection_may_be_empty(selected: str) -> None:
+    """onnxruntime's Attention fails where there is no key, or no query."""
+
+    class Selects(nn.Module):
+        def forward(self, x: Tensor, shown: Tensor) -> Tensor:
+            rows = x[shown]
+            query, key = (x if selected == "keys" else rows), (x if selected == "queries" else rows)
+            return (query @ key.mT / 4).softmax(-1) @ key
+
+    length = {0: Dim("length", max=64)}
+    x, shown = torch.randn(7, 16), torch.tensor([True, False, True, True, False, False, True])
+    optimized = optimize(Selects(), (x, shown), dynamic_shapes=(length, length), verify="off")
+    assert optimized.report.fused == 1
+    for given in (shown, torch.ones_like(shown), torch.zeros_like(shown)):
+        (found,) = optimized.run((x, given))
+        torch.testing.assert_close(torch.as_tensor(found), Selects()(x, given), **_STRICT)
 
 
 @pytest.mark.slow
