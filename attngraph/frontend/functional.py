@@ -62,6 +62,7 @@ def functionalize(program: ExportedProgram) -> Functional:
     Raises CaptureError where torch leaves a mutating operator in the graph.
     """
     module = program.graph_module
+    _keep_the_shapes_of_buffers(module.graph)
     if not enables_autocast(module) and not batches(module):
         found = _with_twins(program, inline(module))
         if found is not None:
@@ -78,6 +79,19 @@ def functionalize(program: ExportedProgram) -> Functional:
             "value; write it out of place."
         )
     return found
+
+
+def _keep_the_shapes_of_buffers(graph: fx.Graph) -> None:
+    """Leaves out what torch.export writes of a table that the model has made anew for this size.
+
+    It takes it for a write into the table that was there, which has another size.
+    """
+    for node in reversed(graph.nodes):
+        if node.target is not torch.ops.aten.copy_.default or node.users:
+            continue
+        kept, made = (each.meta.get("val") for each in node.args)
+        if kept is not None and made is not None and str(kept.shape) != str(made.shape):
+            graph.erase_node(node)
 
 
 def _retraced(program: ExportedProgram) -> ExportedProgram:

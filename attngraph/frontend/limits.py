@@ -73,8 +73,20 @@ def settled_limits(
         for condition in split(symbols.renamed(question.condition))
     ]
     known = [*conditions, *(condition for condition, _ in own)]
+    sample = {symbol(name): sympy.Integer(info.hint) for name, info in dims.items()}
+    # The trace was made at other sizes than the sample's, at which it was found to be right.
+    beyond = [
+        *(
+            condition
+            for condition in known
+            if not isinstance(condition, sympy.Eq) and condition.xreplace(sample) == sympy.false
+        ),
+        *(sympy.Ge(symbol(n), info.low) for n, info in dims.items() if info.low > info.hint),
+    ]
+    known = [condition for condition in known if condition not in beyond]
+    dims = {n: replace(i, low=2) if i.low > i.hint else i for n, i in dims.items()}
     relations = [condition for condition in known if len(symbols_of(condition)) > 1]
-    for name, info in symbols.infos.items():
+    for name, info in list(dims.items()):
         request = wanted.get(name)
         low, high = _asked(request)
         is_lower = info.high is not None and (high is None or high > info.high)
@@ -85,7 +97,7 @@ def settled_limits(
     from_two = {name: replace(info, low=max(info.low, 2)) for name, info in dims.items()}
     from_one = {n: replace(i, low=1) if i.low == 2 else i for n, i in dims.items()}
     kept: dict[str, Condition] = {}
-    suspects: dict[str, Condition] = {}
+    suspects = {shown(condition): condition for condition in beyond}
     steps = multiples(known)
     equal = _equal(known, steps)
     known += [sympy.Eq(symbol(name), symbol(other)) for name, other in equal.items()]

@@ -33,11 +33,20 @@ def suggestions(message: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def specialised(request: Request, fixed: Places) -> CaptureError:
-    return CaptureError(
+class Specialised(CaptureError):
+    """Dims that were asked for became constants."""
+
+    def __init__(self, message: str, requests: tuple[Request, ...]) -> None:
+        super().__init__(message)
+        self.requests = requests
+
+
+def specialised(request: Request, fixed: Places) -> Specialised:
+    return Specialised(
         f"{sentence(request)} can't be dynamic: the model fixes it to {request.size}"
         f"{where(request, fixed)}. Leave the dim static, or {rewrite(request, fixed)}; "
-        "if it can't be every size, ask for the sizes that the model takes (Dim.AUTO, name=auto)."
+        "if it can't be every size, ask for the sizes that the model takes (Dim.AUTO, name=auto).",
+        (request,),
     )
 
 

@@ -16,7 +16,7 @@ from contextlib import (
     redirect_stderr,
     suppress,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO, cast
 
 import sympy
@@ -44,12 +44,14 @@ from attngraph.frontend.output_classes import make_known
 from attngraph.frontend.program_dims import shape_env, user_placeholders
 from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.recurrent import recurrent_layers
+from attngraph.frontend.resampled import is_model, wider_sample
 from attngraph.frontend.rewordings import Rewordings
-from attngraph.frontend.shapes import Request, requested_dims
+from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.trace_errors import (
     FIXED,
     LOOKED_UP,
     UNKNOWN_OUTPUT,
+    Specialised,
     chooses,
     deepest,
     explained,
@@ -148,10 +150,53 @@ def trace(
             constant = constant or found.constant
         if (len(numbers), constant) == known:
             break
+    assert best is not None
+    best = _elsewhere(best, module, args, kwargs, combined, dynamic_shapes, sides, numbers)
     if isinstance(best, Traced):
         return best
-    assert best is not None
     raise best
+
+
+def _elsewhere(
+    best: Traced | CaptureError,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    combined: Mapping[str, Any],
+    dynamic_shapes: Any,
+    sides: Mapping[Place, bool] | None,
+    numbers: Numbers,
+) -> Traced | CaptureError:
+    """The trace at a sample of other sizes, if it keeps dims that the own sample fixes."""
+    if isinstance(best, Traced):
+        constant = best.constant
+    else:
+        constant = best.requests if isinstance(best, Specialised) else ()
+    asked = requested_dims(combined, dynamic_shapes)
+    wider = wider_sample(module, args, kwargs, asked, constant) if constant else None
+    if wider is None:
+        return best
+    known = -1
+    for deferred in (True, True, False):
+        if len(numbers) == known and deferred:
+            continue
+        known = len(numbers)
+        with suppress(CaptureError):
+            found = _trace(
+                module,
+                *wider,
+                combine(module, *wider),
+                dynamic_shapes,
+                sides,
+                numbers,
+                (),
+                deferred=deferred,
+            )
+            if _better(best, found) is found and is_model(
+                found.program, module, args, kwargs, constant
+            ):
+                return replace(found, requests=asked, asked=asked)
+    return best
 
 
 def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
@@ -179,15 +224,17 @@ def _trace(
     sides: Mapping[Place, bool] | None,
     numbers: Numbers,
     constant: Sequence[Request],
+    *,
+    deferred: bool = False,
 ) -> Traced:
     """One trace, in which sizes stay sizes at the places of `numbers`.
 
     Adds other places that made numbers of them. `constant` are dims of an earlier trace that fixed
-    them, for which tables of earlier calls may be to blame.
+    them, for which tables of earlier calls may be to blame. With `deferred` a condition on a dim is
+    an assertion in the graph, also where it excludes sizes that were asked for.
     """
     asked = requested_dims(combined, dynamic_shapes)
     known = numbers.copy()
-    deferred = False
     bytecode: Exception | None = None  # what had it read from bytecode; that names a line
     remedies = dict(_REMEDIES)
     taken: list[Callable[[], AbstractContextManager[None]]] = []

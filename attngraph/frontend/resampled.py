@@ -1,0 +1,142 @@
+"""A sample of other sizes, for a trace that follows code which is meant for its sample alone.
+
+`if table.shape[-1] >= n` takes what an earlier call left for the sample's size, and `if size ==
+self.input_resolution` a mask that was made for it. The other side often computes the same for every
+size. At twice the size a trace follows that side; whether it is the model at the sample's own size,
+which that side excludes, is tried here, and by the check as of any other size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from attngraph.frontend.program_dims import user_placeholders
+from attngraph.frontend.shapes import Request
+from attngraph.inference import inference
+
+Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+_SMALLER: tuple[Callable[[int], int], ...] = (
+    lambda size: size,
+    lambda size: -(-size // 2),
+    lambda size: min(size, 2),
+)
+_WITHOUT_RESULT = (torch.ops.aten._assert_scalar.default, torch.ops.aten.copy_.default)
+"""Demands on sizes, and what is kept for a next call."""
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+"""Distances of a trace from its model in their own dtype; the check compares in float64."""
+
+
+def wider_sample(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    requests: Sequence[Request],
+    constant: Sequence[Request],
+) -> Inputs | None:
+    """The sample with each dim twice as long that has the size of one which became constant.
+
+    None where the model doesn't take it, or a dim is asked for within narrower ends.
+    """
+    sizes = {request.size for request in constant}
+    resized = [request for request in requests if request.size in sizes]
+    if any(request.high is not None and request.high < 2 * request.size for request in resized):
+        return None
+    wider = _resized((args, dict(kwargs)), resized, lambda size: 2 * size)
+    return None if _output(module, wider) is None else wider
+
+
+def is_model(
+    program: ExportedProgram,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    constant: Sequence[Request],
+) -> bool:
+    """Whether a program traced at other sizes is the model at its sample's, and at smaller ones.
+
+    Smaller ones are tried where the trace excludes them all, and the model takes them.
+    """
+    own: Any = getattr(program, "module")(check_guards=False)  # noqa: B009
+    own._forward_pre_hooks.clear()  # what the trace demands of the sizes
+    least = [_least(program, request) for request in constant]
+    if None in least:
+        return False
+    excludes = any(low > r.size for low, r in zip(least, constant, strict=True) if low is not None)
+    for node in reversed(list(own.graph.nodes)):
+        if node.target in _WITHOUT_RESULT and not node.users and not _demands_a_size(node):
+            own.graph.erase_node(node)
+    own.recompile()
+    for place, smaller in enumerate(_SMALLER):
+        inputs = _resized((args, dict(kwargs)), constant, smaller)
+        expected = _output(module, inputs)
+        if expected is None and place:
+            continue
+        if expected is None or not _same(_output(own, inputs), expected):
+            return False
+        if not excludes:
+            break
+    return True
+
+
+def _least(program: ExportedProgram, request: Request) -> int | None:
+    """The least size of a dim in a trace; None where it takes a single one."""
+    size = user_placeholders(program)[request.leaf].meta["val"].shape[request.axis]
+    is_open = isinstance(size, torch.SymInt)
+    bounds = program.range_constraints.get(size.node.expr) if is_open else None
+    if bounds is None or bounds.lower == bounds.upper:
+        return None
+    return int(bounds.lower)
+
+
+def _demands_a_size(node: torch.fx.Node) -> bool:
+    """Whether a node of a trace asserts that sizes are equal, which no other sizes may break."""
+    asserted = node.args[0]
+    value = asserted.meta.get("val") if isinstance(asserted, torch.fx.Node) else None
+    return isinstance(value, torch.SymBool) and isinstance(value.node.expr, sympy.Eq)
+
+
+def _resized(inputs: Inputs, requests: Sequence[Request], to: Callable[[int], int]) -> Inputs:
+    """Inputs with these dims repeated or cut to another size."""
+    leaves, structure = pytree.tree_flatten(inputs)
+    for request in requests:
+        leaf, size = leaves[request.leaf], to(request.size)
+        copies = [leaf] * -(-size // request.size)
+        leaves[request.leaf] = torch.cat(copies, request.axis).narrow(request.axis, 0, size)
+    resized: Inputs = pytree.tree_unflatten(leaves, structure)
+    return resized
+
+
+def _output(module: torch.nn.Module, inputs: Inputs) -> list[torch.Tensor] | None:
+    """The tensors that the model returns, or None where it fails."""
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs
+    )
+    try:
+        with inference(module), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return list(_tensors(module(*args, **kwargs)))
+    except Exception:
+        return None
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
+
+
+def _same(found: Sequence[torch.Tensor] | None, expected: Sequence[torch.Tensor]) -> bool:
+    return (
+        found is not None
+        and len(found) == len(expected)
+        and all(
+            a.shape == b.shape
+            and torch.allclose(a, b.to(a.dtype), _RELATIVE, _ABSOLUTE, equal_nan=True)
+            for a, b in zip(found, expected, strict=True)
+        )
+    )

@@ -1,0 +1,90 @@
+"""What code does for its sample's size alone is traced at another, if that is the model there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from attngraph import optimize
+from attngraph.errors import CaptureError, UsageError
+from attngraph.frontend.capture import capture
+
+X = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Table(nn.Module):
+    """Distances as a mask, which grow with the longest length that was seen: ALiBi as published."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        if self.bias is None or self.bias.shape[-1] < length:
+            at = torch.arange(length)
+            self.register_buffer("bias", -(at[:, None] - at).abs(), persistent=False)
+        return (x @ x.mT + self.bias[:length, :length]).softmax(-1) @ x
+
+
+class Resolution(nn.Module):
+    """A mask for the length that was configured, and one that is made for any other."""
+
+    def __init__(self, *, differs: bool = False) -> None:
+        super().__init__()
+        self.differs = differs
+        self.register_buffer("mask", torch.arange(6.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        mask = self.mask if length == 6 else torch.arange(length) + float(self.differs)
+        return x * mask[:, None]
+
+
+class Short(Resolution):
+    """Below 4 it is another function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.shape[1] < 4 else super().forward(x)
+
+
+@pytest.mark.parametrize("dim", [Dim.AUTO, Dim("length")], ids=["auto", "named"])
+@pytest.mark.parametrize("made", [Table, Resolution])
+def test_the_general_side_is_followed_where_it_is_the_model(made: type, dim: object) -> None:
+    model = made().eval()
+    model(X)  # which leaves a table of the sample's size
+    optimized = optimize(model, (X,), dynamic_shapes=({1: dim},))
+    for length in (6, 9, 4, 1, 20):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(optimized(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_side_that_differs_at_the_samples_size_is_not_followed() -> None:
+    model = Resolution(differs=True)
+    optimized = optimize(model, (X,), dynamic_shapes=({1: Dim.AUTO},))
+    torch.testing.assert_close(optimized(X), model(X))
+    with pytest.raises(UsageError):
+        optimized(torch.randn(2, 9, 4))
+    with pytest.raises(CaptureError, match="the model fixes it to 6"):
+        capture(model, (X,), dynamic_shapes=({1: Dim("length")},))
+
+
+def test_what_is_the_model_at_two_sizes_alone_is_not_followed() -> None:
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * len({x.shape[1], 5})
+
+    captured = capture(Looks(), (X,), dynamic_shapes=({1: Dim.AUTO},))
+    assert captured.graph.inputs[0].shape == (2, 6, 4)
+
+
+def test_a_lower_end_of_the_model_stays_one() -> None:
+    model = Short()
+    optimized = optimize(model, (X,), dynamic_shapes=({1: Dim.AUTO},))
+    for length in (4, 6, 9):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(optimized(x), model(x))
+    with pytest.raises(UsageError, match="at least 4"):
+        optimized(torch.randn(2, 3, 4))
