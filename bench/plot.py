@@ -9,7 +9,7 @@ from typing import Any
 from attngraph.measuring.engines import BY_NAME, OURS
 
 IMAGE = Path(__file__).parents[1] / "docs" / "speed.svg"
-_COLOURS = ("#4e79a7", "#f28e2b", "#76b7b2", "#edc948", "#b07aa1", "#9c755f", "#59a14f")
+_COLOURS = ("#4e79a7", "#f28e2b", "#76b7b2", "#edc948", "#b07aa1", "#9c755f", "#59a14f", "#e15759")
 
 
 def plot(workloads: dict[str, Any], path: Path = IMAGE) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Callable
@@ -27,8 +28,9 @@ Export = Callable[[Job, Path, Path], None]
 class Engine:
     """`export` writes the ONNX file that it runs, from the file of the engine `base`.
 
-    Without `export` it runs the module in torch. One that is `quantized` leaves the model's
-    numbers: it is timed where it is named, and its error is told, with no budget.
+    Without `export` it runs the module in torch, or the file of its base. One that is `quantized`
+    leaves the model's numbers: it is timed where it is named, and its error is told, with no
+    budget.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Engine:
         return folder / f"{self.name}.onnx"
 
 
-OURS, PACKED = "attngraph", "attngraph-packed"
+OURS, PACKED, OPENVINO = "attngraph", "attngraph-packed", "openvino"
 ENGINES: tuple[Engine, ...] = (
     Engine("eager", "eager PyTorch"),
     Engine("compile", "torch.compile"),
@@ -59,6 +61,7 @@ ENGINES: tuple[Engine, ...] = (
         "onnx",
     ),
     Engine("transformers", "transformers' ONNX exporter", exporters.transformers_exporter),
+    Engine(OPENVINO, "torch.onnx.export in OpenVINO", base="onnx"),
     Engine(OURS, "attngraph", exporters.attngraph),
     Engine(PACKED, "attngraph --ignore-padded-rows", exporters.attngraph_packed),
     Engine(
@@ -91,6 +94,8 @@ def open_engine(engine: Engine, job: Job, folder: Path) -> tuple[Call, Outputs, 
     """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
+    if engine.name == OPENVINO:
+        return _openvino(BY_NAME[engine.base].file(folder), job, folder), tuple, ""
     if engine.export is None:
         return (*_torch(engine.name == "compile", job), "")
     path = job.onnx if engine.name == OURS and job.onnx is not None else engine.file(folder)
@@ -124,6 +129,30 @@ def _runs(session: Session, given: list[torch.Tensor]) -> Call:
     names = session.input_names
     inputs = [each.to(session.input_dtype(n)) for n, each in zip(names, given, strict=True)]
     return lambda: session.run(inputs)
+
+
+def _openvino(path: Path, job: Job, folder: Path) -> Call:
+    """Runs of a file in OpenVINO, in float32: on some CPUs it would choose bfloat16 by itself."""
+    if job.device != "cpu" or job.precision != "fp32":
+        raise NotFor("it is measured on the CPU in float32 only")
+    try:
+        openvino: Any = importlib.import_module("openvino")
+    except ImportError as error:
+        raise NotFor(f"it isn't installed ({error}): pip install openvino") from error
+    hints = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": job.threads or torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    core = openvino.Core()
+    request = core.compile_model(core.read_model(path), "CPU", hints).create_infer_request()
+    given = {at: tensor.numpy() for at, tensor in enumerate(job.inputs(folder))}
+
+    def call() -> tuple[torch.Tensor, ...]:
+        found = request.infer(given, share_inputs=True)
+        return tuple(torch.from_numpy(each.copy()) for each in found.to_tuple())
+
+    return call
 
 
 def _torch(compiled: bool, job: Job) -> tuple[Call, Outputs]:

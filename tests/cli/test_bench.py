@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import warnings
@@ -121,6 +122,18 @@ def test_what_can_t_be_measured_is_a_sentence(
 def test_an_onnx_file_alone_has_nothing_to_be_compared_with(attngraph: Any, here: Path) -> None:
     (here / "out.onnx").write_bytes(b"")
     assert "that out.onnx was compiled from" in attngraph("bench", "out.onnx").sentence
+
+
+@pytest.mark.machine
+@pytest.mark.usefixtures("in_process")
+def test_openvino_runs_the_export_or_says_how_to_install_it(attngraph: Any) -> None:
+    ran = attngraph("bench", *MODEL, *OURS, "--engine", "openvino", *QUICK, "--json")
+    row = {row["engine"]: row for row in json.loads(ran.out)["rows"]}["openvino"]
+    if importlib.util.find_spec("openvino") is None:
+        assert (row["status"], row["reason"][-20:]) == ("skipped", "pip install openvino")
+    else:
+        assert row["status"] == "timed"
+        assert row["parity"]["error"] <= row["parity"]["budget"]
 
 
 @pytest.mark.usefixtures("in_process")
