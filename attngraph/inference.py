@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.attention.flex_attention as _FLEX
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex as _FLEX_INDEXING
+from torch._higher_order_ops.flex_attention import FlexAttentionHOP as _FLEX_OPERATOR
 
 _DEEPEST = 4
 _MOST_THINGS = 1 << 16
@@ -28,7 +34,7 @@ def inference(module: torch.nn.Module) -> Iterator[None]:
     """
     # By attribute: a program's module has no eval().
     modes = [(part, part.training) for part in module.modules()]
-    with restored(module), _FAST_PATH:
+    with restored(module), AS_WRITTEN:
         try:
             for part, _ in modes:
                 part.training = False
@@ -39,29 +45,94 @@ def inference(module: torch.nn.Module) -> Iterator[None]:
                 part.training = mode
 
 
-class _FastPathOff:
-    """torch.nn's fused fast path is off while any thread is inside: it is one switch for all."""
+class _AsWritten:
+    """While any thread is inside, attention is computed by the operators that it is written in.
+
+    torch.nn's fused fast path is off. flex_attention is computed as it is
+    defined, and is not one operator of which a trace, or a run in float64, sees nothing. These are
+    switches for all threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._before = True
+        self._before = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
-                self._before = torch.backends.mha.get_fastpath_enabled()
+                enabled = torch.backends.mha.get_fastpath_enabled()
+                self._before.callback(torch.backends.mha.set_fastpath_enabled, enabled)
                 torch.backends.mha.set_fastpath_enabled(False)
+                self._before.enter_context(_flex_attention_as_defined())
             self._inside += 1
 
     def __exit__(self, *raised: object) -> None:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                torch.backends.mha.set_fastpath_enabled(self._before)
+                self._before.close()
 
 
-_FAST_PATH = _FastPathOff()
+@contextmanager
+def _flex_attention_as_defined() -> Iterator[None]:
+    """Calls of the operator run `_flex_attention`, and aren't compiled first."""
+    # Within its own surroundings for a compile a trace would not see what is called.
+    apart = mock.Mock(side_effect=contextlib.nullcontext)
+    with (
+        mock.patch.object(_FLEX, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
+        mock.patch.object(_FLEX, "setup_compilation_env", apart),
+        mock.patch.object(_FLEX_OPERATOR, "__call__", _flex_attention),
+    ):
+        yield
+
+
+def _flex_attention(
+    operator: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Any,
+    block_mask: Any,
+    scale: float,
+    kernel_options: object,
+    of_score: tuple[Any, ...] = (),
+    of_mask: tuple[Any, ...] = (),
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The output, and of each row the logarithm of the sum and the largest score, in base 2.
+
+    query (B, H, S, D), key and value (B or 1, H / groups, T, D); scores (B, H, S, T) are in
+    float32, or in float64 where the query is. A row without a visible key gives zeros. Of a
+    BlockMask the function alone is read, as in eager: the blocks are what a kernel may leave out.
+    """
+    heads, batch = query.shape[1] // key.shape[1], query.shape[0]
+    if heads != 1:
+        key, value = key.repeat_interleave(heads, 1), value.repeat_interleave(heads, 1)
+    if key.shape[0] != batch:
+        key, value = (x.expand(batch, -1, -1, -1) for x in (key, value))
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    scores = query.to(wide) @ key.to(wide).transpose(-2, -1) * scale
+    places = [torch.arange(size, device=query.device) for size in scores.shape]
+    with _FLEX_INDEXING():
+        scored = _over_all(score_mod, (0,), len(of_score))(scores, *places, *of_score)
+        visible = _over_all(block_mask[-1], (), len(of_mask))(*places, *of_mask)
+    scores = torch.where(visible, scored.to(wide), -math.inf)
+    output = torch._safe_softmax(scores, -1).to(query.dtype) @ value
+    return output, scores.logsumexp(-1) / math.log(2), scores.amax(-1) / math.log(2)
+
+
+def _over_all(function: Any, before: tuple[int, ...], others: int) -> Any:
+    """A function of one score's four indices, over all of them; `others` are the same for each.
+
+    Mapped from the last axis to the first, each is the first of those that are left.
+    """
+    for axis in (3, 2, 1, 0):
+        indices = [0 if at == axis else None for at in range(4)]
+        function = torch.vmap(function, in_dims=(*before, *indices, *(None,) * others))
+    return function
+
+
+AS_WRITTEN = _AsWritten()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from attngraph.ir import Graph, TensorType, Value, clone, interpret
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import input_of
+from attngraph.ir.slices import backward_slice
 from attngraph.ir.storage import identity_of, wraps
 from attngraph.mapped import are_large
 from attngraph.passes import run
@@ -207,10 +208,12 @@ def _results(graph: Graph, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...] |
 
 def _predicates(graph: Graph) -> tuple[Graph, list[set[str]]]:
     """The comparisons and bools that the graph makes of its inputs alone, each once, as a graph's
-    outputs; and the names of the inputs of each.
+    outputs; and the names of the inputs of each. What no output depends on hides nothing.
     """
     found = []
-    for value in graph.values():
+    read = {*backward_slice(graph.outputs, lambda value: False)[1]}
+    made = (value for node in graph if node in read for value in node.outputs)
+    for value in (*graph.inputs, *made):
         if not isinstance(value.type, TensorType) or value.dtype is not torch.bool:
             continue
         node = value.producer

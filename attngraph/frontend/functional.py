@@ -24,8 +24,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from attngraph.errors import CaptureError
-from attngraph.frontend.inline import batches, enables_autocast, inline
+from attngraph.frontend.inline import attends_flexibly, batches, enables_autocast, inline
 from attngraph.frontend.locations import Locator
+from attngraph.inference import AS_WRITTEN
 from attngraph.ir.ops import op_name
 from attngraph.ir.storage import memory_of
 
@@ -57,13 +58,14 @@ class Functional:
 def functionalize(program: ExportedProgram) -> Functional:
     """The program without mutation.
 
-    It is retraced only where a view, an input or a buffer is mutated, under autocast and for vmap.
+    It is retraced only where a view, an input or a buffer is mutated, under autocast, for vmap and
+    for flex_attention.
 
     Raises CaptureError where torch leaves a mutating operator in the graph.
     """
     module = program.graph_module
     _keep_the_shapes_of_buffers(module.graph)
-    if not enables_autocast(module) and not batches(module):
+    if not any(ask(module) for ask in (enables_autocast, batches, attends_flexibly)):
         found = _with_twins(program, inline(module))
         if found is not None:
             return found
@@ -96,7 +98,7 @@ def _keep_the_shapes_of_buffers(graph: fx.Graph) -> None:
 
 def _retraced(program: ExportedProgram) -> ExportedProgram:
     retraced: ExportedProgram
-    with _constants_as_buffers(program):
+    with AS_WRITTEN, _constants_as_buffers(program):
         try:
             retraced = program.run_decompositions({})
         except GuardOnDataDependentSymNode:

@@ -32,6 +32,16 @@ def enables_autocast(module: fx.GraphModule) -> bool:
     )
 
 
+def attends_flexibly(module: fx.GraphModule) -> bool:
+    """Whether a part of the graph is flex_attention, which a retrace under inference writes out."""
+    return any(
+        _wrapper(node) == "flex_attention"
+        for part in module.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    )
+
+
 def batches(module: fx.GraphModule) -> bool:
     """Whether a part of the graph is a function under torch.vmap: its sizes lack the batch."""
     return any(
