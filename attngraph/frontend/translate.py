@@ -155,7 +155,7 @@ class Translator:
             self._item(node)
         elif name == _INNER:
             self._inner(node)
-        elif _is_cast(name) and isinstance(source, (bool, int, float)):
+        elif value is not None and _is_cast(name) and isinstance(source, (bool, int, float)):
             self._values[node] = self._full(source, value.dtype, self._locator.of(node))
         elif self._is_identity(node, name):
             self._values[node] = self._tensor(node.args[0])
