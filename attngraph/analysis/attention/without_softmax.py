@@ -131,7 +131,8 @@ def _has_features(values: Operand, scores: Contraction) -> bool:
 
 
 def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
-    """Past layout and pointwise functions, but no softmax, to a product that has the key axis.
+    """Past layout, pointwise functions and mixed heads, but no softmax, to a product that has the
+    key axis.
 
     Of several ways to it, the one with most functions.
     """
@@ -140,7 +141,12 @@ def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
     def above(place: tuple[Operand, _Scores]) -> Iterator[tuple[Operand, _Scores]]:
         operand, way = place
         node = operand.value.producer
-        if node is None or node.op in SOFTMAX or _product(operand) is not None:
+        if node is None or node.op in SOFTMAX:
+            return
+        if (mixing := _product(operand)) is not None:  # heads by weights, say
+            for side, other in (mixing.sides, mixing.sides[::-1]):
+                if top(other).value.is_constant and keys <= set(top(side).atoms):
+                    yield side, way
             return
         if (source := climb(operand)) is not None:
             yield source, way
