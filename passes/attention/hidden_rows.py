@@ -15,18 +15,21 @@ from attngraph.passes.rewriting.findings import findings_of
 class Settler:
     """Settles softmaxes of one graph; `remarks` say why some stay.
 
-    With `assume`, each row has a key.
+    With `assume`, each row has a key. `has_key`: those of the last are proved to have one.
     """
 
     graph: Graph
     build: Builder
     assume: bool = False
     remarks: list[Remark] = field(default_factory=list)
+    has_key: bool = False
 
     @property
     def checks(self) -> bool:
-        """Whether rows without a key are compared too: the user may have said there are none."""
-        return not self.assume
+        """Whether rows without a key are compared too: not where there are none, by the user's word
+        or as is proved of the last softmax.
+        """
+        return not (self.assume or self.has_key)
 
     def settle(
         self,
@@ -43,6 +46,7 @@ class Settler:
         they are zero where it isn't `keep`. None where neither gives the formula's result in every
         row: then a remark says so, and what was built for `node` since is to be left unread.
         """
+        self.has_key = False
         if formula == SOFTMAX and kept is None:
             return x
         fills = Fills(x, dims, self.graph.dims)
@@ -53,6 +57,7 @@ class Settler:
         if found.assumed and fills.has_unknown:
             self.remarks.append(_assumed(node))
             findings_of(self.graph).assumed.append(NO_MASKED_ROWS)
+        self.has_key = found.proved
         return found.logits
 
 

@@ -76,7 +76,10 @@ EXPLAINED: dict[tuple[str, str], tuple[str, ...]] = {
     ("softmax", "queries"): ("softmax-axis", "axes-not-attention"),
     ("after", "talking"): ("talking-heads",),
     ("after", "masked"): ("weights-times-tensor", "weights-masked"),
-    ("after", "masked, renormalised"): ("weights-times-tensor", "weights-masked"),
+    ("after", "masked, renormalised"): (
+        *("weights-times-tensor", "weights-masked"),
+        "epsilon-in-softmax",  # of exponentials that stay, for the sake of hidden rows
+    ),
     # where masks may hide a whole row, they give it other numbers than a softmax does
     ("softmax", "exp"): ("no-softmax",),
     ("softmax", "lse"): ("no-softmax",),

@@ -93,6 +93,24 @@ def test_nothing_is_found_in_a_few_draws(seed: int, tmp_path: Path) -> None:
     assert record["outcome"] not in FAILURES, record
 
 
+MENDED: tuple[dict[str, str], ...] = (
+    {"dynamic": "s t p", "bias": "table", "mask": "chunk", "fill": "lowest", "softmax": "lse"},
+    {"bias": "given lowest", "after": "guarded", "option": "fp16"},
+    {"layout": "loop", "norm": "l2", "bias": "sliced", "softmax": "exp"},
+    {"mask": "lengths", "applied": "times", "fill": "lowest", "after": "masked, renormalised"},
+    {"keys": "cache", "dynamic": "b", "norm": "l2", "bias": "alibi", "softmax": "lse"},
+    {"mask": "given", "after": "where any"},
+)
+"""Draws that failed, made small: one for each cause."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drawn", MENDED, ids=lambda drawn: ", ".join(drawn.values()))
+def test_what_failed_fuses(drawn: dict[str, str], tmp_path: Path) -> None:
+    record = of_draw(ATTENTIONS, ATTENTIONS.settle(drawn), tmp_path / "again.py")
+    assert record["outcome"] == "fused", record
+
+
 def test_a_record_counts_in_the_table() -> None:
     found = {
         "outcome": "wrong",

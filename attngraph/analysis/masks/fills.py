@@ -111,11 +111,13 @@ Tree: TypeAlias = Moderate | Unknown | Chosen | Filled | Summed | Carried
 class Settled:
     """The logits whose softmax is equal to a formula in every row.
 
-    `assumed` says: in every row that has a key, as the user says all rows do.
+    `assumed` says: in every row that has a key, as the user says all rows do; `proved`, as is
+    proved of all rows.
     """
 
     logits: Value
     assumed: bool = False
+    proved: bool = False
 
 
 class Fills:
@@ -168,7 +170,8 @@ class Fills:
                     continue
                 if self._is_equal(formula, sample, literal, lowered, with_key):
                     x = _lowered(build, self.tree) if lowered else self.x
-                    return Settled(x, assumed=with_key and not self._always_a_key())
+                    proved = with_key and self._always_a_key()
+                    return Settled(x, assumed=with_key and not proved, proved=proved)
         return None
 
     def _is_equal(
