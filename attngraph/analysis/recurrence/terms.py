@@ -103,11 +103,11 @@ class Recurrence:
         past = None
         if self.past is not None:
             past = as_state(trace[self.past.value], self.past.turned, q.shape[0], count)
-        parts = [_spread(part, q.shape[0], count) for part in (k, v, decay, beta)]
-        flat = [None if part is None else part.flatten(2) for part in parts]
         heads = q.shape[2] if _divides(q.shape[2], count) else count
         q = q if heads == q.shape[2] else q.repeat_interleave(count // q.shape[2], 2)
         try:
+            parts = [_spread(part, q.shape[0], count) for part in (k, v, decay, beta)]
+            flat = [None if part is None else part.flatten(2) for part in parts]
             o, state = linear_attention(
                 *(q.flatten(2), flat[0], flat[1], past, flat[2], flat[3]),
                 heads=heads,
