@@ -11,7 +11,10 @@ from attngraph.ir import Node
 
 
 @register_lowering(
-    "aten.bernoulli", "aten.bernoulli.p", "aten.multinomial", "aten.normal_functional",
+    "aten.bernoulli", "aten.bernoulli.p", "aten.bernoulli.Tensor", "aten.binomial", "aten.cauchy",
+    "aten.exponential", "aten.geometric", "aten.log_normal", "aten.multinomial",
+    "aten.normal_functional", "aten.poisson", "aten.random", "aten.random.from", "aten.random.to",
+    "aten.uniform",
     "aten.normal.float_float", "aten.normal.float_Tensor", "aten.normal.Tensor_float",
     "aten.normal.Tensor_Tensor",
     "aten.rand", "aten.rand_like", "aten.randint", "aten.randint.low", "aten.randint_like",
