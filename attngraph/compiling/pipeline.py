@@ -21,6 +21,7 @@ _STAGES = (
     "dce",
     "fuse-linear-attention",
     "raise-recurrence",
+    "hoist-steps",
     *CLEAN,
     "fuse-experts",
     "dce",
