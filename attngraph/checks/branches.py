@@ -27,9 +27,10 @@ _MOST = 3
 
 
 def settled(
-    model: Model, check: Check, checked: Callable[[Captured], Check]
+    model: Model, check: Check, checked: Callable[[Captured], Check], *, elsewhere: bool
 ) -> tuple[Captured, Check]:
     """The model traced on sides that are right on both, and its check; `check` is of the first.
+    `elsewhere` is as in `trace`.
 
     Raises CaptureError where no side is seen to be, naming the line.
     """
@@ -44,7 +45,7 @@ def settled(
     ways = sorted(itertools.product((True, False), repeat=len(places)), key=lambda w: w != first)
     for way in ways:
         if way != first:
-            captured = trace(model, dict(zip(places, way, strict=True)))
+            captured = trace(model, dict(zip(places, way, strict=True)), elsewhere=elsewhere)
             check = checked(captured)
         try:
             wrong = _unsettled(captured, check, _taken(captured, check))

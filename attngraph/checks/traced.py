@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -19,6 +19,10 @@ from attngraph.ir.ranges import Ranges
 
 _ROUNDING = 2.0**-11
 """Half the digits of float32, in which a trace may hold tables that the model computes."""
+
+
+_TIMES, _MOST_SIZES = 8, 8
+"""How far beyond the sample, and how many of the sizes, at which other code runs are tried."""
 
 
 def trace_differs(check: Check, graph: Graph) -> str:
@@ -50,8 +54,8 @@ def trace_differs(check: Check, graph: Graph) -> str:
 def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
     """The suspects that the captured graph needs in order to compute what the model does.
 
-    Each is tried at sizes that break it: 1, what the dim is a multiple of, or one that all its
-    dims have.
+    Each is tried at sizes that break it: 1, what the dim is a multiple of, one that all its dims
+    have, and of one that the sample breaks, sizes all over.
     """
     sample, *_ = check.samples.sizes()
     steps = multiples(check.captured.graph.conditions)
@@ -64,6 +68,8 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
         common = [1, *steps.values(), *(sample[name] for name in names)]
         tried = [{name: n} for name in names for n in (1, steps.get(name, 1))] + [steps]
         tried += [dict.fromkeys(names, n) for n in common]
+        if suspect.beyond:
+            tried += _elsewhere(suspect, sample)
         broken = [
             sizes
             for sizes in ({**sample, **ones} for ones in tried)
@@ -77,6 +83,19 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
                 found.append(suspect)
                 break
     return [*found, *_not_one(check, graph, Ranges({}, tuple(s.condition for s in found)))]
+
+
+def _elsewhere(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, int]]:
+    """Sizes at which the model runs other code than was traced: all, or some from all over them."""
+    found = []
+    for name in sorted(symbols_of(suspect.condition) & sample.keys()):
+        sizes = range(1, _TIMES * sample[name] + 1)
+        only = Ranges({}, (suspect.condition,))
+        left_out = [size for size in sizes if only.broken({**sample, name: size})]
+        step = max(1, -(-len(left_out) // _MOST_SIZES))
+        near = [size for size in left_out if abs(size - sample[name]) == 1]
+        found += [{name: size} for size in (*left_out[::step], *left_out[-1:], *near)]
+    return found
 
 
 def _not_one(check: Check, graph: Graph, known: Ranges) -> list[Suspect]:

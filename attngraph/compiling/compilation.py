@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,16 +12,16 @@ import torch
 
 from attngraph.analysis.values.denormals import KEPT_KEY
 from attngraph.checks.bisect import blame
-from attngraph.checks.branches import settled
-from attngraph.checks.check import Cases, Check
+from attngraph.checks.check import Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.checks.rounded import taken_apart
 from attngraph.checks.shares import error, errors_of_each, to_keep
-from attngraph.checks.traced import required_conditions, trace_differs
+from attngraph.checks.traced import trace_differs
+from attngraph.compiling.beginning import Prepare, Progress, begin, stage
 from attngraph.compiling.pipeline import pipeline
-from attngraph.compiling.precision_search import check_precision, in_half
+from attngraph.compiling.precision_search import in_half
 from attngraph.compiling.provenance import Provenance
-from attngraph.errors import AttngraphError, CaptureError, ParityError, UsageError
+from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision, Weights
 from attngraph.export.kernels import choose_all
@@ -30,7 +30,7 @@ from attngraph.export.kernels.weight_only import cost_on_cpu
 from attngraph.export.lowering.emission.buffers import Buffers, part_joined, require_in_place
 from attngraph.export.lowering.lower import lower
 from attngraph.export.parity.budget import Parity
-from attngraph.export.precision import gates, own_precision, stored_bytes
+from attngraph.export.precision import gates, stored_bytes
 from attngraph.export.precision.quantize import (
     Linear,
     Moved,
@@ -44,10 +44,9 @@ from attngraph.export.runtime.saturation import saturates
 from attngraph.export.runtime.session import elsewhere
 from attngraph.export.tuning.tune import tuned
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.model import Model, trace
+from attngraph.frontend.model import Model
 from attngraph.frontend.specs import read_npz
 from attngraph.ir import Graph, clone, interpret, verify
-from attngraph.ir.conditions import shown
 from attngraph.ir.ranges import RANGES_KEY, Ranges
 from attngraph.mapped import Spill, are_large, release
 from attngraph.optimized import Optimized
@@ -66,35 +65,7 @@ from attngraph.reports.report import (
 _PATIENCE = 10.0
 """Seconds for the errors of all linears, where no budget asks for them."""
 
-Progress = Callable[[str], None]
-"""Called with the name of each stage as it begins."""
-
 _LITTLE_BF16 = "onnxruntime's CPU provider computes little in bf16"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What is known of a model beside its inputs: the cases to check it on, a static cache, and
-    what makes inputs of other sizes.
-    """
-
-    cases: Cases | None = None
-    buffers: Buffers | None = None
-    at: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]] | None = None
-
-
-Prepare = Callable[[Captured], Prepared]
-"""Gets the model as captured. What it changes in the graph's dims holds for the passes."""
-
-
-@contextlib.contextmanager
-def stage(name: str, report: Report, progress: Progress | None) -> Iterator[None]:
-    """Tells that a stage begins, and adds its seconds to the report."""
-    if progress is not None:
-        progress(name)
-    start = time.perf_counter()
-    yield
-    report.timings[name] = report.timings.get(name, 0.0) + time.perf_counter() - start
 
 
 @dataclass
@@ -135,38 +106,21 @@ class Compilation:
         device = options.device
         report = Report(model.source, str(device), options.precision or "fp32", device.operators)
         passes = pipeline(**options.of_pipeline())
-        follows = options.verifies and prepare is None  # a decoder's cases come after its capture
-        with stage("capture", report, progress):
-            captured = trace(model, {} if follows else None)
-        _check_weights(captured.graph, model.source)
-        own = own_precision(captured.graph)
-        report.precision = options.precision or own
-        _check_formats(options, report.precision, own, model.source)
-        prepared = Prepared() if prepare is None else prepare(captured)
-
-        def checked(captured: Captured) -> Check:
-            hides_rows = "no-fully-masked-rows" not in options.assume
-            cases, at = prepared.cases, prepared.at
-            return Check(model, captured, own, cases, hides_rows=hides_rows, at=at)
-
-        check = checked(captured)
-        if captured.branches:
-            with stage("capture", report, progress):
-                captured, check = settled(model, check, checked)
-        report.notes += [*model.notes, *captured.notes]
+        begun = begin(model, options, prepare, report, progress)
+        captured = begun.captured
+        report.precision = options.precision or begun.own
+        report.notes += begun.notes
         report.nodes_before = len(captured.graph)
-        if prepared.cases is None:  # those of a decoder have sizes of 1
-            report.notes += _require_suspects(captured, check, options.verifies)
         return cls(
             model,
             options,
             captured,
-            own,
+            begun.own,
             report,
-            check,
+            begun.check,
             clone(captured.graph) if options.verifies else None,
             passes,
-            prepared.buffers,
+            begun.buffers,
             are_large(_weights(captured.graph)),
             progress,
             staged,
@@ -491,52 +445,6 @@ def run_passes(
         *loops_of(report.passes),
         *hidden_rows_of(report.passes),
     ]
-
-
-def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[str]:
-    """Makes conditions of what the trace took for granted of its sizes, unless it isn't needed.
-
-    Raises CaptureError where that excludes a size of 1 that was asked for.
-    """
-    graph = captured.graph
-    unverified = [suspect for suspect in captured.suspects if not suspect.assumed]
-    required = required_conditions(check, graph) if verifies else unverified
-    for suspect in required:
-        if suspect.asked:
-            name = min(suspect.asked)
-            raise CaptureError(
-                f"Dim {name!r} can't be 1: the model demands {shown(suspect.condition)}"
-                f"{suspect.place}, as torch.export traces it. Ask for a range from 2 on, or for "
-                f"whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
-            )
-    graph.conditions += tuple(suspect.condition for suspect in required)
-    return [
-        f"Sizes have {shown(suspect.condition)}: the model demands it{suspect.place}."
-        for suspect in required
-    ]
-
-
-def _check_weights(graph: Graph, source: str) -> None:
-    for value in graph.constants.values():
-        if value.data is not None and value.data.is_meta:
-            raise UsageError(
-                f"{value.name} of {source} is on the meta device, where it has no numbers: load "
-                "the weights first, such as with load_state_dict(weights, assign=True)."
-            )
-
-
-def _check_formats(options: Options, precision: Precision, own: Precision, source: str) -> None:
-    check_precision(precision, own, options.device, source)
-    if options.activations is not None and own != "fp32":
-        raise UsageError(
-            f"--activations {options.activations} is for models in float32, and the weights of "
-            f"{source} are {own}: leave it out, or convert the module itself first."
-        )
-    if options.weights is not None and precision != own:
-        raise UsageError(
-            f"--weights {options.weights} is for models in their own precision, which is {own}: "
-            f"leave out --precision {precision}, or convert the module itself first."
-        )
 
 
 @contextlib.contextmanager

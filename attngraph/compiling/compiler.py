@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from attngraph.compiling.compilation import Compilation, Prepare, Progress, run_passes, stage
+from attngraph.compiling.beginning import Prepare, Progress, stage
+from attngraph.compiling.compilation import Compilation, run_passes
 from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import ParityError
 from attngraph.export.files.staged import Staged

@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 import torch
 
-from attngraph.compiling.compilation import Prepared, Progress, stage
+from attngraph.compiling.beginning import Prepared, Progress, stage
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.checking import (
     PROMPT,

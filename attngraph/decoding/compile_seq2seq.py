@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-from attngraph.compiling.compilation import Progress
+from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile import compile_decoder

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attngraph.checkpoints.tasks import Task
-from attngraph.compiling.compilation import Progress
+from attngraph.compiling.beginning import Progress
 from attngraph.deployment.compilers import Parts, Request, compiled
 from attngraph.deployment.folder import place_of
 from attngraph.errors import UsageError

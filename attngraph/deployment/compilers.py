@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attngraph.checkpoints.tasks import Kind
-from attngraph.compiling.compilation import Progress
+from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
 from attngraph.decoding.compile_seq2seq import compile_seq2seq, rules_of

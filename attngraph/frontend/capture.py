@@ -102,11 +102,13 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     sides: Mapping[Place, bool] | None = None,
+    elsewhere: bool = False,
 ) -> Captured:
     """Traces a module with torch.export, as it is at inference, undecomposed and functional.
 
     `dynamic_shapes` is torch.export's. A Dim keeps its name; the same name is the same dim. With
-    `sides` a branch on a tensor's values is followed on one side, which is then to be checked. The
+    `sides` a branch on a tensor's values is followed on one side, and with `elsewhere` a sample
+    that leads into a special case gives way to one of other sizes: both are to be checked. The
     module's training flags are as before afterwards. Raises CaptureError where torch.export can't
     trace it or a dim that was asked for becomes a constant, UsageError where the inputs don't fit.
     """
@@ -134,7 +136,7 @@ def capture(
     named = _in_signature_order(module, named)
     args, named = _distinct(args, named)
     with _ONE_AT_A_TIME:
-        traced = trace(module, args, named, combined, dynamic_shapes, sides)
+        traced = trace(module, args, named, combined, dynamic_shapes, sides, elsewhere=elsewhere)
     parameters = inspect.signature(module.forward)
     captured = _captured(traced, (args, named), parameters, module)
     return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))

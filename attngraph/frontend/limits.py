@@ -40,13 +40,16 @@ class Suspect:
     number that they are multiples of, or says that two dims are unequal: what the trace says of
     other sizes is to be checked. `place` is where it was asked, ` at model.py:12 (…)`; `asked` are
     the dims for which a size of 1 was asked for. Of every dim it is `assumed` that it isn't 1:
-    torch drops what then decides nothing, `max(n - 1, 1)`.
+    torch drops what then decides nothing, `max(n - 1, 1)`. A trace at other sizes than the sample's
+    leaves some out that are `beyond` it, the sample's own among them, where the model runs other
+    code.
     """
 
     condition: Condition
     place: str
     asked: frozenset[str]
     assumed: bool = False
+    beyond: bool = False
 
 
 def settled_limits(
@@ -123,7 +126,12 @@ def settled_limits(
         tuple(kept.values()),
         (
             *(
-                Suspect(condition, places.of(condition), asked_one & symbols_of(condition))
+                Suspect(
+                    condition,
+                    places.of(condition),
+                    asked_one & symbols_of(condition),
+                    beyond=condition in beyond,
+                )
                 for condition in suspects.values()
             ),
             *assumed,

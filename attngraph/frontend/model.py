@@ -66,11 +66,14 @@ class Model:
         )
 
 
-def trace(model: Model, sides: Mapping[Place, bool] | None = None) -> Captured:
+def trace(
+    model: Model, sides: Mapping[Place, bool] | None = None, *, elsewhere: bool = False
+) -> Captured:
     """The model as a graph, whatever form it came in.
 
     `sides` say which side of a branch on a tensor's values is followed (branches.py); with None
-    such a branch is an error.
+    such a branch is an error. `elsewhere`, where the sample's sizes lead into a special case, it is
+    traced at others, whose suspects are then to be checked.
     """
     if model.program is not None:
         return from_program(model.program, dim_names=model.dim_names)
@@ -82,5 +85,6 @@ def trace(model: Model, sides: Mapping[Place, bool] | None = None) -> Captured:
         kwargs=model.kwargs,
         dynamic_shapes=model.dynamic_shapes,
         sides=sides,
+        elsewhere=elsewhere,
     )
     return captured.renamed(model.names)

@@ -126,6 +126,8 @@ def trace(
     combined: Mapping[str, Any],
     dynamic_shapes: Any,
     sides: Mapping[Place, bool] | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> Traced:
     """Exports the module; narrows a dim's range where the model demands it.
 
@@ -151,7 +153,8 @@ def trace(
         if (len(numbers), constant) == known:
             break
     assert best is not None
-    best = _elsewhere(best, module, args, kwargs, combined, dynamic_shapes, sides, numbers)
+    if elsewhere:
+        best = _elsewhere(best, module, args, kwargs, combined, dynamic_shapes, sides, numbers)
     if isinstance(best, Traced):
         return best
     raise best

@@ -17,7 +17,9 @@ from attngraph.checks.branches import settled
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
 from attngraph.checks.rounded import Run, further_outputs
-from attngraph.compiling.compilation import Progress, out_of_memory
+from attngraph.checks.traced import required_conditions
+from attngraph.compiling.beginning import Progress
+from attngraph.compiling.compilation import out_of_memory
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.checking import Encoded, decoding_cases, generated_parity
 from attngraph.decoding.compile import buffers_of, of_causal_lm, take_every_step
@@ -242,14 +244,27 @@ def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captur
         )
         if set(layout.pasts) <= set(model.names):  # a file from before its names were the runtimes'
             model = replace(model, names={})
-    captured = trace(model, {} if layout is None else None)
-    if captured.branches:
-        own = own_precision(captured.graph)
-        captured, _ = settled(model, Check(model, captured, own), lambda c: Check(model, c, own))
+    captured, check = _traced(model, follows=layout is None, elsewhere=layout is None)
+    if any(suspect.beyond for suspect in captured.suspects):
+        required = required_conditions(check, captured.graph)
+        if any(suspect.beyond for suspect in required):  # as a compile does
+            captured, _ = _traced(model, follows=True, elsewhere=False)
     if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
         return model, captured, None
     take_every_step(captured.graph, layout)
     return model, captured, layout
+
+
+def _traced(model: Model, *, follows: bool, elsewhere: bool) -> tuple[Captured, Check]:
+    captured = trace(model, {} if follows else None, elsewhere=elsewhere)
+    own = own_precision(captured.graph)
+
+    def checked(captured: Captured) -> Check:
+        return Check(model, captured, own)
+
+    if captured.branches:
+        return settled(model, checked(captured), checked, elsewhere=elsewhere)
+    return captured, checked(captured)
 
 
 def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quantised | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from attngraph.compiling.compilation import Progress
+from attngraph.compiling.beginning import Progress
 from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile_seq2seq import encodings
 from attngraph.decoding.decoder import Decoder

@@ -68,7 +68,7 @@ def test_a_side_that_differs_at_the_samples_size_is_not_followed() -> None:
     with pytest.raises(UsageError):
         optimized(torch.randn(2, 9, 4))
     with pytest.raises(CaptureError, match="the model fixes it to 6"):
-        capture(model, (X,), dynamic_shapes=({1: Dim("length")},))
+        capture(model, (X,), dynamic_shapes=({1: Dim("length")},), elsewhere=True)
 
 
 def test_what_is_the_model_at_two_sizes_alone_is_not_followed() -> None:
@@ -76,8 +76,33 @@ def test_what_is_the_model_at_two_sizes_alone_is_not_followed() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * len({x.shape[1], 5})
 
-    captured = capture(Looks(), (X,), dynamic_shapes=({1: Dim.AUTO},))
+    captured = capture(Looks(), (X,), dynamic_shapes=({1: Dim.AUTO},), elsewhere=True)
     assert captured.graph.inputs[0].shape == (2, 6, 4)
+
+
+class Odd(nn.Module):
+    """Below 8 its loop treats one size by itself, which the sample and its halves don't show."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        if length < 8:
+            return torch.stack([x[:, at] * at for at in range(length)], 1) + (
+                1 if length == 5 else 0
+            )
+        return x * torch.arange(length)[:, None]
+
+
+def test_a_size_that_the_sample_does_not_show_is_tried() -> None:
+    optimized = optimize(Odd(), (X,), dynamic_shapes=({1: Dim.AUTO},))
+    torch.testing.assert_close(optimized(X), Odd()(X))
+    for length in (5, 9):
+        with pytest.raises(UsageError):
+            optimized(torch.randn(2, length, 4))
+
+
+def test_what_is_done_at_all_sizes_is_told() -> None:
+    optimized = optimize(Resolution(), (X,), dynamic_shapes=({1: Dim.AUTO},))
+    assert "what the model does where x_1 ≠ 6" in optimized.report.notes[0]
 
 
 def test_a_lower_end_of_the_model_stays_one() -> None:

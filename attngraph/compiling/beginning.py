@@ -1,0 +1,176 @@
+"""The first step of a compile: the model as a graph, and the check that it is held against."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from attngraph.checks.branches import settled
+from attngraph.checks.check import Cases, Check
+from attngraph.checks.traced import required_conditions
+from attngraph.compiling.precision_search import check_precision
+from attngraph.errors import CaptureError, UsageError
+from attngraph.export.formats import Precision
+from attngraph.export.lowering.emission.buffers import Buffers
+from attngraph.export.precision import own_precision
+from attngraph.frontend.capture import Captured
+from attngraph.frontend.model import Model, trace
+from attngraph.ir import Graph
+from attngraph.ir.conditions import shown
+from attngraph.options import Options
+from attngraph.reports.report import Report
+
+Progress = Callable[[str], None]
+"""Called with the name of each stage as it begins."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a model beside its inputs: the cases to check it on, a static cache, and
+    what makes inputs of other sizes.
+    """
+
+    cases: Cases | None = None
+    buffers: Buffers | None = None
+    at: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]] | None = None
+
+
+Prepare = Callable[[Captured], Prepared]
+"""Gets the model as captured. What it changes in the graph's dims holds for the passes."""
+
+
+@contextlib.contextmanager
+def stage(name: str, report: Report, progress: Progress | None) -> Iterator[None]:
+    """Tells that a stage begins, and adds its seconds to the report."""
+    if progress is not None:
+        progress(name)
+    start = time.perf_counter()
+    yield
+    report.timings[name] = report.timings.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A captured model whose trace was found to be the model. `own` is its weights' precision."""
+
+    captured: Captured
+    check: Check
+    own: Precision
+    buffers: Buffers | None
+    notes: list[str]
+
+
+def begin(
+    model: Model,
+    options: Options,
+    prepare: Prepare | None,
+    report: Report,
+    progress: Progress | None,
+) -> Begun:
+    """Captures the model; at other sizes than the sample's where that keeps a dim open and the
+    check agrees. Raises CaptureError, and UsageError for a precision that it doesn't have.
+    """
+    # The cases of a decoder come after its capture, and are no sizes that a trace is tried at.
+    follows = options.verifies and prepare is None
+    found = _begun(model, options, prepare, report, progress, follows=follows, elsewhere=follows)
+    if found is None:
+        found = _begun(model, options, prepare, report, progress, follows=follows, elsewhere=False)
+    assert found is not None
+    return found
+
+
+def _begun(
+    model: Model,
+    options: Options,
+    prepare: Prepare | None,
+    report: Report,
+    progress: Progress | None,
+    *,
+    follows: bool,
+    elsewhere: bool,
+) -> Begun | None:
+    """None where a trace from elsewhere is not the model at the sizes that it leaves out."""
+    with stage("capture", report, progress):
+        captured = trace(model, {} if follows else None, elsewhere=elsewhere)
+    _check_weights(captured.graph, model.source)
+    own = own_precision(captured.graph)
+    _check_formats(options, options.precision or own, own, model.source)
+    prepared = Prepared() if prepare is None else prepare(captured)
+
+    def checked(captured: Captured) -> Check:
+        hides_rows = "no-fully-masked-rows" not in options.assume
+        cases, at = prepared.cases, prepared.at
+        return Check(model, captured, own, cases, hides_rows=hides_rows, at=at)
+
+    check = checked(captured)
+    if captured.branches:
+        with stage("capture", report, progress):
+            captured, check = settled(model, check, checked, elsewhere=elsewhere)
+    notes = [*model.notes, *captured.notes]
+    if prepared.cases is None:  # those of a decoder have sizes of 1
+        required = _require_suspects(captured, check, options.verifies)
+        if required is None:
+            return None
+        notes += required
+    return Begun(captured, check, own, prepared.buffers, notes)
+
+
+def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[str] | None:
+    """Makes conditions of what the trace took for granted of its sizes, unless it isn't needed.
+
+    None where one of them leaves out the sample itself. Raises CaptureError where one excludes a
+    size of 1 that was asked for.
+    """
+    graph = captured.graph
+    unverified = [suspect for suspect in captured.suspects if not suspect.assumed]
+    required = required_conditions(check, graph) if verifies else unverified
+    if any(suspect.beyond for suspect in required):
+        return None
+    for suspect in required:
+        if suspect.asked:
+            name = min(suspect.asked)
+            raise CaptureError(
+                f"Dim {name!r} can't be 1: the model demands {shown(suspect.condition)}"
+                f"{suspect.place}, as torch.export traces it. Ask for a range from 2 on, or for "
+                f"whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
+            )
+    graph.conditions += tuple(suspect.condition for suspect in required)
+    beyond = [suspect for suspect in captured.suspects if suspect.beyond]
+    return [
+        *(
+            f"Sizes have {shown(suspect.condition)}: the model demands it{suspect.place}."
+            for suspect in required
+        ),
+        *(
+            f"The file does at all sizes what the model does where {shown(suspect.condition)}"
+            f"{suspect.place}; where it isn't, the two were compared at some sizes and are equal."
+            for suspect in [each for each in beyond if each.place] or beyond
+        ),
+    ]
+
+
+def _check_weights(graph: Graph, source: str) -> None:
+    for value in graph.constants.values():
+        if value.data is not None and value.data.is_meta:
+            raise UsageError(
+                f"{value.name} of {source} is on the meta device, where it has no numbers: load "
+                "the weights first, such as with load_state_dict(weights, assign=True)."
+            )
+
+
+def _check_formats(options: Options, precision: Precision, own: Precision, source: str) -> None:
+    check_precision(precision, own, options.device, source)
+    if options.activations is not None and own != "fp32":
+        raise UsageError(
+            f"--activations {options.activations} is for models in float32, and the weights of "
+            f"{source} are {own}: leave it out, or convert the module itself first."
+        )
+    if options.weights is not None and precision != own:
+        raise UsageError(
+            f"--weights {options.weights} is for models in their own precision, which is {own}: "
+            f"leave out --precision {precision}, or convert the module itself first."
+        )
