@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils import _pytree as pytree
 
 import attngraph
 from attngraph.errors import CaptureError
@@ -147,3 +148,42 @@ def test_layers_are_themselves_again_after_a_capture() -> None:
         attngraph.capture(Packed(nn.GRU, total_length=None), (torch.randn(3, 5, 4), torch.ones(3)))
     after = (nn.LSTM.forward, torch._VF.lstm_cell, torch._VF._pack_padded_sequence)
     assert before == after
+
+
+class AfterAttention(nn.Module):
+    """A layer over weights that are NaN in the steps that a mask hides."""
+
+    def __init__(self, kind: Any, *, packed: bool) -> None:
+        super().__init__()
+        self.layers, self.packed = kind(4, 3, bidirectional=True, batch_first=True), packed
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor, lengths: torch.Tensor) -> Any:
+        weights = x.masked_fill(seen[..., None] == 0, -torch.inf).softmax(-1)
+        if not self.packed:
+            return self.layers(weights)
+        lengths = lengths.clamp(max=x.shape[1])
+        packed = pack_padded_sequence(weights, lengths, batch_first=True, enforce_sorted=False)
+        y, final = self.layers(packed)
+        return *pad_packed_sequence(y, batch_first=True, total_length=x.shape[1]), final
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_nan_stays_nan_from_the_step_on_that_has_it(kind: type[nn.RNNBase], packed: bool) -> None:
+    torch.manual_seed(0)
+    model = AfterAttention(kind, packed=packed).eval()
+    x, lengths = torch.randn(4, 5, 4), torch.tensor([5, 3, 2, 4])
+    dims = {0: BATCH, 1: SEQ}
+    found = attngraph.optimize(
+        model,
+        (x, torch.ones(4, 5, dtype=torch.int64), lengths),
+        dynamic_shapes=(dims, dims, {0: BATCH}),
+    )
+    seen = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 1], [1, 0, 1, 1, 1], [0, 1, 1, 1, 0]])
+    given = (x, seen, lengths)
+    with torch.no_grad():
+        expected = model(*given)
+    assert any(bool(each.isnan().any()) for each in pytree.tree_leaves(expected))
+    torch.testing.assert_close(
+        pytree.tree_leaves(found(*given)), pytree.tree_leaves(expected), equal_nan=True
+    )
