@@ -351,6 +351,7 @@ def test_tables_end_in_a_sentence() -> None:
     assert decoder.generate(ids, 60, mask).shape == (2, 67)
 
 
+@pytest.mark.slow
 def test_windows_and_chunks_are_crossed() -> None:
     """And what no sequence changes has no length that is singled out."""
     from transformers import BloomConfig, BloomForCausalLM, Llama4ForCausalLM, Llama4TextConfig

@@ -72,6 +72,8 @@ SAMPLES: list[tuple[Any, ...]] = [
     ),
     ("attn.rotary", {"heads": 4}, [(2, _S, 32), (2, _S, 4), (2, _S, 4)], True),
     ("aten.conv2d", {"stride": [8, 8]}, [(2, 3, 160, 160), (20, 3, 8, 8)], True),
+    ("aten.conv1d", {"padding": [3], "groups": 48}, [(2, 48, _S), (48, 1, 4), (48,)], True),
+    ("attn.causal_conv", {"dilation": 2}, [(2, 48, _S), (48, 1, 4)], True),
     ("aten.cumsum", {"dim": 1}, [(2, _S)], True),
     ("aten.view_as_complex", {}, [(_S, 2)], True),
     ("aten.arange", {"end": _S}, [], True),

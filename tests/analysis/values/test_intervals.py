@@ -40,6 +40,7 @@ BOUNDED: dict[str, Interval] = {
     "aten.cat(%t, %s) {dim = -1}": (-1, 1),
     "aten.triu(%s)": (0, 1),
     "aten.softmax.int(%x) {dim = -1}": (0, 1),
+    "aten.exp(%t)": (0, math.inf),
     "aten.permute(%t) {dims = [0, 2, 1]}": (-1, 1),
     "aten.index_select(%c, 0, %i)": (-2, 2),
     "aten._to_copy(%m) {dtype = f32}": (0, 1),
@@ -55,7 +56,7 @@ WITHOUT = [
     "aten.mul.Scalar(%x) {other = 2.0}",
     "aten.linear(%x, %w)",
     "aten.add.Tensor(%t, %s) {alpha = 2}",
-    "aten.exp(%t)",
+    "aten.reciprocal(%t)",
 ]
 
 
