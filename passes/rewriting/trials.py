@@ -182,6 +182,12 @@ def aimed(
     return drawn.round().to(value.dtype) if integral else drawn
 
 
+_NEAR = 4
+"""Nodes above a leaf by which it is known to be a length, such as a norm or what is clamped: the
+answer is asked of every leaf in every trial, and decides nothing but what is drawn.
+"""
+
+
 def sample(
     value: Value,
     sizes: Mapping[str, int],
@@ -229,7 +235,7 @@ def sample(
 def _floats(value: Value, shape: list[int], seed: torch.Generator, kind: str) -> torch.Tensor:
     wide = torch.complex128 if value.dtype.is_complex else torch.float64
     scale = _SCALE.get(kind, 1.0)
-    is_length = value.producer is not None and Intervals().of(value)[0] >= 0
+    is_length = value.producer is not None and Intervals().of(value, _NEAR)[0] >= 0
     if is_length:  # what is divided by it isn't as small as it in every leaf
         scale = max(scale, 1.0)
     drawn = torch.randn(shape, generator=seed, dtype=wide) * scale
