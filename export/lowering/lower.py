@@ -139,19 +139,15 @@ def _lower_body(context: LoweringContext, body: Graph, captured: Mapping[Value, 
     return ir.Graph(inputs, outputs, nodes=nodes, name=body.name)
 
 
-_DRAWS = frozenset({"Bernoulli", "Multinomial"})
-
-
 def _apart(nodes: Sequence[ir.Node], own: set[ir.Value]) -> tuple[list[ir.Node], list[ir.Node]]:
     """A body's nodes, and those of them that compute the same in each step, which has `own` values.
 
-    A loop has a step at least, so the latter can run before it.
+    The latter can run before the loop: no operator has an effect, and none draws random numbers.
     """
     inside, before = [], []
     for node in nodes:
-        draws = node.op_type.startswith("Random") or node.op_type in _DRAWS
         holds = any(held.type == ir.AttributeType.GRAPH for held in node.attributes.values())
-        if draws or holds or not own.isdisjoint((*node.inputs, *node.outputs)):
+        if holds or not own.isdisjoint((*node.inputs, *node.outputs)):
             inside.append(node)
             own.update(node.outputs)
         else:
