@@ -1,6 +1,7 @@
 """A sweep on a local Ray of two workers, of which one is killed midway. Run in Ray's environment.
 
-`python -m tests.runtimes.run_ray SPEC.toml OUT` prints the exit code of the sweep.
+`python -m tests.runtimes.run_ray SPEC.toml OUT` prints the exit code of the sweep and the
+version of Ray.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 from ray.cluster_utils import Cluster
@@ -27,7 +29,7 @@ def main(spec: str, out: str) -> None:
             assert time.monotonic() < late, "no task ended"
             time.sleep(0.1)
         cluster.remove_node(workers[0], allow_graceful=False)
-        print("code", sweep.wait(_PATIENCE))
+        print("code", sweep.wait(_PATIENCE), "of Ray", version("ray"))
     finally:
         cluster.shutdown()
 
