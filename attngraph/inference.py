@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import threading
 from collections import OrderedDict, deque
@@ -13,9 +14,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.nn.attention.flex_attention as _FLEX
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex as _FLEX_INDEXING
-from torch._higher_order_ops.flex_attention import FlexAttentionHOP as _FLEX_OPERATOR
 
 _DEEPEST = 4
 _MOST_THINGS = 1 << 16
@@ -76,15 +74,30 @@ class _AsWritten:
 
 @contextmanager
 def _flex_attention_as_defined() -> Iterator[None]:
-    """Calls of the operator run `_flex_attention`, and aren't compiled first."""
+    """Calls of the operator run `_flex_attention`, and aren't compiled first.
+
+    These names are torch's own (2.11 to 2.15 have them). Under a torch that has others the operator
+    stays one, which is refused where a model uses it.
+
+    What Dynamo keeps of a caller is forgotten afterwards. Its guards don't see that the operator
+    was another function: `torch.compile(flex_attention)` would fail in its next call.
+    """
     # Within its own surroundings for a compile a trace would not see what is called.
     apart = mock.Mock(side_effect=contextlib.nullcontext)
-    with (
-        mock.patch.object(_FLEX, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
-        mock.patch.object(_FLEX, "setup_compilation_env", apart),
-        mock.patch.object(_FLEX_OPERATOR, "__call__", _flex_attention),
-    ):
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, AttributeError):
+            flex = importlib.import_module("torch.nn.attention.flex_attention")
+            operators = importlib.import_module("torch._higher_order_ops.flex_attention")
+            patches = (
+                mock.patch.object(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
+                mock.patch.object(flex, "setup_compilation_env", apart),
+                mock.patch.object(operators.FlexAttentionHOP, "__call__", _flex_attention),
+            )
+            for patch in patches:
+                stack.enter_context(patch)
         yield
+    if apart.called:
+        torch._dynamo.reset()
 
 
 def _flex_attention(
@@ -113,7 +126,8 @@ def _flex_attention(
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
     scores = query.to(wide) @ key.to(wide).transpose(-2, -1) * scale
     places = [torch.arange(size, device=query.device) for size in scores.shape]
-    with _FLEX_INDEXING():
+    indexing = importlib.import_module("torch._dynamo._trace_wrapped_higher_order_op")
+    with indexing.TransformGetItemToIndex():  # an index of one element is a tensor, not a number
         scored = _over_all(score_mod, (0,), len(of_score))(scores, *places, *of_score)
         visible = _over_all(block_mask[-1], (), len(of_mask))(*places, *of_mask)
     scores = torch.where(visible, scored.to(wide), -math.inf)

@@ -37,6 +37,8 @@ from attngraph.errors import UsageError
 Kind = Literal["switch", "value", "list"]
 """A flag without a value, with one, or one that may be given several times."""
 TABLES = ("options", "models", "variants")
+_BESIDE = (".html", ".json")
+"""What the pages and reports end in, which lie beside the results."""
 _NAME = re.compile(r"[\w][\w.+-]*", re.ASCII)
 
 
@@ -95,10 +97,10 @@ def _named(tables: Any, what: str, path: Path) -> Iterator[tuple[str, dict[str, 
     for table in tables:
         own = dict(table)
         name = own.pop("name", None)
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(_BESIDE):
             raise UsageError(
                 f"{path}: one of [[{what}]] has the name {name!r}; give it one of letters, digits, "
-                "-, _, + and dots."
+                "-, _, + and dots, which doesn't end in .html or .json."
             )
         if name.casefold() in seen:
             raise UsageError(f"{path}: two of [[{what}]] are called {name}; name one otherwise.")

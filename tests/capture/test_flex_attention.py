@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_module
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 import attngraph
+from attngraph.errors import CaptureError
+from attngraph.frontend.capture import capture
 from attngraph.frontend.functional import functionalize
 from attngraph.inference import inference
 
@@ -27,6 +30,11 @@ def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
 def nothing(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Of the first query; the others see all."""
     return q > 0
+
+
+def strictly_causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """The first query sees no key."""
+    return q > k
 
 
 def relative(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -87,13 +95,18 @@ def dims(heads: int = 4) -> tuple[Any, ...]:
     return ({0: batch, 2: rows},) * 3
 
 
-@pytest.mark.parametrize(("score", "mask"), [(None, causal), (triangle, None)])
-def test_it_is_an_attention_with_its_mask(score: Function | None, mask: Function | None) -> None:
+@pytest.mark.parametrize(
+    ("score", "mask", "said"),
+    [(triangle, None, "causal"), (None, strictly_causal, "causal with offset -1")],
+)
+def test_it_is_an_attention_with_its_mask(
+    score: Function | None, mask: Function | None, said: str
+) -> None:
     module = Flexible(score, mask)
     found = attngraph.optimize(module, tensors(), dynamic_shapes=dims())
     (site,) = found.report.sites
     assert site.status == "fused"
-    assert site.mask == "causal"
+    assert site.mask == said
     assert not found.report.notes
     for batch, rows in ((1, 2), (3, 33)):
         given = tensors(batch=batch, rows=rows, seed=1)
@@ -110,3 +123,23 @@ def test_a_program_that_holds_the_operator_is_written_out() -> None:
     names = [str(node.target) for node in functionalize(program).graph.nodes]
     assert "aten.tanh.default" in names
     assert not any("flex_attention" in name for name in names)
+
+
+def test_a_torch_without_these_names_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator is refused then, and no other model is touched."""
+    monkeypatch.delattr(flex_module, "setup_compilation_env")
+    with pytest.raises(CaptureError):
+        capture(Flexible(softcap, None), tensors())
+    assert len(capture(nn.Linear(2, 2), (torch.ones(1, 2),)).graph)
+
+
+def test_a_compiled_call_of_it_still_runs_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flex_attention's own documentation says to call it; Dynamo keeps nothing of the trace."""
+    module = Flexible(None, causal)
+    expected = module(*tensors())
+    monkeypatch.setattr(
+        f"{__name__}.flex_attention", torch.compile(flex_attention, backend="eager")
+    )
+    torch.testing.assert_close(module(*tensors()), expected)
+    capture(module, tensors())
+    torch.testing.assert_close(module(*tensors()), expected)

@@ -88,6 +88,7 @@ def test_without_variants_a_task_has_the_name_of_its_model(tmp_path: Path) -> No
         ("[[models]]\nmodel = 'a'", "has the name None; give it one of letters"),
         ("[[models]]\nname = '../a'\nmodel = 'a'", "has the name '../a'; give it one of letters"),
         ("[[models]]\nname = '..'\nmodel = 'a'", "has the name '..'; give it one of letters"),
+        ("[[models]]\nname = 'sweep.json'\nmodel = 'a'", "which doesn't end in .html or .json."),
         (f"{MODEL}{MODEL.replace('bert', 'BERT')}", "two of [[models]] are called BERT"),
         ("[[models]]\nname = 'a'", "a has no model; give it model = PATH, or a factory."),
         ("[[models]]\nname = 'a'\nmodel = 3", "the model of a is 3; it is a path in quotes."),
