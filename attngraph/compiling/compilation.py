@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,15 +14,15 @@ from attngraph.checks.bisect import blame
 from attngraph.checks.check import Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.checks.rounded import taken_apart
-from attngraph.checks.shares import error, errors_of_each, to_keep
 from attngraph.checks.traced import trace_differs
 from attngraph.compiling.beginning import Prepare, Progress, begin, stage
 from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.precision_search import in_half
 from attngraph.compiling.provenance import Provenance
-from attngraph.errors import AttngraphError, ParityError, UsageError
+from attngraph.compiling.quantizing import Quantizing
+from attngraph.errors import ParityError
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Precision, Weights
+from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
 from attngraph.export.kernels.crossovers import timed_family
 from attngraph.export.kernels.weight_only import cost_on_cpu
@@ -31,22 +30,12 @@ from attngraph.export.lowering.emission.buffers import Buffers, part_joined, req
 from attngraph.export.lowering.lower import lower
 from attngraph.export.parity.budget import Parity
 from attngraph.export.precision import gates, stored_bytes
-from attngraph.export.precision.quantize import (
-    Linear,
-    Moved,
-    Quantised,
-    Rounding,
-    quantise,
-    require_linears,
-)
-from attngraph.export.precision.smooth import exponents, move
-from attngraph.export.runtime.saturation import saturates
+from attngraph.export.precision.quantize import Rounding, require_linears
 from attngraph.export.runtime.session import elsewhere
 from attngraph.export.tuning.tune import tuned
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model
-from attngraph.frontend.specs import read_npz
-from attngraph.ir import Graph, clone, interpret, verify
+from attngraph.ir import Graph, clone, verify
 from attngraph.ir.ranges import RANGES_KEY, Ranges
 from attngraph.mapped import Spill, are_large, release
 from attngraph.optimized import Optimized
@@ -61,9 +50,6 @@ from attngraph.reports.report import (
     reassociations_of,
     sites_of,
 )
-
-_PATIENCE = 10.0
-"""Seconds for the errors of all linears, where no budget asks for them."""
 
 _LITTLE_BF16 = "onnxruntime's CPU provider computes little in bf16"
 
@@ -90,8 +76,7 @@ class Compilation:
     staged: Staged | None
     assumed: list[str] = field(default_factory=list)
     placed: list[str] = field(default_factory=list)
-    keep: frozenset[str] = frozenset()
-    moves: Mapping[str, str] = field(default_factory=dict)
+    rounding: Rounding | None = None
 
     @classmethod
     def of(
@@ -193,16 +178,9 @@ class Compilation:
         assert weights is not None
         optimized.close()
         with stage("quantise", report, self.progress), out_of_memory(self.graph):
-            moved = self._smooth(weights)
-            errors = self._allot(weights)
-            report.quantised = quantise(self.graph, weights, self._rounding())
-            report.quantised.moved = moved
-        _tell_shares(report.quantised, self.graph, errors)
-        if not report.quantised.linears:
-            raise UsageError(
-                f"{source} can't have {weights} weights. {' '.join(report.quantised.kept)} "
-                "Leave out --weights."
-            )
+            quantizing = Quantizing(self.graph, self.options, source, self.check, self.is_large)
+            report.quantised = quantizing.run(weights)
+            self.rounding = quantizing.rounding
         optimized = self._build(self.graph)
         report.notes += report.quantised.kept
         in_floats = self.options.activations is None
@@ -222,96 +200,6 @@ class Compilation:
             )
         return optimized
 
-    def _smooth(self, weights: Weights) -> Moved | None:
-        """Moves outliers out of activations that are to be rounded, where that makes the first
-        output more accurate on the samples: those of --calibrate, else what is checked.
-        """
-        if self.options.activations is None:
-            return None
-        samples = self._samples()
-        if not samples:
-            return None
-        moves = exponents(self.graph, samples)
-        moved = clone(self.graph)
-        count = move(moved, moves)
-        if not count:
-            return None
-        exact = [interpret(self.graph, tensors) for tensors in samples]
-
-        def lost(graph: Graph) -> float:
-            quantise(graph, weights, self._rounding())
-            each = [
-                error(outputs, interpret(graph, tensors))
-                for outputs, tensors in zip(exact, samples, strict=True)
-            ]
-            return max(each)
-
-        before, after = lost(clone(self.graph)), lost(moved)
-        if not after < before:
-            return None
-        move(self.graph, moves)
-        self.moves = moves
-        return Moved(count, before, after)
-
-    def _samples(self) -> list[tuple[torch.Tensor, ...]]:
-        """Inputs as they are met in use. None of a large model, which takes long, nor unverified,
-        unless they are given.
-
-        Raises UsageError where those of --calibrate don't fit the model.
-        """
-        path = self.options.calibrate
-        if path is None:
-            if not self.options.verifies or self.is_large:
-                return []
-            cases = self.check.all_cases()
-            return [tensors for label, tensors in cases.items() if label not in self.check.drawn]
-        arrays, inputs = read_npz(path, option="--calibrate"), self.graph.inputs
-        if missing := [value.name for value in inputs if value.name not in arrays]:
-            raise UsageError(
-                f"--calibrate {path} has no {missing[0]}; it has {', '.join(arrays)}, and "
-                f"{self.model.source} takes {', '.join(value.name for value in inputs)}."
-            )
-        given = tuple(arrays[value.name].to(value.dtype) for value in inputs)
-        try:
-            interpret(self.graph, given)
-        except (AttngraphError, RuntimeError, IndexError) as error:
-            raise UsageError(
-                f"{self.model.source} can't be run on --calibrate {path}: {error}"
-            ) from error
-        return [given]
-
-    def _allot(self, weights: Weights) -> dict[str, float]:
-        """Decides which linears stay in float. Returns the errors of all, where they are measured:
-        for a budget, or where it takes little time.
-        """
-        share = self.options.share
-        if self.options.activations is None or not self.options.verifies:
-            return {}
-        tensors, trial = self.captured.args, clone(self.graph)
-        linears = quantise(trial, weights, self._rounding()).linears
-        start = time.perf_counter()
-        interpret(self.graph, tensors)
-        if share is None:
-            patient = linears * (time.perf_counter() - start) <= _PATIENCE
-            return errors_of_each(self.graph, trial, tensors) if patient else {}
-        self.keep, errors = to_keep(self.graph, trial, tensors, share)
-        if linears and self.keep >= errors.keys():
-            raise UsageError(
-                f"No linear of {self.model.source} can have {weights} weights and int8 activations "
-                f"within {self.options.budget} of the output's rms: allow more, or leave out "
-                "--activations."
-            )
-        return errors
-
-    def _rounding(self) -> Rounding | None:
-        """How the inputs of quantized linears are rounded; None where they aren't."""
-        activations = self.options.activations
-        return (
-            None
-            if activations is None
-            else Rounding(activations, saturates(), self.keep, self.moves)
-        )
-
     def release(self, optimized: Optimized) -> None:
         """Frees the memory that verifying a large model took."""
         if self.pristine is not None and self.is_large:
@@ -330,12 +218,11 @@ class Compilation:
                 kernels = choose_all(graph, device, static=static)
             onnx = lower(graph, target=device, kernels=kernels, buffers=self.buffers)
         stored = None if report.quantised is None else report.quantised.weights
-        rounding = None if stored is None else self._rounding()
         made = Provenance(
             options.of_pipeline(),
             report.precision,
             stored,
-            rounding,
+            self.rounding,
             device.opset,
             device.portable,
         )
@@ -407,20 +294,6 @@ class Compilation:
             f"The optimised {self.model.source} is out of its error budget: {parity}. "
             f"{' '.join([culprit, *self.assumed])} Nothing was written."
         )
-
-
-def _tell_shares(found: Quantised, graph: Graph, errors: Mapping[str, float]) -> None:
-    """Adds the share of each linear, and those that stay in float for the budget's sake."""
-    stored = {linear.returns for linear in found.forms}
-    for node in graph:
-        if node.op == "aten.linear" and node.output.name in errors.keys() - stored:
-            weight = node.inputs[1]
-            assert weight is not None
-            found.forms.append(Linear(weight.name, "float32", node.output.name))
-    total = sum(error**2 for error in errors.values())
-    for linear in found.forms:
-        if linear.returns in errors and total:
-            linear.share = errors[linear.returns] ** 2 / total
 
 
 def run_passes(

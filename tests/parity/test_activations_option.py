@@ -20,7 +20,7 @@ from torch.export import Dim
 import attngraph
 from attngraph.checks import rounded
 from attngraph.cli import run
-from attngraph.compiling import compilation
+from attngraph.compiling import quantizing
 from attngraph.dialect import quantized
 from attngraph.errors import ParityError, ProviderError, UsageError
 from attngraph.export.lowering.ops import linear as lowering
@@ -245,14 +245,14 @@ def test_a_file_of_wide_codes_is_refused_where_products_saturate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "wide.onnx"
-    monkeypatch.setattr(compilation, "saturates", lambda: False)
+    monkeypatch.setattr(quantizing, "saturates", lambda: False)
     one().save(path)
     said = json.loads(Session.open(path, CPU).metadata[saturation.ROUNDING_KEY])
     assert not said["narrow"]
     monkeypatch.setattr(saturation, "saturates", lambda: True)
     with pytest.raises(ProviderError, match="would overflow on this CPU"):
         Session.open(path, CPU)
-    monkeypatch.setattr(compilation, "saturates", lambda: True)
+    monkeypatch.setattr(quantizing, "saturates", lambda: True)
     one().save(path)
     assert Session.open(path, CPU)
 
