@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
     contextmanager,
-    nullcontext,
-    redirect_stderr,
     suppress,
 )
 from dataclasses import dataclass, field, replace
-from typing import Any, TextIO, cast
+from typing import Any
 
 import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import _DimHint, refine_dynamic_shapes_from_suggested_fixes
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
@@ -43,6 +37,7 @@ from attngraph.frontend.numbers import (
 from attngraph.frontend.output_classes import make_known
 from attngraph.frontend.program_dims import shape_env, user_placeholders
 from attngraph.frontend.questions import Question, recorded_questions
+from attngraph.frontend.quiet import quiet, watched_specialisations
 from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.resampled import is_model, wider_sample
 from attngraph.frontend.rewordings import Rewordings
@@ -88,13 +83,6 @@ _REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], b
     known_constants: depends_on_data,
 }
 """What a trace is tried again with, if its error is one that this may help against."""
-_LOGGERS = (
-    "torch.fx.experimental.symbolic_shapes",
-    "torch.export._trace",
-    "torch._dynamo",
-    "torch._guards",
-    "torch._subclasses.fake_tensor",
-)
 _RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 
@@ -251,11 +239,11 @@ def _trace(
         branches: dict[Place, bool] = {}
         try:
             with ExitStack() as stack:
-                for context in (*taken, recurrent_layers, Rewordings, forgetting, _quiet):
+                for context in (*taken, recurrent_layers, Rewordings, forgetting, quiet):
                     stack.enter_context(context())
                 stack.enter_context(inference(module))
                 _forget(module, args, kwargs, constant)
-                stack.enter_context(_watch_specialisations(fixed))
+                stack.enter_context(watched_specialisations(fixed))
                 stack.enter_context(recorded_questions(questions))
                 stack.enter_context(recorded_numbers(numbers))
                 stack.enter_context(sizes_as_numbers(known))
@@ -356,72 +344,6 @@ def _forget(
     small, named = pytree.tree_unflatten(leaves, structure)
     with suppress(Exception):
         module(*small, **named)
-
-
-class _WithoutGraphs:
-    """stderr without the partial graph that torch prints when an export fails."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._skips_newline = False
-
-    def write(self, text: str) -> int:
-        skip = "def forward(self" in text or (self._skips_newline and text == "\n")
-        self._skips_newline = skip and text != "\n"
-        return len(text) if skip else self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's own warnings and logs: what matters of them is in the error."""
-
-    def silence(record: logging.LogRecord) -> bool:
-        return False
-
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    for logger in loggers:
-        logger.addFilter(silence)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(cast(TextIO, _WithoutGraphs(sys.stderr))):
-            for module in ("torch", "typing_extensions", "copyreg"):
-                warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
-            warnings.filterwarnings("ignore", "The tensor attribute")  # they are as they were
-            warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_")
-            yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(silence)
-
-
-@contextmanager
-def _watch_specialisations(found: dict[str, tuple[str, int] | None]) -> Iterator[None]:
-    """Records the user's line where a size becomes a constant; torch keeps only its own line.
-
-    Keys are torch's names of sizes (`L['x'].size()[0]`).
-    """
-    original: Callable[..., Any] | None = getattr(ShapeEnv, "_set_replacement", None)
-    if original is None:
-        with nullcontext():
-            yield
-        return
-    call = original
-
-    def recording(self: ShapeEnv, symbol: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(target, "is_number", False):
-            frame = user_frame(reversed(list(traceback.walk_stack(sys._getframe(1)))))
-            for source in self.var_to_sources.get(symbol, ()):
-                name = source.name if isinstance(source.name, str) else source.name()
-                found.setdefault(name, frame)
-        return call(self, symbol, target, *args, **kwargs)
-
-    setattr(ShapeEnv, "_set_replacement", recording)  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(ShapeEnv, "_set_replacement", call)  # noqa: B010
 
 
 def _narrow(message: str, dynamic_shapes: Any) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,16 @@ import onnx_ir
 import torch
 
 from attngraph.checks.bisect import blame
-from attngraph.checks.branches import settled
-from attngraph.checks.check import Cases, Check
+from attngraph.checks.check import Check
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
-from attngraph.checks.rounded import Run, further_outputs
-from attngraph.checks.traced import required_conditions
 from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compilation import out_of_memory
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.checking import Encoded, decoding_cases, generated_parity
-from attngraph.decoding.compile import buffers_of, of_causal_lm, take_every_step
+from attngraph.decoding.compile import buffers_of
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
-from attngraph.errors import AttngraphError, UsageError
-from attngraph.export.files.save import to_session
-from attngraph.export.lowering.emission.buffers import Buffers
+from attngraph.errors import AttngraphError
 from attngraph.export.lowering.lower import value_names
 from attngraph.export.parity.budget import Parity, merge
 from attngraph.export.precision import own_precision
@@ -35,10 +29,8 @@ from attngraph.export.precision.quantize import Quantised, quantise
 from attngraph.export.precision.smooth import move
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
-from attngraph.frontend.cache import METADATA_KEY, Layout
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.causal_lm import is_causal_lm
-from attngraph.frontend.model import Model, trace
+from attngraph.frontend.model import Model
 from attngraph.ir import Graph, clone
 from attngraph.mapped import release_large
 from attngraph.optimized import Optimized
@@ -46,6 +38,8 @@ from attngraph.options import DEFAULTS, Options
 from attngraph.passes import run
 from attngraph.reports.coverage import Coverage
 from attngraph.reports.report import Report
+from attngraph.verification.as_compiled import captured_as_compiled
+from attngraph.verification.compared_file import ComparedFile
 from attngraph.verification.stored_ranges import require_checked
 from attngraph.verification.stored_weights import Weights, compare_weights
 from attngraph.versions import own_version
@@ -120,9 +114,9 @@ def verify_file(
     """
     tell = progress or (lambda stage: None)
     tell("capture")
-    model, captured, layout = _captured(model, path, session)
+    model, captured, layout = captured_as_compiled(model, path, session)
     buffers = None if layout is None else buffers_of(layout)
-    file = _File(session, path, captured, model.source, buffers)
+    file = ComparedFile(session, path, captured, model.source, buffers)
     tell("parity")
     own, made = own_precision(captured.graph), Provenance.read(session.metadata, path)
     if made.passes is not None and options.device.provider == "cpu":
@@ -193,7 +187,7 @@ def verify_file(
 
 
 def _compared_weights(
-    check: Check, file: _File, made: Provenance, target: Target, stored: Graph | None
+    check: Check, file: ComparedFile, made: Provenance, target: Target, stored: Graph | None
 ) -> Weights | None:
     """The file's weights against the model's, where attngraph made it from such a model."""
     if made.passes is None or file.paired["inputs"] != "name":
@@ -229,44 +223,6 @@ def _other_weights(weights: Weights | None) -> str:
     return f"The file holds other weights than the model: {said}{f' and {more} more' * (more > 0)}."
 
 
-def _captured(model: Model, path: Path, session: Session) -> tuple[Model, Captured, Layout | None]:
-    """The model's graph, and the layout of its cache if the file is a decoder of this model."""
-    decoder = session.metadata.get(METADATA_KEY)
-    layout = None if decoder is None else Layout.from_json(decoder, str(path))
-    if layout is not None and is_causal_lm(model.module):
-        declared = _declared_output(path, layout.logits)
-        whole = len(declared) < 2 or declared[1] != 1
-        model = of_causal_lm(
-            model,
-            all_logits=whole,
-            padding=layout.mask is not None,
-            by_token=layout.piece == 1,
-        )
-        if set(layout.pasts) <= set(model.names):  # a file from before its names were the runtimes'
-            model = replace(model, names={})
-    captured, check = _traced(model, follows=layout is None, elsewhere=layout is None)
-    if any(suspect.beyond for suspect in captured.suspects):
-        required = required_conditions(check, captured.graph)
-        if any(suspect.beyond for suspect in required):  # as a compile does
-            captured, _ = _traced(model, follows=True, elsewhere=False)
-    if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
-        return model, captured, None
-    take_every_step(captured.graph, layout)
-    return model, captured, layout
-
-
-def _traced(model: Model, *, follows: bool, elsewhere: bool) -> tuple[Captured, Check]:
-    captured = trace(model, {} if follows else None, elsewhere=elsewhere)
-    own = own_precision(captured.graph)
-
-    def checked(captured: Captured) -> Check:
-        return Check(model, captured, own)
-
-    if captured.branches:
-        return settled(model, checked(captured), checked, elsewhere=elsewhere)
-    return captured, checked(captured)
-
-
 def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quantised | None]:
     """The model's graph with the weights that its file must have, where those are quantized."""
     if made.weights is None:
@@ -278,7 +234,7 @@ def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quan
     return graph, quantise(graph, made.weights, made.rounding)
 
 
-def _reached(check: Check, file: _File) -> list[str]:
+def _reached(check: Check, file: ComparedFile) -> list[str]:
     """Adds cases that run the file's other branches; returns a note on each that isn't run."""
     before = dict(check.all_cases())
     graph = check.pristine
@@ -290,106 +246,8 @@ def _reached(check: Check, file: _File) -> list[str]:
     return [*check.notes, *notes]
 
 
-class _File:
-    """A session that takes inputs and gives outputs in the order of the model's."""
-
-    def __init__(
-        self,
-        session: Session,
-        path: Path,
-        captured: Captured,
-        source: str,
-        buffers: Buffers | None,
-    ) -> None:
-        self.session, self.path, self.captured, self.source = session, path, captured, source
-        self.buffers = buffers
-        inputs, outputs = captured.input_names, captured.output_names
-        taken = session.input_names
-        if buffers is not None:  # which bring along the length that stands for a dim
-            taken = tuple(name for name in taken if name != buffers.length)
-        by_name = set(taken) <= set(inputs)
-        if not by_name and len(taken) != len(inputs):
-            raise UsageError(
-                f"{path} takes {_listed(taken)}, and {source} takes "
-                f"{_listed(inputs)}: neither names nor number fit. Name the file of this model."
-            )
-        self.feeds = dict(zip(taken, taken if by_name else inputs, strict=True))
-        if len(session.output_names) != len(outputs):
-            raise UsageError(
-                f"{path} returns {_listed(session.output_names)}, and {source} returns "
-                f"{_listed(outputs)}: their number differs. Name the file of this model."
-            )
-        named = set(session.output_names) == set(outputs)
-        order = outputs if named else session.output_names
-        self.places = [session.output_names.index(name) for name in order]
-        self.paired = {
-            "inputs": "name" if by_name else "order",
-            "outputs": "name" if named else "order",
-        }
-
-    def _given(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        values = dict(zip(self.captured.input_names, tensors, strict=True))
-        given = {name: values[model_name] for name, model_name in self.feeds.items()}
-        for name, tensor in given.items():
-            dtype = self.session.input_dtype(name)
-            if tensor.dtype is torch.float32 and dtype in (torch.float16, torch.bfloat16):
-                given[name] = tensor.to(dtype)  # a cache, in a file that was converted
-        return given
-
-    def run(
-        self,
-        tensors: Sequence[torch.Tensor],
-        session: Session | None = None,
-        names: Sequence[str] = (),
-    ) -> tuple[torch.Tensor, ...]:
-        """The outputs in the model's order, then those of these `names`."""
-        given, session = self._given(tensors), session or self.session
-        if self.buffers is None:
-            outputs = session.run(given)
-        else:
-            outputs = self.buffers.evaluate(session.run, given, session.output_names)
-        places = [*self.places, *map(session.output_names.index, names)]
-        return tuple(outputs[place] for place in places)
-
-    @contextlib.contextmanager
-    def taken_apart(self, target: Target, names: Sequence[str]) -> Iterator[Run]:
-        """Within it, a run that returns these of the file's values too, as the last."""
-        with further_outputs(onnx_ir.load(self.path), names) as model:
-            opened = to_session(model, target)
-        with opened as session:
-            yield partial(self.run, session=session, names=names)
-
-    def fitting(self, cases: Cases) -> tuple[Cases, list[str]]:
-        """The cases that the file takes, and a note on each that it doesn't.
-
-        Raises UsageError where it doesn't take the first, which is the sample.
-        """
-        kept, notes = {}, []
-        for label, tensors in cases.items():
-            misfit = self._misfit(tensors)
-            if not misfit:
-                kept[label] = tensors
-            elif not kept:
-                raise UsageError(f"{self.path} doesn't fit {self.source}: {misfit}.")
-            else:
-                notes.append(f"Not compared at {label}: {misfit}.")
-        return kept, notes
-
-    def _misfit(self, tensors: Sequence[torch.Tensor]) -> str:
-        for name, tensor in self._given(tensors).items():
-            dtype, shape = self.session.input_dtype(name), self.session.input_shape(name)
-            pairs = list(zip(shape, tensor.shape, strict=False))
-            fits = len(shape) == tensor.dim() and tensor.dtype is dtype
-            if not fits or any(isinstance(dim, int) and dim != size for dim, size in pairs):
-                return (
-                    f"its input {name} is {_typed(dtype, shape)}, and the model is given "
-                    f"{_typed(tensor.dtype, tuple(tensor.shape))}"
-                )
-        return ""
-
-
 def _culprit(
-    file: _File,
+    file: ComparedFile,
     made: Provenance,
     target: Target,
     check: Check,
@@ -436,20 +294,3 @@ def _culprit(
 def _shared_names(graph: Graph, model: onnx_ir.Model) -> bool:
     names = set(value_names(graph).values())
     return any(value.name in names for node in model.graph for value in node.outputs)
-
-
-def _declared_output(path: Path, name: str) -> list[Any]:
-    """The dims of an output as the file declares them; numbers, and anything else for the rest."""
-    for value in onnx_ir.load(path).graph.outputs:
-        if value.name == name and value.shape is not None:
-            return list(value.shape)
-    return []
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{len(names)} ({', '.join(names)})" if names else "none"
-
-
-def _typed(dtype: torch.dtype, shape: Sequence[int | str | None]) -> str:
-    dims = ", ".join("?" if dim is None else str(dim) for dim in shape)
-    return f"{str(dtype).removeprefix('torch.')}[{dims}]"
