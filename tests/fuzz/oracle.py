@@ -171,7 +171,7 @@ def judged(
     right = ((wide - target).abs() <= allowed) | (wide == target)
     right |= wide.isnan() & (eager.isnan() | exact.isnan())
     if scale > _PRODUCT_OVERFLOWS:  # which intermediate does is a matter of the order of factors
-        right |= ~wide.isfinite()
+        right |= ~wide.isfinite() | (~eager.isfinite() & ((wide - exact).abs() <= limit))
     if bool(right.all()):
         return "", right
     worst = (wide - target).abs().nan_to_num(torch.inf).where(~right, 0.0)

@@ -21,7 +21,7 @@ from tests.fuzz.choices import CHOICES
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.grammars import GRAMMARS
 from tests.fuzz.inputs import STYLES, cases, make
-from tests.fuzz.oracle import Forward, Oracle, Rounding
+from tests.fuzz.oracle import Forward, Oracle, Rounding, over
 from tests.fuzz.relations import broken
 from tests.fuzz.source import ATTENTIONS, write
 from tests.fuzz.sweep import Worker, of_draw, of_seed, table
@@ -164,6 +164,14 @@ def test_what_a_report_states_is_right_beside_eager_and_nothing_else() -> None:
     assert one.differs(run, (x,), "")
     assert not Oracle(one.module, one.doubled, Rounding(), two).differs(run, (x,), "")
     assert Oracle(one.module, one.doubled, Rounding(), three).differs(run, (x,), "")
+
+
+def test_where_eager_overflows_float64_is_right_too() -> None:
+    """Which square is beyond float32 is a matter of the order of sums, in large numbers only."""
+    exact, eager = torch.tensor([2e25, 1.0], dtype=torch.float64), torch.tensor([torch.nan, 1.0])
+    assert not over(exact.float(), exact, [eager])
+    assert over(exact.float() * 1.1, exact, [eager])
+    assert over((exact / 1e20).float(), exact / 1e20, [eager])
 
 
 def test_sizes_that_a_file_refuses_are_not_tried() -> None:
