@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from attngraph.api import capture
     from attngraph.compiling.compiler import optimize
     from attngraph.decoding.compile import optimize_decoder
+    from attngraph.decoding.compile_multimodal import optimize_multimodal
     from attngraph.decoding.compile_seq2seq import optimize_seq2seq
     from attngraph.decoding.decoder import Decoder
+    from attngraph.decoding.multimodal import Multimodal
     from attngraph.decoding.seq2seq import Seq2Seq
     from attngraph.deployment.checkpoint import OptimizedCheckpoint, optimize_checkpoint
     from attngraph.ir import Graph
@@ -28,6 +30,7 @@ _HOMES = {
     "Decoder": "attngraph.decoding.decoder",
     "Graph": "attngraph.ir",
     "Optimized": "attngraph.optimized",
+    "Multimodal": "attngraph.decoding.multimodal",
     "OptimizedCheckpoint": "attngraph.deployment.checkpoint",
     "Report": "attngraph.reports.report",
     "Seq2Seq": "attngraph.decoding.seq2seq",
@@ -36,6 +39,7 @@ _HOMES = {
     "optimize": "attngraph.compiling.compiler",
     "optimize_checkpoint": "attngraph.deployment.checkpoint",
     "optimize_decoder": "attngraph.decoding.compile",
+    "optimize_multimodal": "attngraph.decoding.compile_multimodal",
     "optimize_seq2seq": "attngraph.decoding.compile_seq2seq",
 }
 _PACKAGES = frozenset({"export", "passes"})
@@ -43,6 +47,7 @@ _PACKAGES = frozenset({"export", "passes"})
 __all__ = [
     "Decoder",
     "Graph",
+    "Multimodal",
     "Optimized",
     "OptimizedCheckpoint",
     "Report",
@@ -54,6 +59,7 @@ __all__ = [
     "optimize",
     "optimize_checkpoint",
     "optimize_decoder",
+    "optimize_multimodal",
     "optimize_seq2seq",
     "passes",
 ]

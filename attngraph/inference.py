@@ -20,6 +20,7 @@ _MOST_THINGS = 1 << 16
 MOST_ELEMENTS = 1 << 20
 """Elements of the largest tensor in an attribute whose content is put back."""
 _CONTAINERS = (dict, list, set, deque)
+_HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks")
 _STANDARD = frozenset([*vars(torch.nn.Module()), "_is_full_backward_hook"])
 
 
@@ -245,10 +246,14 @@ def holders_of(module: torch.nn.Module) -> Iterator[Holder]:
 
 
 def _registries(module: torch.nn.Module) -> Iterator[Holder]:
-    """The dicts in which modules keep parameters, buffers and submodules."""
+    """The dicts in which modules keep parameters, buffers, submodules and hooks.
+
+    A hook that a run installs goes with the attribute that says it is there: else the next run
+    installs it again, and what it collects, as transformers does hidden states, comes twice.
+    """
     for path, part in module.named_modules():
         if not isinstance(part, torch.jit.ScriptModule):
-            for name in ("_parameters", "_buffers", "_modules"):
+            for name in ("_parameters", "_buffers", "_modules", *_HOOKS):
                 yield Holder(path, vars(part)[name], False)
 
 

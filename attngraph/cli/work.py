@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.utils import _pytree as pytree
 
+from attngraph.checkpoints.tasks import Kind
 from attngraph.cli.report_page import Drawn
 from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
 from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.multimodal import VISION
 from attngraph.decoding.seq2seq import DECODER, ENCODER, FIRST
 from attngraph.deployment.checkpoint import checkpoint_of
 from attngraph.deployment.compilers import COMPILERS, MODEL, Parts, Request
@@ -24,6 +27,7 @@ from attngraph.export.runtime.session import Session
 from attngraph.frontend.cache import METADATA_KEY
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.factory import importable_cwd
+from attngraph.frontend.modalities import is_multimodal
 from attngraph.frontend.model import Model, trace
 from attngraph.frontend.read_source import load_source, model_of, parsed, read_model
 from attngraph.frontend.seq2seq import is_seq2seq
@@ -36,6 +40,7 @@ from attngraph.reports.pictures import pictures, weights_of
 from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
 from attngraph.verification.verify import Verification, verify_file
+from attngraph.verification.verify_multimodal import verify_multimodal
 from attngraph.verification.verify_seq2seq import verify_seq2seq
 
 
@@ -109,8 +114,10 @@ def decoder(
         stages("load")
         start = time.perf_counter()
         loaded = load_source(source)
-        if is_seq2seq(loaded.module):
-            return _seq2seq_parts(
+        several = next((n for n, i in _OF_PARTS.items() if i(loaded.module)), None)
+        if several is not None:
+            return _several_parts(
+                several,
                 Request(
                     loaded,
                     lambda: model_of(loaded, source, given),
@@ -154,15 +161,21 @@ def decoder(
     return Parts(result, {MODEL: result}, {CONFIG: json.dumps(config, indent=2)})
 
 
-def _seq2seq_parts(request: Request, source: Source, seconds: float) -> Parts:
+_OF_PARTS: dict[Kind, Callable[[torch.nn.Module | None], bool]] = {
+    "seq2seq": is_seq2seq,
+    "multimodal": is_multimodal,
+}
+
+
+def _several_parts(kind: Kind, request: Request, source: Source, seconds: float) -> Parts:
     samples = request.loaded.args is not None or source.inputs or source.npz
     if samples or source.dims or request.decoding.presents:
         raise UsageError(
-            f"{request.loaded.source} is an encoder-decoder of transformers, whose inputs --decode "
-            "makes itself: leave out --input, --inputs, --dim and --present, and samples in the "
+            f"{request.loaded.source} is a model of transformers, whose inputs --decode makes "
+            "itself: leave out --input, --inputs, --dim and --present, and samples in the "
             "factory."
         )
-    found = COMPILERS["seq2seq"](request)
+    found = COMPILERS[kind](request)
     report = next(iter(found.files.values())).report
     report.timings = {"load": seconds, **report.timings}
     return found
@@ -193,7 +206,8 @@ def drawn(parts: Parts) -> Drawn:
 def verified(source: Source, path: Path, options: Options, *, stages: Stages) -> list[Verification]:
     """The file at `path`, or each file of an encoder-decoder's folder, compared with the model."""
     given, is_folder = parsed(source), path.is_dir()
-    path = path / MODEL if is_folder and not (path / ENCODER).exists() else path
+    has_parts = any((path / name).exists() for name in (ENCODER, VISION))
+    path = path / MODEL if is_folder and not has_parts else path
     if not path.is_dir():
         require_file(path)
         with Session.open(path, options.device, **options.session) as opened, importable_cwd():
@@ -209,10 +223,12 @@ def verified(source: Source, path: Path, options: Options, *, stages: Stages) ->
     with importable_cwd():
         stages("load")
         loaded = load_source(source, samples=False)
+        if loaded.module is not None and is_multimodal(loaded.module):
+            return verify_multimodal(loaded.module, loaded.source, path, options, progress=stages)
         if loaded.module is None or not is_seq2seq(loaded.module):
             raise UsageError(
-                f"{path} holds an encoder and a decoder, and {loaded.source} is no encoder-decoder "
-                "of transformers: name one of its files."
+                f"{path} holds an encoder and a decoder, and {loaded.source} is no model of "
+                "transformers that has both: name one of its files."
             )
         return verify_seq2seq(loaded.module, loaded.source, path, options, progress=stages)
 

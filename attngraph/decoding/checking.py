@@ -17,6 +17,7 @@ from attngraph.checks.weight_only import Evaluated
 from attngraph.decoding.caches import Cache, GrowingCache
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths
+from attngraph.decoding.stream import Step
 from attngraph.decoding.tokens import pieces, positions
 from attngraph.errors import UsageError
 from attngraph.export.formats import Precision
@@ -50,14 +51,21 @@ class Encoded:
     `cache` is the decoder's without a token, of `rows` rows. `whole(*given, ids)` are the logits of
     ids (rows, S), of all of them; `label` says what was encoded. The ids have no `pad`: one may
     count no position, so that what follows is placed otherwise with a cache than without.
+
+    Where images are joined to the ids, `step` is called in the decoder's place, `fed` gives its
+    inputs for all tokens of ids and mask, and `whole` takes the mask too. `prompt` is then the ids
+    and the mask (rows, T) to check with, and how many of them come at first; else they are drawn.
     """
 
     label: str
     rows: int
-    cache: Cache
+    cache: Cache | None
     whole: torch.nn.Module
     given: tuple[Any, ...]
     pad: int | None = None
+    step: Step | None = None
+    fed: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]] | None = None
+    prompt: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
 
 class _Inputs:
@@ -69,14 +77,22 @@ class _Inputs:
         self.shapes = {value.name: value.shape for value in captured.graph.inputs}
         self.dtypes = {value.name: value.dtype for value in captured.graph.inputs}
         samples = dict(zip(captured.input_names, captured.args, strict=True))
-        ids = captured.input_names.index(layout.ids)
-        rows = roles_of(captured.graph, captured.args)[ids].rows
-        self.tokens = rows or max(int(samples[layout.ids].max()) + 1, 2)
+        ids, self.sample = captured.input_names.index(layout.ids), samples[layout.ids]
+        rows = layout.vocabulary or roles_of(captured.graph, captured.args)[ids].rows
+        self.tokens = rows or max(int(self.sample.max()) + 1, 2)
         self.random = torch.Generator().manual_seed(0)
 
     def ids(self, batch: int, length: int) -> torch.Tensor:
         drawn = torch.randint(self.tokens, (batch, length), generator=self.random)
-        return drawn.to(self.dtypes[self.layout.ids])
+        return drawn if self.layout.embeds else drawn.to(self.dtypes[self.layout.ids])
+
+    def taken(self, batch: int, length: int) -> torch.Tensor:
+        """What the graph takes of new tokens: their ids, or embeddings like the sample's."""
+        if not self.layout.embeds:
+            return self.ids(batch, length)
+        shape = (batch, length, self.sample.shape[-1])
+        drawn = torch.randn(shape, generator=self.random) * float(self.sample.float().std())
+        return drawn.to(self.sample.dtype)
 
     def mask(self, batch: int, length: int) -> torch.Tensor:
         """Row b is padded on the left by b, as far as it has room; the last of three or more rows
@@ -130,6 +146,9 @@ class _Inputs:
                 row = places[:1] if is_alike else positions(None, past, ids.shape[1])
                 places = row if len(self.shapes[layout.positions]) == 2 else row[0]
             given[layout.positions] = places.to(self.dtypes[layout.positions])
+        if layout.kinds is not None:  # images of a few tokens, with one between them
+            kinds = mask[:, past:] & (torch.arange(past, mask.shape[1]) % 4 != 0)
+            given[layout.kinds] = kinds.to(self.dtypes[layout.kinds])
         for name in (*layout.pasts, *layout.memory):
             shape = [int(substitute(dim, sizes)) for dim in self.shapes[name]]
             if name in layout.states and past == 0:
@@ -169,7 +188,7 @@ def decoding_cases(captured: Captured, layout: Layout, lengths: Lengths) -> Case
         padding = inputs.mask(batch, past + length)
         more = "".join(f", {name}={size}" for name, size in rest.items())
         label = f"batch={batch}, seq={length}, past={past}{more}"
-        cases[label] = inputs.all(inputs.ids(batch, length), padding, past, rest)
+        cases[label] = inputs.all(inputs.taken(batch, length), padding, past, rest)
     if not cases:
         required = ", ".join(map(shown, limits.limits()))
         raise UsageError(
@@ -205,7 +224,7 @@ def inputs_at(
         batch, length = sizes[layout.batch], sizes[seq]
         past = sizes[layout.past]
         mask = inputs.mask(batch, past + length)
-        return inputs.all(inputs.ids(batch, length), mask, past, sizes)
+        return inputs.all(inputs.taken(batch, length), mask, past, sizes)
 
     return at
 
@@ -229,6 +248,9 @@ def generated_parity(
     the model computes it anew in the comparison.
     """
     steps = _Steps(model, captured, decoder, precision, stored, encoded)
+    if encoded is not None and encoded.prompt is not None:
+        ids, _, first = encoded.prompt
+        return steps.parity(len(ids), range(first, ids.shape[1] + 1))
     graph, layout = captured.graph, decoder.layout
     rows = _ROWS if encoded is None else encoded.rows
     most = changes.end(graph, layout)
@@ -240,7 +262,8 @@ def generated_parity(
     further |= _around_chunks(graph, layout, first, most)
     taken = {n for n in further if decoder.takes(rows, first, n) and decoder.takes(rows, n, n)}
     found = {"": steps.parity(rows, sorted({*range(first, end + 1)} | taken))}
-    far = {} if encoded is not None else changes.far(graph, layout)
+    attends = encoded is not None and encoded.step is None
+    far = {} if attends else changes.far(graph, layout)
     for change, near in far.items():
         if decoder.takes(1, near[0], near[-1]):
             found[f"behind {change} tokens"] = steps.parity(1, near)
@@ -284,28 +307,30 @@ class _Steps:
         captured, layout, inputs = self.captured, self.layout, self.inputs
         stored, encoded = self.stored, self.encoded
         whole, mask = inputs.ids(rows, lengths[-1]), inputs.mask_of_steps(rows, lengths[-1])
-        if encoded is not None and encoded.pad is not None:
+        if encoded is not None and encoded.prompt is not None:
+            whole, mask, _ = encoded.prompt
+        elif encoded is not None and encoded.pad is not None:
             whole = whole.where(whole != encoded.pad, (encoded.pad + 1) % inputs.tokens)
         expected: list[ReferenceOutputs] = []
         tried: list[tuple[torch.Tensor, ...]] = []
         for length in lengths:
             if encoded is not None and stored is None:
-                eager = self.reference((*encoded.given, whole[:, :length]), {})
+                shown = () if encoded.step is None else (mask[:, :length].long(),)
+                eager = self.reference((*encoded.given, whole[:, :length], *shown), {})
                 expected.append(_last_logits(eager, 0, layout.logits))
                 continue
-            given_all = inputs.all(whole[:, :length], mask[:, :length], 0)
-            if encoded is not None:
-                given_all = _attending(captured.graph, given_all, encoded.cache)
+            given_all = self._given(whole[:, :length], mask[:, :length])
             tried.append(given_all)
             args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
             place = captured.output_names.index(layout.logits)
             expected.append(_last_logits(self.reference(args, kwargs), place, layout.logits))
         release_large(self.reference.module)  # before the session has a copy of them
         state, done = None if encoded is None else encoded.cache, 0
+        step = self.decoder if encoded is None or encoded.step is None else encoded.step
         found: list[torch.Tensor] = []
         for length in lengths:
             given = mask[:, :length] if layout.mask is not None else None
-            logits, state = self.decoder(whole[:, done:length], given, state)
+            logits, state = step(whole[:, done:length], given, state)
             found.append(logits[:, -1:])
             done = length
         outputs: tuple[torch.Tensor, ...] = (torch.cat(found, 1),)
@@ -317,6 +342,20 @@ class _Steps:
             return Parity(flipped(joined, outputs, [torch.cat(others, 1)]), self.precision)
         outputs = joined.in_its_dtypes(outputs) if self.converted else outputs
         return compare(joined, outputs, self.precision)
+
+    def _given(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The graph's inputs for ids (B, S) and mask (B, S), with nothing before them."""
+        graph, encoded = self.captured.graph, self.encoded
+        if encoded is None:
+            return self.inputs.all(ids, mask, 0)
+        if encoded.fed is None:
+            assert encoded.cache is not None
+            return _attending(graph, self.inputs.all(ids, mask, 0), encoded.cache)
+        fed = encoded.fed(ids, mask)
+        drawn = self.inputs.all(fed[self.layout.ids], mask, 0)
+        return tuple(
+            fed.get(value.name, each) for value, each in zip(graph.inputs, drawn, strict=True)
+        )
 
 
 _LONGEST_CHUNK = 300  # tokens without a cache, in which the eager model is run

@@ -33,6 +33,7 @@ from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_lm
 from attngraph.frontend.kept import kept_states
 from attngraph.frontend.model import Model
+from attngraph.frontend.multimodal import CachedEmbeds
 from attngraph.frontend.stateful_lm import Stateful, stateful
 from attngraph.frontend.wrappers import adapters
 from attngraph.ir import Graph
@@ -197,7 +198,7 @@ def _compile_decoder(
 
     def prepare(captured: Captured) -> Prepared:
         graph = captured.graph
-        if isinstance(model.module, Stateful):
+        if isinstance(model.module, Stateful | CachedEmbeds):
             layout = model.module.layout(graph)
         else:
             layout = find_layout(graph, decoding.presents, model.source, memory)

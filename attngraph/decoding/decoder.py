@@ -13,7 +13,7 @@ import torch
 from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache
 from attngraph.decoding.rules import NO_RULES, Rules
 from attngraph.decoding.sampling import Sampling
-from attngraph.decoding.stream import TokenStream
+from attngraph.decoding.stream import Step, TokenStream
 from attngraph.decoding.tokens import (
     Seen,
     end_tokens,
@@ -120,6 +120,8 @@ class Decoder:
         ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         cache: Cache | None = None,
+        *,
+        fed: Mapping[str, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, Cache]:
         """Logits of ids (B, S) that follow a cache of P tokens, and the cache with them in it.
 
@@ -133,7 +135,15 @@ class Decoder:
         for the tokens or was written over, and for more tokens than the model has positions for.
         Where the model would compute what is in the cache otherwise for so many tokens, as LongRoPE
         does behind a length, all of them are computed again.
+
+        A decoder of a model that reads images takes embeddings; `fed` are these, by the names of
+        its inputs (see `Multimodal`).
         """
+        if self.layout.embeds and fed is None:
+            raise UsageError(
+                "This decoder takes embeddings, into which images are joined: load its folder with "
+                "Multimodal.load."
+            )
         ids = token_ids(ids, self.layout.vocabulary)
         batch, length = ids.shape
         cache = self.start({}, batch) if cache is None else self._own(cache, batch)
@@ -147,12 +157,23 @@ class Decoder:
             seen.require_left()
         self._require_rows(seen.counts)
         if self._is_outdated(cache.seen, seen):
+            if fed is not None:
+                raise UsageError(
+                    f"The model computes the keys of all tokens anew behind {cache.length}: give "
+                    "all of them as one prompt, with their images."
+                )
             self._require_sizes(batch, total, 0)
             logits, grown = self._compute(seen.ids, self._emptied(cache), seen)
             return logits[:, -length:], grown
-        return self._compute(ids, cache, seen)
+        return self._compute(ids, cache, seen, fed)
 
-    def _compute(self, ids: torch.Tensor, cache: Cache, seen: Seen) -> tuple[torch.Tensor, Cache]:
+    def _compute(
+        self,
+        ids: torch.Tensor,
+        cache: Cache,
+        seen: Seen,
+        fed: Mapping[str, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, Cache]:
         """The logits of ids (B, S) behind a cache, and the cache of what is `seen` then."""
         parts = pieces(cache.length, seen.ids.shape[1], self.layout.piece)
         if len(parts) > 1:
@@ -163,7 +184,7 @@ class Decoder:
                 ids = ids[:, stop - start :]
                 found.append(logits)
             return (torch.cat(found, 1) if self._gives_all else found[-1]), cache
-        feeds = self._feeds(ids, seen.shown, cache.length)
+        feeds = self._feeds(ids, seen.shown, cache.length, fed)
         if isinstance(cache, StaticCache):
             return self._write(feeds, cache, seen)
         kept = {**dict(zip(self.layout.pasts, cache.values, strict=True)), **cache.memory}
@@ -227,17 +248,22 @@ class Decoder:
         return cache
 
     def _feeds(
-        self, ids: torch.Tensor, shown: torch.Tensor | None, held: int
+        self,
+        ids: torch.Tensor,
+        shown: torch.Tensor | None,
+        held: int,
+        fed: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         """The inputs beside the cache, for new ids (B, S) behind `held` tokens."""
         layout, (batch, length) = self.layout, ids.shape
-        feeds = {layout.ids: self._cast(layout.ids, ids)}
+        given = {layout.ids: ids} if fed is None else fed
+        feeds = {name: self._cast(name, each) for name, each in given.items()}
         if layout.mask is not None:
             mask = torch.ones(batch, held + length) if shown is None else shown
             feeds[layout.mask] = self._cast(layout.mask, mask if layout.past else mask[:, held:])
         elif shown is not None:
             raise UsageError("The model takes no mask, so no row can be padded.")
-        if layout.positions is not None:
+        if layout.positions is not None and layout.positions not in feeds:
             places = positions(shown, held, length)
             declared = self.session.input_shape(layout.positions)
             if len(declared) == 2 and declared[0] != 1:
@@ -401,10 +427,12 @@ class Decoder:
         seed: int | None = None,
         cache: Cache | None = None,
         rules: Rules = NO_RULES,
+        step: Step | None = None,
     ) -> TokenStream:
         """The tokens of `generate`, each (B,) as soon as it is drawn.
 
-        Raises as that does, before the first one.
+        `step` is called in the place of this decoder, where more than ids is given to it. Raises as
+        `generate` does, before the first token.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
         count, known = whole("max_new_tokens", max_new_tokens, 0), self.layout.vocabulary
@@ -435,7 +463,8 @@ class Decoder:
         filler = ends[0] if ends else 0
         if pad_token_id is not None:
             filler = token_id("pad_token_id", pad_token_id, known)
-        return TokenStream(prompt, shown, cache, self, count, sampling, rules, ends, filler)
+        taken = self if step is None else step
+        return TokenStream(prompt, shown, cache, taken, count, sampling, rules, ends, filler)
 
     def _begins(self, cache: Cache, prompt: torch.Tensor) -> int:
         """How many tokens of a prompt a cache holds. Raises UsageError where they are others, or

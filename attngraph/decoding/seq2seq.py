@@ -8,7 +8,6 @@ first one. `decoder_model.onnx` is for runtimes that begin with the hidden state
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,9 +18,10 @@ import torch
 
 from attngraph.decoding.caches import Cache
 from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.parts import fitting_feeds, save_parts
 from attngraph.decoding.rules import Rules
 from attngraph.decoding.tokens import end_tokens, shown_tokens, token_ids
-from attngraph.errors import LoadError, OutputError, UsageError
+from attngraph.errors import LoadError, UsageError
 from attngraph.export.runtime.session import OrtValue, Session
 from attngraph.export.target import parse_target
 from attngraph.optimized import Optimized
@@ -110,26 +110,7 @@ class Seq2Seq:
 
         Raises OutputError, and UsageError where the files were loaded: copy them.
         """
-        parts = self.files
-        folder, written = Path(folder), []
-        made = not folder.exists()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"The folder {folder} can't be made: {error.strerror}.") from error
-        try:
-            for name, part in parts.items():
-                part.save(folder / name)
-                written.append(folder / name)
-        except BaseException:
-            for path in written:
-                path.unlink(missing_ok=True)
-                path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-            if made:
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-            raise
-        return written
+        return save_parts(self.files, folder)
 
     @property
     def files(self) -> dict[str, Optimized]:
@@ -253,26 +234,7 @@ class Seq2Seq:
             batch, length = self._shape_of_mask(first)
             shown = shown_tokens(given.get(mask), batch, 0, length)
             given[mask] = torch.ones(batch, length) if shown is None else shown
-        if unknown := [name for name in given if name not in session.input_names]:
-            raise UsageError(
-                f"The encoder has no input {', '.join(unknown)}; it takes "
-                f"{', '.join(session.input_names)}."
-            )
-        if missing := [name for name in session.input_names if name not in given]:
-            raise UsageError(f"The encoder's input {', '.join(missing)} is missing.")
-        wanted = {name: session.input_shape(name) for name in given}
-        for name, tensor in given.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise UsageError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}.")
-            fixed = [(a, d) for a, d in enumerate(wanted[name]) if isinstance(d, int)]
-            if tensor.ndim != len(wanted[name]) or any(tensor.shape[a] != d for a, d in fixed):
-                raise UsageError(
-                    f"{name} has shape {tuple(tensor.shape)}; it must be "
-                    f"({', '.join(map(str, wanted[name]))})."
-                )
-        return {
-            name: tensor.detach().to(session.input_dtype(name)) for name, tensor in given.items()
-        }
+        return fitting_feeds(session, given, "The encoder")
 
     def _shape_of_mask(self, first: torch.Tensor) -> tuple[int, int]:
         """(B, T): T is the size of the axis of what is encoded that has the mask's dim."""

@@ -16,14 +16,17 @@ from attngraph.checkpoints.tasks import Kind
 from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
+from attngraph.decoding.compile_multimodal import compile_multimodal
 from attngraph.decoding.compile_seq2seq import compile_seq2seq, rules_of
+from attngraph.decoding.multimodal import VISION
 from attngraph.decoding.seq2seq import ENCODER
 from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.frontend.load import Loaded
-from attngraph.frontend.modalities import refuse_mixed
+from attngraph.frontend.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
+from attngraph.frontend.multimodal import of_images
 from attngraph.frontend.seq2seq import is_seq2seq, of_transformers
 from attngraph.options import DecoderOptions, Options, Runtime
 from attngraph.reports.report import Report
@@ -73,15 +76,12 @@ def compiled(request: Request) -> Parts:
     """Compiles a checkpoint as its task wants it. Raises UsageError where no compiler is for it."""
     task = request.loaded.task
     kind: Kind = "model" if task is None else task.kind
-    compiler = COMPILERS.get(kind)
-    if compiler is None:
-        refuse_mixed(type(request.loaded.module), request.loaded.source)
     if kind == "model" and _asks_for_a_cache(request):
         raise UsageError(
             f"{request.loaded.source} is no causal language model, so it has no cache: leave out "
             "the options of decoding."
         )
-    return compiler(request)
+    return COMPILERS[kind](request)
 
 
 def _asks_for_a_cache(request: Request) -> bool:
@@ -127,31 +127,51 @@ def _decoder(request: Request) -> Parts:
 
 def _seq2seq(request: Request) -> Parts:
     """An encoder and a decoder that attends to it, with the first step that runtimes begin with."""
-    loaded, place = request.loaded, request.place
-    if request.all_logits or not request.padding or request.runtime is not None:
-        raise UsageError(
-            f"{loaded.source} is an encoder-decoder, whose files are the same for each runtime: "
-            "leave out --for, --all-logits and --no-padding."
-        )
-    if place is not None and place.name_of(ENCODER) != ENCODER:
-        raise UsageError(
-            f"{loaded.source} is an encoder-decoder, which becomes several files: give -o a folder."
-        )
+    loaded = request.loaded
+    _require_plain(request, "an encoder-decoder", ENCODER)
     assert loaded.module is not None
     if not is_seq2seq(loaded.module):
         name = type(loaded.module).__name__
         raise UsageError(f"{name} of {loaded.source} is no encoder-decoder with a decoder of text.")
     parts = of_transformers(loaded.module, None, None, loaded.source)
-    found = compile_seq2seq(
+    return _of_parts(compile_seq2seq, parts, request)
+
+
+def _multimodal(request: Request) -> Parts:
+    """What is seen, what is read, the rule that joins them, and a decoder of embeddings."""
+    loaded = request.loaded
+    if not is_multimodal(loaded.module):
+        refuse_mixed(type(loaded.module), loaded.source)
+    _require_plain(request, "a model that reads images", VISION)
+    assert loaded.module is not None
+    parts = of_images(loaded.module, None, None, loaded.source)
+    return _of_parts(compile_multimodal, parts, request)
+
+
+def _require_plain(request: Request, kind: str, file: str) -> None:
+    """Raises UsageError for options, or a place, that a model of several files can't have."""
+    source, place = request.loaded.source, request.place
+    if request.all_logits or not request.padding or request.runtime is not None:
+        raise UsageError(
+            f"{source} is {kind}, whose files are the same for each runtime: leave out --for, "
+            "--all-logits and --no-padding."
+        )
+    if place is not None and place.name_of(file) != file:
+        raise UsageError(f"{source} is {kind}, which becomes several files: give -o a folder.")
+
+
+def _of_parts(compiler: Callable[..., Any], parts: Any, request: Request) -> Parts:
+    assert request.loaded.module is not None
+    found = compiler(
         parts,
-        rules_of(loaded.module),
+        rules_of(request.loaded.module),
         request.decoding,
         request.options,
         staged=request.staged,
         progress=request.progress,
     )
     files = found.files
-    next(iter(files.values())).report.notes += loaded.notes
+    next(iter(files.values())).report.notes += request.loaded.notes
     return Parts(found, files)
 
 
@@ -159,4 +179,5 @@ COMPILERS: dict[Kind, Callable[[Request], Parts]] = {
     "model": _whole,
     "decoder": _decoder,
     "seq2seq": _seq2seq,
+    "multimodal": _multimodal,
 }

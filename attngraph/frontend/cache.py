@@ -36,6 +36,9 @@ class Layout:
     `states` are those of `pasts` that have one size however many tokens came, as recurrences and
     convolutions keep; rows are then padded on the left alone. Where all are, `past` is empty and
     `mask` is (batch, seq). A call takes at most `piece` tokens, with None any number.
+
+    With `embeds`, what `ids` names are embeddings (batch, seq, width) of ids, and `vocabulary` is
+    that of their table. `kinds` (batch, seq) is 1 at an image's tokens.
     """
 
     ids: str
@@ -57,6 +60,8 @@ class Layout:
     memory: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
     piece: int | None = None
+    embeds: bool = False
+    kinds: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

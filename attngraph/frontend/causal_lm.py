@@ -25,21 +25,13 @@ def is_causal_lm(module: nn.Module | None) -> bool:
     return bool(module.can_generate()) and not module.config.is_encoder_decoder
 
 
-class _Cached(nn.Module):
-    """What both have: a run of the model with a cache that is tensors."""
+class Cached(nn.Module):
+    """What these have: a run of the model with a cache that is tensors."""
 
     def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
         super().__init__()
         self.model = model
         self.all_logits = all_logits
-        crosses = bool(getattr(model.config, "add_cross_attention", False))
-        if others := other_tensors(type(model), crosses=crosses):
-            raise UsageError(
-                f"{type(model).__name__} also takes {', '.join(others)}, and a decoder is compiled "
-                "without them: its file would answer as if there were none. To have the model of "
-                "text alone, give it by itself, such as "
-                "AutoModelForCausalLM.from_config(model.config.get_text_config()) with its weights."
-            )
         taken = inspect.signature(model.forward).parameters
         self.takes_positions = "position_ids" in taken
         self.cuts_early = "logits_to_keep" in taken and not all_logits
@@ -56,24 +48,25 @@ class _Cached(nn.Module):
         }
 
     def _run(
-        self, input_ids: Tensor, mask: Tensor | None, positions: Tensor, past: Layers
+        self, tokens: dict[str, Tensor], mask: Tensor | None, positions: Tensor, past: Layers
     ) -> dict[str, Any]:
+        """`tokens` are ids, or embeddings, and what else is said of each, by the model's names."""
         kwargs: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
         if self.cuts_early:
             kwargs["logits_to_keep"] = 1
         cache = _filled(past)
         result = self.model(
-            input_ids=input_ids,
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
+            **tokens,
             **kwargs,
         )
         logits = result.logits if self.all_logits else result.logits[:, -1:]
         present = [{"key": layer.keys, "value": layer.values} for layer in cache.layers]
         return {"logits": logits, "present": present}
 
-    def _sample(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _drawn(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
         seed = torch.Generator().manual_seed(0)
         model: Any = self.model
         vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -96,7 +89,22 @@ class _Cached(nn.Module):
         return {"input_ids": ids, "attention_mask": mask, "past": layers}, shapes
 
 
-class CausalLM(_Cached):
+class _OfText(Cached):
+    """One whose prompts are text alone. Raises UsageError for a model that takes more."""
+
+    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
+        crosses = bool(getattr(model.config, "add_cross_attention", False))
+        if others := other_tensors(type(model), crosses=crosses):
+            raise UsageError(
+                f"{type(model).__name__} also takes {', '.join(others)}, and a decoder is compiled "
+                "without them: its file would answer as if there were none. To have the model of "
+                "text alone, give it by itself, such as "
+                "AutoModelForCausalLM.from_config(model.config.get_text_config()) with its weights."
+            )
+        super().__init__(model, all_logits=all_logits)
+
+
+class CausalLM(_OfText):
     """Token ids and a cache to logits and the longer cache, as `model.generate` calls the model.
 
     input_ids (B, S), attention_mask (B, P + S) with 1 where there is a token, and for each layer a
@@ -111,33 +119,37 @@ class CausalLM(_Cached):
         length = input_ids.shape[1]
         fits: Any = torch._check
         fits(attention_mask.shape[1] == past[0]["key"].shape[2] + length)
-        counted = attention_mask.long().cumsum(-1) - 1
-        positions = counted.masked_fill(attention_mask == 0, 0)[:, -length:]
-        return self._run(input_ids, attention_mask, positions, past)
+        positions = places(attention_mask)[:, -length:]
+        return self._run({"input_ids": input_ids}, attention_mask, positions, past)
 
     def sample(
         self, batch: int = 2, seq: int = 3, past: int = 5
     ) -> tuple[tuple[Tensor, Tensor, Layers], dict[str, Any]]:
         """Inputs to trace with, and the dynamic shapes for torch.export."""
-        inputs, shapes = self._sample(batch, seq, past)
+        inputs, shapes = self._drawn(batch, seq, past)
         return (inputs["input_ids"], inputs["attention_mask"], inputs["past"]), shapes
 
 
-class UnpaddedCausalLM(_Cached):
+class UnpaddedCausalLM(_OfText):
     """The same where no row is padded: it takes no mask, and all rows have the same positions."""
 
     def forward(self, input_ids: Tensor, past: Layers) -> dict[str, Any]:
         before = past[0]["key"].shape[2]
         positions = torch.arange(before, before + input_ids.shape[1])[None]
-        return self._run(input_ids, None, positions, past)
+        return self._run({"input_ids": input_ids}, None, positions, past)
 
     def sample(
         self, batch: int = 2, seq: int = 3, past: int = 5
     ) -> tuple[tuple[Tensor, Layers], dict[str, Any]]:
         """Inputs to trace with, and the dynamic shapes for torch.export."""
-        inputs, shapes = self._sample(batch, seq, past)
+        inputs, shapes = self._drawn(batch, seq, past)
         del shapes["attention_mask"]
         return (inputs["input_ids"], inputs["past"]), shapes
+
+
+def places(mask: Tensor) -> Tensor:
+    """How many tokens a mask (B, T) shows before each; 0 where it hides one."""
+    return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
 
 
 def _filled(past: Layers) -> Any:

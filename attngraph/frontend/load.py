@@ -18,7 +18,7 @@ from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.tasks import ADAPTED, Task
 from attngraph.errors import LoadError
 from attngraph.frontend.factory import Built, build
-from attngraph.frontend.modalities import beside_text, refuse_mixed
+from attngraph.frontend.modalities import beside_text, is_joined, refuse_mixed
 from attngraph.frontend.names import kind_of, refuse_factory, require_factory
 from attngraph.frontend.pickles import load_pickle, unwrap_state_dict
 from attngraph.frontend.pt2 import load_program
@@ -122,7 +122,7 @@ def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples:
         source = str(adapter.path)
         told = f"{len(factors)} weights of {folder.path}"
         notes.append(f"The adapter {adapter.path} was merged into {told}.")
-    if not samples or (found is not None and found.kind == "seq2seq"):
+    if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
         return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
     made = samples_of(folder, module, found)
     return Loaded(
@@ -131,8 +131,10 @@ def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples:
 
 
 def _is_mixed(kind: Any, task: Task) -> bool:
-    """Whether prompts of a class hold images or sound among the text."""
-    return task.kind == "multimodal" or (task.kind == "seq2seq" and bool(beside_text(kind)))
+    """Whether prompts of a class hold images or sound among the text, joined by an unknown rule."""
+    if task.kind == "multimodal":
+        return not is_joined(kind)
+    return task.kind == "seq2seq" and bool(beside_text(kind))
 
 
 def _read_shards(files: Sequence[Path], listed: Mapping[str, Path]) -> dict[str, torch.Tensor]:

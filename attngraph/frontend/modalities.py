@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Collection
 from typing import Any, NoReturn
+
+from torch import nn
 
 from attngraph.errors import UsageError
 
@@ -23,6 +26,12 @@ _OF_TEXT = {
 _OF_ENCODER = {"encoder_hidden_states", "encoder_attention_mask", "encoder_outputs"}
 _FILLS = ("decoder_", "_mask")
 """Begins the names of what goes on from text; ends those of masks, which all have a default."""
+
+PIXELS = "pixel_values"
+_IMAGES = {PIXELS}
+_LEFT_OUT = {"pixel_values_videos", "video_grid_thw", "image_sizes", "mm_encoder_outputs"}
+"""What such a model takes as well, and computes without by default."""
+_GIVES = "BaseModelOutputWithPooling"
 
 
 def other_tensors(kind: type[Any], *, crosses: bool = False) -> list[str]:
@@ -51,6 +60,33 @@ def beside_text(kind: type[Any], given: Collection[str] = ()) -> list[str]:
         for name in other_tensors(kind)
         if name not in given and not name.startswith(begins) and not name.endswith(ends)
     ]
+
+
+def is_multimodal(module: nn.Module | None) -> bool:
+    """Whether the module is a model of transformers whose images join its tokens by that rule."""
+    return module is not None and is_joined(type(module))
+
+
+def is_joined(kind: type[Any]) -> bool:
+    """Whether a class says where its images join the text, and takes nothing else beside it."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not issubclass(kind, transformers.PreTrainedModel):
+        return False
+    encode: Any = getattr(kind, "get_image_features", None)
+    if encode is None or not kind.can_generate():
+        return False
+    said = inspect.signature(encode)
+    given = said.return_annotation
+    tensors = [each for each in said.parameters.values() if "Tensor" in str(each.annotation)]
+    left = {each.name for each in tensors if each.default is not each.empty} & _LEFT_OUT
+    taken = inspect.signature(kind.forward).parameters
+    beside = set(other_tensors(kind)) - _LEFT_OUT
+    return (
+        (given is said.empty or str(given).endswith(_GIVES))
+        and {each.name for each in tensors} - left <= _IMAGES
+        and beside <= _IMAGES
+        and {PIXELS, "input_ids", "inputs_embeds", "past_key_values"} <= set(taken)
+    )
 
 
 def refuse_mixed(kind: type[Any], source: str) -> NoReturn:

@@ -301,9 +301,8 @@ def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("kind", "others"),
     [
-        ("Llava", "pixel_values, image_sizes"),
-        ("Gemma3", "pixel_values"),
-        ("Qwen2VL", "pixel_values, pixel_values_videos, image_grid_thw"),
+        ("Mistral3", "pixel_values, image_sizes"),
+        ("Qwen3VL", "pixel_values, pixel_values_videos, image_grid_thw"),
         ("Qwen2Audio", "input_features"),
         ("Florence2", "pixel_values"),
     ],

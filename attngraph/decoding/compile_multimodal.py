@@ -1,0 +1,182 @@
+"""The driver for models that read images: each part, and all of them over several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngraph.compiling.beginning import Progress
+from attngraph.compiling.compiler import compile_model
+from attngraph.decoding.checking import Encoded
+from attngraph.decoding.compile import compile_decoder
+from attngraph.decoding.compile_seq2seq import rules_of
+from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.multimodal import DECODER, EMBED, JOIN, VISION, Joining, Multimodal
+from attngraph.decoding.rules import Rules
+from attngraph.export.files.staged import Staged
+from attngraph.export.formats import Activations, Precision, Weights
+from attngraph.export.target import OPSET
+from attngraph.frontend.modalities import is_multimodal, refuse_mixed
+from attngraph.frontend.multimodal import Parts, of_images
+from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options, Verify
+
+_STEPS = 3
+
+
+def optimize_multimodal(
+    module: torch.nn.Module,
+    images: Mapping[str, torch.Tensor] | None = None,
+    *,
+    image_shapes: Mapping[str, Any] | None = None,
+    cache: CacheKind = "growing",
+    max_length: int | None = None,
+    target: str = "cpu",
+    precision: Precision | None = None,
+    verify: Verify = "final",
+    exact: bool = False,
+    tune: bool = False,
+    assume: Collection[str] = (),
+    weights: Weights | None = None,
+    activations: Activations | None = None,
+    budget: str | None = None,
+    calibrate: Path | None = None,
+    portable: bool = False,
+    opset: int = OPSET,
+    progress: Progress | None = None,
+) -> Multimodal:
+    """Compiles a model of transformers that reads images among its text, and checks it over steps.
+
+    `images` are samples by the names of the model's inputs, and `image_shapes` their dynamic dims
+    as torch.export has them; without them they are made of the size in the config. The rest is as
+    in `optimize_decoder`.
+
+    Raises UsageError where the rule by which the model joins images to text isn't known here, and
+    as `optimize_decoder` does.
+    """
+    name = type(module).__name__
+    if not is_multimodal(module):
+        refuse_mixed(type(module), name)
+    parts = of_images(module, images, image_shapes, name)
+    options = Options(
+        target=target,
+        precision=precision,
+        verify=verify,
+        exact=exact,
+        tune=tune,
+        assume=assume,
+        weights=weights,
+        activations=activations,
+        budget=budget,
+        calibrate=calibrate,
+        portable=portable,
+        opset=opset,
+    )
+    decoding = DecoderOptions(cache, max_length)
+    return compile_multimodal(parts, rules_of(module), decoding, options, progress=progress)
+
+
+def compile_multimodal(
+    parts: Parts,
+    rules: Rules,
+    decoding: DecoderOptions,
+    options: Options = DEFAULTS,
+    *,
+    staged: Callable[[str], Staged | None] = lambda name: None,
+    progress: Progress | None = None,
+) -> Multimodal:
+    """As `optimize_multimodal`, for a model in parts; large weights are `staged`, by the file.
+
+    Raises ParityError where a part is out of its error budget, or the steps of the whole are.
+    """
+    made = {
+        file: compile_model(part, options, staged=staged(file), progress=progress)
+        for file, part in ((VISION, parts.vision), (EMBED, parts.embed), (JOIN, parts.join))
+    }
+    joining = Joining(parts.token)
+
+    def encoded(decoder: Decoder) -> Iterator[Encoded]:
+        return seen_images(parts, Multimodal(made, decoder, joining, rules))
+
+    decoder = compile_decoder(
+        parts.decoder,
+        decoding,
+        options,
+        encoded=encoded,
+        staged=staged(DECODER),
+        progress=progress,
+    )
+    decoder.report.notes += rules.notes
+    return Multimodal(made, decoder, joining, rules)
+
+
+def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
+    """What a check over steps is given: text alone, an image in each row, and two in one of them.
+
+    Prompts are padded differently. Those that the decoder has no room for are left out.
+    """
+    plain = partial(Encoded, pad=parts.token, cache=None, whole=parts.whole)
+    rows = 4
+
+    def fed(ids: torch.Tensor, mask: torch.Tensor, images: Any) -> dict[str, torch.Tensor]:
+        return model.fed(ids, None, images)
+
+    nothing: dict[str, torch.Tensor] = {}
+    yield plain("text alone", rows, given=(nothing,), step=model, fed=partial(fed, images=None))
+    for label, places in (
+        ("an image in each of two rows", ((1,), (1,))),
+        ("two in a row", ((2,),)),
+    ):
+        images, ids, mask, first = _prompt(parts, model, [count for (count,) in places])
+        decoder = model.decoder
+        room = decoder.layout.max_length
+        total = ids.shape[1]
+        if (room is not None and total > room) or not decoder.takes(len(ids), first, total):
+            continue
+        yield plain(
+            label,
+            len(ids),
+            given=(images,),
+            step=_First(model, images),
+            fed=partial(fed, images=images),
+            prompt=(ids, mask, first),
+        )
+
+
+class _First:
+    """A step whose first ids have the images."""
+
+    def __init__(self, model: Multimodal, images: dict[str, torch.Tensor]) -> None:
+        self.model, self.images = model, images
+
+    def __call__(self, ids: Any, mask: Any, cache: Any) -> Any:
+        return self.model(ids, mask, cache, self.images if cache is None else None)
+
+
+def _prompt(
+    parts: Parts, model: Multimodal, counts: list[int]
+) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, int]:
+    """(images, ids, mask, tokens of the prompt) with so many images in each row."""
+    random = torch.Generator().manual_seed(1)
+    (samples,) = parts.vision.args
+    vocabulary = model.decoder.layout.vocabulary
+    assert vocabulary is not None
+    chosen = {
+        name: torch.randn((sum(counts), *each.shape[1:]), generator=random).to(each.dtype)
+        for name, each in samples.items()
+    }
+    length = max(counts) * (parts.pieces + 2) + len(counts)
+    total = length + _STEPS
+    ids = torch.randint(vocabulary, (len(counts), total), generator=random)
+    ids = ids.where(ids != parts.token, (parts.token + 1) % vocabulary)
+    mask = torch.ones(ids.shape, dtype=torch.bool)
+    for row, count in enumerate(counts):
+        mask[row, :row] = False
+        start = row + 1
+        for _ in range(count):
+            ids[row, start : start + parts.pieces] = parts.token
+            start += parts.pieces + 1
+    return chosen, ids, mask, length

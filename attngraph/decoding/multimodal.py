@@ -1,0 +1,285 @@
+"""A compiled model that reads images among its text: what is seen, and a decoder of embeddings.
+
+The files are called as transformers.js calls them: `vision_encoder.onnx` gives `image_features`
+(N, H), `embed_tokens.onnx` gives `inputs_embeds` (B, S, H) of ids, and `decoder_model_merged.onnx`
+goes on from these, in each step and with an empty past in the first one. `join_images.onnx` holds
+the rule by which features take the places of their tokens.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngraph.decoding.caches import Cache
+from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.parts import fitting_feeds, save_parts
+from attngraph.decoding.rules import Rules
+from attngraph.decoding.stream import TokenStream
+from attngraph.decoding.tokens import end_tokens, token_ids
+from attngraph.errors import LoadError, UsageError
+from attngraph.export.runtime.session import Session
+from attngraph.export.target import parse_target
+from attngraph.optimized import Optimized
+from attngraph.reports.report import Report
+
+VISION, EMBED, JOIN, DECODER = (
+    "vision_encoder.onnx",
+    "embed_tokens.onnx",
+    "join_images.onnx",
+    "decoder_model_merged.onnx",
+)
+METADATA_KEY, RULES_KEY = "attngraph.images", "attngraph.rules"
+Images = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How images join the text: `token` stands for a piece of one in ids."""
+
+    token: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | None, source: str) -> Joining:
+        """Raises LoadError where a file doesn't say."""
+        try:
+            return cls(**json.loads(text or ""))
+        except (ValueError, TypeError) as error:
+            raise LoadError(
+                f"{source} doesn't say which token stands for an image: it wasn't compiled as the "
+                "vision encoder of a model that reads images."
+            ) from error
+
+
+class Multimodal:
+    """A model that reads images among its text, in onnxruntime.
+
+    `parts` are the compiled models beside the decoder, or the sessions of loaded files, by the
+    names of the files. `rules` are those of the model's generation config; set others to change
+    them.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Optimized | Session],
+        decoder: Decoder,
+        joining: Joining,
+        rules: Rules,
+    ) -> None:
+        self.parts, self.decoder = dict(parts), decoder
+        self.joining, self.rules = joining, rules
+
+    @classmethod
+    def load(cls, folder: str | Path, target: str = "cpu", **options: Any) -> Multimodal:
+        """From a folder that `save` wrote; `options` are those of `Session.open`.
+
+        Raises LoadError where it isn't one, ProviderError where the target can't be used.
+        """
+        folder = Path(folder)
+        device = parse_target(target)
+        parts = {
+            name: Session.open(folder / name, device, **options) for name in (VISION, EMBED, JOIN)
+        }
+        said, path = parts[VISION].metadata, str(folder / VISION)
+        joining = Joining.from_json(said.get(METADATA_KEY), path)
+        rules = Rules.from_json(said.get(RULES_KEY), path)
+        return cls(parts, Decoder.load(folder / DECODER, target, **options), joining, rules)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Writes the files into a folder, which is made if need be, and returns their paths.
+
+        Raises OutputError, and UsageError where the files were loaded: copy them.
+        """
+        return save_parts(self.files, folder)
+
+    @property
+    def files(self) -> dict[str, Optimized]:
+        """What was compiled, by the name of its file. Raises UsageError where it was loaded."""
+        made = {name: part for name, part in self.parts.items() if isinstance(part, Optimized)}
+        if len(made) < len(self.parts) or self.decoder.optimized is None:
+            raise UsageError(
+                "This model was loaded from files: copy those; their reports are not in them."
+            )
+        said = made[VISION].model.metadata_props
+        said[METADATA_KEY], said[RULES_KEY] = self.joining.to_json(), self.rules.to_json()
+        return {**made, DECODER: self.decoder.optimized}
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """What was done and measured, by file. Raises UsageError where the files were loaded."""
+        return {name: part.report for name, part in self.files.items()}
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        cache: Cache | None = None,
+        images: Images | None = None,
+    ) -> tuple[torch.Tensor, Cache]:
+        """Logits of ids (B, S) that follow a cache, and the cache with them; see `Decoder`.
+
+        `images` are those whose tokens are among `ids`, by the names of the vision encoder's
+        inputs, in the order of batch and sequence. Raises UsageError where their number isn't that
+        of the tokens, and as the decoder does.
+        """
+        return self.decoder(ids, attention_mask, cache, fed=self.fed(ids, cache, images))
+
+    def fed(
+        self, ids: torch.Tensor, cache: Cache | None, images: Images | None
+    ) -> dict[str, torch.Tensor]:
+        """What the decoder takes of new ids (B, S) behind a cache, beside mask and cache."""
+        layout, token = self.decoder.layout, self.joining.token
+        assert layout.vocabulary is not None
+        ids = token_ids(ids, max(layout.vocabulary, token + 1)).cpu()
+        is_image = ids == token
+        (embeds,) = self._run(EMBED, {"input_ids": ids}, "The table of embeddings")
+        if images is None:
+            features = None
+        else:
+            features = self._features(images)
+            _require_as_many(features, int(is_image.sum()), token)
+            self._require_apart(is_image, cache)
+            given = {"input_ids": ids, "text_embeds": embeds, "image_features": features}
+            (embeds,) = self._run(JOIN, given, "The joining of images")
+        fed = {layout.ids: embeds}
+        if layout.kinds is not None:
+            fed[layout.kinds] = is_image & (features is not None)
+        return fed
+
+    def generate(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        attention_mask: torch.Tensor | None = None,
+        **how: Any,
+    ) -> torch.Tensor:
+        """The prompt ids (B, S) with up to `max_new_tokens` more, as `transformers`' generate.
+
+        Takes what `stream` takes, and raises as that does.
+        """
+        stream = self.stream(input_ids, max_new_tokens, attention_mask, **how)
+        collections.deque(stream, maxlen=0)
+        return stream.ids.to(input_ids.device)
+
+    def stream(
+        self,
+        input_ids: torch.Tensor,
+        max_new_tokens: int,
+        attention_mask: torch.Tensor | None = None,
+        *,
+        pixel_values: torch.Tensor | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        cache: Cache | None = None,
+        **images: torch.Tensor,
+    ) -> TokenStream:
+        """The tokens of `generate`, each (B,) as soon as it is drawn.
+
+        `pixel_values` and `images` are the images of the prompt by the names of the vision
+        encoder's inputs; with a `cache`, those of the ids behind it. The tokens that end a row and
+        that fill it are by default those of `rules`. The rest is as `Decoder.stream` has it.
+
+        Raises UsageError as that does, where the images give another number of features than the
+        prompt has tokens for, and where it has such tokens and no image is given.
+        """
+        rules = self.rules
+        given = images if pixel_values is None else {"pixel_values": pixel_values, **images}
+        given = {name: each for name, each in given.items() if each is not None}
+        step = _Conversation(self, given or None)
+        ends = end_tokens(eos_token_id, None) if eos_token_id is not None else rules.eos_token_id
+        stream = self.decoder.stream(
+            input_ids,
+            max_new_tokens,
+            attention_mask,
+            eos_token_id=list(ends),
+            pad_token_id=rules.pad_token_id if pad_token_id is None else pad_token_id,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            cache=cache,
+            rules=rules,
+            step=step,
+        )
+        step.begin(stream.ids[:, 0 if cache is None else cache.length :], cache)
+        return stream
+
+    def _features(self, images: Images) -> torch.Tensor:
+        for name, tensor in images.items():
+            wanted = self.session(VISION)
+            if name in wanted.input_names and isinstance(tensor, torch.Tensor):
+                is_float = wanted.input_dtype(name).is_floating_point
+                if tensor.dtype.is_floating_point != is_float:
+                    kind = "floating, as the preprocessor gives them" if is_float else "integers"
+                    dtype = str(tensor.dtype).removeprefix("torch.")
+                    raise UsageError(f"{name} is {dtype}; its numbers must be {kind}.")
+        (features,) = self._run(VISION, images, "The vision encoder")
+        return features
+
+    def session(self, name: str) -> Session:
+        """That of a file beside the decoder."""
+        part = self.parts[name]
+        return part if isinstance(part, Session) else part.session
+
+    def _run(self, name: str, given: Mapping[str, Any], what: str) -> tuple[torch.Tensor, ...]:
+        feeds, part = fitting_feeds(self.session(name), given, what), self.parts[name]
+        if isinstance(part, Optimized):
+            part.check_sizes(feeds)
+        return tuple(self.session(name).run(feeds))
+
+    def _require_apart(self, is_image: torch.Tensor, cache: Cache | None) -> None:
+        """Raises UsageError where an image goes on behind a cache: its tokens see each other."""
+        held = None if cache is None or self.decoder.layout.kinds is None else cache.seen.ids
+        if held is None or not held.shape[1]:
+            return
+        if bool((is_image[:, 0] & (held[:, -1] == self.joining.token)).any()):
+            raise UsageError(
+                "The ids behind the cache begin within an image: give all of its tokens at once."
+            )
+
+
+@dataclass
+class _Conversation:
+    """The step of a stream whose first ids have images, which are encoded once."""
+
+    model: Multimodal
+    images: Images | None
+    fed: dict[str, torch.Tensor] | None = None
+
+    def begin(self, ids: torch.Tensor, cache: Cache | None) -> None:
+        """Joins the images to the first ids. Raises UsageError where they don't fit."""
+        token = self.model.joining.token
+        count = int((ids == token).sum())
+        if count and self.images is None:
+            raise UsageError(
+                f"The prompt has {count} tokens {token}, which stand for images: give pixel_values."
+            )
+        self.fed = self.model.fed(ids, cache, self.images)
+
+    def __call__(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, cache: Cache | None
+    ) -> tuple[torch.Tensor, Cache]:
+        fed, self.fed = self.fed or self.model.fed(ids, cache, None), None
+        return self.model.decoder(ids, mask, cache, fed=fed)
+
+
+def _require_as_many(features: torch.Tensor, count: int, token: int) -> None:
+    if len(features) != count:
+        raise UsageError(
+            f"The ids have {count} tokens {token}, which stand for images, and the images give "
+            f"{len(features)} features: there must be one token for each, as the model's processor "
+            "puts them."
+        )

@@ -1,0 +1,343 @@
+"""A model of `transformers` that reads images among its text, as modules with explicit parts.
+
+Its class says itself where they meet: `get_image_features` gives one row for each token that stands
+for a piece of an image, `config.image_token_id` is that token, and forward takes `inputs_embeds`.
+The rows take the places of these tokens' embeddings, in their order.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.overrides import TorchFunctionMode
+
+from attngraph.errors import UsageError
+from attngraph.frontend.cache import Layout
+from attngraph.frontend.causal_lm import Cached, Layers, places
+from attngraph.frontend.modalities import PIXELS, is_multimodal, refuse_mixed
+from attngraph.frontend.model import Model
+from attngraph.inference import inference
+from attngraph.ir import Graph
+
+KINDS = "token_type_ids"
+"""1 where a token stands for a piece of an image, which all of its image see."""
+_TEXT = 4  # tokens before an image, and behind it, in what parts are traced and tried with
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Such a model as the models that are compiled.
+
+    `vision` takes images as a dict and gives their rows (N, H), `embed` and `join` make embeddings
+    (B, S, H) of ids and rows, and `decoder` takes these with a cache. `whole` takes images, ids and
+    their mask, and returns the logits (B, S, V) without any cache. `token` stands for a piece of an
+    image, and `pieces` of them for each of the samples.
+    """
+
+    vision: Model
+    embed: Model
+    join: Model
+    decoder: Model
+    whole: nn.Module
+    token: int
+    pieces: int
+
+
+class Vision(nn.Module):
+    """Images to the rows (N, H) that take the places of their tokens."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: dict[str, Tensor]) -> dict[str, Tensor]:
+        model: Any = self.model
+        with _Together():
+            rows = model.get_image_features(**images, return_dict=True).pooler_output
+        rows = rows if isinstance(rows, Tensor) else torch.cat(list(rows))
+        return {"image_features": rows.reshape(-1, rows.shape[-1])}
+
+
+class _Together(TorchFunctionMode):
+    """While it is traced, a list of any number of images' features is one of all their rows.
+
+    A trace can't take a tensor apart along a dim whose size it doesn't know. Where the parts are
+    joined again, as a model does with the features of its images, nothing is lost; where they are
+    not, the graph isn't the model, and parity fails.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.unbind, Tensor.__len__) and isinstance(args[0].shape[0], torch.SymInt):
+            if func is Tensor.__len__:
+                return 1
+            if not any((*args[1:], *(kwargs or {}).values())):
+                return (args[0].flatten(0, 1),)
+        return func(*args, **(kwargs or {}))
+
+
+class Embed(nn.Module):
+    """Ids (B, S) to embeddings (B, S, H); an image's token has one of its own only if it is in the
+    table."""
+
+    def __init__(self, model: nn.Module, token: int) -> None:
+        super().__init__()
+        self.table: nn.Module = _table(model)
+        self.token = token
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        if self.token >= _rows(self.table):
+            input_ids = input_ids.masked_fill(input_ids == self.token, 0)
+        return {"inputs_embeds": self.table(input_ids)}
+
+
+class Join(nn.Module):
+    """Puts rows (N, H) where ids (B, S) are the image's token, in the order of batch and sequence.
+
+    There must be as many as such tokens, which a graph can't check: a caller has to.
+    """
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
+
+    def forward(
+        self, input_ids: Tensor, text_embeds: Tensor, image_features: Tensor
+    ) -> dict[str, Tensor]:
+        is_image = input_ids == self.token
+        order = is_image.flatten().long().cumsum(0) - 1
+        order = order.clamp(0, image_features.shape[0] - 1).reshape(input_ids.shape)
+        joined = torch.where(is_image[..., None], image_features[order], text_embeds)
+        return {"inputs_embeds": joined}
+
+
+class CachedEmbeds(Cached):
+    """As `CausalLM`, for embeddings (B, S, H) in place of ids.
+
+    With `sees_images` it takes `token_type_ids` (B, S) too, 1 at an image's tokens, which see each
+    other; all tokens of an image come in one call.
+    """
+
+    def __init__(self, model: nn.Module, embeds: Tensor, *, sees_images: bool) -> None:
+        super().__init__(model)
+        self.embeds, self.sees_images = embeds, sees_images
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None,
+        past: Layers,
+    ) -> dict[str, Any]:
+        (batch, length), before = inputs_embeds.shape[:2], past[0]["key"].shape[2]
+        fits: Any = torch._check
+        fits(attention_mask.shape[1] == before + length)
+        tokens = {"inputs_embeds": inputs_embeds}
+        if token_type_ids is not None:
+            held = token_type_ids.new_zeros(batch, before)
+            tokens[KINDS] = torch.cat([held, token_type_ids], 1)
+        return self._run(tokens, attention_mask, places(attention_mask)[:, -length:], past)
+
+    def sample(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        batch, seq = self.embeds.shape[:2]
+        inputs, shapes = self._drawn(batch, seq, 5)
+        axes = shapes.pop("input_ids")
+        kinds = torch.arange(seq).expand(batch, -1) % 2 if self.sees_images else None
+        shapes = {"inputs_embeds": axes, KINDS: axes if self.sees_images else None, **shapes}
+        names = ("inputs_embeds", "attention_mask", KINDS, "past")
+        args = (self.embeds, inputs["attention_mask"], kinds, inputs["past"])
+        return args, {name: shapes[name] for name in names}
+
+    def layout(self, graph: Graph) -> Layout:
+        """The parts of the decoder that the graph of this module is."""
+        values = {value.name: value for value in graph.inputs}
+        pasts = [name for name in self.names.values() if name in values]
+        embeds = values["inputs_embeds"]
+        return Layout(
+            "inputs_embeds",
+            "logits",
+            tuple(pasts),
+            tuple(name.replace("past_key_values", "present") for name in pasts),
+            str(embeds.shape[0]),
+            str(values[pasts[0]].shape[2]),
+            "attention_mask",
+            vocabulary=_rows(_table(self.model)),
+            embeds=True,
+            kinds=KINDS if KINDS in values else None,
+        )
+
+
+class Whole(nn.Module):
+    """The model on images and all tokens so far, placed as its generate places them."""
+
+    def __init__(self, model: nn.Module, token: int, *, sees_images: bool) -> None:
+        super().__init__()
+        self.model, self.token, self.sees_images = model, token, sees_images
+
+    def forward(self, images: dict[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
+        given = dict(images)
+        if self.sees_images:
+            given[KINDS] = (ids == self.token).long()
+        logits: Tensor = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=places(mask),
+            use_cache=False,
+            **given,
+        ).logits
+        return logits
+
+
+def of_images(
+    module: nn.Module,
+    images: Mapping[str, Tensor] | None,
+    shapes: Mapping[str, Any] | None,
+    name: str,
+) -> Parts:
+    """The parts of a model of transformers that reads images.
+
+    `images` are samples by the names of its inputs, with torch.export's dynamic `shapes`; without
+    them two images are made of the size that its config says. Raises UsageError where that isn't
+    known, and for a model whose rule is another than the one above.
+    """
+    if not is_multimodal(module):
+        refuse_mixed(type(module), name)
+    if images is None:
+        images, shapes = sample_images(module, name)
+    config: Any = module.config
+    token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    if not isinstance(token, int):
+        raise UsageError(f"The config of {name} names no image_token_id, so images have no places.")
+    tried = _Tried(module.eval(), dict(images), token, name)
+    sees_images = tried.sees_images()
+    whole = Whole(module, token, sees_images=sees_images)
+    rows, ids, embeds, mask = tried.rows, tried.ids, tried.embeds, torch.ones_like(tried.ids)
+    tried.require_rule(whole, mask)
+    text = tried.embeds[:, :3]
+    cached = CachedEmbeds(module, text, sees_images=sees_images)
+    args, decoder_shapes = cached.sample()
+    batch, seq, count = Dim("batch_size"), Dim("seq"), Dim("image_rows")
+    axes = {0: batch, 1: seq}
+    return Parts(
+        Model(
+            Vision(module),
+            None,
+            (dict(images),),
+            {},
+            {"images": {each: (shapes or {}).get(each) for each in images}},
+            f"the vision encoder of {name}",
+            names={f"images_{each}": each for each in images},
+        ),
+        Model(
+            Embed(module, token), None, (ids,), {}, {"input_ids": axes}, f"the embeddings of {name}"
+        ),
+        Model(
+            Join(token),
+            None,
+            (ids, embeds, rows),
+            {},
+            {"input_ids": axes, "text_embeds": axes, "image_features": {0: count}},
+            f"the joining of images of {name}",
+        ),
+        Model(
+            cached,
+            None,
+            args,
+            {},
+            decoder_shapes,
+            f"the decoder of {name}",
+            names=cached.names,
+        ),
+        whole,
+        token,
+        len(rows) // len(images[PIXELS]),
+    )
+
+
+class _Tried:
+    """The parts run eagerly on samples: two rows with an image each, if there are two."""
+
+    def __init__(self, module: nn.Module, images: dict[str, Tensor], token: int, name: str) -> None:
+        self.module, self.images, self.token, self.name = module, images, token, name
+        self.table, random = _table(module), torch.Generator().manual_seed(0)
+        with inference(module):
+            self.rows = Vision(module)(images)["image_features"]
+            plain = torch.randint(_rows(self.table), (2, 2 * _TEXT), generator=random)
+            plain = plain.where(plain != token, (token + 1) % _rows(self.table))
+            most = -(len(self.rows) // -2)
+            self.ids = torch.cat([plain, plain[:, :1].expand(-1, most)], 1)
+            for row, count in enumerate((most, len(self.rows) - most)):
+                self.ids[row, _TEXT + row : _TEXT + row + count] = token
+            self.embeds = Embed(module, token)(self.ids)["inputs_embeds"]
+
+    def sees_images(self) -> bool:
+        """Whether what is said of the tokens' kinds changes what the model computes."""
+        if KINDS not in inspect.signature(self.module.forward).parameters:
+            return False
+        model: Any = self.module
+        kinds = (self.ids == self.token).long()
+        with inference(model):
+            with_kinds, without = (
+                model(inputs_embeds=self.embeds, use_cache=False, **each).logits
+                for each in ({KINDS: kinds}, {})
+            )
+        return not torch.equal(with_kinds, without)
+
+    def require_rule(self, whole: Whole, mask: Tensor) -> None:
+        """Raises UsageError where the model doesn't join images as `Join` does, or its generate
+        places tokens otherwise than by their number."""
+        model: Any = self.module
+        joined = Join(self.token)
+        with inference(model):
+            expected = whole(self.images, self.ids, mask)
+            embeds = joined(self.ids, self.embeds, self.rows)["inputs_embeds"]
+            kinds = {KINDS: (self.ids == self.token).long()} if whole.sees_images else {}
+            found = model(
+                inputs_embeds=embeds,
+                attention_mask=mask,
+                position_ids=places(mask),
+                use_cache=False,
+                **kinds,
+            ).logits
+            given = model.prepare_inputs_for_generation(
+                self.ids, attention_mask=mask, position_ids=places(mask), use_cache=True
+            )
+        same_places = given.get("position_ids") is None or torch.equal(
+            given["position_ids"], places(mask)
+        )
+        error = (found - expected).abs().max()
+        if (
+            not same_places
+            or not error <= 1e3 * torch.finfo(found.dtype).eps * expected.abs().max()
+        ):
+            refuse_mixed(type(model), self.name)
+
+
+def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Two images of the size that the config says, and their dynamic dims. Raises UsageError."""
+    vision: Any = getattr(model.config, "vision_config", None)
+    size = getattr(vision, "image_size", None)
+    if size is None:
+        raise UsageError(
+            f"The config of {name} says no image_size: give samples, such as "
+            f"images={{{PIXELS!r}: tensor}} with image_shapes."
+        )
+    height, width = (size, size) if isinstance(size, int) else size
+    channels = int(getattr(vision, "num_channels", 3))
+    seed = torch.Generator().manual_seed(0)
+    drawn = torch.randn(2, channels, int(height), int(width), generator=seed)
+    return {PIXELS: drawn.to(model.dtype)}, {PIXELS: {0: Dim("images")}}
+
+
+def _table(model: Any) -> Any:
+    return model.get_input_embeddings()
+
+
+def _rows(table: Any) -> int:
+    return int(table.weight.shape[0])

@@ -1,0 +1,73 @@
+"""Parity of the files of a model that reads images, each with its part and together over steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from attngraph.compiling.beginning import Progress
+from attngraph.decoding.checking import Encoded
+from attngraph.decoding.compile_multimodal import seen_images
+from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.multimodal import (
+    DECODER,
+    EMBED,
+    JOIN,
+    METADATA_KEY,
+    VISION,
+    Joining,
+    Multimodal,
+)
+from attngraph.decoding.rules import NO_RULES
+from attngraph.errors import ParityError
+from attngraph.export.runtime.session import Session
+from attngraph.frontend.multimodal import of_images
+from attngraph.options import DEFAULTS, Options
+from attngraph.paths import require_file
+from attngraph.verification.verify import Verification, verify_file
+
+
+def verify_multimodal(
+    module: torch.nn.Module,
+    name: str,
+    folder: Path,
+    options: Options = DEFAULTS,
+    *,
+    progress: Progress | None = None,
+) -> list[Verification]:
+    """Compares each file of a folder that `optimize` wrote with its part of the model.
+
+    The decoder's steps read what the folder's other files give, and are compared with the whole
+    model without a cache. Raises LoadError where a file is missing, ParityError where the folder
+    has another token for images than the model, and as `verify_file` does.
+    """
+    parts = of_images(module, None, None, name)
+    made = {VISION: parts.vision, EMBED: parts.embed, JOIN: parts.join}
+    for file in (*made, DECODER):
+        require_file(folder / file)
+    check = partial(verify_file, options=options, progress=progress)
+    with contextlib.ExitStack() as held:
+
+        def opened(file: str) -> Session:
+            session = Session.open(folder / file, options.device, **options.session)
+            return held.enter_context(session)
+
+        sessions = {file: opened(file) for file in made}
+        said = Joining.from_json(sessions[VISION].metadata.get(METADATA_KEY), str(folder / VISION))
+        if said.token != parts.token:
+            raise ParityError(
+                f"{folder / VISION} puts images where ids are {said.token}, and {name} where they "
+                f"are {parts.token}. Compile it again."
+            )
+
+        def encoded(decoder: Decoder) -> Iterator[Encoded]:
+            return seen_images(parts, Multimodal(sessions, decoder, said, NO_RULES))
+
+        found = [check(part, folder / file, sessions[file]) for file, part in made.items()]
+        decoder = opened(DECODER)
+        found.append(check(parts.decoder, folder / DECODER, decoder, encoded=encoded))
+    return found

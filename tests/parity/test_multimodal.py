@@ -1,0 +1,297 @@
+"""Compiled models that read images give the tokens of eager models, wherever the images stand."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attngraph
+from attngraph import Multimodal
+from attngraph.decoding.multimodal import VISION
+from attngraph.errors import ParityError, UsageError
+from attngraph.frontend.modalities import is_joined
+from attngraph.frontend.multimodal import Join, Vision, of_images
+from attngraph.inference import inference
+from attngraph.verification.verify_multimodal import verify_multimodal
+from tests.models.kit import HIDDEN, VOCABULARY, peaked
+from tests.parity.test_decode import common
+
+TOKEN, STEPS = 7, 10
+
+
+def _llava() -> nn.Module:
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    vision = CLIPVisionConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    text = LlamaConfig(**common(num_hidden_layers=1))
+    return LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=vision, text_config=text, image_token_id=TOKEN)
+    )
+
+
+def _gemma3() -> nn.Module:
+    """A window that is shorter than an image, in every second layer."""
+    from transformers import (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        Gemma3TextConfig,
+        SiglipVisionConfig,
+    )
+
+    vision = SiglipVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    text = Gemma3TextConfig(
+        **common(
+            num_key_value_heads=2,
+            head_dim=16,
+            sliding_window=3,
+            layer_types=["sliding_attention", "full_attention"],
+        )
+    )
+    model = Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            vision_config=vision, text_config=text, image_token_id=TOKEN, mm_tokens_per_image=4
+        )
+    )
+    nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
+    return model
+
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = {"llava": _llava, "gemma3": _gemma3}
+_TAKES_MINUTES = {"gemma3"}
+
+
+@functools.cache
+def eager(family: str) -> nn.Module:
+    torch.manual_seed(0)
+    return peaked(FAMILIES[family]().eval())
+
+
+@functools.cache
+def compiled(family: str) -> Multimodal:
+    return attngraph.optimize_multimodal(eager(family))
+
+
+@functools.cache
+def pieces(family: str) -> int:
+    """How many tokens stand for an image."""
+    return of_images(eager(family), None, None, family).pieces
+
+
+def images(family: str, count: int) -> dict[str, Tensor]:
+    (samples,) = of_images(eager(family), None, None, family).vision.args
+    seed = torch.Generator().manual_seed(count)
+    return {
+        name: torch.randn((count, *each.shape[1:]), generator=seed)
+        for name, each in samples.items()
+    }
+
+
+def prompt(family: str, *rows: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask of rows with so many images each, padded on the left."""
+    seed, size = torch.Generator().manual_seed(len(rows)), pieces(family)
+    text = torch.randint(
+        TOKEN + 1, VOCABULARY, (len(rows), 4 + max(rows) * (size + 1)), generator=seed
+    )
+    mask = torch.ones_like(text)
+    for row, count in enumerate(rows):
+        mask[row, :row] = 0
+        for each in range(count):
+            start = row + 1 + each * (size + 1)
+            text[row, start : start + size] = TOKEN
+    return text, mask
+
+
+def expected(family: str, ids: Tensor, mask: Tensor, given: dict[str, Tensor]) -> Tensor:
+    model = eager(family)
+    kinds = {"token_type_ids": (ids == TOKEN).long()} if family in _SEES else {}
+    tokens: Tensor = model.generate(  # type: ignore[operator]
+        input_ids=ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False,
+        eos_token_id=None, **given, **kinds,
+    )  # fmt: skip
+    return tokens
+
+
+_SEES = {"gemma3"}
+families = pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in _TAKES_MINUTES else ())
+        for name in FAMILIES
+    ],
+)
+
+
+@pytest.mark.machine
+@families
+@pytest.mark.parametrize("rows", [(0,), (1,), (1, 1), (2, 0, 1)], ids=str)
+def test_the_tokens_are_those_of_the_eager_model(family: str, rows: tuple[int, ...]) -> None:
+    ids, mask = prompt(family, *rows)
+    given = images(family, sum(rows)) if any(rows) else {}
+    found = compiled(family).generate(ids, STEPS, mask, **given)
+    assert torch.equal(found, expected(family, ids, mask, given))
+
+
+@pytest.mark.machine
+def test_an_image_changes_the_tokens_and_its_place_counts() -> None:
+    """The tests above would pass where no image is looked at."""
+    ids, mask = prompt("llava", 1, 1)
+    given = images("llava", 2)["pixel_values"]
+    model = compiled("llava")
+    logits = [model(ids, mask, None, {"pixel_values": each})[0] for each in (given, given.flip(0))]
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+
+@pytest.mark.machine
+def test_a_conversation_goes_on_with_another_image() -> None:
+    (ids, _), given, model = prompt("llava", 2), images("llava", 2), compiled("llava")
+    cut = 2 + pieces("llava")
+    stream = model.stream(ids[:, :cut], 2, pixel_values=given["pixel_values"][:1])
+    assert len(list(stream)) == 2
+    rest = torch.cat([stream.ids, ids[:, cut:]], 1)
+    found = model.generate(
+        rest, STEPS, cache=stream.cache, pixel_values=given["pixel_values"][1:], temperature=0.0
+    )
+    assert torch.equal(found, expected("llava", rest, torch.ones_like(rest), given))
+
+
+@pytest.mark.machine
+def test_tokens_come_one_by_one_and_may_be_drawn() -> None:
+    (ids, mask), given, model = prompt("llava", 1), images("llava", 1), compiled("llava")
+    how = {"temperature": 1.0, "top_k": 5, "seed": 3}
+    stream = model.stream(ids, 4, mask, **given, **how)
+    tokens = torch.stack(list(stream), 1)
+    assert tokens.shape == (1, 4)
+    assert torch.equal(model.generate(ids, 4, mask, **given, **how)[:, -4:], tokens)
+
+
+@pytest.mark.machine
+def test_what_does_not_fit_is_one_sentence() -> None:
+    (ids, mask), model = prompt("llava", 1, 1), compiled("llava")
+    pixels = images("llava", 2)["pixel_values"]
+    for given, told in (
+        ({}, "The prompt has 8 tokens 7, .* give pixel_values"),
+        ({"pixel_values": pixels[:1]}, "have 8 tokens 7, .* the images give 4 features"),
+        ({"pixel_values": pixels.to(torch.uint8)}, "pixel_values is uint8; .* must be floating"),
+        ({"pixel_values": pixels[:, :, :4]}, "pixel_values has shape .* must be \\(images, 3, 8"),
+        ({"pixel_values": pixels, "image_sizes": pixels}, "has no input image_sizes"),
+        ({"pixel_values": [1]}, "pixel_values must be a torch.Tensor, not list"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            model.generate(ids, 2, mask, **given)
+    with pytest.raises(UsageError, match="takes embeddings"):
+        model.decoder.generate(ids, 2, mask)
+
+
+@pytest.mark.machine
+def test_files_are_called_as_others_call_them_and_are_read_again(tmp_path: Path) -> None:
+    compiled("llava").save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "vision_encoder.onnx", "embed_tokens.onnx", "join_images.onnx", "decoder_model_merged.onnx",
+    }  # fmt: skip
+    taken = {
+        path.name: [value.name for value in onnx.load(path).graph.input][:2]
+        for path in tmp_path.iterdir()
+    }
+    assert taken["vision_encoder.onnx"] == ["pixel_values"]
+    assert taken["embed_tokens.onnx"] == ["input_ids"]
+    assert taken["decoder_model_merged.onnx"] == ["inputs_embeds", "attention_mask"]
+    (ids, mask), given = prompt("llava", 1, 1), images("llava", 2)
+    found = Multimodal.load(tmp_path).generate(ids, STEPS, mask, **given)
+    assert torch.equal(found, expected("llava", ids, mask, given))
+
+
+@pytest.mark.slow
+@families
+def test_a_folder_is_verified_and_another_is_not(tmp_path: Path, family: str) -> None:
+    compiled(family).save(tmp_path)
+    assert all(each.passed for each in verify_multimodal(eager(family), family, tmp_path))
+    vision = onnx.load(tmp_path / VISION)
+    said = {each.key: each for each in vision.metadata_props}["attngraph.images"]
+    told = json.loads(said.value)
+    said.value = json.dumps({**told, "token": TOKEN + 1})
+    onnx.save(vision, tmp_path / VISION)
+    with pytest.raises(ParityError, match="puts images where ids are 8"):
+        verify_multimodal(eager(family), family, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_wrong_decoder_is_told_from_the_steps(tmp_path: Path) -> None:
+    compiled("llava").save(tmp_path)
+    torch.manual_seed(1)
+    other = peaked(_llava().eval())
+    other.load_state_dict(
+        {
+            **other.state_dict(),
+            **{k: v for k, v in eager("llava").state_dict().items() if "vision" in k},
+        }
+    )
+    found = verify_multimodal(other, "other", tmp_path)
+    assert [each.passed for each in found] == [False, False, True, False]
+
+
+@pytest.mark.slow
+def test_a_static_cache_has_room_for_images() -> None:
+    model = attngraph.optimize_multimodal(eager("llava"), cache="static", max_length=24)
+    (ids, mask), given = prompt("llava", 1, 1), images("llava", 2)
+    found = model.generate(ids, STEPS, mask, **given)
+    assert torch.equal(found, expected("llava", ids, mask, given))
+
+
+def test_features_take_the_places_of_their_tokens_in_their_order() -> None:
+    ids = torch.tensor([[1, TOKEN, 2, TOKEN], [TOKEN, 3, 4, 5]])
+    embeds, features = torch.zeros(2, 4, 1), torch.tensor([[1.0], [2.0], [3.0]])
+    joined = Join(TOKEN)(ids, embeds, features)["inputs_embeds"]
+    assert joined[..., 0].tolist() == [[0, 1, 0, 2], [3, 0, 0, 0]]
+
+
+def test_what_transformers_hooks_into_a_model_is_taken_out_again() -> None:
+    """Else the hidden states that it collects come twice, and LLaVA's images are None."""
+    model, given = eager("llava"), images("llava", 1)
+    for _ in range(2):
+        with inference(model):
+            features = Vision(model)(given)["image_features"]
+    assert features.shape == (pieces("llava"), HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("LlavaForConditionalGeneration", True),
+        ("Mistral3ForConditionalGeneration", False),  # takes sizes of images
+        ("Qwen2AudioForConditionalGeneration", False),
+        ("Florence2ForConditionalGeneration", False),
+        ("Qwen3VLForConditionalGeneration", False),  # images go into later layers too
+        ("LlamaForCausalLM", False),
+    ],
+)
+def test_a_class_says_whether_its_rule_is_known(name: str, known: bool) -> None:
+    import transformers
+
+    assert is_joined(getattr(transformers, name)) is known
+
+
+def test_a_model_with_another_rule_is_refused() -> None:
+    model = eager("llava")
+    scaled = type(model)(model.config).eval()  # type: ignore[arg-type, call-arg]
+    own = scaled.model.get_placeholder_mask
+    scaled.model.get_placeholder_mask = lambda ids, **given: own(ids.flip(1), **given)
+    with pytest.raises(UsageError, match="no compiler joins these to the tokens"):
+        attngraph.optimize_multimodal(scaled)
