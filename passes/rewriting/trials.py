@@ -220,16 +220,29 @@ def sample(
     elif not value.dtype.is_floating_point and not value.dtype.is_complex:
         return discrete(value, shape, seed, _CHANCE.get(kind, 0.7))
     else:
-        drawn = _floats(value, shape, seed, kind)
+        is_turn = kind.startswith("turn ")  # each of all options has its own
+        wide = {} if is_turn or not sparse else dict.fromkeys(_wide_axes(dims), _KEPT)
+        drawn = _floats(value, [wide.get(axis, n) for axis, n in enumerate(shape)], seed, kind)
     if sparse:
-        for axis, dim in enumerate(dims):
-            if isinstance(dim, int) and dim > 2 * _KEPT:
-                dropped = torch.randperm(dim, generator=seed)[_KEPT:]
-                drawn.index_fill_(axis, dropped, 0)
+        for axis in _wide_axes(dims):
+            drawn = _spread(drawn, axis, shape[axis], seed)
     if may_mask and kind in ("holes", "masked", "hidden"):  # last: all of a long axis is hidden
         low = -torch.inf if kind == "masked" else torch.finfo(torch.float32).min
         drawn = torch.where(drawn_rows(shape, seed, _CHANCE[kind]), drawn, low)
     return drawn
+
+
+def _wide_axes(dims: Sequence[Dim]) -> list[int]:
+    return [axis for axis, dim in enumerate(dims) if isinstance(dim, int) and dim > 2 * _KEPT]
+
+
+def _spread(drawn: torch.Tensor, axis: int, size: int, seed: torch.Generator) -> torch.Tensor:
+    """What was drawn at a few places of an axis, and zeros; of all places, a few are kept."""
+    order = torch.randperm(size, generator=seed)
+    if drawn.shape[axis] == size:
+        return drawn.index_fill_(axis, order[_KEPT:], 0)
+    shape = [*drawn.shape[:axis], size, *drawn.shape[axis + 1 :]]
+    return drawn.new_zeros(shape).index_copy_(axis, order[:_KEPT], drawn)
 
 
 def _floats(value: Value, shape: list[int], seed: torch.Generator, kind: str) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from attngraph.analysis.experts.activation import Activation, read_activation
 from attngraph.analysis.experts.products import GROUPED, Product, read_product
@@ -136,10 +137,15 @@ def mixture_of(graph: Graph, choice: Choice) -> Mixture | Unread | None:
         )
 
     unread: Unread | None = None
+    known: dict[tuple[Node, ...], _Read] = {}
     for result in islice(_cuts(graph, choice), _MOST_CUTS):
         if not result.shape or not isinstance(result.shape[-1], int):
             continue
-        read = _experts(result, choice, stops)
+        downs = _products([result], choice, stops)
+        key = tuple(down.node for down in downs)
+        if key not in known:  # one cut after the other has the same products above it
+            known[key] = _experts(downs, choice, stops)
+        read = known[key]
         if isinstance(read, Unread):
             unread = unread or read
             continue
@@ -183,11 +189,11 @@ def _cuts(graph: Graph, choice: Choice) -> Iterator[Value]:
                 yield node.output
 
 
-def _experts(
-    result: Value, choice: Choice, stops: Callable[[Value], bool]
-) -> tuple[Expert, ...] | Unread | None:
-    """Each expert's products under the result; None where they aren't two after each other."""
-    downs = _products([result], choice, stops)
+_Read: TypeAlias = tuple[Expert, ...] | Unread | None
+
+
+def _experts(downs: Sequence[Product], choice: Choice, stops: Callable[[Value], bool]) -> _Read:
+    """Each expert's products, of the last ones; None where they aren't two after each other."""
     alone = [down for down in downs if not down.matrices.stacked]
     if len(downs) != (choice.experts if alone else 1):
         return None
