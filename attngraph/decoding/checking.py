@@ -240,10 +240,10 @@ def generated_parity(
 ) -> Parity:
     """The last logits of a prompt and of a few steps, against the eager model on all tokens so far.
 
-    The steps go on across each length at which something changes; across a far one, those of one
-    row behind a prompt that ends there. The eager model computes each without a cache, so that a
-    cache handed on wrongly shows. With quantized weights the graph that has them, `stored`, takes
-    its place; where it rounds activations, steps may differ by codes that flipped
+    The steps go on across each length at which something changes; across a far one, or the end of a
+    table, those of one row behind a prompt that ends there. The eager model computes each without a
+    cache, so that a cache handed on wrongly shows. With quantized weights the graph that has them,
+    `stored`, takes its place; where it rounds activations, steps may differ by codes that flipped
     (checks/rounded.py). A decoder that attends to something is given what is `encoded`, and all of
     the model computes it anew in the comparison.
     """
@@ -266,7 +266,7 @@ def generated_parity(
     far = {} if attends else changes.far(graph, layout)
     for change, near in far.items():
         if decoder.takes(1, near[0], near[-1]):
-            found[f"behind {change} tokens"] = steps.parity(1, near)
+            found[f"at {change} tokens"] = steps.parity(1, near)
     return merge(found)
 
 

@@ -90,15 +90,15 @@ class Lengths:
         far = [n for n in self.singled_out if bytes_of_past(graph, layout, n) > room]
         if far:
             notes.append(
-                f"Steps behind {_listed(far)} tokens, where something changes, are not checked: a "
-                "cache of so many is large beside the weights."
+                f"Steps at {_listed(far)} tokens, where something changes or ends, are not "
+                "checked: a cache of so many is large beside the weights."
             )
         reached = {*self.far(graph, layout), *far}
-        if alone := [n for n in self._changes if n > _LONGEST_RUN and n not in reached]:
+        if alone := [n for n in self.singled_out if n > _LONGEST_RUN and n not in reached]:
             notes.append(
-                f"Steps behind {_listed(alone)} tokens, where something changes, are checked from "
-                "a drawn cache, and not from the decoder's own: running the whole model on so many "
-                "would take too long."
+                f"Steps at {_listed(alone)} tokens, where something changes or ends, are checked "
+                "from a drawn cache, and not from the decoder's own: running the whole model on so "
+                "many would take too long."
             )
         return notes
 
@@ -113,24 +113,19 @@ class Lengths:
         return found
 
     def far(self, graph: Graph, layout: Layout) -> dict[int, list[int]]:
-        """The same, by the change, behind those: lengths at which one row can be run."""
+        """The same, by the change or the end of a table, behind those, at which one row is run."""
         weights = sum(math.prod(map(int, value.shape)) for value in graph.constants.values())
         end, found = self.end(graph, layout), {}
         token = [*_shapes_of_past(graph, layout, 1).values()]
         width = sum(map(math.prod, token))
         heads = max((math.prod(shape[:-1]) for shape in token), default=1)
-        for change in self._changes:
+        for change in self.singled_out:
             near = [n for n in range(change - 1, change + 3) if n <= end]
             operations = 2 * sum(n * (weights + n * width) for n in near)
             is_small = operations <= _ONE_ROW and heads * change**2 <= _SCORES
             if change > _LONGEST_RUN and len(near) > 1 and is_small:
                 found[change] = near
         return found
-
-    @property
-    def _changes(self) -> list[int]:
-        """The lengths that have something behind them, as the end of a table has not."""
-        return [n for n in self.singled_out if n not in (self.most, self.most_positions)]
 
     def _rows(self, layout: Layout) -> int:
         ends = (self.most, self.most_positions, layout.max_length)

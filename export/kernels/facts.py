@@ -30,7 +30,9 @@ CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP, SINKS, ROW_SINKS, WEIGHTS, PAST, S
     "static cache",
     "packed rows",
 )
-EMPTY = "selections that may be empty"  # of queries or keys, by what only a run tells
+EMPTY = (
+    "selections that may be empty"  # no queries or keys, by what only a run tells, or none at all
+)
 ROTARY, NORMS = "rotary embedding", "norms of each head"
 ATTENTION = "attn.attention"
 PACKED_ATTENTION = "attn.packed_attention"
@@ -129,7 +131,7 @@ def facts_of(node: Node, dims: Mapping[str, DimInfo], *, static: bool = False) -
         PAST: past is not None,
         STATIC: past is not None and static,
         EMPTY: any(
-            isinstance(size, sympy.Symbol) and least < 1
+            isinstance(size, (sympy.Symbol, int)) and least < 1
             for size, (least, _) in zip((queries, keys), spans, strict=True)
         ),
     }

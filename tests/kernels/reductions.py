@@ -7,7 +7,17 @@ from collections.abc import Callable
 import torch
 
 from tests.kernels.runner import Call, Calls, Case
-from tests.kernels.values import ALL, FLOATS, NUMBERS, edges, moderate, numbers, ordinary, rows
+from tests.kernels.values import (
+    ALL,
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    edges,
+    moderate,
+    numbers,
+    ordinary,
+    rows,
+)
 
 F32, F64 = (torch.float32,), (torch.float64,)
 SOME = (torch.float32, torch.float16, torch.int64, torch.int32)
@@ -159,6 +169,10 @@ CASES = [
     *[
         Case(name, last(_dim(name).replace("{}", "-1"), 2), F32)
         for name in ("cummax", "cummin", "nanmedian.dim")
+    ],
+    *[
+        Case(f"{name}-values", last(_dim(name).replace("{}", "-1"), 2, edges, 1), INTEGERS)
+        for name in ("cummax", "cummin")
     ],
     Case("median.dim", last("aten.median.dim(%0) {dim = -1}", 2, edges, 1), SOME),
     *[Case(f"{name}-all", whole(f"aten.{name}(%0)"), ALL) for name in ("max", "min", "any", "all")],

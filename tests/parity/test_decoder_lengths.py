@@ -299,7 +299,7 @@ def test_a_length_that_no_step_reaches_is_said(monkeypatch: pytest.MonkeyPatch) 
     )
     assert not any("not checked" in note for note in compiling().report.notes)
     monkeypatch.setattr("attngraph.decoding.lengths.room_for_past", lambda graph: 80 * 128)
-    assert any("Steps behind 90 tokens" in note for note in compiling().report.notes)
+    assert any("Steps at 90 tokens" in note for note in compiling().report.notes)
 
 
 FAR = 700
@@ -325,7 +325,7 @@ def test_generated_tokens_cross_a_far_length() -> None:
     kept = Decoder(decoder.session, Lengths().told(decoder.layout))
     found = generated_parity(model, captured, kept, "fp32", told)
     wrong = [output.case for output in found.outputs if not output.passed]
-    assert wrong == [f"behind {FAR} tokens"]
+    assert wrong == [f"at {FAR} tokens"]
 
 
 def test_a_length_that_no_generated_token_crosses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,8 +334,30 @@ def test_a_length_that_no_generated_token_crosses_is_said(monkeypatch: pytest.Mo
     monkeypatch.setattr("attngraph.decoding.lengths._ONE_ROW", 1e6)
     graph, told = trace(model).graph, derived(model)
     (note,) = told.notes(graph, decoder.layout)
-    assert f"Steps behind {FAR} tokens, where something changes, are checked from a drawn" in note
+    assert (
+        f"Steps at {FAR} tokens, where something changes or ends, are checked from a drawn" in note
+    )
     assert not told.far(graph, decoder.layout)
+
+
+def test_generated_tokens_reach_the_end_of_a_far_table() -> None:
+    """The row of the last step is another one's in the file, which no step before it shows."""
+
+    def table() -> Tensor:
+        return torch.linspace(1, 2, FAR)[:, None].clone()
+
+    rows, others = table(), table()
+    others[-1] = 9.0
+    model, wrong = (
+        scaled(functools.partial(torch.embedding, each), 2 * FAR)[1] for each in (rows, others)
+    )
+    told = derived(model)
+    assert told.most == FAR
+    decoder = attngraph.optimize_decoder(
+        wrong.module, wrong.args, dynamic_shapes=wrong.dynamic_shapes, verify="off"
+    )
+    found = generated_parity(model, trace(model), decoder, "fp32", told)
+    assert [output.case for output in found.outputs if not output.passed] == [f"at {FAR} tokens"]
 
 
 def test_tables_end_in_a_sentence() -> None:

@@ -171,6 +171,41 @@ def test_a_selection_may_be_empty(selected: str) -> None:
         torch.testing.assert_close(torch.as_tensor(found), Selects()(x, given), **_STRICT)
 
 
+class Heads(nn.Module):
+    """(N, 16) rows and which are keys, to (N, 16): four heads, fused, as products or as einsum."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: Tensor, shown: Tensor) -> Tensor:
+        query, key = (part.unflatten(1, (4, 4)) for part in (x, x[shown]))
+        if self.form == "einsum":
+            scores = torch.einsum("nhd,mhd->hnm", query, key).sigmoid()
+            return torch.einsum("hnm,mhd->nhd", scores, key).flatten(1)
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+        scores = query @ key.mT / 2
+        weights = scores.softmax(-1) if self.form == "fused" else scores.sigmoid()
+        return (weights @ key + (key.mT @ key).sum(1, keepdim=True)).transpose(0, 1).flatten(1)
+
+
+@pytest.mark.parametrize("form", ["fused", "products", "einsum"])
+def test_sums_over_an_empty_selection_are_zeros(form: str) -> None:
+    """onnxruntime's MatMul leaves all but the first matrix of a stack as the memory was, and ends
+    the process where it has made one kernel of a product and a transpose.
+    """
+    length, module = {0: Dim("length", max=64)}, Heads(form)
+    x, shown = torch.randn(7, 16), torch.tensor([True, False, True, True, False, False, True])
+    optimized = optimize(module, (x, shown), dynamic_shapes=(length, length), verify="off")
+    assert optimized.report.fused == (form == "fused")
+    kinds = [node.op_type for node in optimized.model.graph]
+    assert "Einsum" not in kinds
+    assert kinds.count("Where") == (1 if form == "einsum" else 2)
+    for given in (shown, torch.zeros_like(shown)):
+        (found,) = optimized.run((x, given))
+        torch.testing.assert_close(torch.as_tensor(found), module(x, given), **_STRICT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
 @pytest.mark.parametrize("case", cases(), ids=str)

@@ -13,6 +13,7 @@ from attngraph.export.lowering.attention.masks import Prepared, causal_mask
 from attngraph.export.lowering.attention.operator import sink_column
 from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
 from attngraph.export.lowering.emission.context import LoweringContext
+from attngraph.export.lowering.emission.products import stacked
 from attngraph.ir.dims import Dim, as_dim
 
 
@@ -53,7 +54,7 @@ def primitive(
     past = as_dim(sympy.sympify(keys) - new)
     logits = _masked(ctx, logits, prepared, (past, as_dim(past + site.query.shape[1]), keys))
     weights = _softmax(ctx, logits, keys, site)
-    packed = _packed(ctx, ctx.op("MatMul", weights, value), site)
+    packed = _packed(ctx, stacked(ctx, weights, value, keys, site.dtype), site)
     return packed, weights if site.weights else None, *presents
 
 
@@ -85,7 +86,8 @@ def spelled_out(
     query = ctx.op("Mul", query, ctx.constant(float(scale), dtype))
     logits = ctx.op("MatMul", query, ctx.op("Transpose", key, perm=[0, 1, 3, 2]))
     logits = _masked(ctx, logits, prepared, (0, shapes[0][2], shapes[1][2]))
-    return ctx.op("MatMul", ctx.op("Softmax", logits, axis=-1), value)
+    weights = ctx.op("Softmax", logits, axis=-1)
+    return stacked(ctx, weights, value, shapes[1][2], dtype)
 
 
 def _masked(

@@ -93,15 +93,18 @@ def _running(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The extremum so far and its last place, by doubling as above. NaN counts as extreme."""
     if not x.ndim:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    if not x.dtype.is_floating_point:
-        raise NotImplementedError
+    dtype, first = x.dtype, -math.inf if largest else math.inf
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(torch.int64)
+        x, first = x.to(torch.int64), limits.min if largest else limits.max
     place = _along(torch.arange(x.shape[dim]), x, dim)
     for step in _steps(x, dim):
-        before = _shifted(x, dim, step, -math.inf if largest else math.inf)
-        earlier = _shifted(place, dim, step, 0)
-        later = torch.isnan(x) | ((x >= before) if largest else (x <= before))
+        before, earlier = _shifted(x, dim, step, first), _shifted(place, dim, step, 0)
+        later = (x >= before) if largest else (x <= before)
+        if dtype.is_floating_point:
+            later = later | torch.isnan(x)
         x, place = torch.where(later, x, before), torch.where(later, place, earlier)
-    return x, place
+    return x.to(dtype), place
 
 
 @formula("aten.cummax")

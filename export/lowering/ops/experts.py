@@ -10,6 +10,7 @@ import torch
 from attngraph.dialect.experts import GATED
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
+from attngraph.export.lowering.emission.products import matmul
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
@@ -89,7 +90,7 @@ def lower_grouped_mm(ctx: LoweringContext, node: Node) -> ir.Value:
     if args["bias"] is not None:
         raise LoweringError("a bias of _grouped_mm has no meaning in torch yet")
     if len(left.shape) == 3 and len(right.shape) == 3 and args["offs"] is None:
-        return ctx.op("MatMul", args["self"], args["mat2"])
+        return matmul(ctx, left, right)
     if len(left.shape) != 2 or len(right.shape) != 3:
         raise LoweringError("_grouped_mm has an ONNX form only where offsets split the rows")
     return _by_rows(ctx, left, right, args["offs"])

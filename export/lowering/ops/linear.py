@@ -10,6 +10,7 @@ import torch
 
 from attngraph.dialect.quantized import LEVELS, TINY
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
+from attngraph.export.lowering.emission.products import matmul, may_be_empty
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim
@@ -140,8 +141,7 @@ def _matmul_nbits(
 
 @register_lowering("aten.matmul", "aten.bmm", "aten.mm", "aten.mv", "aten.dot")
 def lower_matmul(ctx: LoweringContext, node: Node) -> ir.Value:
-    left, right = (ctx.value(value) for value in node.inputs if value is not None)
-    return ctx.op("MatMul", left, right)
+    return matmul(ctx, *(value for value in node.inputs if value is not None))
 
 
 @register_lowering("aten.addmm")
@@ -157,8 +157,8 @@ def lower_addmm(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("aten.baddbmm")
 def lower_baddbmm(ctx: LoweringContext, node: Node) -> ir.Value:
-    args = ctx.args(node)
-    return _weighted(ctx, node, ctx.op("MatMul", args["batch1"], args["batch2"]))
+    product = matmul(ctx, input_of(node, "batch1"), input_of(node, "batch2"))
+    return _weighted(ctx, node, product)
 
 
 def _weighted(ctx: LoweringContext, node: Node, product: ir.Value) -> ir.Value:
@@ -176,9 +176,12 @@ def _weighted(ctx: LoweringContext, node: Node, product: ir.Value) -> ir.Value:
 
 @register_lowering("aten.einsum")
 def lower_einsum(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    values = [value for value in node.inputs if value is not None]
     if not node.output.dtype.is_floating_point:
         return None  # its parts: onnxruntime's kernel adds integers in double
-    operands = [ctx.value(value) for value in node.inputs if value is not None]
+    if may_be_empty(ctx, [dim for value in values for dim in value.shape]):
+        return None  # the kernel divides by some of the sizes
+    operands = list(map(ctx.value, values))
     return ctx.op("Einsum", *operands, equation=node.attrs["equation"].replace(" ", ""))
 
 
