@@ -158,10 +158,10 @@ class Options:
                 "--activations int8."
             )
         whole("opset", self.opset, OLDEST_OPSET, OPSET)
-        if self.portable and self.weights is not None:
+        if self.portable and self.activations is not None:
             raise UsageError(
-                f"--weights {self.weights} needs an operator of onnxruntime's own, and --portable "
-                "writes standard operators only: leave out one of the two."
+                f"--activations {self.activations} needs an operator of onnxruntime's own, and "
+                "--portable writes standard operators only: leave out one of the two."
             )
         check_assumptions(self.assume)
         check_settings(self.device, self.session)

@@ -15,8 +15,11 @@ from typing import Any
 
 import torch
 
-from attngraph.checkpoints.folder import CONFIG, Folder, require_plain_weights, within
+from attngraph.checkpoints.codes import take_stored
+from attngraph.checkpoints.folder import CONFIG, Folder, within
 from attngraph.checkpoints.prefixes import shared_prefixes, taken_off
+from attngraph.checkpoints.scheme import require_plain_weights
+from attngraph.checkpoints.stored import Held
 from attngraph.checkpoints.tasks import NAMES, TASKS, Task, class_for, task_of
 from attngraph.errors import LoadError
 
@@ -77,9 +80,44 @@ def pretrained(
 ) -> tuple[torch.nn.Module, list[str]]:
     """The model in eval mode, with these weights; and sentences on what was done with them.
 
+    Quantized ones stay in their codes where a kernel has those, and no adapter is added to them.
     Raises LoadError that names the first few parameters which the files lack.
     """
     config = _config(folder, kind, trust_code=trust_code)
+    if folder.scheme is None:
+        return _loaded(folder, kind, config, weights)
+    plain = dict(weights)
+    stored = take_stored(folder.scheme, plain)
+    if not stored:
+        module, notes = _loaded(folder, kind, config, plain)
+        said = f"The settings say {folder.scheme.method}, and the weights are plain numbers."
+        return module, [*notes, said]
+    floats = [data.dtype for data in plain.values() if data.is_floating_point()]
+    config.dtype = getattr(config, "dtype", None) or next(iter(floats), torch.float32)
+    held = Held(folder.scheme.method, stored, config.dtype, packs=folder.adapter is None)
+    with torch.device("meta"):
+        parts = kind(config).named_modules()
+    sideways = [name for name, part in parts if type(part).__name__ == "Conv1D"]
+    while True:
+        module, notes = _loaded(folder, kind, config, {**plain, **held.names(sideways)})
+        unused = held.unused(module)
+        if not unused:
+            return module, [*notes, *held.put(module)]
+        if not _untie(config):  # a head in codes of its own is none of the embedding
+            held.spell_out(unused)
+
+
+def _untie(config: Any) -> bool:
+    """Whether embeddings were tied to the head; now they aren't."""
+    parts = [each for each in (config, config.get_text_config()) if each.tie_word_embeddings]
+    for each in parts:
+        each.tie_word_embeddings = False
+    return bool(parts)
+
+
+def _loaded(
+    folder: Folder, kind: Any, config: Any, weights: Mapping[str, torch.Tensor]
+) -> tuple[torch.nn.Module, list[str]]:
     faults: list[str] = []
     for prefix in ("", *shared_prefixes(weights)):
         named = {name.removeprefix(prefix): weight for name, weight in weights.items()}
@@ -171,6 +209,9 @@ def _config(folder: Folder, kind: Any, *, trust_code: bool) -> Any:
             f"{folder.path / CONFIG} can't be read as that of a {kind.__name__}: {told(error)}."
         ) from error
     config.return_dict = True  # an output's name is its key
+    for part in (config, *vars(config).values()):  # what transformers needs other packages for
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
     return config
 
 

@@ -7,12 +7,13 @@ that leads out, by `..` or by a link, is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
+from attngraph.checkpoints.scheme import Scheme, scheme_of
 from attngraph.errors import LoadError
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -21,15 +22,6 @@ _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _NAMED = "transformers_weights"
 """A key of config.json: the name of the file with the weights, where it is another one."""
-_QUANTISED = ("quantization_config", "compression_config", "quantization")
-_QUANTISERS = {
-    "quantize_config.json": "gptq",
-    "quant_config.json": "awq",
-    "hf_quant_config.json": "modelopt",
-}
-"""Files that tools put beside config.json instead of a key in it."""
-_SCALES = ("weight_scale", "weight_scale_inv", "qweight", "weight_packed", "SCB", "absmax")
-"""How names end that belong to a quantized weight."""
 _SHOWN = 5
 
 
@@ -47,7 +39,7 @@ class Folder:
     """A checkpoint's folder: what config.json says, and which files hold the weights.
 
     `listed` are the names of the weights that an index promises, by file. With an `adapter` the
-    folder is that of its base.
+    folder is that of its base. `scheme` is how the weights are quantized, if they are.
     """
 
     path: Path
@@ -55,6 +47,7 @@ class Folder:
     weights: tuple[Path, ...]
     listed: Mapping[str, Path] = field(default_factory=dict)
     adapter: Adapter | None = None
+    scheme: Scheme | None = None
 
     @classmethod
     def read(cls, path: Path, *, trust_pickle: bool = False, trust_code: bool = False) -> Folder:
@@ -62,11 +55,11 @@ class Folder:
         adapter = _adapter(path, trust_pickle=trust_pickle)
         path = folders_of(path)[0]
         config = read_config(path)
-        _refuse_quantised(path, config)
+        scheme = scheme_of(path, config, lambda name: _read_beside(path, name))
         if not trust_code:
             _refuse_code(path, config)
         weights, listed = weight_files(path, config, trust_pickle=trust_pickle)
-        return cls(path, config, weights, listed, adapter)
+        return cls(path, config, weights, listed, adapter, scheme)
 
     @property
     def architecture(self) -> str | None:
@@ -78,8 +71,12 @@ class Folder:
 
     def optional(self, name: str) -> Mapping[str, Any]:
         """What a JSON file of the folder holds; nothing where there is no such file."""
-        path = within(self.path, name)
-        return _read_json(path) if path.is_file() else {}
+        return _read_beside(self.path, name) or {}
+
+
+def _read_beside(path: Path, name: str) -> Mapping[str, Any] | None:
+    file = within(path, name)
+    return _read_json(file) if file.is_file() else None
 
 
 def folders_of(path: Path) -> tuple[Path, ...]:
@@ -201,42 +198,6 @@ def _shards(path: Path, index: Path) -> tuple[tuple[Path, ...], dict[str, Path]]
             f"{index} names the shard {missing[0]}{more}, which {path} lacks; fetch it as well."
         )
     return files, listed
-
-
-def _refuse_quantised(path: Path, config: Mapping[str, Any]) -> None:
-    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    for part in parts:
-        for key in _QUANTISED:
-            if not part.get(key):
-                continue
-            settings = part[key] if isinstance(part[key], dict) else {}
-            method = settings.get("quant_method") or (
-                "bitsandbytes"
-                if "load_in_4bit" in settings or "load_in_8bit" in settings
-                else "mlx"
-                if key == "quantization"
-                else key
-            )
-            raise quantised(path, f"quantized by {method}")
-    for name, method in _QUANTISERS.items():
-        if within(path, name).is_file():
-            raise quantised(path, f"quantized by {method} ({name})")
-
-
-def quantised(path: Path, how: str) -> LoadError:
-    """The error for weights that aren't numbers as the model's class has them."""
-    return LoadError(
-        f"{path} holds weights {how}, which attngraph doesn't read: give the checkpoint that they "
-        "were made from and quantize with --weights int8 or int4, or save a copy with plain "
-        "weights (model.dequantize(), then save_pretrained)."
-    )
-
-
-def require_plain_weights(path: Path, names: Iterable[str]) -> None:
-    """Raises LoadError for weights with scales of their own, of which the config says nothing."""
-    found = [name for name in names if name.rpartition(".")[2] in _SCALES]
-    if found:
-        raise quantised(path, f"quantized with scales beside them ({found[0]})")
 
 
 def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from attngraph.checks.rounded import rounded_linears
 from attngraph.ir import Graph, Node, clone, interpret
-from attngraph.ir.traits import QUANTIZED
 
 _STRICTER = 0.9
 """How much the sum must fall for another try, where the measured error is over the budget."""
@@ -29,8 +29,7 @@ def errors_of_each(
     exact = interpret(plain, inputs)
     return {
         node.output.name: error(exact, interpret(_with(plain, {node.output.name: node}), inputs))
-        for node in quantized
-        if node.op in QUANTIZED
+        for node in rounded_linears(quantized)
     }
 
 
@@ -56,7 +55,7 @@ def to_keep(
     error is larger than the sum of squares promised, more of them do.
     """
     errors = errors_of_each(plain, quantized, inputs)
-    linears = {node.output.name: node for node in quantized if node.op in QUANTIZED}
+    linears = {node.output.name: node for node in rounded_linears(quantized)}
     exact = interpret(plain, inputs)
     dearest = sorted(errors, key=lambda name: errors[name] ** 2 / _cost(linears[name]))
     allowed = budget**2

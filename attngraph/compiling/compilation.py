@@ -185,7 +185,7 @@ class Compilation:
         report.notes += report.quantised.kept
         in_floats = self.options.activations is None
         if self.options.device.provider == "cpu" and self.own == "fp32" and in_floats:
-            report.notes.append(cost_on_cpu(weights))
+            report.notes.append(cost_on_cpu(weights, portable=self.options.portable))
         if not self.options.verifies:
             return optimized
         with stage("parity", report, self.progress):

@@ -63,7 +63,7 @@ _STAGES = (
 )
 _PACKING = ("pack-tokens", *CLEAN)
 _SPLITTING = ("split-projections", "drop-key-bias", *CLEAN)
-_CLOSING = ("bound-keys", "dce")
+_CLOSING = ("bound-keys", "fuse-quantized", "dce")
 
 
 def pipeline(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.ops import op
-from attngraph.ir.traits import LINEAR, QUANTIZED
+from attngraph.ir.traits import DEQUANTIZED, LINEAR, QUANTIZED
 
 TINY = 1e-30
 """The least magnitude that a step is taken from: a row of zeros has one too."""
@@ -22,21 +22,62 @@ def quantized_linear(
     codes: torch.Tensor,
     scales: torch.Tensor,
     bias: torch.Tensor | None = None,
+    zeros: torch.Tensor | None = None,
     *,
     bits: int,
     rounds: bool = False,
 ) -> torch.Tensor:
-    """x Wᵀ + b with W = (code − 2^(bits−1)) · scale, in the layout of MatMulNBits.
+    """x Wᵀ + b with W = (code − zero) · scale, in the layout of MatMulNBits.
 
     x (…, K); codes (N, K/block, block · bits/8), uint8, two 4-bit codes to a byte, the lower half
-    first; scales (N, K/block) in x's dtype; bias (N,). The last block of a row may be padded. With
-    `rounds` each block of x is rounded to a multiple of a 127th of its largest magnitude.
+    first; scales (N, K/block) in x's dtype; bias (N,); zeros (N, K/block), uint8, 2^(bits−1) where
+    absent. The last block of a row may be padded. With `rounds` each block of x is rounded to a
+    multiple of a 127th of its largest magnitude.
     """
     if rounds:
         blocks, step = block_steps(x, codes.shape[2] * 8 // bits)
         x = (blocks.round() * step).flatten(-2)[..., : x.shape[-1]]
-    weight = dequantized(codes, scales, bits)[:, : x.shape[-1]]
+    weight = dequantized(codes, scales, bits, zeros)[:, : x.shape[-1]]
     return torch.nn.functional.linear(x, weight, bias)
+
+
+@op("attn.dequantize", [DEQUANTIZED])
+def dequantize(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    *,
+    bits: int,
+    width: int,
+) -> torch.Tensor:
+    """The weight (N, width) of `attn.quantized_linear`, whose codes, scales and zeros these are.
+
+    It is an operator of torch as well (`torch.ops.attn.dequantize`), so that a module whose weights
+    are codes keeps them in the graph.
+    """
+    found: torch.Tensor = torch.ops.attn.dequantize.default(
+        codes, scales, zeros, bits=bits, width=width
+    )
+    return found
+
+
+def _dequantize(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    *,
+    bits: int,
+    width: int,
+) -> torch.Tensor:
+    return dequantized(codes, scales, bits, zeros)[:, :width].contiguous()
+
+
+torch.library.define("attn::dequantize", torch.library.infer_schema(dequantize, mutates_args=()))
+torch.library.impl("attn::dequantize", "CompositeExplicitAutograd", _dequantize)
+torch.library.register_fake(
+    "attn::dequantize",
+    lambda codes, scales, zeros=None, *, bits, width: scales.new_empty(scales.shape[0], width),
+)
 
 
 @op("attn.int8_linear", [LINEAR, QUANTIZED])
@@ -76,9 +117,12 @@ def block_steps(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor
     return row_steps(whole.reshape(*whole.shape[:-1], -(-x.shape[-1] // block), block))
 
 
-def dequantized(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+def dequantized(
+    codes: torch.Tensor, scales: torch.Tensor, bits: int, zeros: torch.Tensor | None = None
+) -> torch.Tensor:
     """The weight that codes and scales stand for, (N, K), with the padding of its last block."""
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    steps = codes.to(scales.dtype) - (1 << bits - 1)
+    middle = 1 << bits - 1 if zeros is None else zeros.to(scales.dtype).unsqueeze(-1)
+    steps = codes.to(scales.dtype) - middle
     return (steps * scales.unsqueeze(-1)).flatten(1)

@@ -192,6 +192,7 @@ POINTWISE = _trait(
 MATMUL = _trait("matmul", "matmul bmm mm mv dot einsum")  # of operands and nothing else
 LINEAR = _trait("linear", "linear")  # x Wᵀ + b
 QUANTIZED = _trait("quantized")  # of these, those with a weight in codes
+DEQUANTIZED = _trait("dequantized")  # the numbers that codes stand for
 ADDMM = _trait("addmm", "addmm baddbmm")  # a tensor and a product
 CONVOLUTION = _trait(
     "convolution",

@@ -25,13 +25,18 @@ def _measured() -> Mapping[str, Mapping[str, float]]:
     return found
 
 
-def cost_on_cpu(weights: str) -> str:
-    """A sentence on the time of a linear with such weights, over that in float32."""
-    times = _measured()[FORMS[weights]]
+def cost_on_cpu(weights: str, *, portable: bool = False) -> str:
+    """A sentence on the time of a linear with such weights, over that in float32.
+
+    A portable file has the standard's operator, for which onnxruntime has no fast kernel.
+    """
+    form = f"{weights}, block 32: DequantizeLinear" if portable else FORMS[weights]
+    times = _measured()[form]
     said = " and ".join(
         f"{ratio:g} × the time of float32 for {rows} row{'s' if rows != '1' else ''}"
         for rows, ratio in times.items()
     )
     slower = any(ratio > 1 for ratio in times.values())
     advice = "; --weights int4 is faster" if slower and weights == "int8" else ""
+    advice = "; leave out --portable where onnxruntime runs it" if portable else advice
     return f"Linears in {weights} were measured on onnxruntime's CPU provider at {said}{advice}."

@@ -13,6 +13,7 @@ from attngraph.ir.dead import discard
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.effects import is_function
 from attngraph.ir.ops import evaluate
+from attngraph.ir.traits import DEQUANTIZED
 from attngraph.passes.rewriting.manager import register
 
 MEBIBYTE = 2**20
@@ -24,7 +25,8 @@ class ConstantFold:
     """Evaluates nodes whose inputs are constants and whose attributes are plain numbers.
 
     A result above `max_bytes` is stored only if it takes the place of its inputs: it is no larger
-    than they are and nobody else reads them. So a weight is never kept twice, nor blown up.
+    than they are and nobody else reads them. So a weight is never kept twice, nor blown up, and one
+    that is stored in codes stays so.
     """
 
     max_bytes: int = MEBIBYTE
@@ -46,6 +48,8 @@ class ConstantFold:
         if not all(isinstance(v.type, TensorType) and v.type.is_static for v in node.outputs):
             return False
         if symbols_of(list(node.attrs.values())) or not is_function(node):
+            return False
+        if node.op in DEQUANTIZED:
             return False
         result = sum(_bytes(value.dtype, value.shape) for value in node.outputs)
         if result <= self.max_bytes:

@@ -230,6 +230,12 @@ def _scaled(path: Path) -> None:
     save_file(weights, path / "model.safetensors")
 
 
+def _in_int8(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    weights["classifier.weight"] = weights["classifier.weight"].to(torch.int8)
+    save_file({**weights, "classifier.SCB": torch.ones(1)}, path / "model.safetensors")
+
+
 def _packed(path: Path) -> None:
     weights = load_file(path / "model.safetensors")
     weights["classifier.qweight"] = weights.pop("classifier.weight").int()
@@ -271,9 +277,9 @@ _BROKEN = {
     "gptq beside": (lambda p: _beside(p, "quantize_config.json"), r"by gptq \(quantize_config"),
     "scales": (_scaled, r"scales beside them \(classifier.weight_scale_inv\)"),
     "packed": (_packed, r"scales beside them \(classifier.qweight\)"),
-    "bitsandbytes": (
-        lambda p: _rewritten(p, quantization_config={"load_in_4bit": True}),
-        "by bitsandbytes",
+    "half of what bitsandbytes stores": (
+        lambda p: (_in_int8(p), _rewritten(p, quantization_config={"load_in_8bit": True})),
+        r"classifier can't be read as bitsandbytes stores it: SCB is \(1,\), where",
     ),
 }
 

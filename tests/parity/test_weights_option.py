@@ -13,6 +13,7 @@ import onnx_ir
 import pytest
 import torch
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -260,9 +261,30 @@ def test_decoding_is_held_against_the_stored_weights() -> None:
     assert decoder.generate(args[0], 4).shape == (args[0].shape[0], args[0].shape[1] + 4)
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_portable_file_has_the_same_codes(weights: Any, tmp_path: Path) -> None:
+    """In standard operators alone; sessions round no activations, or parity would have failed."""
+    torch.manual_seed(2)
+    module, x = nn.Linear(WIDTH + 5, 48).eval(), torch.randn(3, 7, WIDTH + 5)
+    made = [
+        attngraph.optimize(module, (x,), weights=weights, portable=portable, opset=21)
+        for portable in (False, True)
+    ]
+    own, portable = (compiled.report.quantised for compiled in made)
+    assert (own.weight_error, own.linears) == (portable.weight_error, portable.linears)
+    made[1].save(tmp_path / "out.onnx")
+    model = onnx.load(tmp_path / "out.onnx")
+    assert {each.domain for each in model.opset_import} == {""}
+    kind = {"int4": onnx.TensorProto.INT4, "int8": onnx.TensorProto.INT8}[weights]
+    (codes,) = (each for each in model.graph.initializer if each.data_type == kind)
+    assert list(codes.dims) == [48, -(-(WIDTH + 5) // BLOCK) * BLOCK]
+    (exact,) = ReferenceEvaluator(model).run(None, {"input": x.numpy()})
+    torch.testing.assert_close(made[1](x), torch.from_numpy(exact), rtol=1e-5, atol=1e-5)
+
+
 def test_codes_read_otherwise_are_out_of_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     real = quantized.dequantized
-    monkeypatch.setattr(quantized, "dequantized", lambda c, s, bits: real(c, s, bits) + s[0, 0])
+    monkeypatch.setattr(quantized, "dequantized", lambda c, s, *how: real(c, s, *how) + s[0, 0])
     with pytest.raises(ParityError, match="int4 kernels of Linear are out of their error budget"):
         linear("int4", nn.Linear(WIDTH, 48))
 

@@ -136,18 +136,27 @@ class LoweringContext:
         name: str,
         make: Callable[[], torch.Tensor],
         shape: tuple[int, ...],
+        kind: ir.DataType = ir.DataType.UINT8,
     ) -> ir.Value:
         """An initializer of bytes that `make` computes from a constant's data, whenever it is read.
 
-        So no copy is held beside the constant. `name` tells what is made of it.
+        So no copy is held beside the constant. `name` tells what is made of it; of a `kind` with 4
+        bits each byte has two, the first in the lower half.
         """
         assert value.data is not None
         key = ("derived", name, place_of(value.data))
         if key not in self.cache:
             unique = self.unique(f"{self._names.get(value, value.name)}.{name}")
+
+            def packed() -> ir.TensorProtocol:
+                stored = make().contiguous().numpy()
+                if kind.bitwidth == 4:
+                    return ir.PackedTensor(stored.reshape(-1), kind, shape=shape, name=unique)
+                return ir.Tensor(stored.view(kind.numpy()).reshape(shape), name=unique)
+
             data = ir.LazyTensor(
-                lambda: ir.tensor_adapters.TorchTensor(make().contiguous(), name=unique),
-                dtype=ir.DataType.UINT8,
+                packed,
+                dtype=kind,
                 shape=ir.Shape(shape),
                 name=unique,
             )

@@ -13,7 +13,7 @@ from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContex
 from attngraph.export.lowering.emission.products import matmul, may_be_empty
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
-from attngraph.ir.dims import Dim
+from attngraph.ir.dims import Dim, as_dim
 from attngraph.ir.ops import attribute, input_of
 
 
@@ -31,22 +31,100 @@ def lower_linear(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("attn.quantized_linear")
 def lower_quantized_linear(ctx: LoweringContext, node: Node) -> ir.Value:
-    """MatMulNBits, at accuracy level 4 where it is to round activations, else in float32."""
+    """MatMulNBits, at accuracy level 4 where it is to round activations, else in float32.
+
+    A portable file has DequantizeLinear, whose result is transposed: without that, sessions of
+    onnxruntime make of it the operator that rounds activations.
+    """
     x, codes, bias = (input_of(node, name) for name in ("x", "codes", "bias"))
     args, bits = ctx.args(node), int(attribute(node, "bits"))
     rounds = bool(attribute(node, "rounds"))
+    if ctx.target.portable and not rounds:
+        weight = ctx.once(
+            ("dequantized", args["codes"]),
+            lambda: ctx.op("Transpose", _dequantized(ctx, node, x.shape[-1]), perm=[1, 0]),
+        )
+        product = ctx.op("MatMul", args["x"], weight)
+        return product if bias is None else ctx.op("Add", product, args["bias"])
     inside = ctx.target.provider == "cpu"  # CUDA's takes one in some versions only
     block = codes.shape[2] * 8 // bits
     if inside and bits == 8 and x.dtype is torch.float32 and not rounds:
-        return _in_two_halves(ctx, codes, args, x.shape[-1], block)
+        return _in_two_halves(ctx, node, args, block)
     product = _matmul_nbits(
         ctx,
-        (args["x"], args["codes"], args["scales"], None, args["bias"] if inside else None),
+        (
+            args["x"],
+            args["codes"],
+            args["scales"],
+            _zero_points(ctx, input_of(node, "zeros"), bits),
+            args["bias"] if inside else None,
+        ),
         (x.shape[-1], codes.shape[0]),
         (bits, block),
         accuracy_level=4 if rounds else 1 if x.dtype is torch.float32 else None,
     )
     return product if inside or bias is None else ctx.op("Add", product, args["bias"])
+
+
+@register_lowering("attn.dequantize")
+def lower_dequantize(ctx: LoweringContext, node: Node) -> ir.Value:
+    return _dequantized(ctx, node, int(attribute(node, "width")))
+
+
+def _dequantized(ctx: LoweringContext, node: Node, width: Dim) -> ir.Value:
+    """DequantizeLinear of a weight (N, width). Without zeros its codes are signed ones."""
+    codes, zeros = input_of(node, "codes"), input_of(node, "zeros")
+    bits, (rows, blocks, size) = int(attribute(node, "bits")), codes.shape
+    block = size * 8 // bits
+    signed = {4: ir.DataType.INT4, 8: ir.DataType.INT8}[bits]
+    kind = signed if zeros is None else {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}[bits]
+    shift = 0 if zeros is not None else 0x88 if bits == 4 else 0x80
+
+    def stored() -> torch.Tensor:
+        assert codes.data is not None
+        found: torch.Tensor = codes.data ^ shift
+        return found
+
+    def points() -> torch.Tensor:
+        assert zeros is not None
+        assert zeros.data is not None
+        return _in_bytes(zeros.data.flatten(), bits)
+
+    zero = None if zeros is None else ctx.derived(zeros, "points", points, (rows, blocks), kind)
+    whole = ctx.op(
+        "DequantizeLinear",
+        ctx.derived(codes, "whole", stored, (rows, blocks * block), kind),
+        ctx.args(node)["scales"],
+        zero,
+        axis=1,
+        block_size=block,
+    )
+    if as_dim(blocks * block) == width:
+        return whole
+    return ctx.op("Slice", whole, ctx.constant([0]), ctx.constant([width]), ctx.constant([1]))
+
+
+def _in_bytes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes (…, K), one to a byte, as they are stored: two of 4 bits in one, the first lower."""
+    if bits == 8:
+        return codes
+    even = torch.nn.functional.pad(codes, (0, codes.shape[-1] % 2))
+    return even[..., ::2] | even[..., 1::2] << 4
+
+
+def _zero_points(
+    ctx: LoweringContext, zeros: Value | None, bits: int, part: str = ""
+) -> ir.Value | None:
+    """As MatMulNBits takes them; with a `part` those of a product in two halves."""
+    if zeros is None:
+        return None
+    data, (rows, blocks) = zeros.data, zeros.shape
+    assert data is not None
+
+    def made() -> torch.Tensor:
+        return _in_bytes({"": data, "upper": data >> 4, "lower": data & 15}[part], bits)
+
+    return ctx.derived(zeros, part or "points", made, (rows, -(-blocks * bits // 8)))
 
 
 @register_lowering("attn.int8_linear")
@@ -93,26 +171,33 @@ def _peaks(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 def _in_two_halves(
-    ctx: LoweringContext, codes: Value, args: Mapping[str, Any], width: Dim, block: int
+    ctx: LoweringContext, node: Node, args: Mapping[str, Any], block: int
 ) -> ir.Value:
-    """A product of 8 bits as two of 4, which have the fast kernel: c − 128 = 16 (h − 8) + l."""
+    """A product of 8 bits as two of 4, which have the fast kernel: c − z = 16 (h − h_z) + l − l_z.
+
+    Without zeros z is 128, so h_z is 8 and l_z is 0.
+    """
+    codes, zeros = input_of(node, "codes"), input_of(node, "zeros")
     rows, blocks, _ = codes.shape
 
     def half(name: str, take: Callable[[torch.Tensor], torch.Tensor]) -> ir.Value:
         def made() -> torch.Tensor:
             assert codes.data is not None
-            return take(codes.data[..., ::2]) | take(codes.data[..., 1::2]) << 4
+            return _in_bytes(take(codes.data), 4)
 
         return ctx.derived(codes, name, made, (rows, blocks, block // 2))
 
     scaled = ctx.once(
         ("16 x", args["x"]), lambda: ctx.op("Mul", args["x"], ctx.constant(16.0, torch.float32))
     )
-    zero = ctx.constant(torch.zeros(rows, -(-blocks // 2), dtype=torch.uint8), name="zero_points")
-    sizes, bits = (width, rows), (4, block)
+    points = [_zero_points(ctx, zeros, 4, part) for part in ("upper", "lower")]
+    if zeros is None:
+        none = torch.zeros(rows, -(-blocks // 2), dtype=torch.uint8)
+        points[1] = ctx.constant(none, name="zero_points")
+    sizes, bits = (input_of(node, "x").shape[-1], rows), (4, block)
     upper, lower = half("upper", lambda part: part >> 4), half("lower", lambda part: part & 15)
-    high = scaled, upper, args["scales"], None, None
-    low = args["x"], lower, args["scales"], zero, args["bias"]
+    high = scaled, upper, args["scales"], points[0], None
+    low = args["x"], lower, args["scales"], points[1], args["bias"]
     products = [_matmul_nbits(ctx, each, sizes, bits, accuracy_level=1) for each in (high, low)]
     return ctx.op("Add", *products)
 
