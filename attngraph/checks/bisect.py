@@ -116,7 +116,22 @@ def blame(
     node = _first(optimised, lowered, values)
     if node is None:
         return "No value loses half of its digits at one node: small errors add up."
-    return f"The first ONNX value to diverge is {_place(node)}."
+    told = f"The first ONNX value to diverge is {_place(node)}"
+    if _is_tied(node, lowered, values):
+        return (
+            f"{told}: the numbers agree and their places do not, for some are equal, and of these "
+            "torch may take any. Where that decides the result, take the first of them: "
+            "torch.sort(…, stable=True)."
+        )
+    return f"{told}."
+
+
+def _is_tied(node: Node, values: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether the first output, numbers, agrees, and the second, where they stand, doesn't."""
+    if len(node.outputs) != 2 or node.outputs[1].dtype.is_floating_point:
+        return False
+    name = node.outputs[0].name
+    return name in values and name in expected and not diverges(values[name], expected[name])
 
 
 def _all_values(result: Optimized, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -44,12 +44,13 @@ class SampleInputs:
     """Inputs of a captured model, in the order of the graph's. Nothing is run here.
 
     `pristine` is the graph as it was captured; passes rewrite the other one. `tied` maps a dim to
-    one whose size it is to have.
+    one whose size it is to have; integers stay in their columns unless they are `turned`.
     """
 
     def __init__(self, captured: Captured, pristine: Graph) -> None:
         self.captured = captured
         self.tied: dict[str, str] = {}
+        self.turned = True
         self._pristine = pristine
         self._bounds = bounds_of(pristine)
 
@@ -117,7 +118,7 @@ class SampleInputs:
                 if is_derived and symbols_of(dim) <= sizes.keys():
                     dynamic[index, axis] = str(dim)
                     known[str(dim)] = substitute(dim, sizes)
-        resized = resized_inputs(self.captured.args, dynamic, known)
+        resized = resized_inputs(self.captured.args, dynamic, known, turned=self.turned)
         below = {
             place: substitute(size, sizes)
             for place, size in self._bounds.items()

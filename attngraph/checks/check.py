@@ -143,13 +143,13 @@ class Check:
         return self._known
 
     def _runnable(self) -> Cases:
-        """All cases; with dims that the sample has equal kept equal, if the model needs that.
+        """All cases; drawn anew, nearer to the sample, if the model fails on them.
 
         torch.export may leave axes apart (Dim.AUTO) that the model takes as one, such as those of
-        a mask and of what it masks.
+        a mask and of what it masks; and a column of integers may have categories of its own.
         """
         cases, makes_them = self.all_cases(), not self._is_given
-        if self.samples.tied or not makes_them:
+        if self.samples.tied or not self.samples.turned or not makes_them:
             return cases
         sample = self.samples.sizes_of(self.captured.args)
         for label, tensors in cases.items():
@@ -158,34 +158,41 @@ class Check:
             try:
                 self._known[label] = self.references(tensors)
             except UsageError:
-                return self._tie(cases)
+                return self._redrawn(cases)
         return cases
 
-    def _tie(self, cases: Cases) -> Cases:
-        """The cases drawn anew with tied dims, where the model takes those."""
+    def _redrawn(self, cases: Cases) -> Cases:
+        """Cases with tied dims, integers in their own columns, or both, where the model takes them.
+
+        The cases as they are where it takes none of these.
+        """
         sample = self.samples.sizes_of(self.captured.args)
         groups = [
             [name for name in sample if sample[name] == size] for size in set(sample.values())
         ]
-        self.samples.tied = {name: group[0] for group in groups for name in group}
+        ties = {name: group[0] for group in groups for name in group}
         known, drawn, rejected = dict(self._known), self.drawn, self.rejected
-        self.cases, self.drawn, self.rejected = None, [], []
-        try:
-            tied = self.all_cases()
-            for label, tensors in tied.items():
-                if label not in self._known:
-                    self._known[label] = self.references(tensors)
-        except UsageError:
-            self.samples.tied, self._known = {}, known
-            self.cases, self.drawn, self.rejected = cases, drawn, rejected
-            return cases
-        self._ties = [
-            f"The model was only checked where {' = '.join(sorted(group))}: it fails at sizes "
-            "where all dims differ. Give axes that belong together one Dim."
-            for group in groups
-            if len(group) > 1
-        ]
-        return tied
+        for tied, turned in ((ties, True), ({}, False), (ties, False)):
+            self.samples.tied, self.samples.turned = tied, turned
+            self.cases, self.drawn, self.rejected = None, [], []
+            self._known = dict(known) if turned else {}  # a label names sizes, not values
+            try:
+                found = self.all_cases()
+                for label, tensors in found.items():
+                    if label not in self._known:
+                        self._known[label] = self.references(tensors)
+            except UsageError:
+                continue
+            self._ties = [
+                f"The model was only checked where {' = '.join(sorted(group))}: it fails at sizes "
+                "where all dims differ. Give axes that belong together one Dim."
+                for group in groups
+                if tied and len(group) > 1
+            ]
+            return found
+        self.samples.tied, self.samples.turned, self._known = {}, True, known
+        self.cases, self.drawn, self.rejected = cases, drawn, rejected
+        return cases
 
     def covered(self, graph: Graph | None = None) -> Coverage:
         """What the cases exercised of the model, and of the optimised graph's attentions."""

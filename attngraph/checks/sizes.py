@@ -141,6 +141,8 @@ def resized_inputs(
     args: Sequence[torch.Tensor],
     dynamic: Mapping[tuple[int, int], str],
     sizes: Mapping[str, int],
+    *,
+    turned: bool = True,
 ) -> tuple[torch.Tensor, ...]:
     """The same inputs with other sizes along their dynamic axes; values are the sample's own.
 
@@ -148,7 +150,8 @@ def resized_inputs(
     along another axis so that no two batch rows are the same. Masks (bool, 0 and 1, or additive:
     0 and at most −1e4) are stretched instead, which keeps left padding on the left and leaves the
     first and last key as they were; a row of the sample that sees a key still sees one. Integers
-    that stand for a length of another input are not recognised.
+    that stand for a length of another input are not recognised. Those of a table, each column with
+    categories of its own, stay in their columns unless they are `turned`.
 
     Raises UsageError for an axis that isn't there, a dim without a size, and a dim of two sizes in
     the sample.
@@ -171,6 +174,7 @@ def resized_inputs(
             resized[index] = _stretch(resized[index], axis, sizes[name], keep_holes=alone)
         else:
             rotate = not is_mask(args[index])
+            rotate = rotate and (turned or args[index].is_floating_point())
             resized[index] = _repeat(resized[index], axis, sizes[name], rotate=rotate)
     return tuple(resized)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from inspect import Parameter
 from typing import Any
 
@@ -28,6 +30,41 @@ def forward_signature(module: torch.nn.Module) -> inspect.Signature:
         for argument in forward.schema.arguments[1:]
     ]
     return inspect.Signature(parameters)
+
+
+@contextmanager
+def keywords_stated(
+    module: torch.nn.Module, named: Mapping[str, Any], dynamic_shapes: Any
+) -> Iterator[Any]:
+    """While it lasts, what forward takes in its `**kwargs` are parameters of its signature.
+
+    torch.export looks for the dims of these under their own names and under that of the dict at
+    once, so that neither form is right. Yields the dynamic shapes by the names of the parameters.
+    """
+    signature = inspect.signature(module.forward)
+    parameters = list(signature.parameters.values())
+    given = [name for name in named if name not in signature.parameters]
+    rest = parameters[-1] if parameters and parameters[-1].kind is Parameter.VAR_KEYWORD else None
+    if rest is None or not given or not isinstance(dynamic_shapes, Mapping):
+        yield dynamic_shapes
+        return
+    forward, before = module.forward, module.__dict__.get("forward")
+
+    def stated(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    stated = functools.wraps(forward)(stated)
+    own = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in given]
+    setattr(stated, "__signature__", signature.replace(parameters=[*parameters[:-1], *own]))  # noqa: B010
+    module.__dict__["forward"] = stated
+    inner = dynamic_shapes.get(rest.name)
+    others = {name: shape for name, shape in dynamic_shapes.items() if name != rest.name}
+    try:
+        yield {**others, **inner} if isinstance(inner, Mapping) else dynamic_shapes
+    finally:
+        module.__dict__.pop("forward")
+        if before is not None:
+            module.__dict__["forward"] = before
 
 
 def bind(

@@ -17,6 +17,7 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
+from attngraph.frontend.binding import keywords_stated
 from attngraph.frontend.branches import Place
 from attngraph.frontend.conditions import conditions_of
 from attngraph.frontend.functional import functionalize
@@ -131,15 +132,16 @@ def capture(
         with _ONE_AT_A_TIME:
             program = script_to_program(module, args, named, dynamic_shapes)
         return from_program(program, args, kwargs=named, dynamic_shapes=dynamic_shapes)
-    combined = combine(module, args, named)
-    dynamic_shapes = nested_shapes(combined, module, dynamic_shapes)
-    named = _in_signature_order(module, named)
-    args, named = _distinct(args, named)
-    with _ONE_AT_A_TIME:
-        traced = trace(module, args, named, combined, dynamic_shapes, sides, elsewhere=elsewhere)
-    parameters = inspect.signature(module.forward)
-    captured = _captured(traced, (args, named), parameters, module)
-    return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))
+    with keywords_stated(module, named, dynamic_shapes) as shapes:
+        combined = combine(module, args, named)
+        shapes = nested_shapes(combined, module, shapes)
+        named = _in_signature_order(module, named)
+        args, named = _distinct(args, named)
+        with _ONE_AT_A_TIME:
+            traced = trace(module, args, named, combined, shapes, sides, elsewhere=elsewhere)
+        parameters = inspect.signature(module.forward)
+        captured = _captured(traced, (args, named), parameters, module)
+        return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))
 
 
 def from_program(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TypeAlias
 
 import sympy
@@ -144,6 +144,23 @@ def _remainder(expr: sympy.Expr) -> sympy.Expr:
     """0 where one size is a multiple of the other for every size of the dims."""
     whole = divide(as_dim(expr.args[0]), as_dim(expr.args[1]))
     return expr if whole is None else sympy.Integer(0)
+
+
+def holds(
+    condition: Condition, infos: Mapping[str, DimInfo], conditions: Container[Condition]
+) -> bool:
+    """Whether it holds for all sizes in the dims' ranges of which these conditions hold.
+
+    a > b follows from a ≥ b and a ≠ b.
+    """
+    if condition in conditions or always(condition, infos) is True:
+        return True
+    if not isinstance(condition, (sympy.Gt, sympy.Lt)):
+        return False
+    sides = [sympy.sympify(settled(side, infos)) for side in condition.args]
+    weak = sympy.Ge if isinstance(condition, sympy.Gt) else sympy.Le
+    apart = any(sympy.Ne(*pair) in conditions for pair in (sides, sides[::-1]))
+    return apart and always(weak(*sides), infos) is True
 
 
 def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:

@@ -43,6 +43,81 @@ class Picky(nn.Module):
         return x * 2, y * 3
 
 
+class Columns(nn.Module):
+    """Each column has categories of its own, in a table of all: FT-Transformer's embedding."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(sum(numbers), 8)
+        self.register_buffer("first", torch.tensor([0, *numbers[:-1]]).cumsum(0))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.table(rows + self.first)
+        return found.flatten(1)
+
+
+class Passing(nn.Module):
+    def forward(self, x: Tensor, **kwargs: Tensor) -> Tensor:
+        return x * kwargs["scale"] + kwargs["bias"]
+
+
+class Subsampled(nn.Module):
+    """A norm, not behind a convolution, of a length that two strides left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.halve = nn.Conv1d(4, 4, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.norm(torch.sin(self.halve(self.halve(x))))
+        return found
+
+
+class Nearest(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return y.gather(1, x.topk(4, largest=False).indices)
+
+
+def test_rows_of_other_batches_keep_the_categories_of_their_columns() -> None:
+    module = Columns((7, 2, 5)).eval()
+    rows = torch.tensor([[6, 1, 4], [0, 0, 3]])
+    optimized = attngraph.optimize(module, (rows,), dynamic_shapes=({0: Dim.AUTO},))
+    other = torch.tensor([[5, 0, 2], [6, 1, 4], [1, 1, 0], [2, 0, 1]])
+    torch.testing.assert_close(optimized(other), module(other))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_forward_takes_in_its_keywords_has_dims_by_name(nested: bool) -> None:
+    def given(rows: int, tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+        x, scale = torch.randn(rows, tokens, 8), torch.randn(rows, tokens, 1)
+        return x, {"scale": scale, "bias": torch.randn(rows, tokens, 8)}
+
+    module, (x, named) = Passing(), given(3, 5)
+    batch, seq = Dim("batch"), Dim("seq")
+    inner = {name: {0: batch, 1: seq} for name in named}
+    shapes = {"x": {0: batch, 1: seq}, **({"kwargs": inner} if nested else inner)}
+    optimized = attngraph.optimize(module, (x,), kwargs=named, dynamic_shapes=shapes)
+    assert "forward" not in vars(module)
+    wide, named = given(4, 7)
+    torch.testing.assert_close(optimized(wide, **named), module(wide, **named))
+
+
+def test_a_norm_of_a_length_that_strides_left_is_lowered() -> None:
+    module = Subsampled().eval()
+    optimized = attngraph.optimize(
+        module, (torch.randn(2, 4, 40),), dynamic_shapes=({0: Dim.AUTO, 2: Dim.AUTO},)
+    )
+    for length in (41, 33, 57):
+        x = torch.randn(3, 4, length)
+        torch.testing.assert_close(optimized(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_of_equal_numbers_either_may_be_taken_and_the_error_says_so() -> None:
+    with pytest.raises(AttngraphError, match=r"some are equal.*stable=True"):
+        attngraph.optimize(Nearest(), (torch.zeros(2, 64), torch.randn(2, 64)))
+
+
 def test_a_size_that_becomes_a_constant_is_fixed_and_told() -> None:
     module, x = Counted(), torch.randn(3, 7, 16)
     optimized = attngraph.optimize(module, (x,), dynamic_shapes=(AUTO,))

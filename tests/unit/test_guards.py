@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attngraph.frontend.guards import always_hold, excluded_largest, sizes_apart
+from attngraph.ir.conditions import holds, parse_condition
+from attngraph.ir.dims import DimInfo
 
 _MESSAGE = """Constraints violated (seq)! For more information, run with TORCH_LOGS="+dynamic".
   - Not all values of seq = {size} in the specified range {range} satisfy the \
@@ -88,3 +90,23 @@ def test_sizes_that_a_trace_took_for_unequal() -> None:
     other = "L['context'].size()[1]"
     guards = [f"{_SIZE} != {other}", f"{_SIZE} != 5", f"{_SIZE} <= {other}"]
     assert sizes_apart(guards) == [(_SIZE, other)]
+
+
+@pytest.mark.parametrize(
+    ("told", "low", "follows"),
+    [
+        ("n // 2 != 1", 2, True),
+        ("1 != n // 2", 2, True),
+        ("n // 2 != 1", 1, False),  # 0 is not above 1 either
+        ("n // 2 != 2", 2, False),
+        ("n // 3 != 1", 3, False),
+        ("n // 2 <= 1", 2, False),
+    ],
+)
+def test_a_size_above_another_follows_from_no_less_and_another(
+    told: str, low: int, follows: bool
+) -> None:
+    infos = {"n": DimInfo(low, None, 8)}
+    for asked in ("max(1, n // 2) > 1", "1 < max(1, n // 2)"):
+        found = holds(parse_condition(asked), infos, {parse_condition(told)})
+        assert found == follows

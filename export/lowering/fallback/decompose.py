@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attngraph.errors import IRError
 from attngraph.export.lowering.fallback.formulas import FORMULAS
 from attngraph.ir import Graph, Node, Value
-from attngraph.ir.conditions import always, shown
+from attngraph.ir.conditions import holds, shown
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import call, flatten_call, op_def, op_name
 from attngraph.ir.storage import memory_of
@@ -83,12 +83,15 @@ class _Decomposer(TypeInference):
         """Raises NotImplementedError where torch divides the op differently at other sizes.
 
         Its decompositions ask for sizes, such as whether bins are of one length, and go on with
-        what the sample's say.
+        what the sample's say. That a size is 2 or more is torch's own guess, unless it is more.
         """
-        infos = {name: replace(info, low=min(info.low, 1)) for name, info in self._dims.items()}
+        infos = {
+            name: replace(info, low=info.low if info.low > 2 else min(info.low, 1))
+            for name, info in self._dims.items()
+        }
         for guard in self._env.guards:
             condition = guard.expr.xreplace(self._names)
-            if condition not in self._conditions and always(condition, infos) is not True:
+            if not holds(condition, infos, self._conditions):
                 raise NotImplementedError(
                     f"torch computes {node.op} in this way only where {shown(condition)}"
                 )

@@ -41,9 +41,13 @@ ROWS: list[Row] = []
 FILES = (
     "audio",
     "diffusion",
+    "memories",
     "sequences",
+    "structures",
+    "tables",
     "text",
     "vision",
+    "vision_attention",
     "vision_dense",
     "vision_timm",
     "vision_vit",
