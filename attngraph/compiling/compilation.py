@@ -158,6 +158,7 @@ class Compilation:
         if report.parity is not None and not report.parity.passed:
             raise self._out_of_budget(optimized, report.parity)
         if report.parity is not None:
+            report.notes += report.parity.rounded_in_eager
             with stage("parity", report, self.progress):
                 report.coverage = self.check.covered(optimized.graph)
             report.notes += report.coverage.notes

@@ -157,6 +157,11 @@ def verify_file(
         parity = merge({"": parity, "decoding": merge(found_steps)})
     if weights is not None:
         notes += weights.notes
+    elif made.passes is None:
+        notes.append(
+            f"Nothing in {path} says how attngraph made it, so its weights are compared by what "
+            "they compute in these cases, and not bit for bit."
+        )
     coverage = check.covered()
     notes += coverage.notes
     found = Verification(
@@ -276,8 +281,8 @@ def _culprit(
         )
     if made.passes is None or file.session.input_names != check.captured.input_names:
         return (
-            f"Which node diverges first can't be told: {file.path} was not made from this model by "
-            "attngraph."
+            f"Which node diverges first can't be told: nothing in {file.path} says that attngraph "
+            "made it from this model."
         )
     passes, pristine = made.pipeline(), check.pristine
     graph, model = clone(pristine), onnx_ir.load(file.path)

@@ -52,6 +52,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -74,6 +75,8 @@ from attngraph.export.parity.samples import (
     norm_of,
 )
 
+COARSE = 6.0
+"""How many times eager's usual rounding is told."""
 FACTOR: dict[Precision, float] = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 
 
@@ -155,6 +158,24 @@ class Parity:
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(output.note for output in self.outputs if output.note))
+
+    @property
+    def rounded_in_eager(self) -> list[str]:
+        """A note on each output that a half dtype rounds far more in one case than in most: a score
+        that -1e4 is added to in bf16 has no digits left where all of a row is hidden so.
+        """
+        found = []
+        for name in () if self.precision == "fp32" else dict.fromkeys(o.name for o in self.outputs):
+            own = [output for output in self.outputs if output.name == name]
+            worst = max(own, key=lambda output: output.reference_error)
+            usual = statistics.median(output.reference_error for output in own)
+            if worst.reference_error > max(COARSE * usual, 2 * eps(self.precision)):
+                found.append(
+                    f"Eager PyTorch in {self.precision} is itself {worst.reference_error:.1g} off "
+                    f"float64 in {name} at {worst.case}, and {usual:.1g} elsewhere. The file is "
+                    "held to float64, and may differ from eager there."
+                )
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; an infinite error, which JSON has no number for, is None."""

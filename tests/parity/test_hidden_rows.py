@@ -102,6 +102,35 @@ def test_a_hidden_row_in_half_precision_is_a_mean(how: str, dtype: torch.dtype) 
     assert error <= 4 * torch.finfo(dtype).eps * eager.abs().max()
 
 
+class _Weak(nn.Module):
+    def __init__(self, fill: float) -> None:
+        super().__init__()
+        self.project, self.fill = nn.Linear(16, 48), fill
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        query, key, value = self.project(x).chunk(3, -1)
+        added = (1 - keep.to(x.dtype))[:, None] * self.fill
+        return (query @ key.mT / 4 + added).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_weak_fill_that_rounds_scores_away_in_eager_is_told(dtype: torch.dtype) -> None:
+    """Scores beside -1e4 have no digits in bf16: a hidden row is the mean in eager, and in float64
+    what its scores give."""
+    x, keep = torch.randn(2, 7, 16).to(dtype), torch.ones(2, 7, dtype=torch.long)
+    told = [
+        "in output_0 at batch=" in note and "held to float64" in note for note in _notes(x, keep)
+    ]
+    assert any(told) is (dtype is not torch.float32)
+
+
+def _notes(x: Tensor, keep: Tensor) -> list[str]:
+    torch.manual_seed(0)
+    batch, length = Dim("batch", max=64), Dim("length", max=64)
+    shapes = ({0: batch, 1: length},) * 2
+    return optimize(_Weak(-1e4).to(x.dtype).eval(), (x, keep), dynamic_shapes=shapes).report.notes
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_scores_that_overflow_in_a_narrower_dtype_are_nan(exact: bool) -> None:
     class Narrow(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,15 @@ def _last_bit(model: onnx.ModelProto) -> None:
     table.CopyFrom(numpy_helper.from_array(values, table.name))
 
 
+def _other_layer(model: onnx.ModelProto) -> None:
+    """Two layers' weights change places."""
+    found = [t for t in model.graph.initializer if sorted(t.dims) == [16, 48] or t.dims == [16, 16]]
+    first, second = next(
+        pair for pair in itertools.combinations(found, 2) if pair[0].dims == pair[1].dims
+    )
+    first.raw_data, second.raw_data = second.raw_data, first.raw_data
+
+
 Verified = Callable[[Change], Verification]
 
 
@@ -183,6 +193,29 @@ def test_one_bit_of_a_weight_that_no_budget_shows(form: str, verified: Verified)
     assert not found.to_dict()["passed"]
     assert found.weights is not None
     assert found.weights.different == [f"table.weight (1 of {ROWS} rows)"]
+
+
+def _unsigned(change: Change) -> Change:
+    def both(model: onnx.ModelProto) -> None:
+        del model.metadata_props[:]
+        change(model)
+
+    return both
+
+
+@pytest.mark.parametrize("change", [_equal_to_itself, _without_one_mask, _other_layer])
+def test_a_file_without_its_metadata_is_held_to_the_outputs(
+    change: Change, form: str, verified: Verified
+) -> None:
+    if form != "finite":
+        pytest.skip("one is enough: no metadata is read of any")
+    untouched = verified(_unsigned(lambda model: None))
+    assert untouched.passed
+    assert untouched.weights is None
+    assert any("and not bit for bit" in note for note in untouched.notes)
+    found = verified(_unsigned(change))
+    assert not found.parity.passed
+    assert found.culprit.endswith("says that attngraph made it from this model.")
 
 
 def test_a_right_file_of_another_exporter_passes(tmp_path: Path) -> None:
