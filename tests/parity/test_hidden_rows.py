@@ -102,6 +102,23 @@ def test_a_hidden_row_in_half_precision_is_a_mean(how: str, dtype: torch.dtype) 
     assert error <= 4 * torch.finfo(dtype).eps * eager.abs().max()
 
 
+def test_reductions_of_an_empty_selection_lose_the_axis() -> None:
+    """onnxruntime leaves an empty axis in its place where it is counted from the last."""
+
+    class Reduced(nn.Module):
+        def forward(self, x: Tensor, shown: Tensor) -> tuple[Tensor, ...]:
+            scores = x @ x[shown].mT
+            total = scores.sum(-1, keepdim=True)
+            return scores.exp().sum(-1), total * x, (scores > 0).any(-1), (scores < 0).all(-1)
+
+    length = {0: Dim("length", max=64)}
+    x, shown = torch.randn(7, 16), torch.tensor([True, False, True, True, False, False, True])
+    optimized = optimize(Reduced(), (x, shown), dynamic_shapes=(length, length), verify="off")
+    for given in (shown, torch.zeros_like(shown)):
+        for found, eager in zip(optimized.run((x, given)), Reduced()(x, given), strict=True):
+            torch.testing.assert_close(torch.as_tensor(found), eager, **_STRICT)
+
+
 class _Weak(nn.Module):
     def __init__(self, fill: float) -> None:
         super().__init__()

@@ -23,11 +23,19 @@ _REDUCE = {
 }  # fmt: skip
 
 
-def _reduce(ctx: LoweringContext, op_type: str, x: ir.Value, dims: object, keep: bool) -> ir.Value:
-    """All axes where dims is None or empty, as torch reads it."""
+def _reduce(
+    ctx: LoweringContext, op_type: str, node: Node, x: ir.Value, dims: object, keep: bool
+) -> ir.Value:
+    """`x`, of the shape of a node's input; all axes where dims is None or empty, as torch reads it.
+
+    onnxruntime leaves an empty axis as it is where it is counted from the last.
+    """
+    rank = len(input_of(node, "self").shape)
     if isinstance(dims, int):
         dims = [dims]
-    axes = ctx.constant(list(dims)) if isinstance(dims, (list, tuple)) and dims else None
+    axes = None
+    if isinstance(dims, (list, tuple)) and dims and rank:
+        axes = ctx.constant([dim % rank for dim in dims])
     return ctx.op(op_type, x, axes, keepdims=int(keep))
 
 
@@ -41,10 +49,10 @@ def lower_reduce(ctx: LoweringContext, node: Node) -> ir.Value:
     dims, keep = args.get("dim"), args.get("keepdim", False)
     op_type = _REDUCE[node.op.split(".")[1]]
     if op_type in ("ReduceMax", "ReduceMin"):
-        return _extremum(ctx, op_type, x, dims, keep)
+        return _extremum(ctx, op_type, node, x, dims, keep)
     if op_type == "ReduceSum" and input_of(node, "self").dtype == torch.int64:
         return _exact_sum(ctx, node, x)
-    return _reduce(ctx, op_type, x, dims, keep)
+    return _reduce(ctx, op_type, node, x, dims, keep)
 
 
 @register_lowering("aten.logsumexp")
@@ -58,9 +66,9 @@ def lower_logsumexp(ctx: LoweringContext, node: Node) -> ir.Value:
     rank, dims = len(input_of(node, "self").shape), args["dim"] or None
     if not rank:
         return ctx.op("Identity", x)
-    top = _reduce(ctx, "ReduceMax", x, dims, True)
+    top = _reduce(ctx, "ReduceMax", node, x, dims, True)
     top = ctx.op("Where", ctx.op("IsInf", top), ctx.constant(0.0, dtype), top)
-    total = _reduce(ctx, "ReduceSum", ctx.op("Exp", ctx.op("Sub", x, top)), dims, True)
+    total = _reduce(ctx, "ReduceSum", node, ctx.op("Exp", ctx.op("Sub", x, top)), dims, True)
     result = ctx.op("Add", ctx.op("Log", total), top)
     if args.get("keepdim", False):
         return result
@@ -70,16 +78,16 @@ def lower_logsumexp(ctx: LoweringContext, node: Node) -> ir.Value:
 
 
 def _extremum(
-    ctx: LoweringContext, op_type: str, x: ir.Value, dims: object, keep: bool
+    ctx: LoweringContext, op_type: str, node: Node, x: ir.Value, dims: object, keep: bool
 ) -> ir.Value:
     """NaN where there is one: onnxruntime's reduction may lose it."""
-    found = _reduce(ctx, op_type, x, dims, keep)
+    found = _reduce(ctx, op_type, node, x, dims, keep)
     if x.dtype not in FLOATS:
         return found
     assert x.dtype is not None
     dtype = ir.tensor_adapters.to_torch_dtype(x.dtype)
     missing = ctx.cast(ctx.op("IsNaN", x), torch.int32)
-    lost = ctx.cast(_reduce(ctx, "ReduceMax", missing, dims, keep), torch.bool)
+    lost = ctx.cast(_reduce(ctx, "ReduceMax", node, missing, dims, keep), torch.bool)
     return ctx.op("Where", lost, ctx.constant(math.nan, dtype), found)
 
 
@@ -94,7 +102,7 @@ def _exact_sum(ctx: LoweringContext, node: Node, x: ir.Value) -> ir.Value:
         dims = [dims]
     axes = sorted({dim % rank for dim in dims}) if dims else list(range(rank))
     if not axes or _is_small(source):
-        return _reduce(ctx, "ReduceSum", x, dims, args.get("keepdim", False))
+        return _reduce(ctx, "ReduceSum", node, x, dims, args.get("keepdim", False))
     for axis in axes:
         if not _has_elements(ctx, source.shape[axis]):
             before = [int(place == axis) for place in range(rank)]
@@ -130,7 +138,7 @@ def lower_any(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     x = ctx.cast(ctx.cast(args["self"], torch.bool), torch.int32)
     dims, keep = args.get("dim"), args.get("keepdim", False)
-    found = _reduce(ctx, _REDUCE[node.op.split(".")[1]], x, dims, keep)
+    found = _reduce(ctx, _REDUCE[node.op.split(".")[1]], node, x, dims, keep)
     # of no elements, the lowest or the largest int32
     return ctx.cast(ctx.op("Greater", found, ctx.constant(0, torch.int32)), node.output.dtype)
 
@@ -140,7 +148,7 @@ def lower_extremum_along(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]
     args = ctx.args(node)
     keep = int(args["keepdim"])
     reduction, place = ("ReduceMax", "ArgMax") if "max" in node.op else ("ReduceMin", "ArgMin")
-    values = _extremum(ctx, reduction, args["self"], args["dim"], args["keepdim"])
+    values = _extremum(ctx, reduction, node, args["self"], args["dim"], args["keepdim"])
     return values, ctx.op(place, args["self"], axis=args["dim"], keepdims=keep)
 
 
@@ -215,9 +223,11 @@ def lower_variance(ctx: LoweringContext, node: Node) -> ir.Value:
     dims = [dims] if isinstance(dims, int) else dims or list(range(len(x.shape)))
     correction = args.get("correction", 1 if args.get("unbiased", True) else 0)
     correction = 1 if correction is None else correction
-    centred = ctx.op("Sub", args["self"], _reduce(ctx, "ReduceMean", args["self"], dims, True))
+    centred = ctx.op(
+        "Sub", args["self"], _reduce(ctx, "ReduceMean", node, args["self"], dims, True)
+    )
     squares = ctx.op("Mul", centred, centred)
-    total = _reduce(ctx, "ReduceSum", squares, dims, args.get("keepdim", False))
+    total = _reduce(ctx, "ReduceSum", node, squares, dims, args.get("keepdim", False))
     count = product(x.shape[dim] for dim in dims)
     variance = ctx.op("Div", total, ctx.number(count - correction, dtype))
     return ctx.op("Sqrt", variance) if node.op.startswith("aten.std") else variance
