@@ -51,7 +51,10 @@ FILES = (
     "vision_dense",
     "vision_timm",
     "vision_vit",
+    "advised",
 )
+ADVISED = ", advised"
+"""Ends the name of a row that follows what is said of the row without it."""
 CLASSES = 5
 """Of a classifier."""
 

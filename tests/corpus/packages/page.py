@@ -39,7 +39,16 @@ def packages() -> list[str]:
     tried = [record for record in records if record["outcome"] != "absent"]
     if not tried:
         return []
-    sections = [_HEAD, _provenance(results), _summary(tried), _not_right(tried), _rows(records)]
+    advised = [record for record in tried if record["model"].endswith(kit.ADVISED)]
+    tried = [record for record in tried if record not in advised]
+    sections = [
+        _HEAD,
+        _provenance(results),
+        _summary(tried),
+        _not_right(tried),
+        _advised(advised),
+        _rows([record for record in records if record not in advised]),
+    ]
     return [section for section in sections if section]
 
 
@@ -107,6 +116,17 @@ def _not_right(tried: Iterable[Record]) -> str:
     if not rows:
         return ""
     return f"### Modules that are not right\n\n{table(('module', 'here', 'there', 'said'), rows)}"
+
+
+def _advised(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    rows = [(_name(r).removesuffix(kit.ADVISED), r["outcome"], r.get("error", "")) for r in records]
+    head = table(("module", "here", "said"), [(*row[:2], cell(row[2])) for row in rows])
+    return (
+        "### The advice, followed\n\nModules of the table above with what the sentence advises "
+        f"done (tests/corpus/packages/advised.py).\n\n{head}"
+    )
 
 
 def _rows(records: Iterable[Record]) -> str:

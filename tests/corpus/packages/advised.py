@@ -1,0 +1,124 @@
+"""Rows of other files that are refused or fixed, with what the sentence there advises done.
+
+They show that the advice helps; no package counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.corpus.packages.kit import ADVISED, find, images, row
+
+
+class _Torch:
+    """The module torch, with functions of ours."""
+
+    def __init__(self, **own: Any) -> None:
+        self.__dict__.update(own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _Drawn(torch.nn.Module):
+    """A model with the noise that it drew as an input; `noise` takes it to where it was drawn."""
+
+    def __init__(self, model: torch.nn.Module, noise: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.model, self._noise = model, noise
+
+    def forward(self, inputs: torch.Tensor, noise: torch.Tensor) -> Any:
+        self._noise[:] = [noise]
+        try:
+            return self.model(inputs)
+        finally:
+            self._noise.clear()
+
+
+def _of(label: str) -> tuple[Any, Callable[[int, int], Any]]:
+    model, inputs = find(label).make()
+    return model, inputs
+
+
+@row(f"litgpt Gemma-2-2b{ADVISED}")
+def _gemma() -> Any:
+    from litgpt import model as litgpt
+
+    def full(size: Any, *args: Any, **kwargs: Any) -> Any:
+        place = torch.arange(size[0])
+        behind = place[:, None] - place
+        seen = (behind >= 0) & (behind < 4096)
+        return torch.zeros(size[0], size[0]).masked_fill(~seen, float("-inf"))
+
+    made = _of("litgpt Gemma-2-2b")
+    vars(litgpt).update(range=lambda size: (), torch=_Torch(full=full))  # the rows all at once
+    return made
+
+
+@row(f"mega-pytorch whole{ADVISED}")
+def _mega() -> Any:
+    from mega_pytorch import mega_pytorch as mega
+
+    vars(mega).update(next_fast_len=lambda size: size)  # a size, however fast
+    return _of("mega-pytorch whole")
+
+
+@row(f"mambapy Mamba{ADVISED}")
+def _mamba() -> Any:
+    from mambapy.mamba import MambaBlock
+
+    def at_once(self: Any, x: Any, delta: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+        steps = (delta.unsqueeze(-1) * a).cumsum(1)
+        place = torch.arange(x.shape[1])
+        later = (place[:, None] < place)[..., None, None]
+        decays = (steps[:, :, None] - steps[:, None]).masked_fill(later, float("-inf")).exp()
+        written = delta.unsqueeze(-1) * b.unsqueeze(2) * x.unsqueeze(-1)
+        states = torch.einsum("btsdn,bsdn->btdn", decays, written)
+        return (states @ c.unsqueeze(-1)).squeeze(3) + d * x
+
+    MambaBlock.selective_scan_seq = at_once
+    return _of("mambapy Mamba")
+
+
+@row(f"slot-attention multi-head{ADVISED}")
+def _slots() -> Any:
+    from slot_attention import multi_head_slot_attention as slots
+
+    noise: list[torch.Tensor] = []
+    vars(slots).update(torch=_Torch(randn=lambda *size, **kwargs: noise[0]))
+    model, inputs = _of("slot-attention multi-head")
+    return _Drawn(model, noise), lambda b, n: (*inputs(b, n), torch.randn(b, 4, 32))
+
+
+@row(f"vit-pytorch ats_vit{ADVISED}", others=())
+def _sampled() -> Any:
+    from vit_pytorch import ats_vit
+
+    noise: list[torch.Tensor] = []
+
+    def gumbel(shape: Any, *args: Any, **kwargs: Any) -> Any:
+        return noise[0][:, : shape[1], : shape[2]]
+
+    vars(ats_vit).update(sample_gumbel=gumbel)
+    model, _ = _of("vit-pytorch ats_vit")
+    drawn = torch.distributions.Gumbel(0.0, 1.0)
+    return _Drawn(model, noise), lambda b, n: (*images(32)(b, n), drawn.sample((b, 16, 16)))
+
+
+@row(f"point-transformer-pytorch layer{ADVISED}")
+def _points() -> Any:
+    def topk(self: Any, k: int, dim: int = -1, largest: bool = True) -> Any:
+        values, places = torch.sort(self, dim=dim, descending=largest, stable=True)
+        return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
+
+    setattr(torch.Tensor, "topk", topk)  # noqa: B010
+    return _of("point-transformer-pytorch layer")
+
+
+@row(f"sinkhorn-transformer language model{ADVISED}", length=8, others=())
+def _one_bucket() -> Any:
+    model, inputs = _of("sinkhorn-transformer language model")
+    return model, lambda b, n: inputs(b, 8)
