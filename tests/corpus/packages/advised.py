@@ -88,8 +88,8 @@ def _slots() -> Any:
     from slot_attention import multi_head_slot_attention as slots
 
     noise: list[torch.Tensor] = []
-    vars(slots).update(torch=_Torch(randn=lambda *size, **kwargs: noise[0]))
     model, inputs = _of("slot-attention multi-head")
+    vars(slots).update(torch=_Torch(randn=lambda *size, **kwargs: noise[0]))
     return _Drawn(model, noise), lambda b, n: (*inputs(b, n), torch.randn(b, 4, 32))
 
 
