@@ -221,7 +221,8 @@ def _formula(node: Node, x: torch.Tensor, *, rounds: bool) -> tuple[torch.Tensor
     )
     sums = 1  # results in float32 that are added up
     if node.op == "attn.int8_linear":
-        multiples, step = row_steps(wide)
+        one_sided = bool(attribute(node, "one_sided"))
+        multiples, step = row_steps(wide, one_sided=one_sided)
     else:
         block = codes.shape[2] * 8 // int(attribute(node, "bits"))
         multiples, step = block_steps(wide, block)
@@ -233,6 +234,9 @@ def _formula(node: Node, x: torch.Tensor, *, rounds: bool) -> tuple[torch.Tensor
     linear = torch.nn.functional.linear
     exact = linear(used, weight) + shift
     size = linear(used.abs(), weight.abs()) + shift.abs()
+    if node.op == "attn.int8_linear" and attribute(node, "one_sided"):
+        # The kernel adds up codes, and the part of the zero point is subtracted from that.
+        size = size + wide.amin(-1, keepdim=True).clamp_max(0).abs() * weight.abs().sum(-1)
     eps = torch.finfo(torch.float32).eps / 2
     limit = (_ROUNDINGS + sums) * eps * size
     return exact, limit + (linear(ties, weight.abs()) if rounds else 0.0)

@@ -14,6 +14,8 @@ from attngraph.ir.traits import DEQUANTIZED, LINEAR, QUANTIZED
 TINY = 1e-30
 """The least magnitude that a step is taken from: a row of zeros has one too."""
 LEVELS = 127
+CODES = 255
+"""The steps between the least and the largest code of 8 bits."""
 
 
 @op("attn.quantized_linear", [LINEAR, QUANTIZED])
@@ -88,23 +90,33 @@ def int8_linear(
     bias: torch.Tensor | None = None,
     *,
     rounds: bool = True,
+    one_sided: bool = False,
 ) -> torch.Tensor:
     """x̂ Wᵀ + b with W = code · scale, one scale for each row of W, as MatMulIntegerToFloat has it.
 
     x (…, K); codes (N, K), int8; scales (N,) and bias (N,) in x's dtype. x̂ is x with each row
-    rounded to a multiple of a 127th of its largest magnitude; without `rounds` it is x.
+    rounded to a multiple of a 127th of its largest magnitude, or if `one_sided` of a 255th of the
+    range that its elements and 0 take; without `rounds` it is x.
     """
     if not rounds:
         weight = codes.to(x.dtype) * scales.unsqueeze(-1)
         return torch.nn.functional.linear(x, weight, bias)
-    steps, step = row_steps(x)
+    steps, step = row_steps(x, one_sided=one_sided)
     product = torch.nn.functional.linear(steps.round(), codes.to(x.dtype)) * scales * step
     return product if bias is None else product + bias
 
 
-def row_steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (…, K) as multiples, not yet rounded, of the step of each row (…, 1)."""
-    step = x.abs().amax(-1, keepdim=True).clamp_min(TINY) / LEVELS
+def row_steps(x: torch.Tensor, *, one_sided: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (…, K) as multiples, not yet rounded, of the step of each row (…, 1).
+
+    `one_sided` takes all 255 steps between the least and the greatest element: most of a ReLU's or
+    a GELU's lie on one side of 0. Multiples are of 0, so codes differ from them by a zero point.
+    """
+    if one_sided:
+        most, least = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True)
+        step = most.clamp_min(TINY) / CODES - least.clamp_max(0.0) / CODES
+    else:
+        step = x.abs().amax(-1, keepdim=True).clamp_min(TINY) / LEVELS
     return x / step, step
 
 

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.quantized import LEVELS, dequantized
 from attngraph.errors import UsageError
 from attngraph.export.formats import Activations, Weights
@@ -161,7 +162,7 @@ def quantise(graph: Graph, weights: Weights, rounding: Rounding | None = None) -
     found = Quantised(weights, total=total, bound=error_bound(bits))
     found.activations = None if rounding is None else rounding.activations
     reader = Reader([value.data for value in chosen if value.data is not None])
-    builder = Builder(graph)
+    builder, known = Builder(graph), Intervals()
     for value, nodes in chosen.items():
         data = value.data
         assert data is not None
@@ -187,7 +188,8 @@ def quantise(graph: Graph, weights: Weights, rounding: Rounding | None = None) -
             x, bias = input_of(node, "input"), input_of(node, "bias")
             build = builder.at(node, node.loc)
             if form == _ROWS:
-                new = build("attn.int8_linear", x, *constants, bias)
+                sides = {"one_sided": True} if rounding and is_one_sided(x, known) else {}
+                new = build("attn.int8_linear", x, *constants, bias, **sides)
             else:
                 rounds = {"rounds": True} if rounding else {}
                 new = build("attn.quantized_linear", x, *constants, bias, bits=bits, **rounds)
@@ -311,6 +313,13 @@ def _linears(graph: Graph, keep: Collection[str] = ()) -> tuple[int, dict[Value,
         and not any(node.output.name in keep for node in nodes)
     }
     return sum(map(len, of.values())), chosen
+
+
+def is_one_sided(x: Value, known: Intervals) -> bool:
+    """Whether its elements reach at least twice as far to one side of 0 as to the other."""
+    low, high = known.of(x)
+    near, far = sorted((abs(low), abs(high)))
+    return low < high and 2 * near <= far and near < math.inf
 
 
 def _fits(data: torch.Tensor) -> bool:

@@ -21,9 +21,11 @@ from dataclasses import dataclass
 import torch
 
 from attngraph.analysis.values.affine import read_linear
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.analysis.values.matching import only_read_by, same_type
 from attngraph.analysis.values.weights import Owners, is_known
 from attngraph.dialect.quantized import row_steps
+from attngraph.export.precision.quantize import is_one_sided
 from attngraph.ir import Graph, Node, Value, interpret
 from attngraph.ir.ops import attribute, input_of, op_def, split_inputs
 from attngraph.ir.traits import FEATURE_NORM
@@ -146,11 +148,15 @@ def exponents(graph: Graph, samples: Sequence[Sequence[torch.Tensor]]) -> dict[s
 
     for sample in samples:
         interpret(graph, sample, observe=observe)
-    chosen = {value: _best(site, rows[value]) for value, site in found.items()}
+    known = Intervals()
+    chosen = {
+        value: _best(site, rows[value], one_sided=is_one_sided(value, known))
+        for value, site in found.items()
+    }
     return {value.name: _text(each) for value, each in chosen.items() if each is not None}
 
 
-def _best(site: Site, parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+def _best(site: Site, parts: Sequence[torch.Tensor], *, one_sided: bool) -> torch.Tensor | None:
     """The exponents of the source's features that leave the least error; None for no gain."""
     given = torch.cat(list(parts)) if parts else torch.empty(0)
     if not len(given):
@@ -161,21 +167,22 @@ def _best(site: Site, parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     usable = (peaks > 0) & (columns > 0)
     if not bool(usable.any()):
         return None
-    best, least = None, _WORTH * _error(given, matrix)
+    best, least = None, _WORTH * _error(given, matrix, one_sided)
     for strength in _STRENGTHS:
         wanted = strength * peaks.log2() - (1 - strength) * columns.log2()
         wanted = torch.where(usable, wanted - wanted[usable].median(), 0.0)
         steps = wanted.round().clamp(-_FARTHEST, _FARTHEST)
         factors = site.spread(steps).exp2()
-        error = _error(given / factors, matrix * factors)
+        error = _error(given / factors, matrix * factors, one_sided)
         if error < least:
             best, least = steps.to(torch.int8), error
     return best
 
 
-def _error(x: torch.Tensor, weight: torch.Tensor) -> float:
+def _error(x: torch.Tensor, weight: torch.Tensor, one_sided: bool) -> float:
     """Of the product of rows that are rounded with a weight that is, each with one step a row."""
-    rounded = [steps.round() * step for steps, step in map(row_steps, (x, weight))]
+    both = row_steps(x, one_sided=one_sided), row_steps(weight)
+    rounded = [steps.round() * step for steps, step in both]
     return float((rounded[0] @ rounded[1].T - x @ weight.T).norm())
 
 

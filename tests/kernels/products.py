@@ -111,8 +111,9 @@ def _rounded(dtype: torch.dtype) -> list[Call]:
     x[2, 7], x[3, 9] = torch.inf, torch.nan
     constants = codes, ordinary(dtype, 8).abs(), ordinary(dtype, 8, seed=1)
     return [
-        Call("attn.int8_linear(%0, %1, %2, %3)", (rows, *constants), modes=("mixed",))
-        for rows in (x[:2], x[None], x[:0])
+        Call(f"attn.int8_linear(%0, %1, %2, %3){attrs}", (rows, *constants), modes=("mixed",))
+        for attrs in ("", " {one_sided = true}")
+        for rows in (x[:2], x[None], x[:0], x[None, :0], x[:1].relu())
     ]
 
 

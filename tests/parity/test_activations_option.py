@@ -208,7 +208,11 @@ Wrong = Callable[[pytest.MonkeyPatch], None]
 def _steps_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     real = quantized.row_steps
     for module in (quantized, rounded):
-        monkeypatch.setattr(module, "row_steps", lambda x: (real(x)[0] / 1.01, real(x)[1] * 1.01))
+        monkeypatch.setattr(
+            module,
+            "row_steps",
+            lambda x, **how: (real(x, **how)[0] / 1.01, real(x, **how)[1] * 1.01),
+        )
 
 
 def _half_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

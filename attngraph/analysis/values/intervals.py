@@ -122,6 +122,12 @@ class Intervals:
                 return 0.0, math.inf
             case "relu":
                 return max(sides[0][0], 0.0), max(sides[0][1], 0.0)
+            case "gelu":  # −0.16997 with erf, −0.17004 with tanh
+                return -0.1701, max(sides[0][1], 0.0)
+            case "silu":  # −0.27846
+                return -0.2785, max(sides[0][1], 0.0)
+            case "hardswish":  # −3/8
+                return -0.376, max(sides[0][1], 0.0)
             case "clamp" | "clamp_min" | "clamp_max" if len(sides) == 1:
                 return _cut(sides[0], node.attrs.get("min"), node.attrs.get("max"))
             case "maximum":

@@ -138,7 +138,7 @@ class LoweringContext:
         shape: tuple[int, ...],
         kind: ir.DataType = ir.DataType.UINT8,
     ) -> ir.Value:
-        """An initializer of bytes that `make` computes from a constant's data, whenever it is read.
+        """An initializer that `make` computes from a constant's data, whenever it is read.
 
         So no copy is held beside the constant. `name` tells what is made of it; of a `kind` with 4
         bits each byte has two, the first in the lower half.

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from attngraph.dialect.quantized import LEVELS, TINY
+from attngraph.dialect.quantized import CODES, LEVELS, TINY
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.products import matmul, may_be_empty
 from attngraph.export.lowering.emission.registry import register_lowering
@@ -134,6 +134,8 @@ def lower_int8_linear(ctx: LoweringContext, node: Node) -> ir.Value:
     The input's zero point is 128: the kernel for signed inputs is several times slower. Linears of
     one input share its codes.
     """
+    if attribute(node, "one_sided"):
+        return _of_one_side(ctx, node)
     args = ctx.args(node)
     x = args["x"]
     unit = ctx.constant(1 / LEVELS, torch.float32)
@@ -161,13 +163,77 @@ def _peaks(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     The extremes pass over NaN, which only a sum hands on. Where there are no rows, onnxruntime
     leaves the axis as long as it is.
     """
-    last, single = ctx.constant([-1]), torch.float32
+    most, least, nothing = _extremes(ctx, x)
+    peak = ctx.op("Max", most, ctx.op("Neg", least), ctx.constant(TINY, torch.float32))
+    return _of_rows(ctx, ctx.op("Add", peak, nothing))
+
+
+def _extremes(ctx: LoweringContext, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Of each row the greatest, the least, and 0, or NaN if it has what isn't finite."""
     most, least, total = (
-        ctx.op(kind, x, last, keepdims=1) for kind in ("ReduceMax", "ReduceMin", "ReduceSum")
+        ctx.op(kind, x, ctx.constant([-1]), keepdims=1)
+        for kind in ("ReduceMax", "ReduceMin", "ReduceSum")
     )
-    peak = ctx.op("Max", most, ctx.op("Neg", least), ctx.constant(TINY, single))
-    whole = ctx.op("Add", peak, ctx.op("Mul", total, ctx.constant(0.0, single)))
-    return ctx.op("Slice", whole, ctx.constant([0]), ctx.constant([1]), last)
+    return most, least, ctx.op("Mul", total, ctx.constant(0.0, torch.float32))
+
+
+def _of_rows(ctx: LoweringContext, figures: ir.Value) -> ir.Value:
+    """What reductions of rows gave, (…, 1) where there are no rows too."""
+    return ctx.op("Slice", figures, ctx.constant([0]), ctx.constant([1]), ctx.constant([-1]))
+
+
+def _of_one_side(ctx: LoweringContext, node: Node) -> ir.Value:
+    """MatMulIntegerToFloat of rows with a zero point z each, of which the kernel takes only one.
+
+    With codes c = round(x / step) + z and weights q · s, the product step · Σ (c − z) q s is the
+    kernel's, step · Σ c q s, less (z · step) (Σ q s), whose last factor is a constant.
+    """
+    args, codes, scales = ctx.args(node), input_of(node, "codes"), input_of(node, "scales")
+    x, single, last = args["x"], torch.float32, ctx.constant([-1])
+
+    def rounded() -> tuple[ir.Value, ...]:
+        flat = ctx.op("Reshape", x, ctx.constant([-1, codes.shape[1]]))
+        most, least, nothing = _extremes(ctx, flat)
+        unit, zero = ctx.constant(1 / CODES, single), ctx.constant(0.0, single)
+        above = ctx.op("Mul", ctx.op("Max", most, ctx.constant(TINY, single)), unit)
+        below = ctx.op("Mul", ctx.op("Min", least, zero), unit)
+        step = _of_rows(ctx, ctx.op("Add", ctx.op("Sub", above, below), nothing))
+        under = ctx.op("Mul", _of_rows(ctx, below), ctx.constant(-float(CODES), single))
+        points = ctx.op("Round", ctx.op("Div", under, step))
+        taken = ctx.op(
+            "QuantizeLinear",
+            flat,
+            ctx.op("Squeeze", step, last),
+            ctx.op("Cast", ctx.op("Squeeze", points, last), to=ir.DataType.UINT8),
+            axis=0,
+            dtype=ir.DataType.UINT8,
+        )
+        found, shape = [taken, step, ctx.op("Mul", points, step)], input_of(node, "x").shape
+        if len(shape) == 2:
+            return tuple(found)
+        shapes = [ctx.shape([*shape[:-1], width]) for width in (shape[-1], 1, 1)]
+        return tuple(
+            ctx.op("Reshape", each, like, allowzero=1)
+            for each, like in zip(found, shapes, strict=True)
+        )
+
+    def sums() -> torch.Tensor:
+        assert codes.data is not None
+        assert scales.data is not None
+        found: torch.Tensor = codes.data.sum(-1, dtype=torch.int64) * scales.data.double()
+        return found.float()
+
+    taken, step, moved = ctx.once(("int8 rows of their range", x), rounded)
+    product = ctx.op(
+        "MatMulIntegerToFloat",
+        *(taken, ctx.transposed(codes), ctx.constant(1.0, single), args["scales"]),
+        domain=MICROSOFT,
+        dtype=ir.DataType.FLOAT,
+    )
+    held = ctx.derived(codes, "sums", sums, (codes.shape[0],), kind=ir.DataType.FLOAT)
+    less = ctx.op("Mul", moved, held)
+    shift = ctx.op("Neg", less) if args["bias"] is None else ctx.op("Sub", args["bias"], less)
+    return ctx.op("Add", ctx.op("Mul", product, step), shift)
 
 
 def _in_two_halves(
