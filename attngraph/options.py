@@ -118,9 +118,9 @@ class Options:
     calibrate: Annotated[
         Path | None,
         Flag(
-            "Beside --activations: arrays by input name, as --inputs has them, on which outliers "
-            "are looked for that can be moved into weights. Default: the sample and the sizes that "
-            "are checked.",
+            "Beside --weights: arrays by input name, as --inputs has them. Codes of weights are "
+            "chosen so that layers lose the least on them (GPTQ), and with --activations outliers "
+            "are looked for there, by default on the sample and the sizes that are checked.",
             metavar="DATA.npz",
         ),
     ] = None
@@ -152,10 +152,10 @@ class Options:
             self._check_activations(self.activations)
         if self.budget is not None:
             self._check_budget(self.budget)
-        if self.calibrate is not None and self.activations is None:
+        if self.calibrate is not None and self.weights is None:
             raise UsageError(
-                f"--calibrate {self.calibrate} is for activations that are rounded: add "
-                "--activations int8."
+                f"--calibrate {self.calibrate} is for weights that are quantized: add "
+                "--weights int8, or int4."
             )
         whole("opset", self.opset, OLDEST_OPSET, OPSET)
         if self.portable and self.activations is not None:

@@ -184,6 +184,11 @@ class Compilation:
             self.rounding = quantizing.rounding
         optimized = self._build(self.graph)
         report.notes += report.quantised.kept
+        if report.quantised.chosen:
+            report.notes.append(
+                f"The codes of {len(report.quantised.chosen)} weights were chosen on "
+                f"{self.options.calibrate}, as GPTQ does."
+            )
         in_floats = self.options.activations is None
         if self.options.device.provider == "cpu" and self.own == "fp32" and in_floats:
             report.notes.append(cost_on_cpu(weights, portable=self.options.portable))
@@ -226,6 +231,7 @@ class Compilation:
             self.rounding,
             device.opset,
             device.portable,
+            {} if report.quantised is None else report.quantised.chosen,
         )
         made.write(onnx.metadata_props)
         if place := onnx.metadata_props.get(KEPT_KEY):

@@ -61,8 +61,8 @@ def optimize(
     `report.quantised` says how far the outputs are from the original model's. `activations` "int8"
     beside it rounds what these linears are given, each row by itself; `budget`, such as "1%", is
     how far the first output may then be off: the linears that cost the most stay in float, and
-    `calibrate` an .npz of inputs by name, on which outliers are looked for that can be moved into
-    weights.
+    `calibrate` an .npz of inputs by name, on which codes of weights are chosen so that layers lose
+    the least (GPTQ), and outliers are looked for that can be moved into weights.
     `portable` writes standard ONNX operators only, none of onnxruntime's own, and `opset` is
     theirs, 21 to 24.
 

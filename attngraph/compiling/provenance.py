@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +22,7 @@ _PRECISION = "attngraph.precision"
 _WEIGHTS = "attngraph.weights"
 _OPSET = "attngraph.opset"
 _PORTABLE = "attngraph.portable"
+_CHOSEN = "attngraph.codes"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Provenance:
 
     `precision` is the one it was made in, `weights` the format that its weights are quantized to,
     `rounding` how the inputs of these linears are rounded. `opset` and `portable` are those of the
-    target: the opset that was asked for, and whether the file has standard operators only.
+    target: the opset that was asked for, and whether the file has standard operators only. `chosen`
+    are the digests of codes that were chosen on data, by their weights' names.
     """
 
     passes: Mapping[str, Any] | None = None
@@ -39,6 +41,7 @@ class Provenance:
     rounding: Rounding | None = None
     opset: int = OPSET
     portable: bool = False
+    chosen: Mapping[str, str] = field(default_factory=dict)
 
     def on(self, target: Target) -> Target:
         """The target, with the operators that the file may hold."""
@@ -55,6 +58,8 @@ class Provenance:
             metadata[_OPSET] = str(self.opset)
         if self.portable:
             metadata[_PORTABLE] = "true"
+        if self.chosen:
+            metadata[_CHOSEN] = json.dumps(self.chosen)
         metadata.update({key: value for key, value in said.items() if value is not None})
 
     @classmethod
@@ -76,6 +81,7 @@ class Provenance:
             found.pipeline()
             opset = whole("opset", int(metadata.get(_OPSET, OPSET)), OLDEST_OPSET, OPSET)
             found = replace(found, opset=opset, portable=metadata.get(_PORTABLE) == "true")
+            found = replace(found, chosen=dict(json.loads(metadata.get(_CHOSEN) or "{}")))
             if rounding := metadata.get(ROUNDING_KEY):
                 found = replace(found, rounding=Rounding.from_json(rounding))
         except (TypeError, KeyError, ValueError, UsageError) as error:

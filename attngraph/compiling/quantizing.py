@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,8 @@ from attngraph.checks.check import Check
 from attngraph.checks.shares import error, errors_of_each, to_keep
 from attngraph.errors import AttngraphError, UsageError
 from attngraph.export.formats import Weights
-from attngraph.export.precision.quantize import Linear, Moved, Quantised, Rounding, quantise
+from attngraph.export.precision.calibrated import chosen_on
+from attngraph.export.precision.quantize import Linear, Moved, Quantised, Rounding, Stored, quantise
 from attngraph.export.precision.smooth import exponents, move
 from attngraph.export.runtime.saturation import saturates
 from attngraph.frontend.specs import read_npz
@@ -26,7 +27,8 @@ _PATIENCE = 10.0
 @dataclass
 class Quantizing:
     """A graph whose linears are to be quantized. `keep` are the names of what those return that
-    stay in float, `moves` the exponents of the features that were divided (smooth.py).
+    stay in float, `moves` the exponents of the features that were divided (smooth.py), `chosen` the
+    codes of weights that were chosen on --calibrate (calibrated.py).
     """
 
     graph: Graph
@@ -36,13 +38,19 @@ class Quantizing:
     is_large: bool
     keep: frozenset[str] = frozenset()
     moves: Mapping[str, str] = field(default_factory=dict)
+    chosen: Mapping[str, Stored] = field(default_factory=dict)
 
     def run(self, weights: Weights) -> Quantised:
         """Quantizes the graph. Raises UsageError where no weight can be, or none in the budget."""
-        moved = self._smooth(weights)
+        samples = self._samples()
+        moved = self._smooth(weights, samples)
+        if self.options.calibrate is not None:
+            self.chosen = chosen_on(self.graph, samples[0], weights, self.rounding)
         errors = self._allot(weights)
-        found = quantise(self.graph, weights, self.rounding)
+        found = quantise(self.graph, weights, self.rounding, self.chosen)
         found.moved = moved
+        stored = {linear.weight for linear in found.forms}
+        found.chosen = {n: made.digest for n, made in self.chosen.items() if n in stored}
         _tell_shares(found, self.graph, errors)
         if not found.linears:
             raise UsageError(
@@ -59,14 +67,13 @@ class Quantizing:
             return None
         return Rounding(activations, saturates(), self.keep, self.moves)
 
-    def _smooth(self, weights: Weights) -> Moved | None:
+    def _smooth(
+        self, weights: Weights, samples: Sequence[tuple[torch.Tensor, ...]]
+    ) -> Moved | None:
         """Moves outliers out of activations that are to be rounded, where that makes the first
         output more accurate on the samples: those of --calibrate, else what is checked.
         """
-        if self.options.activations is None:
-            return None
-        samples = self._samples()
-        if not samples:
+        if self.options.activations is None or not samples:
             return None
         moves = exponents(self.graph, samples)
         moved = clone(self.graph)
@@ -98,7 +105,7 @@ class Quantizing:
         """
         path = self.options.calibrate
         if path is None:
-            if not self.options.verifies or self.is_large:
+            if self.options.activations is None or not self.options.verifies or self.is_large:
                 return []
             cases = self.check.all_cases()
             return [tensors for label, tensors in cases.items() if label not in self.check.drawn]
@@ -125,7 +132,7 @@ class Quantizing:
         if self.options.activations is None or not self.options.verifies:
             return {}
         tensors, trial = self.check.captured.args, clone(self.graph)
-        linears = quantise(trial, weights, self.rounding).linears
+        linears = quantise(trial, weights, self.rounding, self.chosen).linears
         start = time.perf_counter()
         interpret(self.graph, tensors)
         if share is None:

@@ -10,11 +10,16 @@ import numpy
 import onnx_ir
 import torch
 
+from attngraph.dialect.quantized import dequantized
+from attngraph.export.formats import Weights as Format
 from attngraph.export.kernels import choose_all
 from attngraph.export.lowering.emission.buffers import Buffers, part_joined
 from attngraph.export.lowering.lower import lower, value_names
+from attngraph.export.precision.quantize import BITS, BLOCK, digest_of, error_bound
 from attngraph.export.target import Target
 from attngraph.ir import Graph
+from attngraph.ir.ops import input_of
+from attngraph.ir.traits import QUANTIZED
 
 _ROUNDING = 4.0
 """Units in the last place, at a tensor's scale, between machines that sum in other orders."""
@@ -90,6 +95,54 @@ def compare_weights(
         elif told.share:
             found.different.append(f"{name}{told}")
     return found
+
+
+def take_chosen(
+    graph: Graph,
+    model: onnx_ir.Model,
+    weights: Format,
+    chosen: Mapping[str, str],
+    originals: Mapping[str, torch.Tensor | None],
+) -> None:
+    """Gives a graph with the nearest codes those of its file that were chosen on data.
+
+    They must be the ones that the file tells of, by their digests, and no further from the
+    `originals` than codes may be; others are left for `compare_weights` to find.
+    """
+    names = value_names(graph)
+    for linear in (node for node in graph if node.op in QUANTIZED):
+        codes, scales = input_of(linear, "codes"), input_of(linear, "scales")
+        weight = codes.name.removesuffix(f".{weights}")
+        data, told = originals.get(weight), chosen.get(weight)
+        held = _codes_in(model, names[codes])
+        if data is None or told is None or held is None or digest_of(held) != told:
+            continue
+        assert scales.data is not None
+        rows = linear.op == "attn.int8_linear"
+        wide = (
+            held.float() * scales.data.float()[:, None]
+            if rows
+            else dequantized(held, scales.data.float(), BITS[weights])[:, : data.shape[1]]
+        )
+        limit = error_bound(BITS[weights], data.shape[1] if rows else BLOCK)
+        if float((wide - data.float()).norm()) <= limit * float(data.float().norm()):
+            codes.data = held
+
+
+def _codes_in(model: onnx_ir.Model, name: str) -> torch.Tensor | None:
+    """A file's codes as a graph has them: as they are, transposed, or from two halves of 4 bits."""
+    held = model.graph.initializers
+    tensors = {
+        suffix: torch.from_numpy(value.const_value.numpy().copy())
+        for suffix in ("", ".T", ".upper", ".lower")
+        if (value := held.get(name + suffix)) is not None and value.const_value is not None
+    }
+    if ".T" in tensors:
+        return tensors[".T"].t().contiguous()
+    if {".upper", ".lower"} <= tensors.keys():
+        high, low = tensors[".upper"], tensors[".lower"]
+        return torch.stack([high << 4 | low & 15, high & 240 | low >> 4], -1).flatten(-2)
+    return tensors.get("")
 
 
 def _weights(graph: Graph, model: onnx_ir.Model) -> Iterator[tuple[str, Any]]:

@@ -41,7 +41,7 @@ from attngraph.reports.report import Report
 from attngraph.verification.as_compiled import captured_as_compiled
 from attngraph.verification.compared_file import ComparedFile
 from attngraph.verification.stored_ranges import require_checked
-from attngraph.verification.stored_weights import Weights, compare_weights
+from attngraph.verification.stored_weights import Weights, compare_weights, take_chosen
 from attngraph.versions import own_version
 
 _SHOWN = 3
@@ -136,7 +136,7 @@ def verify_file(
         check.padding = Padding(packed_tokens(results))
         notes += notes_of(results)
     notes += _reached(check, file)
-    stored, quantised = _quantised(captured, made)
+    stored, quantised = _quantised(captured, made, path)
     if stored is None or quantised is None:
         parity = check.final(file.run)
     else:
@@ -228,7 +228,9 @@ def _other_weights(weights: Weights | None) -> str:
     return f"The file holds other weights than the model: {said}{f' and {more} more' * (more > 0)}."
 
 
-def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quantised | None]:
+def _quantised(
+    captured: Captured, made: Provenance, path: Path
+) -> tuple[Graph | None, Quantised | None]:
     """The model's graph with the weights that its file must have, where those are quantized."""
     if made.weights is None:
         return None, None
@@ -236,7 +238,11 @@ def _quantised(captured: Captured, made: Provenance) -> tuple[Graph | None, Quan
     run(graph, made.pipeline())
     if made.rounding is not None:
         move(graph, made.rounding.moves)
-    return graph, quantise(graph, made.weights, made.rounding)
+    originals = {name: value.data for name, value in graph.constants.items()}
+    found = quantise(graph, made.weights, made.rounding)
+    if made.chosen:
+        take_chosen(graph, onnx_ir.load(path), made.weights, made.chosen, originals)
+    return graph, found
 
 
 def _reached(check: Check, file: ComparedFile) -> list[str]:

@@ -1,6 +1,6 @@
 """Quantized weights: linears of a graph become `attn.quantized_linear` or `attn.int8_linear`.
 
-**Form.** `_stored` decides for each weight. In floats, or in int4, it is cut into blocks. Where
+**Form.** `stored` decides for each weight. In floats, or in int4, it is cut into blocks. Where
 activations are rounded to int8 and weights stored in int8, there is one scale for each row of the
 weight, which has the fast product of integers; a weight that this costs too much has blocks.
 
@@ -21,10 +21,13 @@ sum of two neighbours of one sign. Rounded, their codes add up to 128, and 255 �
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -111,10 +114,10 @@ class Moved:
 class Quantised:
     """What was quantised: `linears` of the `total` with constant weights, and how many bytes their
     weights had and have. `activations` is what their inputs are rounded to, `forms` what became of
-    each. `weight_error` is the largest relative error of a weight, ‖Ŵ − W‖ / ‖W‖, and `bound` what
-    it may be. `moved` is what moving outliers out of the activations gave. `kept` are sentences on
-    what stayed. `errors`, one for each float output, is empty
-    where verification was off.
+    each, `chosen` the digests of codes that were chosen on data. `weight_error` is the largest
+    relative error of a weight, ‖Ŵ − W‖ / ‖W‖, and `bound` what it may be.
+    `moved` is what moving outliers out of the activations gave. `kept` are sentences on what
+    stayed. `errors`, one for each float output, is empty where verification was off.
     """
 
     weights: Weights
@@ -129,11 +132,12 @@ class Quantised:
     moved: Moved | None = None
     activations: Activations | None = None
     forms: list[Linear] = field(default_factory=list)
+    chosen: Mapping[str, str] = field(default_factory=dict)
 
 
 def require_linears(graph: Graph, weights: Weights, source: str) -> None:
     """Raises UsageError where there is nothing to quantise."""
-    total, chosen = _linears(graph)
+    total, chosen = linears_of(graph)
     if chosen:
         return
     found = f"none of its {total} linears" if total else "it has no linear, so none"
@@ -151,24 +155,31 @@ def error_bound(bits: int, width: int = BLOCK) -> float:
     return 2 * largest / (math.sqrt(12) * levels)
 
 
-def quantise(graph: Graph, weights: Weights, rounding: Rounding | None = None) -> Quantised:
-    """Quantizes the weights of the graph's linears, each where its error allows.
+def quantise(
+    graph: Graph,
+    weights: Weights,
+    rounding: Rounding | None = None,
+    chosen: Mapping[str, Stored] = MappingProxyType({}),
+) -> Quantised:
+    """Quantizes the weights of the graph's linears, each where its error allows, with the `chosen`
+    codes by a weight's name (calibrated.py), else the nearest.
 
     Works row by row, so that no second copy of a weight is held. Weights that an embedding reads
     too, small ones, and those inside of loops stay.
     """
     bits = BITS[weights]
-    total, chosen = _linears(graph, frozenset() if rounding is None else rounding.keep)
+    total, linears = linears_of(graph, frozenset() if rounding is None else rounding.keep)
     found = Quantised(weights, total=total, bound=error_bound(bits))
     found.activations = None if rounding is None else rounding.activations
-    reader = Reader([value.data for value in chosen if value.data is not None])
+    reader = Reader([value.data for value in linears if value.data is not None])
     builder, known = Builder(graph), Intervals()
-    for value, nodes in chosen.items():
+    for value, nodes in linears.items():
         data = value.data
         assert data is not None
-        form, codes, scales, error = _stored(data.detach(), bits, rounding)
+        held = chosen.get(value.name) or stored(data.detach(), bits, rounding)
+        form, codes, scales, error = held
         reader.read(data.nbytes)
-        limit = error_bound(bits, data.shape[1] if form == _ROWS else BLOCK)
+        limit = error_bound(bits, data.shape[1] if form == ROWS else BLOCK)
         if not error <= limit:
             found.kept.append(
                 f"The weight {value.name} stays as it is: in {weights} it would be off by "
@@ -187,7 +198,7 @@ def quantise(graph: Graph, weights: Weights, rounding: Rounding | None = None) -
         for node in nodes:
             x, bias = input_of(node, "input"), input_of(node, "bias")
             build = builder.at(node, node.loc)
-            if form == _ROWS:
+            if form == ROWS:
                 sides = {"one_sided": True} if rounding and is_one_sided(x, known) else {}
                 new = build("attn.int8_linear", x, *constants, bias, **sides)
             else:
@@ -202,7 +213,7 @@ def quantise(graph: Graph, weights: Weights, rounding: Rounding | None = None) -
     kept = 0 if rounding is None else len(rounding.keep)
     if kept:
         found.kept.append(f"{kept} of {total} linears stay in float for the sake of the budget.")
-    if left := total - sum(map(len, chosen.values())) - kept:
+    if left := total - sum(map(len, linears.values())) - kept:
         found.kept.append(
             f"{left} of {total} linears stay as they are: their weights are small, or read by an "
             "embedding too."
@@ -210,20 +221,37 @@ def quantise(graph: Graph, weights: Weights, rounding: Rounding | None = None) -
     return found
 
 
-_ROWS = "int8, one scale a row"
+ROWS = "int8, one scale a row"
 _BLOCKS = "{} bits, blocks of 32"
 
 
-def _stored(
-    data: torch.Tensor, bits: int, rounding: Rounding | None
-) -> tuple[str, torch.Tensor, torch.Tensor, float]:
+class Stored(NamedTuple):
     """The form that a weight takes, its codes and scales, and its relative error."""
+
+    form: str
+    codes: torch.Tensor
+    scales: torch.Tensor
+    error: float
+
+    @property
+    def digest(self) -> str:
+        """Of the codes, by which a file tells which ones were chosen."""
+        return digest_of(self.codes)
+
+
+def digest_of(codes: torch.Tensor) -> str:
+    """The same for the same bytes."""
+    return hashlib.sha256(codes.contiguous().numpy().tobytes()).hexdigest()[:32]
+
+
+def stored(data: torch.Tensor, bits: int, rounding: Rounding | None) -> Stored:
+    """A weight (N, K) with the codes that are nearest to it."""
     width = data.shape[1]
     if bits == 8 and rounding is not None and width <= _WIDEST:
         by_row = packed_rows(data, narrow=rounding.narrow)
         if by_row[2] <= error_bound(bits, width):
-            return _ROWS, *by_row
-    return _BLOCKS.format(bits), *packed(data, bits)
+            return Stored(ROWS, *by_row)
+    return Stored(_BLOCKS.format(bits), *packed(data, bits))
 
 
 def packed_rows(data: torch.Tensor, *, narrow: bool) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -234,7 +262,7 @@ def packed_rows(data: torch.Tensor, *, narrow: bool) -> tuple[torch.Tensor, torc
     codes = torch.empty(data.shape, dtype=torch.int8)
     scales = torch.empty(len(data), dtype=data.dtype)
     lost = norm = 0.0
-    for part in _rows(*data.shape):
+    for part in chunks(*data.shape):
         exact = data[part].cpu().float()
         steps = exact.abs().amax(-1) / LEVELS
         if narrow:
@@ -262,7 +290,7 @@ def packed(data: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, f
     codes = torch.empty(rows, blocks, BLOCK * bits // 8, dtype=torch.uint8)
     scales = torch.empty(rows, blocks, dtype=data.dtype)
     lost = norm = 0.0
-    for part in _rows(rows, blocks * BLOCK):
+    for part in chunks(rows, blocks * BLOCK):
         exact = data[part].cpu().float()
         whole = torch.nn.functional.pad(exact, (0, blocks * BLOCK - width))
         split = whole.view(-1, blocks, BLOCK)
@@ -281,13 +309,14 @@ def packed(data: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, f
     return codes, scales, math.sqrt(lost / norm) if norm else 0.0
 
 
-def _rows(count: int, width: int) -> Iterator[slice]:
+def chunks(count: int, width: int) -> Iterator[slice]:
+    """Slices of the rows of a matrix, each of some million elements."""
     step = max(1, _CHUNK // width)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
 
 
-def _linears(graph: Graph, keep: Collection[str] = ()) -> tuple[int, dict[Value, list[Node]]]:
+def linears_of(graph: Graph, keep: Collection[str] = ()) -> tuple[int, dict[Value, list[Node]]]:
     """How many linears have a constant weight, and those to quantise by their weight."""
     of: dict[Value, list[Node]] = {}
     for node in graph:

@@ -80,6 +80,31 @@ def test_what_lies_on_one_side_is_told_by_what_makes_it(kind: str) -> None:
     assert is_one_sided(x, Intervals()) == KINDS[kind]
 
 
+@pytest.mark.parametrize("kind", ["gelu", "quick"])
+def test_what_the_passes_made_of_an_activation_counts(kind: str) -> None:
+    """A bias and a GELU are one operator by then, as x · sigmoid(1.702 x) is."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.up(x)
+            active = hidden * (hidden * 1.702).sigmoid() if kind == "quick" else None
+            result: Tensor = self.down(nn.functional.gelu(hidden) if active is None else active)
+            return result
+
+    model = attngraph.optimize(Block().eval(), (given(2, 5),), weights="int8", activations="int8")
+    up, down = (node for node in model.graph if node.op == "attn.int8_linear")
+    source = down.inputs[0]
+    assert source is not None
+    assert source.producer is not None
+    assert source.producer.op == {"gelu": "attn.bias_gelu", "quick": "attn.quick_gelu"}[kind]
+    assert down.attrs.get("one_sided")
+    assert not up.attrs.get("one_sided")
+
+
 def test_rows_take_all_steps_of_their_range_with_half_of_the_error() -> None:
     x = given(2, 7)
     found = compiled("relu")(x).double()

@@ -43,7 +43,7 @@ COMMON = (
             {"activations": "int8", "weights": "int8", "target": "cuda"},
             "--activations int8 is for the CPU",
         ),
-        ({"calibrate": Path("a.npz")}, "--calibrate a.npz is for activations that are rounded"),
+        ({"calibrate": Path("a.npz")}, "--calibrate a.npz is for weights that are quantized"),
         ({"budget": "1%"}, "--budget 1% is measured where activations are rounded"),
         (
             {"activations": "int8", "weights": "int8", "budget": "wide"},

@@ -124,6 +124,10 @@ class Intervals:
                 return max(sides[0][0], 0.0), max(sides[0][1], 0.0)
             case "gelu":  # −0.16997 with erf, −0.17004 with tanh
                 return -0.1701, max(sides[0][1], 0.0)
+            case "attn.bias_gelu":
+                return -0.1701, math.inf
+            case "attn.quick_gelu" if (alpha := float(attribute(node, "alpha"))) > 0:
+                return -0.2785 / alpha, max(sides[0][1], 0.0)
             case "silu":  # −0.27846
                 return -0.2785, max(sides[0][1], 0.0)
             case "hardswish":  # −3/8

@@ -1,0 +1,190 @@
+"""Codes of weights that are chosen on a layer's inputs, as GPTQ does (Frantar et al. 2022).
+
+Rounding each element of a weight W to the nearest step makes W as exact as can be, not W x. With X
+the inputs of a linear on calibration data and H = X Xᵀ, a row w of W loses (ŵ − w) H (ŵ − w)ᵀ of
+its output. Columns are rounded one by one, those with the largest H_jj first, and what one loses is
+made up for by the columns that are still free: with U the upper Cholesky factor of H⁻¹ and
+e = (w_j − ŵ_j) / U_jj, w_k is less by e U_jk. H has a hundredth of its mean diagonal added, so that
+it can be inverted, and no direction that the data hardly has moves a weight far.
+
+A row takes such codes only where they lose less on the data than the nearest ones, and are no
+further from the weight than any codes may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from attngraph.dialect.quantized import dequantized
+from attngraph.export.formats import Weights
+from attngraph.export.precision.quantize import (
+    BITS,
+    BLOCK,
+    ROWS,
+    Rounding,
+    Stored,
+    chunks,
+    error_bound,
+    linears_of,
+    stored,
+)
+from attngraph.ir import Graph, Value, interpret
+from attngraph.ir.ops import input_of
+
+_DAMPING = 0.01
+_COLUMNS = 128
+"""Columns that are rounded before those behind them are corrected, all at once."""
+_GAIN = 0.999
+"""Of what a row loses with the nearest codes; sums in float32 are more exact than that."""
+_WIDEST = 1 << 14
+"""Features of an input whose Hessian is built: a GiB of float32."""
+
+
+def chosen_on(
+    graph: Graph, inputs: Sequence[torch.Tensor], weights: Weights, rounding: Rounding | None
+) -> dict[str, Stored]:
+    """By the name of each weight, its codes for what the inputs make of the graph.
+
+    The graph runs once. A Hessian is held until the weights that are multiplied by its input have
+    their codes, so one or two are at a time.
+    """
+    _, weights_of = linears_of(graph, frozenset() if rounding is None else rounding.keep)
+    waiting: dict[frozenset[Value], list[Value]] = {}
+    for weight, nodes in weights_of.items():
+        sources = frozenset(input_of(node, "input") for node in nodes)
+        waiting.setdefault(sources, []).append(weight)
+    seen: dict[Value, torch.Tensor] = {}
+    found: dict[str, Stored] = {}
+
+    def observe(value: Value, tensor: torch.Tensor) -> None:
+        groups = [sources for sources in waiting if value in sources]
+        if not groups or tensor.shape[-1] > _WIDEST:
+            return
+        rows = tensor.detach().reshape(-1, tensor.shape[-1]).float()
+        rows = rows[rows.isfinite().all(-1)]
+        seen[value] = rows.T @ rows
+        for sources in groups:
+            if sources <= seen.keys():
+                hessian = torch.stack([seen[each] for each in sources]).sum(0)
+                for weight in waiting.pop(sources):
+                    assert weight.data is not None
+                    plain = stored(weight.data.detach(), BITS[weights], rounding)
+                    better = improved(plain, weight.data.detach(), BITS[weights], hessian, rounding)
+                    codes = better.codes if graph.keep is None else graph.keep(better.codes)
+                    found[weight.name] = better._replace(codes=codes)
+        wanted = set().union(*waiting)
+        for each in seen.keys() - wanted:
+            del seen[each]
+
+    for value, tensor in zip(graph.inputs, inputs, strict=True):
+        if tensor.dim():
+            observe(value, tensor)
+    interpret(graph, inputs, observe=observe)
+    return found
+
+
+def improved(
+    plain: Stored,
+    data: torch.Tensor,
+    bits: int,
+    hessian: torch.Tensor,
+    rounding: Rounding | None = None,
+) -> Stored:
+    """The weight (N, K) with codes that lose less of its product with inputs of this X Xᵀ (K, K).
+
+    The steps stay. `plain` are the nearest codes, which stay too where nothing is better.
+    """
+    width = data.shape[1]
+    limit = error_bound(bits, width if plain.form == ROWS else BLOCK)
+    factor = _factor(hessian)
+    if factor is None or not plain.error <= limit:
+        return plain
+    upper, order = factor
+    back = order.argsort()
+    codes, lost, norm = plain.codes.clone(), 0.0, 0.0
+    for part in chunks(*data.shape):
+        exact, steps = data[part].cpu().float(), _steps(plain, part, width)
+        near = _integers(plain, part, bits, width)
+        free = _rounded(exact[:, order], steps[:, order], upper, _span(plain, bits))[:, back]
+        off = [found * steps - exact for found in (near, free)]
+        losses = [((each @ hessian) * each).sum(-1) for each in off]
+        better = losses[1] < _GAIN * losses[0]
+        better &= off[1].norm(dim=-1) <= limit * exact.norm(dim=-1)
+        if rounding is not None and rounding.narrow and plain.form == ROWS:
+            better &= _within_16_bits(free)
+        taken = torch.where(better[:, None], free, near)
+        codes[part] = _packed(plain, taken, bits)
+        lost += float((taken * steps - exact).double().square().sum())
+        norm += float(exact.double().square().sum())
+    return plain._replace(codes=codes, error=(lost / norm) ** 0.5 if norm else 0.0)
+
+
+def _factor(hessian: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The upper Cholesky factor of H⁻¹, in the order of columns in which they are rounded."""
+    diagonal = hessian.diagonal()
+    mean = float(diagonal.double().mean())
+    if not 0 < mean < torch.inf or not bool(hessian.isfinite().all()):
+        return None
+    order = diagonal.argsort(descending=True, stable=True)
+    damped = hessian[order][:, order].double()
+    damped.diagonal().add_(_DAMPING * mean)
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    if int(failed):
+        return None
+    upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+    return None if int(failed) else (upper.float(), order)
+
+
+def _rounded(
+    exact: torch.Tensor, steps: torch.Tensor, upper: torch.Tensor, span: tuple[int, int]
+) -> torch.Tensor:
+    """Integers for the elements (n, K) of some rows, column by column."""
+    left, found = exact.clone(), torch.zeros_like(exact)
+    for start in range(0, exact.shape[1], _COLUMNS):
+        stop = min(start + _COLUMNS, exact.shape[1])
+        lost = torch.empty(len(exact), stop - start)
+        for at in range(start, stop):
+            step, column = steps[:, at], left[:, at]
+            found[:, at] = torch.where(step > 0, column / step, 0.0).round().clamp(*span)
+            lost[:, at - start] = (column - found[:, at] * step) / upper[at, at]
+            left[:, at:stop] -= lost[:, at - start, None] * upper[at, at:stop]
+        left[:, stop:] -= lost @ upper[start:stop, stop:]
+    return found
+
+
+def _span(plain: Stored, bits: int) -> tuple[int, int]:
+    most = (1 << bits - 1) - 1
+    return (-most if plain.form == ROWS else -most - 1), most
+
+
+def _steps(plain: Stored, part: slice, width: int) -> torch.Tensor:
+    """The step of each element (n, K)."""
+    scales = plain.scales[part].float()
+    if plain.form == ROWS:
+        return scales[:, None].expand(-1, width)
+    return scales.repeat_interleave(BLOCK, -1)[:, :width]
+
+
+def _integers(plain: Stored, part: slice, bits: int, width: int) -> torch.Tensor:
+    """The multiples (n, K) of their steps that the codes stand for."""
+    codes = plain.codes[part]
+    if plain.form == ROWS:
+        return codes.float()
+    return dequantized(codes, torch.ones(codes.shape[:2]), bits)[:, :width]
+
+
+def _packed(plain: Stored, integers: torch.Tensor, bits: int) -> torch.Tensor:
+    if plain.form == ROWS:
+        return integers.to(torch.int8)
+    blocks = plain.codes.shape[1]
+    whole = torch.nn.functional.pad(integers, (0, blocks * BLOCK - integers.shape[1]))
+    codes = (whole + (1 << bits - 1)).to(torch.uint8).view(len(integers), blocks, BLOCK)
+    return codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def _within_16_bits(codes: torch.Tensor) -> torch.Tensor:
+    """By row, whether no two neighbours of one sign add up to more than 128 (quantize.py)."""
+    sums = [each[:, :-1] + each[:, 1:] for each in (codes.relu(), (-codes).relu())]
+    return torch.maximum(*sums).amax(-1) <= 128
