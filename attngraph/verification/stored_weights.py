@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from attngraph.export.lowering.emission.buffers import Buffers, part_joined
 from attngraph.export.lowering.lower import lower, value_names
 from attngraph.export.precision.quantize import BITS, BLOCK, digest_of, error_bound
 from attngraph.export.target import Target
-from attngraph.ir import Graph
+from attngraph.ir import Graph, Value
 from attngraph.ir.ops import input_of
 from attngraph.ir.traits import QUANTIZED
 
@@ -114,7 +115,7 @@ def take_chosen(
         codes, scales = input_of(linear, "codes"), input_of(linear, "scales")
         weight = codes.name.removesuffix(f".{weights}")
         data, told = originals.get(weight), chosen.get(weight)
-        held = _codes_in(model, names[codes])
+        held = _codes_in(model, names[codes], codes)
         if data is None or told is None or held is None or digest_of(held) != told:
             continue
         assert scales.data is not None
@@ -129,12 +130,14 @@ def take_chosen(
             codes.data = held
 
 
-def _codes_in(model: onnx_ir.Model, name: str) -> torch.Tensor | None:
-    """A file's codes as a graph has them: as they are, transposed, or from two halves of 4 bits."""
+def _codes_in(model: onnx_ir.Model, name: str, codes: Value) -> torch.Tensor | None:
+    """A file's codes as a graph has them: as they are, transposed, from two halves of 4 bits, or
+    signed, as DequantizeLinear takes them.
+    """
     held = model.graph.initializers
     tensors = {
-        suffix: torch.from_numpy(value.const_value.numpy().copy())
-        for suffix in ("", ".T", ".upper", ".lower")
+        suffix: torch.from_numpy(_in_whole_bytes(value.const_value.numpy()))
+        for suffix in ("", ".T", ".upper", ".lower", ".whole")
         if (value := held.get(name + suffix)) is not None and value.const_value is not None
     }
     if ".T" in tensors:
@@ -142,7 +145,18 @@ def _codes_in(model: onnx_ir.Model, name: str) -> torch.Tensor | None:
     if {".upper", ".lower"} <= tensors.keys():
         high, low = tensors[".upper"], tensors[".lower"]
         return torch.stack([high << 4 | low & 15, high & 240 | low >> 4], -1).flatten(-2)
+    if ".whole" in tensors:
+        signed = tensors[".whole"]
+        if signed.numel() == math.prod(codes.shape):
+            return (signed.view(torch.uint8) ^ 128).view(codes.shape)
+        pairs = (signed.view(torch.uint8) & 15 ^ 8).view(*codes.shape, 2)
+        return pairs[..., 0] | pairs[..., 1] << 4
     return tensors.get("")
+
+
+def _in_whole_bytes(data: Any) -> Any:
+    """A copy, where codes of 4 bits have a byte each."""
+    return data.astype("i1") if data.dtype.name == "int4" else data.copy()
 
 
 def _weights(graph: Graph, model: onnx_ir.Model) -> Iterator[tuple[str, Any]]:
