@@ -118,7 +118,7 @@ class _Inputs:
     def shares_positions(self) -> bool:
         """Whether the model takes one row of positions for the whole batch."""
         name = self.layout.positions
-        return name is not None and [*map(str, self.shapes[name][:-1])] != [self.layout.batch]
+        return name is not None and [*map(str, self.shapes[name][:-1])][-1:] != [self.layout.batch]
 
     def all(
         self,
@@ -145,6 +145,9 @@ class _Inputs:
                 is_alike = bool((places == places[0]).all())
                 row = places[:1] if is_alike else positions(None, past, ids.shape[1])
                 places = row if len(self.shapes[layout.positions]) == 2 else row[0]
+            if len(self.shapes[layout.positions]) == 3:  # on grids of images, ahead by a little
+                ahead = torch.randint(3, (3, *ids.shape[:2]), generator=self.random)
+                places = places + ahead.cumsum(-1)
             given[layout.positions] = places.to(self.dtypes[layout.positions])
         if layout.kinds is not None:  # images of a few tokens, with one between them
             kinds = mask[:, past:] & (torch.arange(past, mask.shape[1]) % 4 != 0)

@@ -15,12 +15,21 @@ from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile import compile_decoder
 from attngraph.decoding.compile_seq2seq import rules_of
 from attngraph.decoding.decoder import Decoder
-from attngraph.decoding.multimodal import DECODER, EMBED, JOIN, VISION, Joining, Multimodal
+from attngraph.decoding.multimodal import (
+    DECODER,
+    EMBED,
+    JOIN,
+    PLACES,
+    VISION,
+    Joining,
+    Multimodal,
+)
 from attngraph.decoding.rules import Rules
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.target import OPSET
 from attngraph.frontend.modalities import is_multimodal, refuse_mixed
+from attngraph.frontend.model import Model
 from attngraph.frontend.multimodal import Parts, of_images
 from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options, Verify
 
@@ -94,9 +103,9 @@ def compile_multimodal(
     """
     made = {
         file: compile_model(part, options, staged=staged(file), progress=progress)
-        for file, part in ((VISION, parts.vision), (EMBED, parts.embed), (JOIN, parts.join))
+        for file, part in beside_decoder(parts).items()
     }
-    joining = Joining(parts.token)
+    joining = Joining(parts.token, parts.merged)
 
     def encoded(decoder: Decoder) -> Iterator[Encoded]:
         return seen_images(parts, Multimodal(made, decoder, joining, rules))
@@ -113,6 +122,12 @@ def compile_multimodal(
     return Multimodal(made, decoder, joining, rules)
 
 
+def beside_decoder(parts: Parts) -> dict[str, Model]:
+    """The parts beside the decoder, by the names of their files."""
+    found = {VISION: parts.vision, EMBED: parts.embed, JOIN: parts.join}
+    return found if parts.places is None else {**found, PLACES: parts.places}
+
+
 def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
     """What a check over steps is given: text alone, an image in each row, and two in one of them.
 
@@ -122,7 +137,7 @@ def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
     rows = 4
 
     def fed(ids: torch.Tensor, mask: torch.Tensor, images: Any) -> dict[str, torch.Tensor]:
-        return model.fed(ids, None, images)
+        return dict(model.fed(ids, mask, None, images).inputs)
 
     nothing: dict[str, torch.Tensor] = {}
     yield plain("text alone", rows, given=(nothing,), step=model, fed=partial(fed, images=None))
@@ -161,14 +176,10 @@ def _prompt(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, int]:
     """(images, ids, mask, tokens of the prompt) with so many images in each row."""
     random = torch.Generator().manual_seed(1)
-    (samples,) = parts.vision.args
     vocabulary = model.decoder.layout.vocabulary
     assert vocabulary is not None
-    chosen = {
-        name: torch.randn((sum(counts), *each.shape[1:]), generator=random).to(each.dtype)
-        for name, each in samples.items()
-    }
-    length = max(counts) * (parts.pieces + 2) + len(counts)
+    chosen, pieces = parts.drawn(sum(counts), random)
+    length = max(counts) * (max(pieces) + 2) + len(counts)
     total = length + _STEPS
     ids = torch.randint(vocabulary, (len(counts), total), generator=random)
     ids = ids.where(ids != parts.token, (parts.token + 1) % vocabulary)
@@ -177,6 +188,7 @@ def _prompt(
         mask[row, :row] = False
         start = row + 1
         for _ in range(count):
-            ids[row, start : start + parts.pieces] = parts.token
-            start += parts.pieces + 1
+            size = pieces.pop(0)
+            ids[row, start : start + size] = parts.token
+            start += size + 1
     return chosen, ids, mask, length

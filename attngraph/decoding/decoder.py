@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import collections
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from attngraph.decoding.rules import NO_RULES, Rules
 from attngraph.decoding.sampling import Sampling
 from attngraph.decoding.stream import Step, TokenStream
 from attngraph.decoding.tokens import (
+    Fed,
     Seen,
     end_tokens,
     pieces,
@@ -121,7 +123,7 @@ class Decoder:
         attention_mask: torch.Tensor | None = None,
         cache: Cache | None = None,
         *,
-        fed: Mapping[str, torch.Tensor] | None = None,
+        fed: Fed | None = None,
     ) -> tuple[torch.Tensor, Cache]:
         """Logits of ids (B, S) that follow a cache of P tokens, and the cache with them in it.
 
@@ -136,8 +138,8 @@ class Decoder:
         Where the model would compute what is in the cache otherwise for so many tokens, as LongRoPE
         does behind a length, all of them are computed again.
 
-        A decoder of a model that reads images takes embeddings; `fed` are these, by the names of
-        its inputs (see `Multimodal`).
+        A decoder of a model that reads images takes embeddings; `fed` has these (see
+        `Multimodal`).
         """
         if self.layout.embeds and fed is None:
             raise UsageError(
@@ -153,6 +155,8 @@ class Decoder:
         shown = shown_tokens(attention_mask, batch, cache.length, length)
         cache.seen.require_same(shown)
         seen = cache.seen.then(ids, shown)
+        if fed is not None:
+            seen = replace(seen, shift=fed.shift)
         if self.layout.states:
             seen.require_left()
         self._require_rows(seen.counts)
@@ -172,7 +176,7 @@ class Decoder:
         ids: torch.Tensor,
         cache: Cache,
         seen: Seen,
-        fed: Mapping[str, torch.Tensor] | None = None,
+        fed: Fed | None = None,
     ) -> tuple[torch.Tensor, Cache]:
         """The logits of ids (B, S) behind a cache, and the cache of what is `seen` then."""
         parts = pieces(cache.length, seen.ids.shape[1], self.layout.piece)
@@ -252,11 +256,11 @@ class Decoder:
         ids: torch.Tensor,
         shown: torch.Tensor | None,
         held: int,
-        fed: Mapping[str, torch.Tensor] | None = None,
+        fed: Fed | None = None,
     ) -> dict[str, torch.Tensor]:
         """The inputs beside the cache, for new ids (B, S) behind `held` tokens."""
         layout, (batch, length) = self.layout, ids.shape
-        given = {layout.ids: ids} if fed is None else fed
+        given = {layout.ids: ids} if fed is None else fed.inputs
         feeds = {name: self._cast(name, each) for name, each in given.items()}
         if layout.mask is not None:
             mask = torch.ones(batch, held + length) if shown is None else shown

@@ -3,7 +3,8 @@
 The files are called as transformers.js calls them: `vision_encoder.onnx` gives `image_features`
 (N, H), `embed_tokens.onnx` gives `inputs_embeds` (B, S, H) of ids, and `decoder_model_merged.onnx`
 goes on from these, in each step and with an empty past in the first one. `join_images.onnx` holds
-the rule by which features take the places of their tokens.
+the rule by which features take the places of their tokens, and where images lie on grids,
+`image_positions.onnx` that of the positions (3, B, S).
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.parts import fitting_feeds, save_parts
 from attngraph.decoding.rules import Rules
 from attngraph.decoding.stream import TokenStream
-from attngraph.decoding.tokens import end_tokens, token_ids
+from attngraph.decoding.tokens import Fed, Seen, end_tokens, shown_tokens, token_ids
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
+from attngraph.frontend.modalities import GRID
 from attngraph.optimized import Optimized
 from attngraph.reports.report import Report
 
-VISION, EMBED, JOIN, DECODER = (
+VISION, EMBED, JOIN, PLACES, DECODER = (
     "vision_encoder.onnx",
     "embed_tokens.onnx",
     "join_images.onnx",
+    "image_positions.onnx",
     "decoder_model_merged.onnx",
 )
 METADATA_KEY, RULES_KEY = "attngraph.images", "attngraph.rules"
@@ -41,9 +44,11 @@ Images = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Joining:
-    """How images join the text: `token` stands for a piece of one in ids."""
+    """How images join the text: `token` stands for a piece of one in ids, of `merged` patches by as
+    many where images lie on grids."""
 
     token: int
+    merged: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -86,13 +91,13 @@ class Multimodal:
         """
         folder = Path(folder)
         device = parse_target(target)
-        parts = {
-            name: Session.open(folder / name, device, **options) for name in (VISION, EMBED, JOIN)
-        }
+        decoder = Decoder.load(folder / DECODER, target, **options)
+        names = (VISION, EMBED, JOIN, *([] if decoder.layout.positions is None else [PLACES]))
+        parts = {name: Session.open(folder / name, device, **options) for name in names}
         said, path = parts[VISION].metadata, str(folder / VISION)
         joining = Joining.from_json(said.get(METADATA_KEY), path)
         rules = Rules.from_json(said.get(RULES_KEY), path)
-        return cls(parts, Decoder.load(folder / DECODER, target, **options), joining, rules)
+        return cls(parts, decoder, joining, rules)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Writes the files into a folder, which is made if need be, and returns their paths.
@@ -131,11 +136,16 @@ class Multimodal:
         inputs, in the order of batch and sequence. Raises UsageError where their number isn't that
         of the tokens, and as the decoder does.
         """
-        return self.decoder(ids, attention_mask, cache, fed=self.fed(ids, cache, images))
+        fed = self.fed(ids, attention_mask, cache, images)
+        return self.decoder(ids, attention_mask, cache, fed=fed)
 
     def fed(
-        self, ids: torch.Tensor, cache: Cache | None, images: Images | None
-    ) -> dict[str, torch.Tensor]:
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: Cache | None,
+        images: Images | None,
+    ) -> Fed:
         """What the decoder takes of new ids (B, S) behind a cache, beside mask and cache."""
         layout, token = self.decoder.layout, self.joining.token
         assert layout.vocabulary is not None
@@ -153,7 +163,35 @@ class Multimodal:
         fed = {layout.ids: embeds}
         if layout.kinds is not None:
             fed[layout.kinds] = is_image & (features is not None)
-        return fed
+        if layout.positions is None:
+            return Fed(fed)
+        fed[layout.positions], shift = self._placed(ids, attention_mask, cache, images)
+        return Fed(fed, shift)
+
+    def _placed(
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: Cache | None,
+        images: Images | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The positions (3, B, S) of ids behind a cache, and the shift of what follows them."""
+        batch, length = ids.shape
+        held = Seen.nothing(batch) if cache is None else cache.seen
+        before = held.ids.shape[1]
+        shown = shown_tokens(attention_mask, batch, before, length)
+        every = torch.ones(batch, before + length) if shown is None else shown
+        mask = every[:, before:].long()
+        shift = torch.zeros(batch, 1, dtype=torch.int64) if held.shift is None else held.shift
+        begin = every[:, :before].long().sum(1, keepdim=True) + shift
+        if images is None:
+            places = (mask.cumsum(1) - 1).expand(3, batch, length)
+        else:
+            grid = images[GRID]
+            given = {"input_ids": ids, "attention_mask": mask, GRID: grid}
+            places, more = self._run(PLACES, given, "The positions of images")
+            shift = shift + more
+        return (places + begin).masked_fill(mask == 0, 0), shift
 
     def generate(
         self,
@@ -214,7 +252,7 @@ class Multimodal:
             rules=rules,
             step=step,
         )
-        step.begin(stream.ids[:, 0 if cache is None else cache.length :], cache)
+        step.begin(stream.ids[:, 0 if cache is None else cache.length :], stream, cache)
         return stream
 
     def _features(self, images: Images) -> torch.Tensor:
@@ -226,8 +264,25 @@ class Multimodal:
                     kind = "floating, as the preprocessor gives them" if is_float else "integers"
                     dtype = str(tensor.dtype).removeprefix("torch.")
                     raise UsageError(f"{name} is {dtype}; its numbers must be {kind}.")
+        if isinstance(grid := images.get(GRID), torch.Tensor):
+            self._require_grid(grid, images)
         (features,) = self._run(VISION, images, "The vision encoder")
         return features
+
+    def _require_grid(self, grid: torch.Tensor, images: Images) -> None:
+        """Raises UsageError where grids are not those of the patches."""
+        merged = self.joining.merged
+        is_grid = grid.ndim == 2 and grid.shape[1] == 3 and bool((grid > 0).all())
+        if not is_grid or bool((grid[:, 1:] % merged).any()):
+            raise UsageError(
+                f"{GRID} must be (images, 3): frames, and rows and columns of patches, each a "
+                f"multiple of {merged}."
+            )
+        said, pixels = int(grid.prod(-1).sum()), images.get("pixel_values")
+        if isinstance(pixels, torch.Tensor) and len(pixels) != said:
+            raise UsageError(
+                f"{GRID} has places for {said} patches, and pixel_values has {len(pixels)}."
+            )
 
     def session(self, name: str) -> Session:
         """That of a file beside the decoder."""
@@ -257,9 +312,9 @@ class _Conversation:
 
     model: Multimodal
     images: Images | None
-    fed: dict[str, torch.Tensor] | None = None
+    fed: Fed | None = None
 
-    def begin(self, ids: torch.Tensor, cache: Cache | None) -> None:
+    def begin(self, ids: torch.Tensor, stream: TokenStream, cache: Cache | None) -> None:
         """Joins the images to the first ids. Raises UsageError where they don't fit."""
         token = self.model.joining.token
         count = int((ids == token).sum())
@@ -267,12 +322,12 @@ class _Conversation:
             raise UsageError(
                 f"The prompt has {count} tokens {token}, which stand for images: give pixel_values."
             )
-        self.fed = self.model.fed(ids, cache, self.images)
+        self.fed = self.model.fed(ids, stream.attention_mask, cache, self.images)
 
     def __call__(
         self, ids: torch.Tensor, mask: torch.Tensor | None, cache: Cache | None
     ) -> tuple[torch.Tensor, Cache]:
-        fed, self.fed = self.fed or self.model.fed(ids, cache, None), None
+        fed, self.fed = self.fed or self.model.fed(ids, mask, cache, None), None
         return self.model.decoder(ids, mask, cache, fed=fed)
 
 

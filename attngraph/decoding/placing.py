@@ -96,7 +96,7 @@ class Placing:
         if value.name == layout.mask:
             return torch.ones(shape, dtype=value.dtype)
         if value.name == layout.positions:
-            return torch.arange(past, past + seq).to(value.dtype).reshape(shape)
+            return torch.arange(past, past + seq).to(value.dtype).expand(shape)
         if value.name == layout.ids:
             return (torch.arange(past, past + seq) % 2).to(value.dtype)[None]
         if value.name in layout.memory and not value.dtype.is_floating_point:  # a mask

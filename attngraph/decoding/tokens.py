@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,25 @@ _MASKS = (torch.bool, *_IDS)
 
 
 @dataclass(frozen=True)
+class Fed:
+    """What a decoder is given in the place of new ids: its inputs by name, and the `shift` of what
+    it has then `Seen`."""
+
+    inputs: Mapping[str, torch.Tensor]
+    shift: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Seen:
     """The tokens that a cache holds: `ids` (B, P), and as `shown` (B, P) what the mask was.
 
-    `shown` is None where no token was hidden.
+    `shown` is None where no token was hidden. `shift` (B, 1) is by how much the next position is
+    above the number of tokens, where images lie on grids.
     """
 
     ids: torch.Tensor
     shown: torch.Tensor | None = None
+    shift: torch.Tensor | None = None
 
     @property
     def counts(self) -> tuple[int, int]:

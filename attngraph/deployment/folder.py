@@ -24,7 +24,7 @@ _LEFT = ("trainer_state.json", "adapter_config.json", "all_results.json")
 _DEPTH = 2
 _ONNX = (
     *("model", "encoder_model", "decoder_model", "decoder_with_past_model"),
-    *("vision_encoder", "embed_tokens", "join_images", "decoder_model_merged"),
+    *("vision_encoder", "embed_tokens", "join_images", "image_positions", "decoder_model_merged"),
 )
 _WRITTEN = frozenset((*(f"{name}.onnx" for name in _ONNX), "genai_config.json"))
 """What is written beside the files that are kept of the checkpoint."""

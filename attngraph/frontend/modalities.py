@@ -28,8 +28,13 @@ _FILLS = ("decoder_", "_mask")
 """Begins the names of what goes on from text; ends those of masks, which all have a default."""
 
 PIXELS = "pixel_values"
-_IMAGES = {PIXELS}
-_LEFT_OUT = {"pixel_values_videos", "video_grid_thw", "image_sizes", "mm_encoder_outputs"}
+GRID = "image_grid_thw"
+"""(N, 3): frames, rows and columns of patches of each image."""
+_IMAGES = {PIXELS, GRID}
+_LEFT_OUT = {
+    *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts", "image_sizes"),
+    *("mm_encoder_outputs", "mm_token_type_ids", "rope_deltas"),
+}
 """What such a model takes as well, and computes without by default."""
 _GIVES = "BaseModelOutputWithPooling"
 

@@ -7,26 +7,31 @@ The rows take the places of these tokens' embeddings, in their order.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
-from torch.overrides import TorchFunctionMode
 
 from attngraph.errors import UsageError
 from attngraph.frontend.cache import Layout
 from attngraph.frontend.causal_lm import Cached, Layers, places
-from attngraph.frontend.modalities import PIXELS, is_multimodal, refuse_mixed
+from attngraph.frontend.image_grids import Places, patches_placed, within_segments
+from attngraph.frontend.image_samples import SHAPES, sample_images
+from attngraph.frontend.modalities import GRID, PIXELS, is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
+from attngraph.frontend.together import Together
 from attngraph.inference import inference
 from attngraph.ir import Graph
 
 KINDS = "token_type_ids"
 """1 where a token stands for a piece of an image, which all of its image see."""
+POSITIONS = "position_ids"
+_NO_LENGTH = {"image_max_window_seqlen": 1}
 _TEXT = 4  # tokens before an image, and behind it, in what parts are traced and tried with
 
 
@@ -35,9 +40,10 @@ class Parts:
     """Such a model as the models that are compiled.
 
     `vision` takes images as a dict and gives their rows (N, H), `embed` and `join` make embeddings
-    (B, S, H) of ids and rows, and `decoder` takes these with a cache. `whole` takes images, ids and
-    their mask, and returns the logits (B, S, V) without any cache. `token` stands for a piece of an
-    image, and `pieces` of them for each of the samples.
+    (B, S, H) of ids and rows, and `decoder` takes these with a cache. Where images lie on grids,
+    `places` gives the positions (3, B, S) of ids. `whole` takes images, ids and their mask, and
+    returns the logits (B, S, V) without any cache. `token` stands for a piece of an image, of
+    `merged` patches by as many; `drawn` makes so many images, and says how many tokens each takes.
     """
 
     vision: Model
@@ -46,7 +52,9 @@ class Parts:
     decoder: Model
     whole: nn.Module
     token: int
-    pieces: int
+    drawn: Callable[[int, torch.Generator], tuple[dict[str, Tensor], list[int]]]
+    places: Model | None = None
+    merged: int = 1
 
 
 class Vision(nn.Module):
@@ -58,27 +66,18 @@ class Vision(nn.Module):
 
     def forward(self, images: dict[str, Tensor]) -> dict[str, Tensor]:
         model: Any = self.model
-        with _Together():
-            rows = model.get_image_features(**images, return_dict=True).pooler_output
+        given, grids = dict[str, Any](images), images.get(GRID)
+        with contextlib.ExitStack() as held:
+            if grids is not None:
+                vision = model.config.vision_config
+                merged, window = int(vision.spatial_merge_size), _window(vision)
+                given |= patches_placed(grids, images[PIXELS].shape[0], merged, window)
+                given |= {"image_max_seqlen": 1} | ({} if window is None else _NO_LENGTH)
+                held.enter_context(within_segments(model))
+            held.enter_context(Together(grids=grids is not None))
+            rows = model.get_image_features(**given, return_dict=True).pooler_output
         rows = rows if isinstance(rows, Tensor) else torch.cat(list(rows))
         return {"image_features": rows.reshape(-1, rows.shape[-1])}
-
-
-class _Together(TorchFunctionMode):
-    """While it is traced, a list of any number of images' features is one of all their rows.
-
-    A trace can't take a tensor apart along a dim whose size it doesn't know. Where the parts are
-    joined again, as a model does with the features of its images, nothing is lost; where they are
-    not, the graph isn't the model, and parity fails.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.unbind, Tensor.__len__) and isinstance(args[0].shape[0], torch.SymInt):
-            if func is Tensor.__len__:
-                return 1
-            if not any((*args[1:], *(kwargs or {}).values())):
-                return (args[0].flatten(0, 1),)
-        return func(*args, **(kwargs or {}))
 
 
 class Embed(nn.Module):
@@ -120,17 +119,21 @@ class CachedEmbeds(Cached):
     """As `CausalLM`, for embeddings (B, S, H) in place of ids.
 
     With `sees_images` it takes `token_type_ids` (B, S) too, 1 at an image's tokens, which see each
-    other; all tokens of an image come in one call.
+    other; all tokens of an image come in one call. Where it is `placed` it takes the positions
+    (3, B, S) that these have on grids.
     """
 
-    def __init__(self, model: nn.Module, embeds: Tensor, *, sees_images: bool) -> None:
+    def __init__(
+        self, model: nn.Module, embeds: Tensor, *, sees_images: bool, placed: bool
+    ) -> None:
         super().__init__(model)
-        self.embeds, self.sees_images = embeds, sees_images
+        self.embeds, self.sees_images, self.placed = embeds, sees_images, placed
 
     def forward(
         self,
         inputs_embeds: Tensor,
         attention_mask: Tensor,
+        position_ids: Tensor | None,
         token_type_ids: Tensor | None,
         past: Layers,
     ) -> dict[str, Any]:
@@ -141,7 +144,9 @@ class CachedEmbeds(Cached):
         if token_type_ids is not None:
             held = token_type_ids.new_zeros(batch, before)
             tokens[KINDS] = torch.cat([held, token_type_ids], 1)
-        return self._run(tokens, attention_mask, places(attention_mask)[:, -length:], past)
+        if position_ids is None:
+            position_ids = places(attention_mask)[:, -length:]
+        return self._run(tokens, attention_mask, position_ids, past)
 
     def sample(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs to trace with, and the dynamic shapes for torch.export."""
@@ -149,9 +154,15 @@ class CachedEmbeds(Cached):
         inputs, shapes = self._drawn(batch, seq, 5)
         axes = shapes.pop("input_ids")
         kinds = torch.arange(seq).expand(batch, -1) % 2 if self.sees_images else None
-        shapes = {"inputs_embeds": axes, KINDS: axes if self.sees_images else None, **shapes}
-        names = ("inputs_embeds", "attention_mask", KINDS, "past")
-        args = (self.embeds, inputs["attention_mask"], kinds, inputs["past"])
+        placed = torch.arange(5, 5 + seq).expand(3, batch, -1) if self.placed else None
+        shapes = {
+            "inputs_embeds": axes,
+            POSITIONS: {1: axes[0], 2: axes[1]} if self.placed else None,
+            KINDS: axes if self.sees_images else None,
+            **shapes,
+        }
+        names = ("inputs_embeds", "attention_mask", POSITIONS, KINDS, "past")
+        args = (self.embeds, inputs["attention_mask"], placed, kinds, inputs["past"])
         return args, {name: shapes[name] for name in names}
 
     def layout(self, graph: Graph) -> Layout:
@@ -169,6 +180,7 @@ class CachedEmbeds(Cached):
             "attention_mask",
             vocabulary=_rows(_table(self.model)),
             embeds=True,
+            positions=POSITIONS if self.placed else None,
             kinds=KINDS if KINDS in values else None,
         )
 
@@ -184,12 +196,12 @@ class Whole(nn.Module):
         given = dict(images)
         if self.sees_images:
             given[KINDS] = (ids == self.token).long()
+        if GRID in images:  # the model places them itself
+            given["mm_token_type_ids"] = ((ids == self.token) & (mask != 0)).int()
+        else:
+            given[POSITIONS] = places(mask)
         logits: Tensor = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=places(mask),
-            use_cache=False,
-            **given,
+            input_ids=ids, attention_mask=mask, use_cache=False, **given
         ).logits
         return logits
 
@@ -220,7 +232,8 @@ def of_images(
     rows, ids, embeds, mask = tried.rows, tried.ids, tried.embeds, torch.ones_like(tried.ids)
     tried.require_rule(whole, mask)
     text = tried.embeds[:, :3]
-    cached = CachedEmbeds(module, text, sees_images=sees_images)
+    placed = GRID in images
+    cached = CachedEmbeds(module, text, sees_images=sees_images, placed=placed)
     args, decoder_shapes = cached.sample()
     batch, seq, count = Dim("batch_size"), Dim("seq"), Dim("image_rows")
     axes = {0: batch, 1: seq}
@@ -256,7 +269,18 @@ def of_images(
         ),
         whole,
         token,
-        len(rows) // len(images[PIXELS]),
+        tried.drawn,
+        Model(
+            Places(token, tried.merged),
+            None,
+            (ids, mask, images[GRID]),
+            {},
+            {"input_ids": axes, "attention_mask": axes, GRID: {0: Dim("images")}},
+            f"the positions of images of {name}",
+        )
+        if placed
+        else None,
+        tried.merged,
     )
 
 
@@ -270,11 +294,39 @@ class _Tried:
             self.rows = Vision(module)(images)["image_features"]
             plain = torch.randint(_rows(self.table), (2, 2 * _TEXT), generator=random)
             plain = plain.where(plain != token, (token + 1) % _rows(self.table))
-            most = -(len(self.rows) // -2)
-            self.ids = torch.cat([plain, plain[:, :1].expand(-1, most)], 1)
-            for row, count in enumerate((most, len(self.rows) - most)):
+            half = len(counts := self.counts(images)) // 2
+            both = (sum(counts[half:]), sum(counts[:half]))[::-1]
+            self.ids = torch.cat([plain, plain[:, :1].expand(-1, max(both))], 1)
+            for row, count in enumerate(both):
                 self.ids[row, _TEXT + row : _TEXT + row + count] = token
             self.embeds = Embed(module, token)(self.ids)["inputs_embeds"]
+
+    @property
+    def merged(self) -> int:
+        """How many patches by as many become one token, where images lie on grids."""
+        config: Any = self.module.config
+        return int(config.vision_config.spatial_merge_size) if GRID in self.images else 1
+
+    def counts(self, images: Mapping[str, Tensor]) -> list[int]:
+        """How many tokens each image takes."""
+        if GRID in images:
+            found: list[int] = (images[GRID].prod(-1) // self.merged**2).tolist()
+            return found
+        count = len(self.images[PIXELS])
+        return [len(self.rows) // count] * len(images[PIXELS])
+
+    def drawn(self, count: int, random: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:
+        """So many other images, and how many tokens each takes."""
+        found = {}
+        pixels = self.images[PIXELS]
+        if GRID in self.images:
+            sizes = [(1, *SHAPES[each % len(SHAPES)]) for each in range(count)]
+            found[GRID] = torch.tensor(sizes) * torch.tensor([1, self.merged, self.merged])
+            count = int(found[GRID].prod(-1).sum())
+        shape = (count, *pixels.shape[1:])
+        found[PIXELS] = torch.randn(shape, generator=random).to(pixels.dtype)
+        found = {name: found[name] for name in self.images}
+        return found, self.counts(found)
 
     def sees_images(self) -> bool:
         """Whether what is said of the tokens' kinds changes what the model computes."""
@@ -297,11 +349,14 @@ class _Tried:
         with inference(model):
             expected = whole(self.images, self.ids, mask)
             embeds = joined(self.ids, self.embeds, self.rows)["inputs_embeds"]
+            own = places(mask)
+            if GRID in self.images:
+                own = Places(self.token, self.merged)(self.ids, mask, self.images[GRID])[POSITIONS]
             kinds = {KINDS: (self.ids == self.token).long()} if whole.sees_images else {}
             found = model(
                 inputs_embeds=embeds,
                 attention_mask=mask,
-                position_ids=places(mask),
+                position_ids=own,
                 use_cache=False,
                 **kinds,
             ).logits
@@ -319,20 +374,10 @@ class _Tried:
             refuse_mixed(type(model), self.name)
 
 
-def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Two images of the size that the config says, and their dynamic dims. Raises UsageError."""
-    vision: Any = getattr(model.config, "vision_config", None)
-    size = getattr(vision, "image_size", None)
-    if size is None:
-        raise UsageError(
-            f"The config of {name} says no image_size: give samples, such as "
-            f"images={{{PIXELS!r}: tensor}} with image_shapes."
-        )
-    height, width = (size, size) if isinstance(size, int) else size
-    channels = int(getattr(vision, "num_channels", 3))
-    seed = torch.Generator().manual_seed(0)
-    drawn = torch.randn(2, channels, int(height), int(width), generator=seed)
-    return {PIXELS: drawn.to(model.dtype)}, {PIXELS: {0: Dim("images")}}
+def _window(vision: Any) -> int | None:
+    """How many tokens by as many attend to each other, where not all of an image do."""
+    size = getattr(vision, "window_size", None)
+    return None if size is None else size // vision.spatial_merge_size // vision.patch_size
 
 
 def _table(model: Any) -> Any:

@@ -11,12 +11,10 @@ import torch
 
 from attngraph.compiling.beginning import Progress
 from attngraph.decoding.checking import Encoded
-from attngraph.decoding.compile_multimodal import seen_images
+from attngraph.decoding.compile_multimodal import beside_decoder, seen_images
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.multimodal import (
     DECODER,
-    EMBED,
-    JOIN,
     METADATA_KEY,
     VISION,
     Joining,
@@ -46,7 +44,7 @@ def verify_multimodal(
     has another token for images than the model, and as `verify_file` does.
     """
     parts = of_images(module, None, None, name)
-    made = {VISION: parts.vision, EMBED: parts.embed, JOIN: parts.join}
+    made = beside_decoder(parts)
     for file in (*made, DECODER):
         require_file(folder / file)
     check = partial(verify_file, options=options, progress=progress)
@@ -58,10 +56,11 @@ def verify_multimodal(
 
         sessions = {file: opened(file) for file in made}
         said = Joining.from_json(sessions[VISION].metadata.get(METADATA_KEY), str(folder / VISION))
-        if said.token != parts.token:
+        if said != Joining(parts.token, parts.merged):
             raise ParityError(
-                f"{folder / VISION} puts images where ids are {said.token}, and {name} where they "
-                f"are {parts.token}. Compile it again."
+                f"{folder / VISION} puts images where ids are {said.token}, of {said.merged} "
+                f"patches by as many, and {name} where they are {parts.token}, of {parts.merged}. "
+                "Compile it again."
             )
 
         def encoded(decoder: Decoder) -> Iterator[Encoded]:

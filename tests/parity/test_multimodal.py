@@ -16,8 +16,9 @@ import attngraph
 from attngraph import Multimodal
 from attngraph.decoding.multimodal import VISION
 from attngraph.errors import ParityError, UsageError
+from attngraph.frontend.image_grids import Places, patches_placed
 from attngraph.frontend.modalities import is_joined
-from attngraph.frontend.multimodal import Join, Vision, of_images
+from attngraph.frontend.multimodal import Join, Parts, Vision, of_images
 from attngraph.inference import inference
 from attngraph.verification.verify_multimodal import verify_multimodal
 from tests.models.kit import HIDDEN, VOCABULARY, peaked
@@ -74,8 +75,40 @@ def _gemma3() -> nn.Module:
     return model
 
 
-FAMILIES: dict[str, Callable[[], nn.Module]] = {"llava": _llava, "gemma3": _gemma3}
-_TAKES_MINUTES = {"gemma3"}
+def _text_of_qwen() -> dict[str, object]:
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+    return common(num_hidden_layers=1, rope_scaling=rope, bos_token_id=1, eos_token_id=2)
+
+
+def _qwen2_vl() -> nn.Module:
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    vision = {"embed_dim": 16, "hidden_size": HIDDEN, "depth": 1, "num_heads": 2, "patch_size": 2}
+    return Qwen2VLForConditionalGeneration(
+        Qwen2VLConfig(text_config=_text_of_qwen(), vision_config=vision, image_token_id=TOKEN)
+    )
+
+
+def _qwen2_5_vl() -> nn.Module:
+    """Windows of two by two tokens in the first layer."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    vision = {
+        "hidden_size": 16, "out_hidden_size": HIDDEN, "depth": 2, "num_heads": 2, "patch_size": 2,
+        "intermediate_size": 24, "window_size": 8, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=_text_of_qwen(), vision_config=vision, image_token_id=TOKEN)
+    )
+
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = {
+    "llava": _llava,
+    "gemma3": _gemma3,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+}
+_TAKES_MINUTES = {"gemma3", "qwen2_5_vl"}
 
 
 @functools.cache
@@ -90,38 +123,36 @@ def compiled(family: str) -> Multimodal:
 
 
 @functools.cache
-def pieces(family: str) -> int:
-    """How many tokens stand for an image."""
-    return of_images(eager(family), None, None, family).pieces
+def parts(family: str) -> Parts:
+    return of_images(eager(family), None, None, family)
 
 
 def images(family: str, count: int) -> dict[str, Tensor]:
-    (samples,) = of_images(eager(family), None, None, family).vision.args
-    seed = torch.Generator().manual_seed(count)
-    return {
-        name: torch.randn((count, *each.shape[1:]), generator=seed)
-        for name, each in samples.items()
-    }
+    return parts(family).drawn(count, torch.Generator().manual_seed(count))[0]
 
 
 def prompt(family: str, *rows: int) -> tuple[Tensor, Tensor]:
     """Ids and mask of rows with so many images each, padded on the left."""
-    seed, size = torch.Generator().manual_seed(len(rows)), pieces(family)
-    text = torch.randint(
-        TOKEN + 1, VOCABULARY, (len(rows), 4 + max(rows) * (size + 1)), generator=seed
-    )
+    seed = torch.Generator().manual_seed(len(rows))
+    sizes = parts(family).drawn(sum(rows), torch.Generator())[1]
+    length = 4 + max(rows) * (max(sizes, default=0) + 1)
+    text = torch.randint(TOKEN + 1, VOCABULARY, (len(rows), length), generator=seed)
     mask = torch.ones_like(text)
     for row, count in enumerate(rows):
         mask[row, :row] = 0
-        for each in range(count):
-            start = row + 1 + each * (size + 1)
+        start = row + 1
+        for _ in range(count):
+            size = sizes.pop(0)
             text[row, start : start + size] = TOKEN
+            start += size + 1
     return text, mask
 
 
 def expected(family: str, ids: Tensor, mask: Tensor, given: dict[str, Tensor]) -> Tensor:
     model = eager(family)
     kinds = {"token_type_ids": (ids == TOKEN).long()} if family in _SEES else {}
+    if "image_grid_thw" in given:
+        kinds = {"mm_token_type_ids": (ids == TOKEN).int()}
     tokens: Tensor = model.generate(  # type: ignore[operator]
         input_ids=ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False,
         eos_token_id=None, **given, **kinds,
@@ -145,8 +176,43 @@ families = pytest.mark.parametrize(
 def test_the_tokens_are_those_of_the_eager_model(family: str, rows: tuple[int, ...]) -> None:
     ids, mask = prompt(family, *rows)
     given = images(family, sum(rows)) if any(rows) else {}
-    found = compiled(family).generate(ids, STEPS, mask, **given)
+    found = compiled(family).generate(ids, STEPS, mask, eos_token_id=[], **given)
     assert torch.equal(found, expected(family, ids, mask, given))
+
+
+@pytest.mark.machine
+def test_positions_go_on_behind_an_image_in_another_call() -> None:
+    (ids, _), model = prompt("qwen2_vl", 2), compiled("qwen2_vl")
+    given, sizes = parts("qwen2_vl").drawn(2, torch.Generator().manual_seed(2))
+    cut, grid, pixels = 2 + sizes[0], given["image_grid_thw"], given["pixel_values"]
+    patches = int(grid[0].prod())
+    logits, cache = model(
+        ids[:, :cut], None, None, {"pixel_values": pixels[:patches], "image_grid_thw": grid[:1]}
+    )
+    logits, cache = model(
+        ids[:, cut:], None, cache, {"pixel_values": pixels[patches:], "image_grid_thw": grid[1:]}
+    )
+    whole, other = model(ids, None, None, given)
+    assert cache.seen.shift is not None
+    assert other.seen.shift is not None
+    assert torch.equal(cache.seen.shift, other.seen.shift)
+    assert int(other.seen.shift) < 0
+    torch.testing.assert_close(logits[:, -1], whole[:, -1], rtol=0, atol=2e-5)
+
+
+@pytest.mark.machine
+def test_grids_that_are_not_those_of_the_patches_are_told() -> None:
+    (ids, mask), given, model = prompt("qwen2_vl", 1), images("qwen2_vl", 1), compiled("qwen2_vl")
+    grid, pixels = given["image_grid_thw"], given["pixel_values"]
+    for name, other, told in (
+        ("image_grid_thw", None, "input image_grid_thw is missing"),
+        ("image_grid_thw", grid + 1, "each a multiple of 2"),
+        ("image_grid_thw", grid[0], "must be \\(images, 3\\)"),
+        ("image_grid_thw", grid.float(), "image_grid_thw is float32; its numbers must be integers"),
+        ("pixel_values", pixels[:-4], "has places for 24 patches, and pixel_values has 20"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            model.generate(ids, 2, mask, **{**given, name: other})
 
 
 @pytest.mark.machine
@@ -162,7 +228,7 @@ def test_an_image_changes_the_tokens_and_its_place_counts() -> None:
 @pytest.mark.machine
 def test_a_conversation_goes_on_with_another_image() -> None:
     (ids, _), given, model = prompt("llava", 2), images("llava", 2), compiled("llava")
-    cut = 2 + pieces("llava")
+    cut = 2 + 4
     stream = model.stream(ids[:, :cut], 2, pixel_values=given["pixel_values"][:1])
     assert len(list(stream)) == 2
     rest = torch.cat([stream.ids, ids[:, cut:]], 1)
@@ -262,13 +328,49 @@ def test_features_take_the_places_of_their_tokens_in_their_order() -> None:
     assert joined[..., 0].tolist() == [[0, 1, 0, 2], [3, 0, 0, 0]]
 
 
+def test_places_on_grids_are_those_of_transformers() -> None:
+    from transformers.vision_utils import (
+        get_vision_cu_seqlens,
+        get_vision_position_ids,
+        get_vision_window_index,
+    )
+
+    grid = torch.tensor([[1, 4, 6], [1, 2, 2], [2, 8, 4], [1, 10, 14]])
+    count = int(grid.prod(-1).sum())
+    found = patches_placed(grid, count, 2, 2)
+    assert torch.equal(found["image_position_ids"], get_vision_position_ids(grid, 2))
+    assert torch.equal(found["image_cu_seqlens"], _numbered(get_vision_cu_seqlens(grid)))
+    order, ends = get_vision_window_index(grid, 2, 8, 2)
+    windows = _numbered(ends).reshape(-1, 4)
+    in_place = torch.empty_like(windows).index_copy(0, order, windows).flatten()
+    own = found["image_cu_window_seqlens"]
+    assert torch.equal(own[:, None] == own, in_place[:, None] == in_place)
+
+
+def _numbered(ends: Tensor) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(ends) - 1), ends.diff().long())
+
+
+def test_positions_on_grids_are_those_of_transformers() -> None:
+    grid = torch.tensor([[1, 4, 6], [1, 2, 2], [1, 8, 4]])
+    ids = torch.full((2, 24), TOKEN + 1)
+    mask = torch.ones_like(ids)
+    ids[0, 2:8], ids[0, 10], ids[1, 5:13], mask[1, :3] = TOKEN, TOKEN, TOKEN, 0
+    model = eager("qwen2_vl").model
+    kinds = (ids == TOKEN).int()
+    expected = model.get_rope_index(ids, kinds, image_grid_thw=grid, attention_mask=mask)
+    found = Places(TOKEN, 2)(ids, mask, grid)
+    assert torch.equal(found["position_ids"], expected[0])
+    assert torch.equal(found["rope_deltas"], expected[1])
+
+
 def test_what_transformers_hooks_into_a_model_is_taken_out_again() -> None:
     """Else the hidden states that it collects come twice, and LLaVA's images are None."""
     model, given = eager("llava"), images("llava", 1)
     for _ in range(2):
         with inference(model):
             features = Vision(model)(given)["image_features"]
-    assert features.shape == (pieces("llava"), HIDDEN)
+    assert features.shape == (4, HIDDEN)
 
 
 @pytest.mark.parametrize(

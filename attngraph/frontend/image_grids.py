@@ -1,0 +1,124 @@
+"""Images of any size, as patches in one row with a grid (frames, rows, columns) for each image.
+
+Where each patch and each token of an image lies follows from the grids alone. Models compute it in
+loops over them, which a trace can't follow; here it is arithmetic on all of them at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+_WITHIN = "attngraph_flash_within"  # models hand the lengths of images to what is called flash
+
+
+def patches_placed(grid: Tensor, count: int, merged: int, window: int | None) -> dict[str, Tensor]:
+    """What a vision encoder reads of the grids (N, 3) of `count` patches, by its own names.
+
+    `merged` patches by as many become one token; attention is within a frame of an image, and where
+    `window` isn't None within windows of so many tokens by as many. In the place of the lengths of
+    both stand numbers (P,) that are equal within each. A size below 1 counts as 1, and patches
+    behind the last image as its own.
+    """
+    frames, rows, columns = grid.clamp(min=1).unbind(-1)
+    ends = (frames * rows * columns).cumsum(0)
+    every = torch.arange(count, device=grid.device)
+    image = (every[:, None] >= ends).sum(-1).clamp(max=grid.shape[0] - 1)
+    within = every - (ends - frames * rows * columns)[image]
+    height, width = rows[image], columns[image]
+    frame, place = within // (height * width), within % (height * width)
+    block, place = place // (width * merged), place % (width * merged)
+    column, inner = place // merged**2, place % merged**2
+    segment = (frames.cumsum(0) - frames)[image] + frame
+    found = {
+        "image_position_ids": torch.stack(
+            [block * merged + inner // merged, column * merged + inner % merged], -1
+        ),
+        "image_cu_seqlens": segment,
+    }
+    if window is not None:
+        found["image_cu_window_seqlens"] = (
+            (segment << 40) + (block // window << 20) + column // window
+        )
+        found["image_window_index"] = torch.arange(count // merged**2, device=grid.device)
+    return found
+
+
+class Places(nn.Module):
+    """Three positions (3, B, S) of ids, and by how much the next position is above their number.
+
+    Text counts on in all three. An image's tokens lie on its grid behind what comes before it, and
+    what follows begins behind the longer side.
+    """
+
+    def __init__(self, token: int, merged: int) -> None:
+        super().__init__()
+        self.token, self.merged = token, merged
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, image_grid_thw: Tensor
+    ) -> dict[str, Tensor]:
+        shown = attention_mask != 0
+        is_image = (input_ids == self.token) & shown
+        grid = image_grid_thw.clamp(min=1)
+        rows = (grid[:, 1] // self.merged).clamp(min=1)
+        columns = (grid[:, 2] // self.merged).clamp(min=1)
+        sizes = grid[:, 0] * rows * columns
+        ends = sizes.cumsum(0)
+        order = (is_image.flatten().long().cumsum(0) - 1).clamp(min=0)
+        image = (order[:, None] >= ends).sum(-1).clamp(max=grid.shape[0] - 1)
+        within = (order - (ends - sizes)[image]).reshape(input_ids.shape)
+        image = image.reshape(input_ids.shape)
+        height, width = rows[image], columns[image]
+        is_last = is_image & (within == sizes[image] - 1)
+        steps = torch.where(is_last, torch.maximum(height, width), (shown & ~is_image).long())
+        total = steps.cumsum(1)
+        begin = total - steps
+        inside = torch.stack([within // (height * width), within // width % height, within % width])
+        places = begin + torch.where(is_image, inside, 0)
+        return {
+            "position_ids": places.masked_fill(~shown, 0),
+            "rope_deltas": total[:, -1:] - shown.long().sum(1, keepdim=True),
+        }
+
+
+@contextlib.contextmanager
+def within_segments(model: nn.Module) -> Iterator[None]:
+    """While it lasts, attention that would take lengths of images takes `patches_placed`."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(_WITHIN, _within)
+    configs = {id(c): c for part in model.modules() if (c := getattr(part, "config", None))}
+    name = "_attn_implementation_internal"
+    before = [
+        (config, getattr(config, name)) for config in configs.values() if hasattr(config, name)
+    ]
+    try:
+        for config, _ in before:
+            setattr(config, name, _WITHIN)
+        yield
+    finally:
+        for config, own in before:
+            setattr(config, name, own)
+
+
+def _within(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention (1, H, P, D) of patches to those with the same number, as (1, P, H, D)."""
+    same = cu_seq_lens_q[:, None] == cu_seq_lens_q
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=same, scale=scaling)
+    return mixed.transpose(1, 2), None

@@ -1,0 +1,44 @@
+"""Images to trace and try a model with, of the size that its config says."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from attngraph.errors import UsageError
+from attngraph.frontend.modalities import GRID, PIXELS
+
+SHAPES = ((2, 3), (1, 2), (3, 1), (2, 2))  # of images in tokens, in checks
+
+
+def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Two images of the size that the config says, and their dynamic dims. Raises UsageError."""
+    vision: Any = getattr(model.config, "vision_config", None)
+    if GRID in inspect.signature(model.forward).parameters:
+        return _patches(vision, model.dtype)
+    size = getattr(vision, "image_size", None)
+    if size is None:
+        raise UsageError(
+            f"The config of {name} says no image_size: give samples, such as "
+            f"images={{{PIXELS!r}: tensor}} with image_shapes."
+        )
+    height, width = (size, size) if isinstance(size, int) else size
+    channels = int(getattr(vision, "num_channels", 3))
+    seed = torch.Generator().manual_seed(0)
+    drawn = torch.randn(2, channels, int(height), int(width), generator=seed)
+    return {PIXELS: drawn.to(model.dtype)}, {PIXELS: {0: Dim("images")}}
+
+
+def _patches(vision: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Two images of different sizes as patches, one token of them behind the other."""
+    merged, seed = int(vision.spatial_merge_size), torch.Generator().manual_seed(0)
+    channels = int(getattr(vision, "in_channels", None) or vision.in_chans)
+    width = channels * int(vision.patch_size) ** 2 * int(vision.temporal_patch_size)
+    grid = torch.tensor([[1, *SHAPES[0]], [1, *SHAPES[1]]]) * torch.tensor([1, merged, merged])
+    pixels = torch.randn(int(grid.prod(-1).sum()), width, generator=seed).to(dtype)
+    rows = merged**2 * Dim("image_tokens")
+    return {PIXELS: pixels, GRID: grid}, {PIXELS: {0: rows}, GRID: {0: Dim("images")}}

@@ -1,0 +1,48 @@
+"""A trace of what lists the parts of a tensor, however many there are, and joins them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class _Every:
+    """Stands for a number of rows of each image, where what has them is not taken apart."""
+
+    def item(self) -> _Every:
+        return self
+
+
+class Together(TorchFunctionMode):
+    """A list of any number of images' features is one of all their rows: while it is traced, and
+    where `grids` say how many rows each has, which other sizes of a check don't fit.
+
+    A trace can't take a tensor apart along a dim whose size it doesn't know. Where the parts are
+    joined again, as a model does with the features of its images, nothing is lost; where they are
+    not, the graph isn't the model, and parity fails.
+    """
+
+    def __init__(self, *, grids: bool) -> None:
+        super().__init__()
+        self.grids = grids
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.split, Tensor.split) and _is_every(args[1:2]):
+            return (args[0],)
+        if func is Tensor.tolist and self.grids:
+            return [_Every()]
+        is_any = func in (Tensor.unbind, Tensor.__len__) and isinstance(
+            args[0].shape[0], torch.SymInt
+        )
+        if is_any and func is Tensor.__len__:
+            return 1
+        if is_any and not any((*args[1:], *(kwargs or {}).values())):
+            return (_Every(),) if args[0].dim() == 1 else (args[0].flatten(0, 1),)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_every(sizes: tuple[Any, ...]) -> bool:
+    return any(isinstance(each, list) and isinstance(each[0], _Every) for each in sizes)
