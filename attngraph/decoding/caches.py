@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -95,3 +96,33 @@ class Slots:
 
 
 Cache = GrowingCache | StaticCache
+
+
+def owned(cache: Any, owner: object, batch: int) -> Cache:
+    """A cache that is this owner's, of as many rows. Raises UsageError."""
+    if not isinstance(cache, Cache):
+        raise UsageError(
+            f"cache is a {type(cache).__name__}; it must be one that this decoder returned."
+        )
+    if cache.owner is not owner:
+        raise UsageError("This cache is that of another decoder.")
+    if cache.batch != batch:
+        raise UsageError(f"ids has {batch} rows, and the cache {cache.batch}.")
+    return cache
+
+
+def begun(cache: Cache, prompt: torch.Tensor) -> int:
+    """How many tokens of a prompt a cache holds. Raises UsageError where they are others, or all of
+    them."""
+    held = cache.length
+    if held >= prompt.shape[1]:
+        raise UsageError(
+            f"The cache holds {held} tokens and ids has {prompt.shape[1]}: give the ids that "
+            "it holds with more behind them."
+        )
+    if not torch.equal(cache.seen.ids, prompt[:, :held].to(cache.seen.ids.dtype)):
+        raise UsageError(
+            "ids don't begin with the tokens that the cache holds: give those, with more "
+            "behind them, or leave out the cache."
+        )
+    return held

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache
+from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache, begun, owned
 from attngraph.decoding.rules import NO_RULES, Rules
 from attngraph.decoding.sampling import Sampling
 from attngraph.decoding.stream import Step, TokenStream
@@ -58,7 +58,7 @@ class Decoder:
         self._session = session
         self.layout = layout
         self.optimized = optimized
-        self._owner = object()  # whose the caches are that its steps give
+        self.owner = object()  # whose the caches are that its steps give
         self.ranges = Ranges({}) if optimized is None else optimized.ranges
 
     @classmethod
@@ -148,7 +148,7 @@ class Decoder:
             )
         ids = token_ids(ids, self.layout.vocabulary)
         batch, length = ids.shape
-        cache = self.start({}, batch) if cache is None else self._own(cache, batch)
+        cache = self.start({}, batch) if cache is None else owned(cache, self.owner, batch)
         total = cache.length + length
         self._require_room(total)
         self._require_sizes(batch, length, cache.length)
@@ -195,7 +195,7 @@ class Decoder:
         fetched = (self.layout.logits,)
         results = self.session.step(feeds, kept, fetched, self.layout.presents)
         total, memory = seen.ids.shape[1], cache.memory
-        grown = GrowingCache(results[1], cache.batch, total, self._owner, seen, memory)
+        grown = GrowingCache(results[1], cache.batch, total, self.owner, seen, memory)
         return results[0][0], grown
 
     @property
@@ -238,18 +238,6 @@ class Decoder:
                     f"The model's tables have rows for {most} {what}, and there would be {count}: "
                     "shorten the prompt, or ask for fewer tokens."
                 )
-
-    def _own(self, cache: Any, batch: int) -> Cache:
-        """A cache that is this decoder's, of as many rows. Raises UsageError."""
-        if not isinstance(cache, Cache):
-            raise UsageError(
-                f"cache is a {type(cache).__name__}; it must be one that this decoder returned."
-            )
-        if cache.owner is not self._owner:
-            raise UsageError("This cache is that of another decoder.")
-        if cache.batch != batch:
-            raise UsageError(f"ids has {batch} rows, and the cache {cache.batch}.")
-        return cache
 
     def _feeds(
         self,
@@ -358,14 +346,14 @@ class Decoder:
         if layout.max_length is not None:
             sizes = {layout.batch: batch, CAPACITY: layout.max_length}
             buffers = {name: self.session.zeros(name, sizes) for name in layout.pasts}
-            return Slots(buffers, batch, self._owner, self._tensors(memory)).start()
+            return Slots(buffers, batch, self.owner, self._tensors(memory)).start()
         sizes = {self.layout.batch: batch, self.layout.past: 0}
         values = tuple(self.session.empty(name, sizes) for name in layout.pasts)
         kept = {
             name: to_ort(self._cast(name, each)) if isinstance(each, torch.Tensor) else each
             for name, each in memory.items()
         }
-        return GrowingCache(values, batch, 0, self._owner, Seen.nothing(batch), kept)
+        return GrowingCache(values, batch, 0, self.owner, Seen.nothing(batch), kept)
 
     def _tensors(self, memory: Mapping[str, torch.Tensor | OrtValue]) -> dict[str, torch.Tensor]:
         dtypes = {name: self.session.input_dtype(name) for name in memory}
@@ -442,7 +430,7 @@ class Decoder:
         count, known = whole("max_new_tokens", max_new_tokens, 0), self.layout.vocabulary
         prompt = token_ids(ids, known)
         batch, length = prompt.shape
-        held = 0 if cache is None else self._begins(cache, prompt)
+        held = 0 if cache is None else begun(owned(cache, self.owner, batch), prompt)
         shown = shown_tokens(attention_mask, batch, 0, length)
         if shown is not None and not bool(shown[:, -1].all()):
             row = int((~shown[:, -1]).nonzero()[0])
@@ -469,19 +457,3 @@ class Decoder:
             filler = token_id("pad_token_id", pad_token_id, known)
         taken = self if step is None else step
         return TokenStream(prompt, shown, cache, taken, count, sampling, rules, ends, filler)
-
-    def _begins(self, cache: Cache, prompt: torch.Tensor) -> int:
-        """How many tokens of a prompt a cache holds. Raises UsageError where they are others, or
-        all of them."""
-        held = self._own(cache, len(prompt)).length
-        if held >= prompt.shape[1]:
-            raise UsageError(
-                f"The cache holds {held} tokens and ids has {prompt.shape[1]}: give the ids that "
-                "it holds with more behind them."
-            )
-        if not torch.equal(cache.seen.ids, prompt[:, :held].to(cache.seen.ids.dtype)):
-            raise UsageError(
-                "ids don't begin with the tokens that the cache holds: give those, with more "
-                "behind them, or leave out the cache."
-            )
-        return held

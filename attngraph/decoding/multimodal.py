@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from attngraph.decoding.caches import Cache
+from attngraph.decoding.caches import Cache, owned
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.parts import fitting_feeds, save_parts
 from attngraph.decoding.rules import Rules
@@ -149,6 +149,8 @@ class Multimodal:
         """What the decoder takes of new ids (B, S) behind a cache, beside mask and cache."""
         layout, token = self.decoder.layout, self.joining.token
         assert layout.vocabulary is not None
+        if cache is not None:
+            owned(cache, self.decoder.owner, len(ids))
         ids = token_ids(ids, max(layout.vocabulary, token + 1)).cpu()
         is_image = ids == token
         (embeds,) = self._run(EMBED, {"input_ids": ids}, "The table of embeddings")

@@ -226,11 +226,20 @@ def of_images(
     token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     if not isinstance(token, int):
         raise UsageError(f"The config of {name} names no image_token_id, so images have no places.")
-    tried = _Tried(module.eval(), dict(images), token, name)
-    sees_images = tried.sees_images()
-    whole = Whole(module, token, sees_images=sees_images)
-    rows, ids, embeds, mask = tried.rows, tried.ids, tried.embeds, torch.ones_like(tried.ids)
-    tried.require_rule(whole, mask)
+    try:
+        tried = _Tried(module.eval(), dict(images), token, name)
+        sees_images = tried.sees_images()
+        whole = Whole(module, token, sees_images=sees_images)
+        rows, ids, embeds, mask = tried.rows, tried.ids, tried.embeds, torch.ones_like(tried.ids)
+        tried.require_rule(whole, mask)
+    except Exception as error:
+        if isinstance(error, UsageError):
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(
+            f"{name} can't be compiled with its images: it doesn't take two of them in two rows of "
+            f"text, as its class says that it does ({reason.rstrip('.')})."
+        ) from error
     text = tried.embeds[:, :3]
     placed = GRID in images
     cached = CachedEmbeds(module, text, sees_images=sees_images, placed=placed)
@@ -321,7 +330,9 @@ class _Tried:
         pixels = self.images[PIXELS]
         if GRID in self.images:
             sizes = [(1, *SHAPES[each % len(SHAPES)]) for each in range(count)]
-            found[GRID] = torch.tensor(sizes) * torch.tensor([1, self.merged, self.merged])
+            found[GRID] = torch.tensor(sizes).reshape(-1, 3) * torch.tensor(
+                [1, self.merged, self.merged]
+            )
             count = int(found[GRID].prod(-1).sum())
         shape = (count, *pixels.shape[1:])
         found[PIXELS] = torch.randn(shape, generator=random).to(pixels.dtype)

@@ -77,7 +77,13 @@ def _gemma3() -> nn.Module:
 
 def _text_of_qwen() -> dict[str, object]:
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3]}
-    return common(num_hidden_layers=1, rope_scaling=rope, bos_token_id=1, eos_token_id=2)
+    return common(
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        rope_scaling=rope,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
 
 
 def _qwen2_vl() -> nn.Module:
@@ -102,13 +108,32 @@ def _qwen2_5_vl() -> nn.Module:
     )
 
 
+def _internvl() -> nn.Module:
+    from transformers import (
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        InternVLVisionConfig,
+        Qwen2Config,
+    )
+
+    vision = InternVLVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=[16, 16], patch_size=[4, 4],
+    )  # fmt: skip
+    text = Qwen2Config(**common(num_hidden_layers=1, num_key_value_heads=2))
+    return InternVLForConditionalGeneration(
+        InternVLConfig(vision_config=vision, text_config=text, image_token_id=TOKEN)
+    )
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
+    "internvl": _internvl,
 }
-_TAKES_MINUTES = {"gemma3", "qwen2_5_vl"}
+_TAKES_MINUTES = {"gemma3", "qwen2_5_vl", "internvl"}
 
 
 @functools.cache
