@@ -324,6 +324,16 @@ def test_a_folder_is_verified_and_another_is_not(tmp_path: Path, family: str) ->
 
 
 @pytest.mark.slow
+def test_a_checkpoint_becomes_a_folder_with_all_parts(tmp_path: Path) -> None:
+    eager("llava").save_pretrained(tmp_path / "in")  # type: ignore[operator]
+    attngraph.optimize_checkpoint(tmp_path / "in").save(tmp_path / "out")
+    (ids, mask), given = prompt("llava", 1, 1), images("llava", 2)
+    found = Multimodal.load(tmp_path / "out").generate(ids, STEPS, mask, **given)
+    assert torch.equal(found, expected("llava", ids, mask, given))
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+@pytest.mark.slow
 def test_a_wrong_decoder_is_told_from_the_steps(tmp_path: Path) -> None:
     compiled("llava").save(tmp_path)
     torch.manual_seed(1)
