@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable
@@ -336,16 +337,11 @@ def test_a_checkpoint_becomes_a_folder_with_all_parts(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_wrong_decoder_is_told_from_the_steps(tmp_path: Path) -> None:
     compiled("llava").save(tmp_path)
-    torch.manual_seed(1)
-    other = peaked(_llava().eval())
-    other.load_state_dict(
-        {
-            **other.state_dict(),
-            **{k: v for k, v in eager("llava").state_dict().items() if "vision" in k},
-        }
-    )
+    other = copy.deepcopy(eager("llava"))
+    for weight in other.model.language_model.parameters():
+        weight.data = weight * 1.5
     found = verify_multimodal(other, "other", tmp_path)
-    assert [each.passed for each in found] == [False, False, True, False]
+    assert [each.passed for each in found] == [True, False, True, False]
 
 
 @pytest.mark.slow
