@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -119,6 +119,14 @@ def find_layout(
         elif positions is None and _is_positions(value, batch, seq):
             positions = value.name
         else:
+            if len(value.shape) == 2 and _is_free(last, ids, inputs, pairs):
+                first = next(iter(pairs))
+                axis = inputs[first].shape.index(past)
+                raise UsageError(
+                    f"The input {value.name} of {source} has a length of its own. If it is the "
+                    "mask (batch, past + seq), say so where forward begins: torch._check("
+                    f"{value.name}.shape[1] == {first}.shape[{axis}] + {ids.name}.shape[1])."
+                )
             raise UsageError(
                 f"The input {value.name} of {source} is neither token ids nor a mask (batch, past "
                 "+ seq), positions (batch, seq) called so, or a cache: wrap the model in a "
@@ -157,7 +165,7 @@ def _token_ids(inputs: Sequence[Value], source: str) -> Value:
             f"{source} has no input of token ids: decoding needs an integer input (batch, seq) "
             "whose two dims are dynamic."
         )
-    others = [value for value in found if not _called_positions(value)]
+    others = [value for value in found if not _called(value, "pos", "place", "mask")]
     if len(found) == 1 or len(others) == 1:
         return found[0] if len(found) == 1 else others[0]
     raise UsageError(
@@ -167,8 +175,16 @@ def _token_ids(inputs: Sequence[Value], source: str) -> Value:
     )
 
 
-def _called_positions(value: Value) -> bool:
-    return any(part in value.name.lower() for part in ("pos", "place"))
+def _called(value: Value, *parts: str) -> bool:
+    return any(part in value.name.lower() for part in parts)
+
+
+def _is_free(
+    dim: Dim | None, ids: Value, inputs: Mapping[str, Value], pairs: Iterable[str]
+) -> bool:
+    """Whether a dim is one that neither the token ids nor the cache have."""
+    others = {*ids.shape, *(size for name in pairs for size in inputs[name].shape)}
+    return isinstance(dim, sympy.Symbol) and dim not in others
 
 
 def _is_positions(value: Value, batch: Dim, seq: Dim) -> bool:
@@ -176,7 +192,7 @@ def _is_positions(value: Value, batch: Dim, seq: Dim) -> bool:
 
     Shape alone doesn't tell positions from token types.
     """
-    if not (_is_integer(value) and _called_positions(value) and value.shape):
+    if not (_is_integer(value) and _called(value, "pos", "place") and value.shape):
         return False
     *rows, last = value.shape
     return same(last, seq) and (not rows or (len(rows) == 1 and rows[0] in (1, batch)))

@@ -300,6 +300,37 @@ def test_what_has_the_shape_of_positions_is_not_taken_for_them() -> None:
     assert "input_ids and token_types are all (batch, seq)" in message
 
 
+class Chosen(nn.Module):
+    """(B, S) ids, a mask (B, T) and a past (B, P, 16); nothing but `told` says that T is P + S."""
+
+    def __init__(self, told: bool) -> None:
+        super().__init__()
+        self.tokens, self.head, self.told = nn.Embedding(20, 16), nn.Linear(16, 20), told
+
+    def forward(self, ids: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        if self.told:
+            torch._check(mask.shape[1] == past.shape[1] + ids.shape[1])
+        x = self.tokens(ids)
+        keys = torch.cat([past, x], 1)
+        places = torch.arange(keys.shape[1])
+        hidden = mask.index_select(1, places)[:, None] == 0
+        hidden = hidden | (places > torch.arange(past.shape[1], keys.shape[1])[:, None])
+        weights = (x @ keys.mT).masked_fill(hidden, -torch.inf).softmax(-1)
+        return self.head(weights @ keys), keys
+
+
+def test_a_mask_whose_length_nothing_tells_is_refused_with_the_line_that_does() -> None:
+    sizes = {name: Dim(name, max=64) for name in ("batch", "seq", "past", "total")}
+    batch, seq, past, total = sizes.values()
+    args = (torch.arange(6).view(2, 3), torch.ones(2, 8, dtype=torch.long), torch.randn(2, 5, 16))
+    shapes = ({0: batch, 1: seq}, {0: batch, 1: total}, {0: batch, 1: past})
+    call = functools.partial(attngraph.optimize_decoder, dynamic_shapes=shapes, verify="off")
+    message = asked(lambda: call(Chosen(False), args))
+    assert "torch._check(mask.shape[1] == past.shape[1] + ids.shape[1])" in message
+    layout = call(Chosen(True), args).layout
+    assert (layout.ids, layout.mask) == ("ids", "mask")
+
+
 def test_a_cache_is_for_the_decoder_that_made_it(tmp_path: Path) -> None:
     """Another of the same model and file too: its buffers are bound to the other's session."""
     options = {"cache": "static", "max_length": 16, "verify": "off"}
