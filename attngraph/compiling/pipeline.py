@@ -11,6 +11,7 @@ from attngraph.passes import Pass, make, only_exact
 from attngraph.passes.attention.fold_masks import FoldMasks
 from attngraph.passes.attention.raise_softmax import RaiseSoftmax
 from attngraph.passes.loops.loop_bodies import LoopBodies
+from attngraph.passes.loops.split_loops import SplitLoops
 from attngraph.passes.padding.pack_tokens import PackTokens
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
@@ -21,6 +22,7 @@ _STAGES = (
     "dce",
     "fuse-linear-attention",
     "raise-recurrence",
+    "split-loops",
     "hoist-steps",
     *CLEAN,
     "fuse-experts",
@@ -105,6 +107,10 @@ def pipeline(
             else item
             for item in stages
         ]
+    stages = [
+        replace(item, recurrences=recurrences) if isinstance(item, SplitLoops) else item
+        for item in stages
+    ]
     stages = [
         replace(item, attention=packed_attention) if isinstance(item, PackTokens) else item
         for item in stages

@@ -89,11 +89,13 @@ class Mixer:
             after = [kept.at(holder, part) for part in self.parts]
             if shown is not None:
                 after = [
-                    torch.where(_along(now[-1], part), new, old)
+                    new.where(_of_rows(now[-1], new.ndim, part.rows), old)
                     for part, new, old in zip(self.parts, after, before, strict=True)
                 ]
             pairs = zip(flat, self.given, strict=True)
             made = [leaf.squeeze(axis) for leaf, axis in pairs if axis is not None]
+            if shown is not None:  # what a hidden token gives, nothing else need depend on
+                made = [each.where(_of_rows(now[-1], each.ndim, 0), 0) for each in made]
             return [*(state.clone() for state in after), *(each.clone() for each in made)]
 
         fixed = (*(leaves[at] for at in others), *weights.values())
@@ -129,10 +131,9 @@ def _in_turn(
     return [*states, *map(torch.stack, zip(*stacks, strict=True))]
 
 
-def _along(shown: Tensor, part: Part) -> Tensor:
-    shape = [1] * len(part.shape)
-    shape[part.rows] = -1
-    return shown.reshape(shape)
+def _of_rows(shown: Tensor, rank: int, axis: int) -> Tensor:
+    """One bool for each row, along that axis of a tensor."""
+    return shown.reshape([-1 if at == axis else 1 for at in range(rank)])
 
 
 @contextmanager
@@ -250,7 +251,7 @@ def _token_axis(leaf: Any) -> int | None:
 
 
 def _mixer(module: nn.Module, parts: tuple[Part, ...], one: _Call, several: _Call) -> Mixer:
-    if one.spec != several.spec and len(one.leaves) != len(several.leaves):
+    if one.spec != several.spec:
         raise UsageError("It is called otherwise on one token.")
     axes: list[int | None] = []
     for single, more in zip(one.leaves, several.leaves, strict=True):

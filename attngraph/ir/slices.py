@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from attngraph.ir import Node, Value
+from attngraph.ir.graph import Node, Value
 
 
 def backward_slice(

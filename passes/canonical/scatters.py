@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attngraph.analysis.values.matching import same_type
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
@@ -14,15 +15,19 @@ def scatters(rewriter: Rewriter, node: Node) -> Replacement:
     """A tensor whose every part along an axis is written is the concatenation of these."""
     kind = node.output.tensor_type
     dim = attribute(node, "dim") % kind.rank
+    if node.op == "aten.slice_scatter" and attribute(node, "step") == 1:
+        written: Value = input_of(node, "src")
+        if attribute(node, "start") in (None, 0) and same_type(written, node.output):
+            return written  # from the first place on, as many as there are
     size = kind.shape[dim]
     parts: dict[int, tuple[Value, int]] = {}
     chain: list[Node] = []
     above: Node | None = node
     while above is not None and above.op in _SCATTERS and isinstance(size, int):
-        written = _written(above, dim, size)
-        if written is None:
+        part = _written(above, dim, size)
+        if part is None:
             return None
-        start, end, source = written
+        start, end, source = part
         held = parts.setdefault(start, (source, end))
         if held[1] != end or source.dtype != kind.dtype:
             return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attngraph.ir import Builder, Graph, Node, Remark, TensorType, Value
+from attngraph.ir.clone import extract
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import attribute
@@ -115,7 +116,8 @@ class _Loop:
         found = {}
         for root in results:
             if root in late:
-                varying, _ = backward_slice([root], lambda value: value not in late)
+                kept = self.dependent - late
+                varying, _ = backward_slice([root], kept.__contains__)
                 cut = {value for value in varying if not self._is_outside(value)}
                 done = plan(root, cut | {*front}, self.steps, self._is_outside)
                 if done is not None:
@@ -138,7 +140,7 @@ class _Loop:
         leaves, _ = backward_slice(inner, {*front, *self.body.inputs}.__contains__)
         items = [value for value in [*self.items, *front] if value in leaves]
         fixed = [value for value in self.given if value in leaves]
-        body = _cut(self.body, [*self.states, *(items or self.items[:1]), *fixed], inner)
+        body = extract(self.body, [*self.states, *(items or self.items[:1]), *fixed], inner)
         items = items or list(self.items[:1])
         loop = build.node(
             "attn.scan",
@@ -194,28 +196,3 @@ def _reached(body: Graph, values: Iterable[Value]) -> set[Value]:
         if any(value in found for value in node.inputs):
             found.update(node.outputs)
     return found
-
-
-def _cut(body: Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
-    """The part of a step between some of its values."""
-    made = Graph(body.name)
-    made.dims, made.conditions = dict(body.dims), body.conditions
-    known = {value: made.add_input(value.name, value.type) for value in inputs}
-    leaves, nodes = backward_slice(outputs, known.__contains__)
-    for leaf in leaves:
-        if leaf not in known:
-            known[leaf] = made.add_constant(leaf.name, leaf.data, leaf.type)
-    for node in nodes:
-        twin = made.create(
-            node.op,
-            [None if value is None else known[value] for value in node.inputs],
-            node.attrs,
-            types=[value.type for value in node.outputs],
-            names=[value.name for value in node.outputs],
-            loc=node.loc,
-        )
-        known.update(zip(node.outputs, twin.outputs, strict=True))
-    made.set_outputs(
-        [known[value] for value in outputs], [f"result_{at}" for at in range(len(outputs))]
-    )
-    return made

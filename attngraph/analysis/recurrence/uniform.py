@@ -84,7 +84,7 @@ def switch_in(output: Value, operands: Collection[Value], tokens: Tokens) -> Nod
                 positions.numbers(node)
             elif not positions.take(node):
                 return node
-        elif not _is_analytic(node, known, is_dynamic) or not positions.admits(node):
+        elif not is_analytic(node, known, is_dynamic) or not positions.admits(node):
             return node
     return None
 
@@ -102,7 +102,8 @@ def _is_dynamic(node: Node, tokens: Tokens) -> bool:
     return any(value is not None and tokens.is_in(value) for value in sizes)
 
 
-def _is_analytic(node: Node, fixed: Collection[Value], is_dynamic: bool) -> bool:
+def is_analytic(node: Node, fixed: Collection[Value], is_dynamic: bool = False) -> bool:
+    """Whether a node is an analytic function of its inputs but `fixed` ones."""
     if node.op not in _OF_OPERANDS or (is_dynamic and node.op in SCATTER):
         return False
     if node.op in CAST:

@@ -1,0 +1,415 @@
+"""split-loops: states that are a convolution's or linear attention's leave the loop they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from attngraph.analysis.recurrence.outer_step import OuterStep, read_outer_step
+from attngraph.analysis.recurrence.registers import Register, read_register
+from attngraph.errors import IRError
+from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value, clone
+from attngraph.ir.clone import extract
+from attngraph.ir.dead import eliminate_dead_code
+from attngraph.ir.dims import as_dim, same
+from attngraph.ir.ops import attribute
+from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import CHOICE, EXPAND, RESHAPE
+from attngraph.passes.loops.batched_steps import plan
+from attngraph.passes.loops.narrowing import Narrowing
+from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.trials import LOGITS
+
+_REASSOCIATES = "A loop's convolution or linear attention is one operator over all of its steps."
+_KERNELS = (torch.float32, torch.float16)
+
+
+@register
+@dataclass(frozen=True)
+class SplitLoops:
+    """Takes states out of each `attn.scan`, one after the other, by what a step does with them.
+
+    A state that keeps the last inputs of a convolution becomes `attn.causal_conv` over all steps
+    (registers.py), one of outer products `attn.linear_attention` (outer_step.py), as long as what
+    these read is computed without another state that is left. The rest of a step is batched, or
+    where a state stays, a smaller loop. A step that leaves the states of a row as they are, as
+    `where(shown, new, old)` does, counts as read if its results there are hidden too: rows are
+    brought together without it, and in linear attention it has decay 1 and update 0. What can't be
+    batched stays in the loop, and its states with it. Without `recurrences` linear attention stays;
+    with `exact_only` nothing is done.
+    """
+
+    name: ClassVar[str] = "split-loops"
+    exact: ClassVar[bool] = False
+
+    exact_only: bool = False
+    recurrences: bool = True
+
+    def run(self, graph: Graph) -> list[Remark]:
+        checked = Checked(graph, self.name, LOGITS, depth=None, exact_only=self.exact_only)
+        if checked.allows(_REASSOCIATES):
+            for node in graph:
+                if node.op == "attn.scan" and attribute(node, "scanned"):
+                    done = self.recurrences and _Loop(graph, node).split(checked, outer=True)
+                    if not done:
+                        _Loop(graph, node).split(checked, outer=False)
+        return checked.remarks
+
+
+class _Loop:
+    """A loop that is taken apart. `body` is a step of its own, to which nodes are added.
+
+    `stacked` maps values of a step to those of all steps (T, …), `fixed` others to the graph's.
+    """
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+        self.body = body = clone(attribute(node, "body"))
+        self.carried = attribute(node, "carried")
+        own = self.carried + attribute(node, "scanned")
+        self.states = list(body.inputs[: self.carried])
+        self.after = dict(zip(self.states, body.outputs, strict=False))
+        given = [value for value in node.inputs if value is not None]
+        operands = dict(zip(body.inputs, given, strict=True))
+        self.initial = {state: operands[state] for state in self.states}
+        self.stacked = {item: operands[item] for item in body.inputs[self.carried : own]}
+        self.fixed = {value: operands[value] for value in body.inputs[own:]}
+        self.items = list(self.stacked)
+        self.steps: Dim = given[self.carried].shape[0]
+        self.last: dict[Value, Value] = {}
+        self.build = Builder(graph, node, node.loc)
+        self.inner = Builder(body, None, node.loc)
+
+    def split(self, checked: Checked, *, outer: bool) -> bool:
+        """Whether it was; with `outer` only if linear attention leaves it."""
+        pairs: list[tuple[Value, Value]] = []
+        try:
+            done = [state for state in list(self.states) if self._take_register(state)]
+            if outer:
+                done = [state for state in list(self.states) if self._take_outer(state)]
+            pairs = self._rest() if done else []
+        except IRError:  # an op takes no operands of all steps
+            pass
+        made = bool(pairs) and checked.replace(pairs, reassociates=_REASSOCIATES, at=self.node)
+        eliminate_dead_code(self.graph)
+        return made
+
+    # What is taken out.
+
+    def _take_register(self, state: Value) -> bool:
+        shown, after = self._update(state)
+        rest = self._others(state)
+        found = read_register(state, after, rest)
+        if found is None or not self._hides(rest, state, shown):
+            return False
+        x = self._batched(found.item)
+        weight, bias = (None if v is None else self._batched(v) for v in (found.weight, found.bias))
+        mask = None if shown is None else self._shown(shown, state)
+        if x is None or weight is None or (found.bias is not None and bias is None):
+            return False
+        if shown is not None and mask is None:
+            return False
+        write = _Convolution(self.build, found, self.initial[state], mask, self.steps)
+        given, last = write.made(x, weight, bias)
+        self._leave(state, {found.result: given}, last)
+        return True
+
+    def _take_outer(self, state: Value) -> bool:
+        shown, after = self._update(state)
+        rest = self._others(state)
+        if state.dtype not in _KERNELS or self._reads_others(state, after):
+            return False
+        if not self._hides(rest, state, shown):
+            return False
+        known, narrow = self._known(state, after)
+        found = read_outer_step(self.body, state, after, rest, known, narrow, self._data)
+        if found is None or any(each.dtype != state.dtype for each in found.operands):
+            return False
+        batch = state.shape[0]
+        value = found.value if found.rate is None else self._multiplied(found, found.rate, batch)
+        operands = found.query, found.key, value, found.beta, found.decay
+        parts = [None if each is None else self._packed(each, batch) for each in operands]
+        if any(a is not None and b is None for a, b in zip(operands, parts, strict=True)):
+            return False
+        mask = None if shown is None else self._shown(shown, state)
+        if shown is not None and mask is None:
+            return False
+        self._write_outer(state, found, parts, mask)
+        return True
+
+    def _write_outer(
+        self, state: Value, found: OuterStep, parts: Sequence[Value | None], mask: Value | None
+    ) -> None:
+        build = self.build
+        query, key, value, beta, decay = parts
+        assert value is not None
+        if decay is not None and not found.is_log:
+            decay = build("aten.log", decay)
+        if mask is not None:
+            there = build("aten.reshape", mask, shape=[*mask.shape, 1])
+            zero = build("aten.full", size=[], fill_value=0.0, dtype=state.dtype)
+            decay = None if decay is None else build("aten.where.self", there, decay, zero)
+            if beta is not None:
+                beta = build("aten.where.self", there, beta, zero)
+            else:
+                value = build("aten.where.self", there, value, zero)
+        initial = self.initial[state]
+        shape = [state.shape[0], found.heads, *state.shape[-2:]]
+        past = build("aten.reshape", initial, shape=shape)
+        past = build("aten.permute", past, dims=[0, 1, 3, 2]) if found.turned else past
+        made = build.node(
+            "attn.linear_attention",
+            *(query, key, value, past, decay, beta),
+            heads=found.heads,
+            kv_heads=found.heads,
+            scale=found.scale,
+        )
+        given = build("aten.permute", made.outputs[0], dims=[1, 0, 2])
+        given = build("aten.reshape", given, shape=[self.steps, *found.seen.shape])
+        last = made.outputs[1]
+        last = build("aten.permute", last, dims=[0, 1, 3, 2]) if found.turned else last
+        last = build("aten.reshape", last, shape=list(state.shape))
+        self._leave(state, {found.seen: given}, last)
+
+    def _leave(self, state: Value, given: dict[Value, Value], last: Value) -> None:
+        self.stacked.update(given)
+        self.items += given
+        self.last[state] = last
+        self.states.remove(state)
+
+    # What a step is made of.
+
+    def _results(self) -> list[Value]:
+        return list(self.body.outputs[self.carried :])
+
+    def _update(self, state: Value) -> tuple[Value | None, Value]:
+        """A state's next value, and where it is that: elsewhere the state stays as it is."""
+        after = self.after[state]
+        node = after.producer
+        if node is None or node.op != "aten.where.self" or node.inputs[2] is not state:
+            return None, after
+        _, new = node.inputs[:2]
+        assert new is not None
+        return node.inputs[0], new
+
+    def _others(self, state: Value) -> list[Value]:
+        """What else a step gives: the next values of other states, and its results."""
+        others = [self.after[other] for other in self.states if other is not state]
+        return [*others, *self._results()]
+
+    def _hides(self, rest: Sequence[Value], state: Value, shown: Value | None) -> bool:
+        """Whether what reads the state isn't given where it stays as it is."""
+        return shown is None or all(self._is_hidden(value, state, shown) for value in rest)
+
+    def _is_hidden(self, value: Value, state: Value, shown: Value) -> bool:
+        if not _reaches(state, value):
+            return True
+        node = value.producer
+        if node is None or node.op not in CHOICE or "where" not in node.op:
+            return False
+        predicate, *branches = node.inputs
+        other = branches[1] if len(branches) > 1 else None
+        is_same = predicate is not None and _spread(predicate) is _spread(shown)
+        return is_same and (other is None or not _reaches(state, other))
+
+    def _reads_others(self, state: Value, after: Value) -> bool:
+        leaves, _ = backward_slice([after], self.stacked.__contains__)
+        return any(leaf in self.states and leaf is not state for leaf in leaves)
+
+    def _known(self, state: Value, after: Value) -> tuple[list[Value], dict[Value, Value]]:
+        """The values of a step that no state reaches, and those that are one along some axis of the
+        state's, without it."""
+        reached = set(self.states)
+        known: list[Value] = [*self.stacked]
+        for node in self.body:
+            if any(value in reached for value in node.inputs):
+                reached.update(value for value in node.outputs if value not in self.stacked)
+            else:
+                known += node.outputs
+        narrowing = Narrowing(self.inner, self._data)
+        narrow: dict[Value, Value] = {}
+        rank = len(state.shape)
+        own = [state.shape, state.shape[:-1], (*state.shape[:-2], state.shape[-1])]
+        for value in list(dict.fromkeys(known)):
+            if rank >= 3 and any(list(value.shape) == list(shape) for shape in own):
+                for made in self._narrowed(narrowing, value, rank):
+                    narrow[made] = value
+        return [*dict.fromkeys(known), *narrow], narrow
+
+    def _narrowed(self, narrowing: Narrowing, value: Value, rank: int) -> list[Value]:
+        found: list[Value] = []
+        for axis in range(rank - 2, len(value.shape)):
+            for each in [value, *found]:
+                made = narrowing.of(each, axis)
+                if made is not None and made is not each:
+                    found.append(made)
+        return found
+
+    def _multiplied(self, found: OuterStep, by: Value, batch: Dim) -> Value:
+        """The value times its rate, (B, H, dv)."""
+        rows = [batch, found.heads]
+        value = self.inner("aten.reshape", found.value, shape=[*rows, found.features])
+        rate = self.inner("aten.reshape", by, shape=[*rows, 1])
+        return self.inner("aten.mul.Tensor", value, rate)
+
+    # What it becomes.
+
+    def _batched(self, value: Value) -> Value | None:
+        """A value of a step for all steps (T, …), or as it is where all read the same."""
+        if value in self.stacked:
+            return self.stacked[value]
+        _, nodes = backward_slice([value], self.stacked.__contains__)
+        if not nodes and self._is_outside(value):
+            return self._outside(value)
+        made = plan(value, set(self.items), self.steps, self._is_outside)
+        return None if made is None else made.make(self.build, self.stacked, self._outside)
+
+    def _packed(self, value: Value, batch: Dim) -> Value | None:
+        """(B, T, H·D) of what has its elements in the order (B, H, D)."""
+        made = self._batched(value)
+        if made is None or not same(made.shape[0], self.steps):
+            return None
+        shaped = self.build("aten.reshape", made, shape=[self.steps, batch, -1])
+        return self.build("aten.permute", shaped, dims=[1, 0, 2])
+
+    def _shown(self, shown: Value, state: Value) -> Value | None:
+        """(B, T)."""
+        if [size for size in shown.shape if size != 1] not in ([state.shape[0]], []):
+            return None
+        if shown.shape and not same(shown.shape[0], state.shape[0]):
+            return None
+        made = self._batched(shown)
+        if made is None or not same(made.shape[0], self.steps):
+            return None
+        shaped = self.build("aten.reshape", made, shape=[self.steps, state.shape[0]])
+        return self.build("aten.permute", shaped, dims=[1, 0])
+
+    def _rest(self) -> list[tuple[Value, Value]]:
+        """The loop's results, each with what takes its place."""
+        olds = dict(zip(self.node.outputs[: self.carried], self.body.inputs, strict=False))
+        loop = self._loop() if self.states else {}
+        pairs = []
+        for old, state in olds.items():
+            pairs.append((old, self.last[state] if state in self.last else loop[self.after[state]]))
+        for old, root in zip(self.node.outputs[self.carried :], self._results(), strict=True):
+            made = loop[root] if self.states else self._batched(root)
+            if made is None:
+                return []
+            pairs.append((old, made))
+        return [(old, new) for old, new in pairs if old.uses or old in self.graph.outputs]
+
+    def _loop(self) -> dict[Value, Value]:
+        """A loop over the states that are left: the last ones, and all results stacked."""
+        roots = [*(self.after[state] for state in self.states), *self._results()]
+        leaves, _ = backward_slice(roots, {*self.items, *self.states}.__contains__)
+        items = [item for item in self.items if item in leaves] or self.items[:1]
+        fixed = [value for value in self.fixed if value in leaves]
+        made = self.build.node(
+            "attn.scan",
+            *(self.initial[state] for state in self.states),
+            *(self.stacked[item] for item in items),
+            *(self.fixed[value] for value in fixed),
+            body=extract(self.body, [*self.states, *items, *fixed], roots),
+            carried=len(self.states),
+            scanned=len(items),
+        )
+        return dict(zip(roots, made.outputs, strict=True))
+
+    def _is_outside(self, value: Value) -> bool:
+        return value in self.fixed or value.data is not None
+
+    def _outside(self, value: Value) -> Value:
+        operand: Value | None = self.fixed.get(value)
+        if operand is not None:
+            return operand
+        return self.graph.add_constant(f"{self.node.outputs[0].name}.{value.name}", value.data)
+
+    def _data(self, value: Value) -> torch.Tensor | None:
+        own = self.fixed.get(value)
+        return value.data if own is None else own.data
+
+
+def _reaches(state: Value, value: Value) -> bool:
+    return state in backward_slice([value], lambda each: each is state)[0]
+
+
+def _spread(value: Value) -> Value:
+    """What a value is a reshape of, or an expansion."""
+    while (node := value.producer) is not None and node.op in RESHAPE | EXPAND and node.inputs[0]:
+        value = node.inputs[0]
+    return value
+
+
+@dataclass
+class _Convolution:
+    """A convolution over all steps from its inputs before them, `initial` (B, C, L).
+
+    Where a row has steps that aren't shown, `mask` (B, T), its other inputs are brought together in
+    front, in their order; each step reads the result at the number of shown ones before it.
+    """
+
+    build: Builder
+    found: Register
+    initial: Value
+    mask: Value | None
+    steps: Dim
+
+    def made(self, x: Value, weight: Value, bias: Value | None) -> tuple[Value, Value]:
+        """The results (T, …) and the last inputs (B, C, L)."""
+        build, found = self.build, self.found
+        batch, channels, kept = self.initial.shape
+        rows = build("aten.reshape", x, shape=[self.steps, batch, channels])
+        rows = build("aten.permute", rows, dims=[1, 0, 2])
+        before = build("aten.permute", self.initial, dims=[0, 2, 1])
+        if self.mask is not None:
+            rows = self._gathered(rows, self._order(self.mask), self.steps)
+        x = build("aten.permute", rows, dims=[0, 2, 1])
+        past = build("aten.slice.Tensor", self.initial, dim=2, start=kept - found.reach)
+        y = build.node("attn.causal_conv", x, weight, bias, past, **found.attrs).outputs[0]
+        joined = build("aten.cat", before, rows, dim=1)
+        if self.mask is None:
+            given = build("aten.permute", y, dims=[2, 0, 1])
+            last = build("aten.slice.Tensor", joined, dim=1, start=-kept)
+        else:
+            y = build("aten.permute", y, dims=[0, 2, 1])
+            given = self._gathered(y, self._before(self.mask), self.steps)
+            given = build("aten.permute", given, dims=[1, 0, 2])
+            count = build("aten.sum.dim_IntList", self._whole(self.mask), dim=[1], keepdim=True)
+            places = build("aten.add.Tensor", count, build("aten.arange", end=kept))
+            last = self._gathered(joined, places, as_dim(self.steps + kept))
+        given = build("aten.reshape", given, shape=[self.steps, *found.result.shape])
+        return given, build("aten.permute", last, dims=[0, 2, 1])
+
+    def _whole(self, mask: Value) -> Value:
+        return self.build("aten._to_copy", mask, dtype=torch.int64)
+
+    def _before(self, mask: Value) -> Value:
+        """How many shown steps there are before each (B, T)."""
+        whole = self._whole(mask)
+        through = self.build("aten.cumsum", whole, dim=1)
+        return self.build("aten.sub.Tensor", through, whole)
+
+    def _order(self, mask: Value) -> Value:
+        """The places (B, T) of the shown steps, in their order, then any."""
+        end = as_dim(2 * self.steps)
+        places = self.build("aten.arange", end=self.steps)
+        behind = self.build("aten.arange.start", start=self.steps, end=end)
+        keys = self.build("aten.where.self", mask, places, behind)
+        found = self.build.node("aten.sort", keys, dim=1).outputs[0]
+        return self.build(
+            "aten.minimum", found, self.build("aten.slice.Tensor", places, dim=0, start=-1)
+        )
+
+    def _gathered(self, rows: Value, places: Value, length: Dim) -> Value:
+        """The rows (B, length, C) at places (B, P) of each, (B, P, C)."""
+        build = self.build
+        batch, channels = rows.shape[0], rows.shape[2]
+        flat = build("aten.reshape", rows, shape=[as_dim(batch * length), channels])
+        first = build("aten.arange", end=as_dim(batch * length))
+        first = build("aten.reshape", first, shape=[batch, length])
+        first = build("aten.slice.Tensor", first, dim=1, start=0, end=1)
+        return build("aten.embedding", flat, build("aten.add.Tensor", places, first))
