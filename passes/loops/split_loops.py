@@ -51,12 +51,13 @@ class SplitLoops:
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, LOGITS, depth=None, exact_only=self.exact_only)
+        places: dict[Value, _Places] = {}
         if checked.allows(_REASSOCIATES):
             for node in graph:
                 if node.op == "attn.scan" and attribute(node, "scanned"):
-                    done = self.recurrences and _Loop(graph, node).split(checked, outer=True)
-                    if not done:
-                        _Loop(graph, node).split(checked, outer=False)
+                    done = _Loop(graph, node, places).split(checked, outer=self.recurrences)
+                    if not done and self.recurrences:
+                        _Loop(graph, node, places).split(checked, outer=False)
         return checked.remarks
 
 
@@ -66,8 +67,8 @@ class _Loop:
     `stacked` maps values of a step to those of all steps (T, …), `fixed` others to the graph's.
     """
 
-    def __init__(self, graph: Graph, node: Node) -> None:
-        self.graph, self.node = graph, node
+    def __init__(self, graph: Graph, node: Node, places: dict[Value, _Places]) -> None:
+        self.graph, self.node, self.places = graph, node, places
         self.body = body = clone(attribute(node, "body"))
         self.carried = attribute(node, "carried")
         own = self.carried + attribute(node, "scanned")
@@ -85,18 +86,24 @@ class _Loop:
         self.inner = Builder(body, None, node.loc)
 
     def split(self, checked: Checked, *, outer: bool) -> bool:
-        """Whether it was; with `outer` only if linear attention leaves it."""
+        """False where it isn't and without `outer` it might be."""
         pairs: list[tuple[Value, Value]] = []
+        taken: list[Value] = []
         try:
             done = [state for state in list(self.states) if self._take_register(state)]
             if outer:
-                done = [state for state in list(self.states) if self._take_outer(state)]
-            pairs = self._rest() if done else []
+                taken = [state for state in list(self.states) if self._take_outer(state)]
+            pairs = self._rest() if done or taken else []
         except IRError:  # an op takes no operands of all steps
             pass
-        made = bool(pairs) and checked.replace(pairs, reassociates=_REASSOCIATES, at=self.node)
+        leaves = [value for value in self.node.inputs if value is not None]
+        made = bool(pairs) and checked.replace(
+            pairs, leaves=leaves, reassociates=_REASSOCIATES, at=self.node
+        )
+        if not made:
+            self.places.clear()  # which may be dead now
         eliminate_dead_code(self.graph)
-        return made
+        return made or not taken
 
     # What is taken out.
 
@@ -142,7 +149,11 @@ class _Loop:
         return True
 
     def _write_outer(
-        self, state: Value, found: OuterStep, parts: Sequence[Value | None], mask: Value | None
+        self,
+        state: Value,
+        found: OuterStep,
+        parts: Sequence[Value | None],
+        mask: _Places | None,
     ) -> None:
         build = self.build
         query, key, value, beta, decay = parts
@@ -150,7 +161,7 @@ class _Loop:
         if decay is not None and not found.is_log:
             decay = build("aten.log", decay)
         if mask is not None:
-            there = build("aten.reshape", mask, shape=[*mask.shape, 1])
+            there = build("aten.reshape", mask.shown, shape=[*mask.shown.shape, 1])
             zero = build("aten.full", size=[], fill_value=0.0, dtype=state.dtype)
             decay = None if decay is None else build("aten.where.self", there, decay, zero)
             if beta is not None:
@@ -276,17 +287,23 @@ class _Loop:
         shaped = self.build("aten.reshape", made, shape=[self.steps, batch, -1])
         return self.build("aten.permute", shaped, dims=[1, 0, 2])
 
-    def _shown(self, shown: Value, state: Value) -> Value | None:
-        """(B, T)."""
+    def _shown(self, shown: Value, state: Value) -> _Places | None:
+        """Which steps of each row are; the same nodes for all loops that are told so alike."""
         if [size for size in shown.shape if size != 1] not in ([state.shape[0]], []):
             return None
         if shown.shape and not same(shown.shape[0], state.shape[0]):
             return None
-        made = self._batched(shown)
-        if made is None or not same(made.shape[0], self.steps):
-            return None
-        shaped = self.build("aten.reshape", made, shape=[self.steps, state.shape[0]])
-        return self.build("aten.permute", shaped, dims=[1, 0])
+        item = self.stacked.get(_spread(shown))
+        if item is None or item not in self.places:
+            made = self._batched(shown)
+            if made is None or not same(made.shape[0], self.steps):
+                return None
+            shaped = self.build("aten.reshape", made, shape=[self.steps, state.shape[0]])
+            found = _Places.of(self.build, self.build("aten.permute", shaped, dims=[1, 0]))
+            if item is None:
+                return found
+            self.places[item] = found
+        return self.places[item]
 
     def _rest(self) -> list[tuple[Value, Value]]:
         """The loop's results, each with what takes its place."""
@@ -344,18 +361,42 @@ def _spread(value: Value) -> Value:
     return value
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Which steps of each row are `shown` (B, T): their places (B, T) in `order`, those that are
+    not anywhere behind; how many are `before` each step (B, T), and in all (B, 1)."""
+
+    shown: Value
+    order: Value
+    before: Value
+    count: Value
+
+    @classmethod
+    def of(cls, build: Builder, shown: Value) -> _Places:
+        steps = shown.shape[1]
+        places = build("aten.arange", end=steps)
+        behind = build("aten.arange.start", start=steps, end=as_dim(2 * steps))
+        keys = build("aten.where.self", shown, places, behind)
+        found = build.node("aten.sort", keys, dim=1).outputs[0]
+        order = build("aten.minimum", found, build("aten.slice.Tensor", places, dim=0, start=-1))
+        whole = build("aten._to_copy", shown, dtype=torch.int64)
+        before = build("aten.sub.Tensor", build("aten.cumsum", whole, dim=1), whole)
+        count = build("aten.sum.dim_IntList", whole, dim=[1], keepdim=True)
+        return cls(shown, order, before, count)
+
+
 @dataclass
 class _Convolution:
     """A convolution over all steps from its inputs before them, `initial` (B, C, L).
 
-    Where a row has steps that aren't shown, `mask` (B, T), its other inputs are brought together in
+    Where a row has steps that aren't shown in `mask`, its other inputs are brought together in
     front, in their order; each step reads the result at the number of shown ones before it.
     """
 
     build: Builder
     found: Register
     initial: Value
-    mask: Value | None
+    mask: _Places | None
     steps: Dim
 
     def made(self, x: Value, weight: Value, bias: Value | None) -> tuple[Value, Value]:
@@ -366,7 +407,7 @@ class _Convolution:
         rows = build("aten.permute", rows, dims=[1, 0, 2])
         before = build("aten.permute", self.initial, dims=[0, 2, 1])
         if self.mask is not None:
-            rows = self._gathered(rows, self._order(self.mask), self.steps)
+            rows = self._gathered(rows, self.mask.order, self.steps)
         x = build("aten.permute", rows, dims=[0, 2, 1])
         past = build("aten.slice.Tensor", self.initial, dim=2, start=kept - found.reach)
         y = build.node("attn.causal_conv", x, weight, bias, past, **found.attrs).outputs[0]
@@ -376,33 +417,12 @@ class _Convolution:
             last = build("aten.slice.Tensor", joined, dim=1, start=-kept)
         else:
             y = build("aten.permute", y, dims=[0, 2, 1])
-            given = self._gathered(y, self._before(self.mask), self.steps)
+            given = self._gathered(y, self.mask.before, self.steps)
             given = build("aten.permute", given, dims=[1, 0, 2])
-            count = build("aten.sum.dim_IntList", self._whole(self.mask), dim=[1], keepdim=True)
-            places = build("aten.add.Tensor", count, build("aten.arange", end=kept))
+            places = build("aten.add.Tensor", self.mask.count, build("aten.arange", end=kept))
             last = self._gathered(joined, places, as_dim(self.steps + kept))
         given = build("aten.reshape", given, shape=[self.steps, *found.result.shape])
         return given, build("aten.permute", last, dims=[0, 2, 1])
-
-    def _whole(self, mask: Value) -> Value:
-        return self.build("aten._to_copy", mask, dtype=torch.int64)
-
-    def _before(self, mask: Value) -> Value:
-        """How many shown steps there are before each (B, T)."""
-        whole = self._whole(mask)
-        through = self.build("aten.cumsum", whole, dim=1)
-        return self.build("aten.sub.Tensor", through, whole)
-
-    def _order(self, mask: Value) -> Value:
-        """The places (B, T) of the shown steps, in their order, then any."""
-        end = as_dim(2 * self.steps)
-        places = self.build("aten.arange", end=self.steps)
-        behind = self.build("aten.arange.start", start=self.steps, end=end)
-        keys = self.build("aten.where.self", mask, places, behind)
-        found = self.build.node("aten.sort", keys, dim=1).outputs[0]
-        return self.build(
-            "aten.minimum", found, self.build("aten.slice.Tensor", places, dim=0, start=-1)
-        )
 
     def _gathered(self, rows: Value, places: Value, length: Dim) -> Value:
         """The rows (B, length, C) at places (B, P) of each, (B, P, C)."""
