@@ -96,23 +96,18 @@ def pretrained(
     config.dtype = getattr(config, "dtype", None) or next(iter(floats), torch.float32)
     held = Held(folder.scheme.method, stored, config.dtype, packs=folder.adapter is None)
     with torch.device("meta"):
-        parts = kind(config).named_modules()
-    sideways = [name for name, part in parts if type(part).__name__ == "Conv1D"]
-    while True:
+        empty = kind(config)
+    head = empty.get_output_embeddings()
+    parts = dict(empty.named_modules())
+    if any(held.has(name) for name, part in parts.items() if part is head):
+        for each in (config, config.get_text_config()):  # in codes, it isn't the embedding
+            each.tie_word_embeddings = False
+    sideways = [name for name, part in parts.items() if type(part).__name__ == "Conv1D"]
+    module, notes = _loaded(folder, kind, config, {**plain, **held.names(sideways)})
+    if unused := held.unused(module):
+        held.spell_out(unused)
         module, notes = _loaded(folder, kind, config, {**plain, **held.names(sideways)})
-        unused = held.unused(module)
-        if not unused:
-            return module, [*notes, *held.put(module)]
-        if not _untie(config):  # a head in codes of its own is none of the embedding
-            held.spell_out(unused)
-
-
-def _untie(config: Any) -> bool:
-    """Whether embeddings were tied to the head; now they aren't."""
-    parts = [each for each in (config, config.get_text_config()) if each.tie_word_embeddings]
-    for each in parts:
-        each.tie_word_embeddings = False
-    return bool(parts)
+    return module, [*notes, *held.put(module)]
 
 
 def _loaded(

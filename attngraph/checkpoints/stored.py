@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from attngraph.checkpoints.codes import Codes, Stored, in_rows
+from attngraph.dialect.quantized import dequantize
 from attngraph.mapped import Spill, is_large
 
 _SMALLEST, _LARGEST = 16, 128  # columns of a block that the kernels know, powers of two
@@ -47,7 +48,7 @@ class StoredLinear(torch.nn.Module):
         self.bias = bias
 
     def _stored(self) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.attn.dequantize.default(
+        found: torch.Tensor = dequantize(
             self.codes, self.scales, self.zeros, bits=self.bits, width=self.in_features
         )
         return found
@@ -99,6 +100,10 @@ class Held:
             given[f"{name}.weight"] = known
         return given
 
+    def has(self, module: str) -> bool:
+        """Whether one of the weights is that module's; prefixes may differ."""
+        return any(_ends(name, module) for name in self.stored)
+
     def unused(self, module: torch.nn.Module) -> list[str]:
         """The names of the weights that no part of the module has as it was given them."""
         places = {_place(p) for p in module.parameters()}
@@ -138,7 +143,7 @@ class Held:
         total, float_ = len(self.stored), sum(told.values())
         merged = sum(t.stride(0) != 0 for t in self.stand_ins.values())
         if merged:
-            told["the model has them merged with others"] += merged
+            told["the model has them merged, or in another dtype"] += merged
         found = []
         if kept := total - float_ - merged:
             bits = sorted({w.bits for w in self.stored.values() if isinstance(w, Codes)})

@@ -274,6 +274,89 @@ def test_the_numbers_are_those_that_the_codes_stand_for(tmp_path: Path, how: str
     )
 
 
+_OTHERS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
+    # a GPT-2 keeps its linears as (K, N), two of them square
+    "GPT2LMHeadModel": (
+        "GPT2",
+        {"n_embd": 32, "n_head": 2, "n_layer": 1, "n_positions": 40},
+        (),
+        4,
+    ),
+    # experts that the class has as one tensor
+    "MixtralForCausalLM": (
+        "Mixtral",
+        {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 1,
+            "num_local_experts": 2,
+        },
+        ("gate.",),
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _OTHERS)
+def test_weights_that_the_class_has_otherwise(tmp_path: Path, name: str) -> None:
+    """Held against the class's own reading of a plain folder with the numbers."""
+    import transformers
+
+    kind, sizes, left, kept = _OTHERS[name]
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64, bos_token_id=1, eos_token_id=2, **sizes
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(config).eval()
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    plain = dict(weights)
+    for at, (key, data) in enumerate(plain.items()):
+        skipped = ("embed", "wte", "wpe", "lm_head", *left)
+        if data.dim() != 2 or any(part in key for part in skipped):
+            continue
+        stem, turned = key.removesuffix(".weight"), kind == "GPT2"
+        draw = drawn(PLAIN, *(data.T if turned else data).shape, seed=at)
+        del weights[key]
+        weights |= gptq(stem, draw, PLAIN)
+        plain[key] = (draw.weight.T if turned else draw.weight).contiguous()
+    save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = load(tmp_path, samples=False).module
+    save_file(weights, tmp_path / "model.safetensors")
+    saved = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "quantization_config": GPTQ}))
+    found = load(tmp_path, samples=False)
+    assert found.module is not None
+    assert expected is not None
+    assert sum(isinstance(part, StoredLinear) for part in found.module.modules()) == kept
+    ids = torch.randint(0, 64, (2, 7))
+    with torch.no_grad():
+        assert torch.equal(found.module(ids).logits, expected(ids).logits)
+
+
+def test_an_adapter_is_added_to_the_numbers(tmp_path: Path) -> None:
+    model = folder(tmp_path / "base", PLAIN)
+    name = "model.layers.0.self_attn.q_proj"
+    down, up = torch.randn(3, 32), torch.randn(32, 3)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 3}
+    settings["base_model_name_or_path"] = str(tmp_path / "base")
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    factors = {"lora_A.weight": down, "lora_B.weight": up}
+    save_file(
+        {f"base_model.model.{name}.{part}": data for part, data in factors.items()},
+        adapter / "adapter_model.safetensors",
+    )
+    found = load(adapter, samples=False)
+    assert found.module is not None
+    expected = model.get_submodule(name).weight + up @ down
+    torch.testing.assert_close(found.module.get_submodule(name).weight, expected)
+    assert "7 weights that gptq stored are floats here: the adapter is added" in str(found.notes)
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A checkpoint in codes, the folder that it compiles to, and the plain model."""

@@ -15,6 +15,7 @@ import attngraph
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import Reference
 from attngraph.export.target import OLDEST_OPSET, OPSET
+from attngraph.ir import interpret
 from tests.models.kit import HEADS, HIDDEN
 from tests.parity.test_decode import PROMPT, prompts
 from tests.runtimes.conftest import Record
@@ -22,10 +23,11 @@ from tests.runtimes.encoders import MODELS
 from tests.runtimes.families import decoder
 
 
-def opened(path: Path) -> openvino.CompiledModel:
+def opened(path: Path, **settings: Any) -> openvino.CompiledModel:
     """Computing in float32, which some CPUs would leave for bfloat16."""
     core = openvino.Core()
-    return core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    settings["INFERENCE_PRECISION_HINT"] = "f32"
+    return core.compile_model(core.read_model(path), "CPU", settings)
 
 
 def results_of(model: openvino.CompiledModel, feeds: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -49,6 +51,20 @@ def test_an_encoder(name: str, tmp_path: Path, record: Record) -> None:
         parity = compare(expected, tuple(found[name] for name in expected.names), "fp32")
         assert parity.passed, str(parity)
     record("openvino", name, "parity")
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantized_weights_of_a_portable_file(weights: Any, tmp_path: Path, record: Record) -> None:
+    """By itself OpenVINO rounds what such a linear is given to 8 bits."""
+    torch.manual_seed(0)
+    module, x = torch.nn.Linear(64, 96).eval(), torch.randn(3, 5, 64)
+    made = attngraph.optimize(module, (x,), weights=weights, portable=True, opset=OLDEST_OPSET)
+    made.save(tmp_path / "model.onnx")
+    model = opened(tmp_path / "model.onnx", DYNAMIC_QUANTIZATION_GROUP_SIZE=0)
+    (expected,) = interpret(made.graph, (x,))
+    (found,) = results_of(model, {made.session.input_names[0]: x}).values()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    record("openvino", "linears", f"{weights} weights (portable)")
 
 
 @pytest.mark.parametrize("portable", [False, True], ids=["", "portable"])
