@@ -19,7 +19,8 @@ import torch
 
 from attngraph.scratch import scratch_folder
 
-_LARGE = 512 << 20  # bytes of weights from which on it pays to keep them out of memory
+LARGE = 512 << 20
+"""Bytes of weights from which on it pays to keep them out of memory."""
 
 _SPILLED = 1 << 20  # bytes of a tensor that is worth a file
 _PATIENCE = 64 << 20  # bytes that are read before they are released
@@ -47,7 +48,7 @@ def are_large(weights: Iterable[torch.Tensor]) -> bool:
 
 def is_large(size: int) -> bool:
     """Whether it pays to keep so many bytes of weights out of memory."""
-    return size >= _LARGE
+    return size >= LARGE
 
 
 class Spill:
@@ -118,28 +119,6 @@ def release_large(module: torch.nn.Module) -> None:
     held = [*module.parameters(), *module.buffers()]
     weights = [data for data in held if data.layout is torch.strided]
     if are_large(weights):
-        release(weights)
-
-
-@contextlib.contextmanager
-def released_behind(module: torch.nn.Module) -> Iterator[None]:
-    """Within it, mapped weights leave memory soon after the module read them, if that pays."""
-    held = [*module.parameters(), *module.buffers()]
-    weights = [data for data in held if data.layout is torch.strided]
-    if not are_large(weights):
-        yield
-        return
-    reader = Reader(weights)
-
-    def read(part: torch.nn.Module, *_: object) -> None:
-        reader.read(sum(data.nbytes for data in part.parameters(recurse=False)))
-
-    handles = [part.register_forward_hook(read) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
         release(weights)
 
 

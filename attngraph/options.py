@@ -225,6 +225,7 @@ class Options:
             "few_bits": self.weights is not None,
             "recurrences": self.device.provider == "cpu" and not self.portable,
             "part": self._parts,
+            "apart": self.device.provider == "cpu",
             # the operator for experts was tried on the CPU, in float32
             "experts": self.device.provider == "cpu"
             and not (self.portable or self.weights)

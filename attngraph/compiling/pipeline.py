@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from attngraph.analysis.masks.masking import NO_MASKED_ROWS
+from attngraph.mapped import LARGE
 from attngraph.options import check_assumptions
 from attngraph.passes import Pass, make, only_exact
 from attngraph.passes.attention.fold_masks import FoldMasks
@@ -13,6 +14,7 @@ from attngraph.passes.attention.raise_softmax import RaiseSoftmax
 from attngraph.passes.loops.loop_bodies import LoopBodies
 from attngraph.passes.loops.split_loops import SplitLoops
 from attngraph.passes.padding.pack_tokens import PackTokens
+from attngraph.passes.weights.merge_projections import MergeProjections
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
 _STAGES = (
@@ -76,6 +78,7 @@ def pipeline(
     packed_attention: bool = False,
     few_bits: bool = False,
     part: bool = False,
+    apart: bool = False,
     recurrences: bool = True,
     experts: bool = False,
 ) -> list[Pass]:
@@ -84,7 +87,8 @@ def pipeline(
     attention over packed rows if `packed_attention`. With `few_bits`, weights are to be
     quantized in blocks of one scale: the scales of norms then stay out of them, as they would
     spread a block's numbers. With `part` no product is split: there is one for each part, for a
-    target without launches. Without `recurrences` those of outer products stay: the target has no
+    target without launches; with `apart` the projections of a large model aren't joined first, to
+    which a launch is nothing. Without `recurrences` those of outer products stay: the target has no
     kernel for them. With `experts` mixtures of experts become one op, for a target that
     has an operator for it. Files carry these names (provenance.py), so they stay as they are.
 
@@ -116,4 +120,8 @@ def pipeline(
         for item in stages
     ]
     in_loops = [item for item in stages if item.name not in _SPLITTING[:1]]  # a step has few rows
+    stages = [
+        replace(item, apart_from=LARGE) if apart and isinstance(item, MergeProjections) else item
+        for item in stages
+    ]
     return [LoopBodies(tuple(in_loops)), *stages]

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.func import functional_call
 
 from attngraph.errors import UsageError
 from attngraph.frontend.modalities import other_tensors
+from attngraph.frontend.stand_ins import stand_ins
 
 _PROBED = 3  # tokens; no model has as many key heads and features in every layer
 Layers = list[dict[str, Tensor]]
@@ -172,8 +174,9 @@ def _probe(model: nn.Module) -> list[dict[str, tuple[int, int, torch.dtype]]]:
     device = next(model.parameters()).device
     ids = torch.ones(1, _PROBED, dtype=torch.long, device=device)
     try:
-        with torch.no_grad():
-            model.eval()(input_ids=ids, past_key_values=cache, use_cache=True)
+        with torch.no_grad(), stand_ins(model.eval()) as weights:
+            given = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
+            functional_call(model, dict(weights), (), given)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(

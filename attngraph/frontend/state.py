@@ -18,8 +18,8 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
+from attngraph.frontend.stand_ins import stand_ins
 from attngraph.inference import MOST_ELEMENTS, holders_of, inference, restored
-from attngraph.mapped import released_behind
 
 _SHOWN = 3
 _TRAINED = (
@@ -40,7 +40,7 @@ def state_notes(
         return []
     trains = any(part.training for part in module.modules())
     try:
-        with inference(module), torch.random.fork_rng(devices=[]), released_behind(module):
+        with inference(module), torch.random.fork_rng(devices=[]):
             first = _call(module, args, kwargs)
             after_first = dict(_values(module))
             second = _call(module, args, kwargs)
@@ -93,7 +93,10 @@ def _training_note(
 
 
 def _call(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The module's output on copies of its inputs and buffers, with the same random numbers."""
+    """The module's output on copies of its inputs and buffers, with the same random numbers.
+
+    Large weights are not read: other numbers stand for them.
+    """
 
     def copied(value: Any) -> Any:
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
@@ -101,7 +104,8 @@ def _call(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     torch.manual_seed(0)
     inputs, named = pytree.tree_map(copied, (tuple(args), dict(kwargs)))
     buffers = {name: copied(buffer) for name, buffer in module.named_buffers()}
-    return functional_call(module, buffers, inputs, named)
+    with stand_ins(module) as weights:
+        return functional_call(module, {**buffers, **weights}, inputs, named)
 
 
 def _values(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:

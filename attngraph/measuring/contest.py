@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from attngraph.errors import LoadError, UsageError
 from attngraph.measuring.engines import BY_NAME, ENGINES, OURS, Engine
 from attngraph.measuring.job import Job
 from attngraph.measuring.load import Load, Watch
-from attngraph.measuring.turns import Server, died, take_turns
+from attngraph.measuring.turns import Server, died, left, take_turns
 from attngraph.measuring.worker import REFERENCE
 from attngraph.scratch import scratch_folder
 
@@ -111,6 +112,7 @@ def hold(
     time_them: bool = True,
     prepared: bool = False,
     patience: float = PATIENCE,
+    until: float = math.inf,
     progress: Progress | None = None,
 ) -> Contest:
     """Measures a job. `seconds` is the length of a block, of at least one call.
@@ -118,7 +120,8 @@ def hold(
     With a `folder` the files that engines prepared stay in it, and those of earlier calls are used
     again, but for attngraph's own, unless they are `prepared`: it must be of this very job.
     `at_once` files are prepared at a time. Without `time_them` it ends when they are. An engine
-    that takes longer than `patience` seconds over its file or an answer has failed.
+    that takes longer than `patience` seconds over its file or an answer has failed, and so has
+    each that isn't done at `until` (time.monotonic).
 
     Raises UsageError for an unknown engine, LoadError where the model itself doesn't run.
     """
@@ -131,17 +134,17 @@ def hold(
         (folder / _LOG).write_text("")
         told = progress or (lambda _: None)
         told("eager and float64 outputs")
-        known = _reference(folder, patience)
+        known = _reference(folder, left(patience, until))
         rows = {engine.name: Row(engine.name, engine.title) for engine in chosen}
         kept = {name for name in BY_NAME if prepared or not name.startswith(OURS)}
 
         def prepare(engine: Engine) -> dict[str, Any]:
-            return _prepared(engine, folder, patience, keep=engine.name in kept)
+            return _prepared(engine, folder, left(patience, until), keep=engine.name in kept)
 
         _prepare_all(chosen, rows, job, prepare, at_once, told)
         load = Load(None)
         if time_them:
-            load = _time_all(rows, folder, rounds, seconds, patience, told)
+            load = _time_all(rows, folder, rounds, seconds, (patience, until), told)
     asked = [row for row in rows.values() if not engines or row.engine in engines]
     return Contest(asked, known["inputs"], known["threads"], load)
 
@@ -203,7 +206,7 @@ def _time_all(
     folder: Path,
     rounds: int,
     seconds: float,
-    patience: float,
+    patience: tuple[float, float],
     told: Progress,
 ) -> Load:
     with ExitStack() as stack:
@@ -212,7 +215,7 @@ def _time_all(
         for name, row in rows.items():
             if row.status == "timed":
                 command = _command("serve", folder, name, str(seconds))
-                servers[name] = stack.enter_context(Server(command, errors, patience))
+                servers[name] = stack.enter_context(Server(command, errors, *patience))
         for name in list(servers):
             told(f"parity of {rows[name].title}")
             try:

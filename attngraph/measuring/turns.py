@@ -7,6 +7,7 @@ half; and a machine drifts, which hits all engines alike only where their blocks
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 PAUSE = 0.05
 """Seconds between two blocks, for the threads of the last one to stop spinning."""
+_LEAST = 0.1  # seconds that anything has, however late it is
 
 
 def own_stdout() -> IO[str]:
@@ -47,10 +49,16 @@ def timed(call: Callable[[], object], seconds: float) -> float:
             return passed / calls * 1e3
 
 
+def left(patience: float, until: float) -> float:
+    """Seconds to wait for something: `patience`, but to no later than `until` (time.monotonic)."""
+    return max(_LEAST, min(patience, until - time.monotonic()))
+
+
 class Server:
     """A process that runs `serve`. A context manager, which ends it.
 
-    It has `patience` seconds for each answer, None for any number of them.
+    It has `patience` seconds for each answer, None for any number of them, and gives none after
+    `until` (time.monotonic).
     """
 
     def __init__(
@@ -58,8 +66,10 @@ class Server:
         command: Sequence[str],
         errors: IO[str] | None = None,
         patience: float | None = None,
+        until: float = math.inf,
     ) -> None:
-        self._patience = patience
+        self._patience = math.inf if patience is None else patience
+        self._until = until
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         )
@@ -77,7 +87,8 @@ class Server:
             late.set()
             self._process.kill()
 
-        timer = None if self._patience is None else threading.Timer(self._patience, end)
+        wait = left(self._patience, self._until)
+        timer = None if math.isinf(wait) else threading.Timer(wait, end)
         if timer is not None:
             timer.start()
         line = self._process.stdout.readline()
@@ -86,7 +97,7 @@ class Server:
         if not line:
             code = self._process.wait()
             if late.is_set():
-                raise EOFError(f"it gave no answer for {self._patience:.0f} s")
+                raise EOFError(f"it gave no answer for {wait:.0f} s")
             raise EOFError(died(code))
         return json.loads(line)
 

@@ -30,7 +30,7 @@ from attngraph.passes.rewriting.trials import LINEAR
 from attngraph.passes.weights.folding import Plan, behind, fold, grows, is_exact
 
 _PARTS = {"weight": "scale", "bias": "bias"}
-_MOST_ELEMENTS = 1 << 24  # of a weight; the product is then far more work than its norm
+_MOST_ELEMENTS = 1 << 24  # of the weights; the products are then far more work than their norm
 
 
 @register
@@ -38,7 +38,7 @@ _MOST_ELEMENTS = 1 << 24  # of a weight; the product is then far more work than 
 class FoldNorms:
     """Takes a norm's weights into all linears that read it, through any change of rows only.
 
-    Weights of more than 2²⁴ elements stay as they are stored, which may be in a mapped file. Exact
+    Weights of more than 2²⁴ elements together stay as they are stored, which may be in a mapped file. Exact
     are powers of two without a bias.
     """
 
@@ -115,7 +115,7 @@ def _plan(
     if shift is not None and any(input_of(linear, "bias") is None for linear in linears):
         return None
     sizes = [int(input_of(linear, "weight").tensor_type.numel) for linear in linears]
-    if scale is not None and max(sizes) > _MOST_ELEMENTS:
+    if scale is not None and sum(sizes) > _MOST_ELEMENTS:
         return None
     plan = behind(linears, Affine(scale, shift), owners)
     # Kernels that ask for a scale get ones.

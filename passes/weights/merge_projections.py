@@ -12,7 +12,7 @@ import networkx as nx
 
 from attngraph.analysis.values.affine import Linear, read_linear
 from attngraph.analysis.values.matching import without_trailing
-from attngraph.analysis.values.weights import Owners
+from attngraph.analysis.values.weights import Owners, bytes_of
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import discard
 from attngraph.ir.graph import UNKNOWN, fuse_locs
@@ -55,12 +55,19 @@ class MergeProjections:
 
     Each element is the same sum of products as before; how a GEMM blocks the sum may depend on its
     width, so the last bit may differ.
+
+    Weights of a graph that has at least `apart_from` bytes of them stay: on a CPU their products
+    take so long that their number doesn't matter, and a joined weight is a second copy.
     """
+
+    apart_from: int | None = None
 
     name: ClassVar[str] = "merge-projections"
     exact: ClassVar[bool] = True
 
     def run(self, graph: Graph) -> list[Remark]:
+        if self.apart_from is not None and bytes_of(graph) >= self.apart_from:
+            return []
         checked = Checked(graph, self.name)
         found: dict[Value, list[Linear]] = {}
         owners = Owners(graph)

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
+from attngraph import mapped
 from attngraph.errors import CaptureError
+from attngraph.frontend import stand_ins as stand_in_weights
 from attngraph.frontend.capture import capture
+from attngraph.frontend.stand_ins import stand_ins
+from attngraph.frontend.state import state_notes
 
 X = torch.randn(2, 3, 4)
 _CALLS = [0]
@@ -300,3 +304,37 @@ def test_what_torch_requires_of_sizes_by_itself_is_not_told() -> None:
     length = Dim("s")
     shapes = ({0: length}, {0: length})
     assert capture(Chosen(), (X[0], X[0, :, 0] > -9), dynamic_shapes=shapes).notes == ()
+
+
+class Reads(nn.Module):
+    """Weights that are NaN but for their first row: whoever reads them all has NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(8, 4), nn.Linear(4, 6)
+        self.factor = nn.Parameter(torch.ones(6, 3))
+        self.calls = 0
+        self.seen: Any = None
+        for weight in (self.embedding.weight, self.linear.weight, self.factor):
+            weight.data[1:] = torch.nan
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen = self.linear(self.embedding(ids)) @ self.factor
+        return self.seen
+
+
+def test_large_weights_are_not_read_for_what_a_module_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mapped, "LARGE", 0)
+    monkeypatch.setattr(stand_in_weights, "_MANY", 2)
+    module, ids = Reads().eval(), torch.tensor([[3, 7]])
+    with stand_ins(module) as weights:
+        found = torch.func.functional_call(module, weights, (ids,))
+    assert found.isfinite().all()
+    assert found.shape == module(ids).shape == (1, 2, 3)
+    assert module(ids).isnan().all()  # and has its own weights again
+    (note,) = state_notes(module, (ids,), {})
+    assert "changes calls as it runs" in note
+    assert module.calls == 3

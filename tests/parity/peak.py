@@ -63,7 +63,7 @@ def _mib(name: str) -> float:
 def main() -> None:
     warnings.simplefilter("ignore")
     file, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
-    mapped._LARGE = reference._MOST_BYTES = 0
+    mapped.LARGE = reference._MOST_BYTES = 0
     verified(file, 32, LAYERS, dtype)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

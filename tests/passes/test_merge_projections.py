@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import weakref
 
+import pytest
 import torch
 
+from attngraph.compiling.pipeline import pipeline
 from attngraph.ir import Graph, format_graph, parse
+from attngraph.mapped import LARGE
 from attngraph.passes import run
+from attngraph.passes.weights.merge_projections import MergeProjections
 
 QKV = """graph @main {
   dim seq = 5 in 1..
@@ -62,3 +66,13 @@ def test_weights_without_data_merge_by_type() -> None:
 def test_weights_on_the_meta_device_merge() -> None:
     weights = {name: torch.empty(8, 8, device="meta") for name in WEIGHTS}
     assert _merged(parse(QKV, weights)) == ["q-k-v.weight"]
+
+
+@pytest.mark.parametrize(("more", "merges"), [(0, False), (1, True)])
+def test_the_projections_of_a_large_model_stay_apart_on_a_cpu(more: int, merges: bool) -> None:
+    graph = parse(QKV)  # of four weights
+    (item,) = (item for item in pipeline(apart=True) if isinstance(item, MergeProjections))
+    assert item.apart_from == LARGE
+    MergeProjections(apart_from=4 * 8 * 8 * 4 + more).run(graph)
+    assert any("-" in name for name in graph.constants) == merges
+    assert all(item.apart_from is None for item in pipeline() if isinstance(item, MergeProjections))

@@ -106,7 +106,7 @@ def test_passes_put_the_weights_of_a_large_model_into_files(
     torch.manual_seed(0)
     module, x = Gated(), torch.randn(2, 32)
     monkeypatch.setattr(mapped, "_SPILLED", 1024)
-    monkeypatch.setattr(mapped, "_LARGE", 0)
+    monkeypatch.setattr(mapped, "LARGE", 0)
     optimized = compiler.optimize(module, (x,))
     (merged,) = (
         value.data for value in optimized.graph.constants.values() if len(value.shape) == 2

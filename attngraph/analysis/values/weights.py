@@ -61,6 +61,12 @@ def weight_bytes(dtype: torch.dtype, shape: Sequence[Any]) -> int:
     return dtype.itemsize * math.prod(int(dim) for dim in shape)
 
 
+def bytes_of(graph: Graph) -> int:
+    """The bytes of all constants of a graph, shared ones counted for each name."""
+    kinds = [value.type for value in graph.constants.values()]
+    return sum(weight_bytes(k.dtype, k.shape) for k in kinds if isinstance(k, TensorType))
+
+
 def is_known(value: Value | None) -> TypeGuard[Value]:
     """Whether the value is a floating-point constant whose numbers are at hand."""
     if value is None or not isinstance(value.type, TensorType) or value.data is None:
