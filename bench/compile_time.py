@@ -2,7 +2,7 @@
 
     python -m bench.compile_time [--layers 8 16 32 64] [--repeat 3]
 
-Each measurement has a process of its own, and the two kinds take turns; from 64 layers on they do
+Each measurement has a process of its own, and the kinds take turns; from 64 layers on they do
 so once less often. The figure is the ratio of the medians of CPU seconds: it hardly depends on what
 else the machine does, which wall time does.
 """
@@ -15,7 +15,9 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from attngraph.options import Verify
 from bench.harness import in_process, options_of
 from bench.machine import write
 
@@ -51,11 +53,21 @@ def llama(layers: int) -> tuple[Any, tuple[Any, ...], Any]:
 
 
 def measure(kind: str, layers: int) -> dict[str, Any]:
-    """One measurement in this process: kind is "export" or "attngraph"."""
+    """One measurement in this process: kind is "export", "attngraph" or "verified"."""
     warnings.simplefilter("ignore")
     import torch
 
     from attngraph.compiling.compiler import optimize
+    from attngraph.export.parity.reference import Reference
+
+    eager_s, run = 0.0, Reference.__call__
+
+    def reference(*given: Any, **named: Any) -> Any:
+        nonlocal eager_s
+        start = time.process_time()
+        found = run(*given, **named)
+        eager_s += time.process_time() - start
+        return found
 
     module, args, shapes = llama(layers)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -64,11 +76,16 @@ def measure(kind: str, layers: int) -> dict[str, Any]:
         with torch.no_grad():
             torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            optimized = optimize(module, args, dynamic_shapes=shapes, verify="off")
+        verify: Verify = "final" if kind == "verified" else "off"
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            patch.object(Reference, "__call__", reference),
+        ):
+            optimized = optimize(module, args, dynamic_shapes=shapes, verify=verify)
             optimized.save(Path(folder) / "model.onnx")
         report = optimized.report
         result = {"stages": report.timings, "nodes": report.nodes_after, "fused": report.fused}
+        result["eager_cpu_s"] = eager_s
     cpu_seconds = time.process_time() - cpu
     return {"cpu_s": cpu_seconds, "wall_s": time.perf_counter() - wall, **result}
 
@@ -77,7 +94,7 @@ def main() -> None:
     options = options_of(__doc__, layers=[8, 16, 32, 64], repeat=3)
     rows = []
     for layers in options.layers:
-        runs: dict[str, list[dict[str, Any]]] = {"export": [], "attngraph": []}
+        runs: dict[str, list[dict[str, Any]]] = {"export": [], "attngraph": [], "verified": []}
         for _ in range(max(1, options.repeat - (layers >= _MANY))):
             for kind, found in runs.items():
                 found.append(in_process(measure, kind=kind, layers=layers))
@@ -85,18 +102,30 @@ def main() -> None:
         medians = {kind: statistics.median(values) for kind, values in seconds.items()}
         ratio = medians["attngraph"] / medians["export"]
         last = runs["attngraph"][-1]
+        checked = [max(0.0, each - medians["attngraph"]) for each in seconds.pop("verified")]
+        eager = statistics.median(run["eager_cpu_s"] for run in runs["verified"])
+        verification = {
+            "cpu_s": checked,
+            "to_compile": statistics.median(checked) / medians["attngraph"],
+            "to_eager": statistics.median(checked) / eager,
+        }
         rows.append(
             {
                 "layers": layers,
                 "cpu_s": seconds,
                 "ratio": ratio,
+                "verification": verification,
                 "nodes": last["nodes"],
                 "fused": last["fused"],
                 "stages_wall_s": last["stages"],
             }
         )
         spent = ", ".join(f"{kind} {median:.1f} s" for kind, median in medians.items())
-        print(f"{layers} layers: {ratio:.2f} × torch.export.export ({spent})", flush=True)
+        print(
+            f"{layers} layers: {ratio:.2f} × torch.export.export ({spent}); verification "
+            f"{verification['to_compile']:.2f} × attngraph, {verification['to_eager']:.2f} × eager",
+            flush=True,
+        )
     print(write("compile_time", {"rows": rows}))
 
 

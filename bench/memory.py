@@ -15,6 +15,7 @@ import re
 import struct
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,21 @@ def llama() -> tuple[Any, tuple[Any, ...], Any]:
 
 
 def store(path: Path) -> int:
-    """Writes random weights for `llama`, one at a time; returns their number."""
+    """Writes random weights for `llama`; returns their number."""
     import torch
 
-    random = torch.Generator().manual_seed(0)
     with torch.device("meta"):
         shapes = {name: tuple(value.shape) for name, value in llama()[0].named_parameters()}
+    return write_safetensors(path, shapes, torch.Generator().manual_seed(0))
+
+
+def write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]], random: Any) -> int:
+    """Writes weights of these shapes in float16, one in memory at a time; returns their number.
+
+    All are drawn from the generator `random`, vectors around 1.
+    """
+    import torch
+
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
@@ -73,7 +83,7 @@ def store(path: Path) -> int:
         file.write(struct.pack("<Q", len(text)) + text)
         for shape in shapes.values():
             if len(shape) == 1:
-                values = torch.ones(shape)
+                values = 1 + 0.1 * torch.randn(shape, generator=random)
             else:
                 values = torch.randn(shape, generator=random) * shape[1] ** -0.5
             file.write(values.half().numpy().data)

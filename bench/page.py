@@ -166,6 +166,43 @@ def _memory() -> list[str]:
     return [*lines, "", _measured_on(result), ""]
 
 
+def _checkpoint() -> list[str]:
+    """A large checkpoint's folder, where it was measured."""
+    if not _found("checkpoint"):
+        return []
+    result = _load("checkpoint")
+    lines = [
+        "### A large checkpoint",
+        "",
+        f"A Llama-shaped folder of {result['parameters'] / 1e9:.2f} B parameters in float16, in "
+        "shards, by `attngraph optimize --verify off`. Memory is the peak of the process's "
+        "resident set, pages of mapped files among it, and without these. The time is that of the "
+        "command until its files are on the disk over that of `cp -r` of the folder, which take "
+        "turns, both from a cold cache: the median, then the least and the most.",
+        "",
+        "| weights | memory | without mapped files | time ÷ copy | CPU time | written |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in result["rows"]:
+        runs, ratios = row["compile"], row["ratios"]
+        most = {name: max(run[name] for run in runs) * 1.048576e-3 for name in _PEAKS}
+        loads = [run["others"] for run in (*runs, *row["copy"])]
+        load = Load(None if None in loads else max(loads))
+        time = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        cells = [
+            row["weights"],
+            *(f"{gigabytes:.2f} GB" for gigabytes in most.values()),
+            time if load.is_trusted else f"not measured: others took {load.others or 0:.0%}",
+            f"{statistics.median(run['cpu_s'] for run in runs):.0f} s",
+            f"{runs[0]['written_bytes'] / 1e9:.2f} GB",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", _measured_on(result), ""]
+
+
+_PEAKS = ("peak_mib", "anonymous_mib")
+
+
 def _static_sizes() -> list[str]:
     result = _load("static_sizes")
     lines = [
@@ -196,12 +233,16 @@ def _compile_time() -> list[str]:
         "## Time from module to saved ONNX",
         "",
         "A Llama of hidden size 256 with a padding mask, dynamic batch and sequence, without "
-        "parity. CPU seconds of a process of its own; the median, then the least and the most.",
+        "parity. CPU seconds of a process of its own; the median, then the least and the most. "
+        "Verification is what `--verify final` takes more, and eager's two runs, in float32 and "
+        "float64, those of the model on all that it is checked on.",
         "",
-        "| layers | torch.export alone | attngraph | ratio | ONNX nodes | fused |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| layers | torch.export alone | attngraph | ratio | ONNX nodes | fused | verification | "
+        "÷ attngraph | ÷ eager's two runs |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
+        checked = row.get("verification")
         cells = [
             str(row["layers"]),
             _spread(row["cpu_s"]["export"]),
@@ -209,6 +250,7 @@ def _compile_time() -> list[str]:
             f"{row['ratio']:.2f}",
             str(row["nodes"]),
             str(row["fused"]),
+            *(["not measured", "", ""] if checked is None else _verification(checked)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     times = f"{last['layers'] / first['layers']:g}"
@@ -220,6 +262,11 @@ def _compile_time() -> list[str]:
         _measured_on(result),
     ]
     return lines
+
+
+def _verification(found: dict[str, Any]) -> list[str]:
+    ratios = [f"{found[name]:.2f}" for name in ("to_compile", "to_eager")]
+    return [_spread(found["cpu_s"]), *ratios]
 
 
 def _spread(values: list[float]) -> str:
@@ -366,6 +413,7 @@ def page() -> str:
         *_static_sizes(),
         "",
         *_memory(),
+        *_checkpoint(),
         *_node_count(),
         "",
         "## CUDA",

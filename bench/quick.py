@@ -1,20 +1,24 @@
 """Whether the ratios that matter are where they should be, in less than five minutes.
 
-    python -m bench.quick [--only bert_padded …] [--rounds 5] [--layers 2]
+    python -m bench.quick [--only bert_padded …] [--rounds 5] [--layers 2] [--minutes 5] [--anyway]
 
 A bar is the least that another engine's time over ours may be, the median over the rounds of one
 run. Exits with 1 where a ratio lies below its bar, or an engine of ours gave no time; with 2 where
-others took too much of the machine for a verdict. Writes nothing but out/bench.
+there is no verdict: others took too much of the machine, or not all was measured in `--minutes`.
+A machine that is busy to begin with is measured with `--anyway` only. Writes nothing but out/bench.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from attngraph.errors import LoadError
 from attngraph.measuring.contest import Contest, Row, hold
 from attngraph.measuring.load import before
 from bench import speed
@@ -71,6 +75,28 @@ def _share(ours: Row, theirs: Row) -> float:
     return ours.error / theirs.error if theirs.error else float(ours.error > 0)
 
 
+def _contest(
+    name: str, bars: list[Bar], options: argparse.Namespace, until: float
+) -> Contest | None:
+    """What is measured of a workload; None where that isn't done in time."""
+    job = speed.job_of(BY_NAME[name], speed.parse([]))
+    try:
+        contest = hold(
+            job,
+            engines=list(dict.fromkeys(each for bar in bars for each in (bar.theirs, bar.ours))),
+            rounds=options.rounds,
+            seconds=options.seconds,
+            folder=speed.folder_of(BY_NAME[name], job),
+            at_once=2,
+            until=until,
+        )
+    except LoadError:
+        if time.monotonic() < until:
+            raise
+        return None
+    return contest if time.monotonic() < until else None
+
+
 def main(arguments: list[str] | None = None) -> int:
     names = list(dict.fromkeys(bar.workload for bar in BARS))
     options = options_of(
@@ -80,21 +106,20 @@ def main(arguments: list[str] | None = None) -> int:
         rounds=5,
         layers=option(2, "at most"),
         seconds=0.3,
+        minutes=5.0,
+        anyway=False,
     )
+    until = time.monotonic() + 60 * options.minutes
     os.environ["BENCH_LAYERS"] = str(options.layers)
     os.environ.setdefault("BENCH_TINY", "")
-    loads, failed = [before()], False
-    for name in options.only or names:
+    loads, failed, late = [before()], False, ""
+    chosen = (options.only or names) if loads[0].is_trusted or options.anyway else []
+    for name in chosen:
         bars = [bar for bar in BARS if bar.workload == name]
-        job = speed.job_of(BY_NAME[name], speed.parse([]))
-        contest = hold(
-            job,
-            engines=list(dict.fromkeys(each for bar in bars for each in (bar.theirs, bar.ours))),
-            rounds=options.rounds,
-            seconds=options.seconds,
-            folder=speed.folder_of(BY_NAME[name], job),
-            at_once=2,
-        )
+        contest = _contest(name, bars, options, until)
+        if contest is None:
+            late = name
+            break
         loads.append(contest.load)
         for missed, line in misses(contest, bars):
             failed |= missed
@@ -102,6 +127,9 @@ def main(arguments: list[str] | None = None) -> int:
     busy = [load for load in loads if not load.is_trusted]
     if busy:
         print(f"No verdict: {busy[0]} Run it again on a quiet machine.")
+        return 2
+    if late and not failed:
+        print(f"No verdict: {late} was not done after {options.minutes:g} minutes.")
         return 2
     return int(failed)
 

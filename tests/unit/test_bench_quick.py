@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,26 @@ def test_a_busy_machine_gets_no_verdict(
     monkeypatch.setenv("BENCH_TINY", "")
     assert quick.main([]) == code
     assert ("No verdict" in capsys.readouterr().out) == (code == 2)
+
+
+def test_what_is_not_done_in_time_gets_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quick, "BARS", (Bar("per_head", "onnx", 1.0),))
+    monkeypatch.setattr(quick, "before", lambda: QUIET)
+    monkeypatch.setenv("BENCH_LAYERS", "")
+    monkeypatch.setenv("BENCH_TINY", "1")
+    monkeypatch.chdir(tmp_path)
+    assert quick.main(["--minutes", "0"]) == 2
+    assert "per_head was not done after 0 minutes" in capsys.readouterr().out
+
+
+def test_a_machine_that_is_busy_to_begin_with_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quick, "before", lambda: BUSY)
+    monkeypatch.setattr(quick, "hold", lambda *_, **__: pytest.fail("it was measured"))
+    assert quick.main([]) == 2
 
 
 def test_bars_are_of_workloads_and_engines_that_exist() -> None:
