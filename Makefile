@@ -97,6 +97,8 @@ bench: $(INSTALLED)
 	$(BIN)/python -m bench.static_sizes
 	$(BIN)/python -W ignore -m bench.zoo
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.checkpoint --rounds 3
+	$(BIN)/python -W ignore -m bench.start
 	$(BIN)/python -m bench.page
 
 # With a BIN of its own nothing is installed: make gpu BIN=/usr/bin.

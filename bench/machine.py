@@ -75,6 +75,22 @@ def told(where: dict[str, Any]) -> str:
     return f"{', '.join(parts)}."
 
 
+def read(name: str) -> dict[str, Any]:
+    """What `write` saved under this name."""
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
+
+
+def was_measured(name: str) -> bool:
+    """Whether anything was saved under this name."""
+    return (RESULTS / f"{name}.json").exists()
+
+
+def measured_on(result: dict[str, Any]) -> str:
+    """What a result was measured on, as a sentence."""
+    return told(result["measured_on"])
+
+
 def write(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Saves results as bench/results/<name>.json, with the machine they come from."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from attngraph.options import Verify
 from bench.harness import in_process, options_of
 from bench.machine import write
 
-_LAYERS = "ATTNGRAPH_BENCH_LAYERS"
+LAYERS = "ATTNGRAPH_BENCH_LAYERS"
 _MEBIBYTE = 1 << 20
 
 
@@ -45,7 +45,7 @@ def llama() -> tuple[Any, tuple[Any, ...], Any]:
 
     config = LlamaConfig(
         hidden_size=2048,
-        num_hidden_layers=int(os.environ[_LAYERS]),
+        num_hidden_layers=int(os.environ[LAYERS]),
         num_attention_heads=32,
         num_key_value_heads=8,
         intermediate_size=5632,
@@ -143,7 +143,7 @@ def _in_process(weights: Path, verify: str) -> dict[str, Any]:
 
 def main() -> None:
     options = options_of(__doc__, layers=18, verify=["off", "final"])
-    os.environ.update({"HF_HUB_OFFLINE": "1", _LAYERS: str(options.layers)})
+    os.environ.update({"HF_HUB_OFFLINE": "1", LAYERS: str(options.layers)})
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "model.safetensors"
         count = store(weights)

@@ -14,24 +14,12 @@ from attngraph.export.families import FAMILIES
 from attngraph.export.kernels.weight_only import FORMS
 from attngraph.measuring.engines import OURS, PACKED
 from attngraph.measuring.load import Load
+from bench import page_costs
 from bench.harness import options_of
-from bench.machine import RESULTS, told
+from bench.machine import RESULTS, measured_on, read, was_measured
 from bench.plot import IMAGE, plot
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-
-
-def _load(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
-
-
-def _measured_on(result: dict[str, Any]) -> str:
-    return told(result["measured_on"])
-
-
-def _found(name: str) -> bool:
-    return (RESULTS / f"{name}.json").exists()
 
 
 def _speed() -> list[str]:
@@ -127,7 +115,7 @@ def _workload(result: dict[str, Any], title: str | None = None) -> list[str]:
     ]
     lines += [f"| {' | '.join(_engine(row))} |" for row in result["rows"]]
     load = [str(Load(**result["load"]))] if "load" in result else []
-    return [*lines, "", " ".join([_measured_on(result), *load])]
+    return [*lines, "", " ".join([measured_on(result), *load])]
 
 
 def _engine(row: dict[str, Any]) -> list[str]:
@@ -145,136 +133,8 @@ def _engine(row: dict[str, Any]) -> list[str]:
     return [row["title"], time, ratio, told, made]
 
 
-def _memory() -> list[str]:
-    if not _found("memory"):
-        return []
-    result = _load("memory")
-    lines = [
-        "## Memory",
-        "",
-        f"From a safetensors file of {result['parameters'] / 1e9:.2f} B parameters in float16 "
-        f"({result['parameters'] * 2 / 1e9:.2f} GB) to the saved ONNX file: the peak of the "
-        "process's resident set, which counts pages of mapped files too. The parameters would take "
-        f"{result['parameters'] * 4 / 1e9:.2f} GB in float32, which is what onnxruntime's CPU "
-        "provider computes in: it holds them so while the outputs are verified.",
-        "",
-    ]
-    lines += [
-        f"- `--verify {row['verify']}`: {row['peak_mib'] * 1.048576 / 1e3:.2f} GB"
-        for row in result["rows"]
-    ]
-    return [*lines, "", _measured_on(result), ""]
-
-
-def _checkpoint() -> list[str]:
-    """A large checkpoint's folder, where it was measured."""
-    if not _found("checkpoint"):
-        return []
-    result = _load("checkpoint")
-    lines = [
-        "### A large checkpoint",
-        "",
-        f"A Llama-shaped folder of {result['parameters'] / 1e9:.2f} B parameters in float16, in "
-        "shards, by `attngraph optimize --verify off`. Memory is the peak of the process's "
-        "resident set, pages of mapped files among it, and without these. The time is that of the "
-        "command until its files are on the disk over that of `cp -r` of the folder, which take "
-        "turns, both from a cold cache: the median, then the least and the most.",
-        "",
-        "| weights | memory | without mapped files | time ÷ copy | CPU time | written |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in result["rows"]:
-        runs, ratios = row["compile"], row["ratios"]
-        most = {name: max(run[name] for run in runs) * 1.048576e-3 for name in _PEAKS}
-        loads = [run["others"] for run in (*runs, *row["copy"])]
-        load = Load(None if None in loads else max(loads))
-        time = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        cells = [
-            row["weights"],
-            *(f"{gigabytes:.2f} GB" for gigabytes in most.values()),
-            time if load.is_trusted else f"not measured: others took {load.others or 0:.0%}",
-            f"{statistics.median(run['cpu_s'] for run in runs):.0f} s",
-            f"{runs[0]['written_bytes'] / 1e9:.2f} GB",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", _measured_on(result), ""]
-
-
-_PEAKS = ("peak_mib", "anonymous_mib")
-
-
-def _static_sizes() -> list[str]:
-    result = _load("static_sizes")
-    lines = [
-        "",
-        "### With static sizes",
-        "",
-        "CPU seconds of capture and of the passes, once, in a process of its own.",
-        "",
-        "| model | capture | passes | passes ÷ capture | fused |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for row in result["rows"]:
-        seconds = [f"{row[f'{stage}_cpu_s']:.1f}" for stage in ("capture", "passes")]
-        cells = [row["model"], *seconds, f"{row['ratio']:.2f}", str(row["fused"])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, "", _measured_on(result)]
-
-
-def _compile_time() -> list[str]:
-    result = _load("compile_time")
-    rows = result["rows"]
-    first, last = rows[-2:] if len(rows) > 1 else rows * 2
-    growth = {
-        kind: statistics.median(last["cpu_s"][kind]) / statistics.median(first["cpu_s"][kind])
-        for kind in ("attngraph", "export")
-    }
-    lines = [
-        "## Time from module to saved ONNX",
-        "",
-        "A Llama of hidden size 256 with a padding mask, dynamic batch and sequence, without "
-        "parity. CPU seconds of a process of its own; the median, then the least and the most. "
-        "Verification is what `--verify final` takes more, and eager's two runs, in float32 and "
-        "float64, those of the model on all that it is checked on.",
-        "",
-        "| layers | torch.export alone | attngraph | ratio | ONNX nodes | fused | verification | "
-        "÷ attngraph | ÷ eager's two runs |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        checked = row.get("verification")
-        cells = [
-            str(row["layers"]),
-            _spread(row["cpu_s"]["export"]),
-            _spread(row["cpu_s"]["attngraph"]),
-            f"{row['ratio']:.2f}",
-            str(row["nodes"]),
-            str(row["fused"]),
-            *(["not measured", "", ""] if checked is None else _verification(checked)),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    times = f"{last['layers'] / first['layers']:g}"
-    lines += [
-        "",
-        f"From {first['layers']} to {last['layers']} layers ({times} ×) attngraph's time grows "
-        f"{growth['attngraph']:.2f} ×, and that of torch.export alone {growth['export']:.2f} ×.",
-        "",
-        _measured_on(result),
-    ]
-    return lines
-
-
-def _verification(found: dict[str, Any]) -> list[str]:
-    ratios = [f"{found[name]:.2f}" for name in ("to_compile", "to_eager")]
-    return [_spread(found["cpu_s"]), *ratios]
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} s ({min(values):.1f} to {max(values):.1f})"
-
-
 def _node_count() -> list[str]:
-    result = _load("node_count")
+    result = read("node_count")
     lines = [
         "## Nodes",
         "",
@@ -287,14 +147,14 @@ def _node_count() -> list[str]:
             f"- {model['model']} for {model['target']}: {model['nodes']}, "
             f"{model['per_layer']:g} per layer ({by_op})."
         )
-    return [*lines, "", _measured_on(result)]
+    return [*lines, "", measured_on(result)]
 
 
 def _kernels() -> list[str]:
     """Three choices among onnxruntime's CPU kernels, where they were measured."""
-    if not _found("kernels"):
+    if not was_measured("kernels"):
         return []
-    result = _load("kernels")
+    result = read("kernels")
     norm, projections, attention = (result[name] for name in ("norm", "projections", "attention"))
     lines = [
         "## Three choices for the CPU's kernels",
@@ -308,14 +168,14 @@ def _kernels() -> list[str]:
     ]
     for part in (norm, projections, attention):
         lines += [f"- {name}: {ms:.2f}" for name, ms in part["ms"].items()]
-    return [*lines, "", _measured_on(result), ""]
+    return [*lines, "", measured_on(result), ""]
 
 
 def _weight_only() -> list[str]:
     """A linear with a quantized weight, in every form."""
-    if not _found("weight_only"):
+    if not was_measured("weight_only"):
         return []
-    result = _load("weight_only")
+    result = read("weight_only")
     rows = list(next(iter(result["forms"].values())))
     lines = [
         "## Weight-only quantization",
@@ -337,14 +197,14 @@ def _weight_only() -> list[str]:
             for found in by_rows.values()
         ]
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    return [*lines, "", _measured_on(result), ""]
+    return [*lines, "", measured_on(result), ""]
 
 
 def _decode() -> list[str]:
     """The decoding step, where it was measured."""
     if not (RESULTS / "decode.json").exists():
         return []
-    result = _load("decode")
+    result = read("decode")
     size = result["model"]
     lines = [
         "## A decoding step",
@@ -366,14 +226,14 @@ def _decode() -> list[str]:
         spread = f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})"
         lines.append(f"| {name} | {spread} | {ratio:.2f} | {same} of {count} |")
     lines += [f"\n{name} is left out: {reason}." for name, reason in result["failed"].items()]
-    return [*lines, "", _measured_on(result), ""]
+    return [*lines, "", measured_on(result), ""]
 
 
 def _bounds() -> list[str]:
     """What the products alone cost, where it was measured."""
-    if not _found("bounds"):
+    if not was_measured("bounds"):
         return []
-    result = _load("bounds")
+    result = read("bounds")
     engines = list(next(iter(result["workloads"].values()))["ms"])
     lines = [
         "## What the products alone cost",
@@ -393,7 +253,7 @@ def _bounds() -> list[str]:
             for ms in found["ms"].values()
         ]
         lines.append(f"| {found['title']} | {' | '.join(cells)} | {found['bound']:.2f} |")
-    return [*lines, "", _measured_on(result), ""]
+    return [*lines, "", measured_on(result), ""]
 
 
 def page() -> str:
@@ -409,11 +269,12 @@ def page() -> str:
         *_bounds(),
         *_kernels(),
         *_weight_only(),
-        *_compile_time(),
-        *_static_sizes(),
+        *page_costs.compile_time(),
+        *page_costs.static_sizes(),
         "",
-        *_memory(),
-        *_checkpoint(),
+        *page_costs.memory(),
+        *page_costs.checkpoint(),
+        *page_costs.start(),
         *_node_count(),
         "",
         "## CUDA",
@@ -435,7 +296,7 @@ def _cuda() -> list[str]:
     lines = []
     for path in found:
         lines += [f"Precision {path.stem.rpartition('_')[2]}.", ""]
-        for result in _load(path.stem)["workloads"].values():
+        for result in read(path.stem)["workloads"].values():
             lines += [*_workload(result), ""]
     return lines[:-1]
 

@@ -38,8 +38,8 @@ _MOST_ELEMENTS = 1 << 24  # of the weights; the products are then far more work 
 class FoldNorms:
     """Takes a norm's weights into all linears that read it, through any change of rows only.
 
-    Weights of more than 2²⁴ elements together stay as they are stored, which may be in a mapped file. Exact
-    are powers of two without a bias.
+    Weights of more than 2²⁴ elements together stay as they are stored, which may be in a mapped
+    file. Exact are powers of two without a bias.
     """
 
     exact_only: bool = False
