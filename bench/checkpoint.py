@@ -64,7 +64,8 @@ def checkpoint(folder: str, layers: int) -> int:
             shards.append({})
             size = 2 * torch.Size(shape).numel()
         shards[-1][name] = shape
-    random, places, count = torch.Generator().manual_seed(0), {}, 0
+    random, count = torch.Generator().manual_seed(0), 0
+    places: dict[str, str] = {}
     for number, held in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         count += write_safetensors(place / file, held, random)
