@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attngraph.analysis.attention import site
 from attngraph.analysis.attention.logits import Logits
@@ -172,6 +174,28 @@ def test_where_eager_overflows_float64_is_right_too() -> None:
     assert not over(exact.float(), exact, [eager])
     assert over(exact.float() * 1.1, exact, [eager])
     assert over((exact / 1e20).float(), exact / 1e20, [eager])
+
+
+def test_what_cancels_may_leave_rounding_and_what_is_small_may_not() -> None:
+    class Left(torch.nn.Module):
+        """Rows less their mean, which are equal, or as small as `scale`."""
+
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.tensor([0.1, 0.7, 0.3]))
+            self.scale = scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = self.bias + 0 * x
+            return rows - rows.cumsum(1)[:, -1:] / x.shape[1] + self.scale * self.bias
+
+    x = torch.randn(2, 11, 3)
+    for scale, passes in ((0.0, True), (1e-20, True), (1e-9, False)):
+        module = Left(scale).requires_grad_(False)
+        oracle = Oracle(module, copy.deepcopy(module).double(), Rounding())
+        off = oracle.differs(lambda t, m=module: [m(t) + 6e-8], (x,), "off")
+        assert (not off) is passes
+        assert oracle.differs(lambda t, m=module: [m(t) + 1e-4], (x,), "off")
 
 
 def test_sizes_that_a_file_refuses_are_not_tried() -> None:
