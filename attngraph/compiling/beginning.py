@@ -140,15 +140,18 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
             )
     graph.conditions += tuple(suspect.condition for suspect in required)
     beyond = [suspect for suspect in captured.suspects if suspect.beyond]
+    told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
+    if not told and beyond:  # torch's own questions, such as whether two sizes are equal
+        told = [" and ".join(shown(suspect.condition) for suspect in beyond)]
     return [
         *(
             f"Sizes have {shown(suspect.condition)}: the model demands it{suspect.place}."
             for suspect in required
         ),
         *(
-            f"The file does at all sizes what the model does where {shown(suspect.condition)}"
-            f"{suspect.place}; where it isn't, the two were compared at some sizes and are equal."
-            for suspect in [each for each in beyond if each.place] or beyond
+            f"The file does at all sizes what the model does where {condition}; where it isn't, "
+            "the two were compared at some sizes and are equal."
+            for condition in told
         ),
     ]
 

@@ -186,7 +186,7 @@ def _captured(
         question if env is None else replace(question, condition=env.simplify(question.condition))
         for question in traced.questions
     ]
-    limits = settled_limits(symbols, demanded, traced.asked, questions)
+    limits = settled_limits(symbols, demanded, traced.asked, questions, resampled=traced.resampled)
     apart = tuple(filter(None, map(unequal, limits.conditions)))
     symbols.infos.update(limits.dims)
     functional = functionalize(program)

@@ -16,6 +16,10 @@ from attngraph.frontend.shapes import Request
 from attngraph.frontend.symbols import Symbols
 from attngraph.ir.conditions import Condition, always, multiples, shown
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
+from attngraph.ir.ranges import Ranges
+
+_MOST_TRIED = 1 << 12
+"""Sizes of a dim at which a condition is tried, each."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ def settled_limits(
     conditions: Sequence[Condition],
     asked: Iterable[Request],
     questions: Iterable[Question],
+    *,
+    resampled: bool = False,
 ) -> Limits:
     """The ranges of a trace's dims, with each condition told once: as a range or as a relation.
 
@@ -76,13 +82,19 @@ def settled_limits(
         for condition in split(symbols.renamed(question.condition))
     ]
     known = [*conditions, *(condition for condition, _ in own)]
+    if resampled:  # of which torch has shown nothing at the sizes that were asked for
+        known = [condition for condition in known if not _holds_everywhere(condition, wanted)]
     sample = {symbol(name): sympy.Integer(info.hint) for name, info in dims.items()}
     # The trace was made at other sizes than the sample's, at which it was found to be right.
     beyond = [
         *(
             condition
             for condition in known
-            if not isinstance(condition, sympy.Eq) and condition.xreplace(sample) == sympy.false
+            if not isinstance(condition, sympy.Eq)
+            and (
+                condition.xreplace(sample) == sympy.false
+                or (resampled and _leaves_out(condition, wanted, dims))
+            )
         ),
         *(sympy.Ge(symbol(n), info.low) for n, info in dims.items() if info.low > info.hint),
     ]
@@ -138,6 +150,33 @@ def settled_limits(
         ),
         (*_notes(wanted, dims, kept.values(), places),),
     )
+
+
+def _holds_everywhere(condition: Condition, wanted: Mapping[str, Request]) -> bool:
+    """Whether a condition on one dim holds at each of the sizes that were asked for, tried all."""
+    names = symbols_of(condition)
+    if len(names) != 1 or not names <= wanted.keys():
+        return False
+    (name,) = names
+    low, high = _asked(wanted[name])
+    if high is None or high - low > _MOST_TRIED:
+        return False
+    only = Ranges({}, (condition,))
+    return not any(only.broken({name: size}) for size in range(low, high + 1))
+
+
+def _leaves_out(
+    condition: Condition, wanted: Mapping[str, Request], dims: Mapping[str, DimInfo]
+) -> bool:
+    """Whether a condition on one dim may not hold for some of the sizes that were asked for."""
+    names = symbols_of(condition)
+    if len(names) != 1 or not names <= wanted.keys():
+        return False
+    asked = {}
+    for name in names:
+        low, high = _asked(wanted[name])
+        asked[name] = replace(dims[name], low=max(low, 2), high=high)
+    return always(condition, asked) is not True
 
 
 def _equal(conditions: Sequence[Condition], steps: Mapping[str, int]) -> dict[str, str]:

@@ -3,7 +3,9 @@
 `if table.shape[-1] >= n` takes what an earlier call left for the sample's size, and `if size ==
 self.input_resolution` a mask that was made for it. The other side often computes the same for every
 size. At twice the size a trace follows that side; whether it is the model at the sample's own size,
-which that side excludes, is tried here, and by the check as of any other size.
+which that side excludes, is tried here, and by the check as of any other size. Where the sample is
+a multiple of a block, `if pad > 0` leaves the padding out; beside it a trace follows it, by nothing
+where there is nothing to pad.
 """
 
 from __future__ import annotations
@@ -33,23 +35,29 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 """Distances of a trace from its model in their own dtype; the check compares in float64."""
 
 
-def wider_sample(
+def other_samples(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     requests: Sequence[Request],
     constant: Sequence[Request],
-) -> Inputs | None:
-    """The sample with each dim twice as long that has the size of one which became constant.
+    *,
+    multiple: bool,
+) -> Iterator[Inputs]:
+    """Samples with each dim longer that has the size of one which became constant.
 
-    None where the model doesn't take it, or a dim is asked for within narrower ends.
+    It is twice as long; where the trace has taken it for a `multiple`, longer by one, or by two.
+    Left out are those that the model doesn't take, or that lie beyond the ends asked for.
     """
     sizes = {request.size for request in constant}
     resized = [request for request in requests if request.size in sizes]
-    if any(request.high is not None and request.high < 2 * request.size for request in resized):
-        return None
-    wider = _resized((args, dict(kwargs)), resized, lambda size: 2 * size)
-    return None if _output(module, wider) is None else wider
+    longer: tuple[Callable[[int], int], ...] = (lambda n: n + 1, lambda n: n + 2)
+    for to in longer if multiple else (lambda n: 2 * n,):
+        if any(request.high is not None and request.high < to(request.size) for request in resized):
+            continue
+        inputs = _resized((args, dict(kwargs)), resized, to)
+        if _output(module, inputs) is not None:
+            yield inputs
 
 
 def is_model(

@@ -34,11 +34,13 @@ def suggestions(message: str) -> list[str]:
 
 
 class Specialised(CaptureError):
-    """Dims that were asked for became constants."""
+    """Dims that were asked for became constants, or multiples of a number."""
 
-    def __init__(self, message: str, requests: tuple[Request, ...]) -> None:
+    def __init__(
+        self, message: str, requests: tuple[Request, ...], *, multiple: bool = False
+    ) -> None:
         super().__init__(message)
-        self.requests = requests
+        self.requests, self.multiple = requests, multiple
 
 
 def specialised(request: Request, fixed: Places) -> Specialised:
@@ -103,10 +105,12 @@ def explained(
                 f"The model needs {first} and {second} to be equal; give both the same Dim."
             )
         if (match := _DERIVED.fullmatch(line)) and match[1] in by_name:
-            return CaptureError(
+            return Specialised(
                 f"{sentence(by_name[match[1]])} can't take every size: the model needs "
                 f"{match[1]} = {match[2]}; derive it from another Dim in that way, or leave it "
-                "static."
+                "static.",
+                tuple(r for r in requests if r.name == match[1]),
+                multiple=True,
             )
     if match := _GUARD.search(str(error)):
         return _guarded(match, requests, by_name)

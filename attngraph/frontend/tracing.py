@@ -39,8 +39,9 @@ from attngraph.frontend.program_dims import shape_env, user_placeholders
 from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.quiet import quiet, watched_specialisations
 from attngraph.frontend.recurrent import recurrent_layers
-from attngraph.frontend.resampled import is_model, wider_sample
+from attngraph.frontend.resampled import is_model, other_samples
 from attngraph.frontend.rewordings import Rewordings
+from attngraph.frontend.rounded_sizes import rounded_up
 from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.trace_errors import (
     FIXED,
@@ -94,7 +95,8 @@ class Traced:
     what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes, which
     are `constant`.
     `branches` are the places where the code chooses by a tensor's values, with the side followed.
-    `replayed` are functions of libraries whose operators were traced in their stead.
+    `replayed` are functions of libraries whose operators were traced in their stead. What is
+    `resampled` was traced at other sizes than the sample's.
     """
 
     program: ExportedProgram
@@ -105,6 +107,7 @@ class Traced:
     branches: Mapping[Place, bool] = field(default_factory=dict)
     constant: tuple[Request, ...] = ()
     replayed: tuple[str, ...] = ()
+    resampled: bool = False
 
 
 def trace(
@@ -159,34 +162,35 @@ def _elsewhere(
     numbers: Numbers,
 ) -> Traced | CaptureError:
     """The trace at a sample of other sizes, if it keeps dims that the own sample fixes."""
+    is_multiple = isinstance(best, Specialised) and best.multiple
     if isinstance(best, Traced):
         constant = best.constant
     else:
         constant = best.requests if isinstance(best, Specialised) else ()
-    asked = requested_dims(combined, dynamic_shapes)
-    wider = wider_sample(module, args, kwargs, asked, constant) if constant else None
-    if wider is None:
+    if not constant:
         return best
-    known = -1
-    for deferred in (True, True, False):
-        if len(numbers) == known and deferred:
-            continue
-        known = len(numbers)
-        with suppress(CaptureError):
-            found = _trace(
-                module,
-                *wider,
-                combine(module, *wider),
-                dynamic_shapes,
-                sides,
-                numbers,
-                (),
-                deferred=deferred,
-            )
-            if _better(best, found) is found and is_model(
-                found.program, module, args, kwargs, constant
-            ):
-                return replace(found, requests=asked, asked=asked)
+    asked = requested_dims(combined, dynamic_shapes)
+    for sample in other_samples(module, args, kwargs, asked, constant, multiple=is_multiple):
+        known = -1
+        for deferred in (True, True, False):
+            if len(numbers) == known and deferred:
+                continue
+            known = len(numbers)
+            with suppress(CaptureError):
+                found = _trace(
+                    module,
+                    *sample,
+                    combine(module, *sample),
+                    dynamic_shapes,
+                    sides,
+                    numbers,
+                    (),
+                    deferred=deferred,
+                )
+                if _better(best, found) is found and is_model(
+                    found.program, module, args, kwargs, constant
+                ):
+                    return replace(found, requests=asked, asked=asked, resampled=True)
     return best
 
 
@@ -239,7 +243,14 @@ def _trace(
         branches: dict[Place, bool] = {}
         try:
             with ExitStack() as stack:
-                for context in (*taken, recurrent_layers, Rewordings, forgetting, quiet):
+                for context in (
+                    *taken,
+                    recurrent_layers,
+                    rounded_up,
+                    Rewordings,
+                    forgetting,
+                    quiet,
+                ):
                     stack.enter_context(context())
                 stack.enter_context(inference(module))
                 _forget(module, args, kwargs, constant)

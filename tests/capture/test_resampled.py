@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 from attngraph import optimize
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture
+from attngraph.ir import interpret
 
 X = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -113,3 +115,47 @@ def test_a_lower_end_of_the_model_stays_one() -> None:
         torch.testing.assert_close(optimized(x), model(x))
     with pytest.raises(UsageError, match="at least 4"):
         optimized(torch.randn(2, 3, 4))
+
+
+class Windows(nn.Module):
+    """Attention in windows of 4: a last one that is not full is padded, or else nothing is."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        missing = (4 - length % 4) % 4
+        if self.how == "remainder" and length % 4:
+            x = F.pad(x, (0, 0, 0, 4 - length % 4))
+        elif self.how != "remainder" and missing > 0:
+            x = F.pad(x, (0, 0, 0, missing))
+        elif self.how == "differs":
+            x = 2 * x
+        parts = x.unflatten(1, (-1, 4))
+        return ((parts @ parts.mT).softmax(-1) @ parts).flatten(1, 2)[:, :length]
+
+
+@pytest.mark.parametrize(("how", "sample"), [("pad", 8), ("remainder", 9)])
+def test_an_axis_that_is_padded_to_windows_takes_all_lengths(how: str, sample: int) -> None:
+    model = Windows(how)
+    found = capture(
+        model,
+        (torch.randn(2, sample, 4),),
+        dynamic_shapes=({1: Dim("length", min=3, max=40)},),
+        elsewhere=True,
+    )
+    for length in (3, 4, 8, 9, 14, 16, 40):
+        x = torch.randn(2, length, 4)
+        (given,) = interpret(found.graph, (x,))
+        torch.testing.assert_close(given, model(x))
+
+
+def test_a_full_last_window_that_is_treated_otherwise_is_refused() -> None:
+    with pytest.raises(CaptureError, match="can't take every size: the model needs length = 4"):
+        optimize(
+            Windows("differs"),
+            (torch.randn(2, 8, 4),),
+            dynamic_shapes=({1: Dim("length", min=3, max=40)},),
+        )
