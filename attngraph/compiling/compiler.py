@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
 from attngraph.optimized import Optimized
 from attngraph.options import DEFAULTS, Options, Verify
-from attngraph.reports.report import Report, assumptions_of, sites_of
+from attngraph.reports.report import Reassociation, Report, assumptions_of, sites_of
 
 
 def optimize(
@@ -68,8 +68,9 @@ def optimize(
 
     Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
     ignored, and ParityError where the result is out of its error budget; the message names the
-    first node that diverges. Where scores are not as a rewrite takes them to be, it is compiled
-    with `exact`, and a note says so.
+    first node that diverges. Where scores are not as a rewrite takes them to be, or another order
+    of sums is out of that budget and the model's own is not, it is compiled with `exact`, and a
+    note says so.
     """
     name = type(module).__name__
     model = Model(module, None, args, dict(kwargs or {}), dynamic_shapes, name)
@@ -111,8 +112,8 @@ def compile_model(
     try:
         return _finished(compilation)
     except ParityError:
-        broken = _taken_for_granted(compilation.report)
-        if not broken or prepare is not None:
+        reassociated = compilation.report.reassociated
+        if not reassociated or prepare is not None:
             raise
         compilation = Compilation.of(model, replace(options, exact=True), None, progress, staged)
         compilation.rewrite()
@@ -122,9 +123,7 @@ def compile_model(
             optimized = None
         if optimized is None:
             raise
-    optimized.report.notes.append(
-        f"Compiled as with --exact, for these don't hold on the samples: {' '.join(broken)}"
-    )
+    optimized.report.notes.append(_exact_note(reassociated))
     return optimized
 
 
@@ -137,9 +136,20 @@ def _finished(compilation: Compilation) -> Optimized:
     return optimized
 
 
-def _taken_for_granted(report: Report) -> list[str]:
-    """What was assumed of scores, and is false of some: that none comes near a fill, say."""
-    return [*dict.fromkeys(r.what for r in report.reassociated if r.made_by == "fuse-attention")]
+def _exact_note(reassociated: Sequence[Reassociation]) -> str:
+    """Why a model was compiled as with --exact, given what was reassociated otherwise.
+
+    What fuse-attention takes for granted of scores, that none comes near a fill, say, may be false
+    of some. Under a fill as large as -1e9 any other order of sums may be another function.
+    """
+    assumed = dict.fromkeys(r.what for r in reassociated if r.made_by == "fuse-attention")
+    if assumed:
+        return f"Compiled as with --exact, for these don't hold on the samples: {' '.join(assumed)}"
+    passes = ", ".join(dict.fromkeys(r.made_by for r in reassociated))
+    return (
+        "Compiled as with --exact: the model amplifies rounding so far that it was out of its "
+        f"error budget with what {passes} reassociate."
+    )
 
 
 def analyse(
