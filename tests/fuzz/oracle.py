@@ -113,7 +113,7 @@ class Oracle:
     def _nudged(self, tensors: Args, seed: int, module: nn.Module | None = None) -> list[Tensor]:
         """Outputs of weights and inputs that are off by one rounding."""
         random = torch.Generator().manual_seed(seed)
-        eps = self.rounding.eps if module is None else torch.finfo(torch.float64).eps
+        eps = self.rounding.eps if module is None else 8 * torch.finfo(torch.float64).eps
         module = module or self.module
 
         def nudge(tensor: Tensor, is_weight: bool = False) -> Tensor:
