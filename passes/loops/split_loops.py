@@ -18,10 +18,12 @@ from attngraph.ir.dims import as_dim, same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import CHOICE, EXPAND, RESHAPE
+from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.loops.batched_steps import plan
 from attngraph.passes.loops.narrowing import Narrowing
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
+from attngraph.passes.rewriting.rewriter import Rewriter
 from attngraph.passes.rewriting.trials import LOGITS
 
 _REASSOCIATES = "A loop's convolution or linear attention is one operator over all of its steps."
@@ -58,6 +60,7 @@ class SplitLoops:
                     done = _Loop(graph, node, places).split(checked, outer=self.recurrences)
                     if not done and self.recurrences:
                         _Loop(graph, node, places).split(checked, outer=False)
+            Rewriter(graph, FORMS).run()  # operators over all steps meet in other forms than steps'
         return checked.remarks
 
 

@@ -55,10 +55,9 @@ COMMON = (
         ),
         ({"opset": 20}, "opset is 20; it must be a whole number, 21 to 24."),
         ({"opset": 25}, "opset is 25; it must be a whole number, 21 to 24."),
-        ({"portable": True, "weights": "int4"}, "--weights int4 needs an operator of onnxruntime"),
         (
             {"portable": True, "weights": "int8", "activations": "int8"},
-            "--weights int8 needs an operator of onnxruntime's own, and --portable writes standard",
+            "--activations int8 needs an operator of onnxruntime's own, and --portable writes",
         ),
         ({"assume": ["luck"]}, "assume names 'luck'; it can be no-fully-masked-rows."),
         ({"session": {"provider_options": {"a": 1}}}, "has no option 'a'"),
