@@ -96,6 +96,12 @@ def test_the_page_holds_what_the_report_says(attngraph: Any, here: Path) -> None
         assert item["name"] in text
     for rewrite in report["reassociated"]:
         assert rewrite["what"] in text
+    counts = report["rewrites"]
+    proved, evaluated = counts["by_proof"], counts["by_evaluation"]
+    different, unknown = counts["different"], counts["not_evaluated"]
+    assert proved + evaluated > 0
+    assert f"{proved} rewrites by proof, {evaluated} by evaluation" in text
+    assert f"{different + unknown} left out: {different} that differ, {unknown} that" in text
     assert text.index("declined stays") < text.index("fused into")
     assert "torch 2." in text
     assert "onnxruntime" in text
