@@ -13,7 +13,8 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,9 @@ def _attempt(path: Path) -> Record:
             optimized.save(file)
             told = _as_told(optimized, path, oracle)
             found = _tried(file, source, told, optimized)
-            found |= {} if "outcome" in found else _compiled_again(file, source, oracle, sample)
+            if "outcome" not in found:
+                told_as = partial(_as_told, path=path, oracle=oracle)
+                found |= _compiled_again(file, source, told_as, sample)
     except Exception as error:
         return {**record, **_failed("crashed", error)}
     return {**record, **found}
@@ -176,8 +179,13 @@ def _tried(file: Path, source: Any, oracle: Oracle, optimized: Optimized) -> Rec
     return found
 
 
-def _compiled_again(file: Path, source: Any, oracle: Oracle, sample: Args) -> Record:
-    """What is wrong with the file of another compile, which the source asks for, if anything is."""
+def _compiled_again(
+    file: Path, source: Any, told: Callable[[Optimized], Oracle], sample: Args
+) -> Record:
+    """What is wrong with the file of another compile, which the source asks for, if anything is.
+
+    `told` is the oracle beside what a report states, which of another target may be something else.
+    """
     relation = getattr(source, "RELATION", "none")
     if relation == "none":
         return {}
@@ -204,7 +212,7 @@ def _compiled_again(file: Path, source: Any, oracle: Oracle, sample: Args) -> Re
     wrong = []
     for label, tensors in cases(source.INPUTS, source.SIZES, {}):
         if relation == "cuda":
-            said = oracle.differs(run, tensors, label)
+            said = told(other).differs(run, tensors, label)
         else:
             both = zip(run(*tensors), _session(file)[0](*tensors), strict=True)
             same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in both)
