@@ -108,7 +108,7 @@ def _gptq(scheme: Scheme, held: Tensors) -> Codes:
     order, own = held.get("g_idx"), int(scheme.settings["bits"])
     fitting = [  # a layer may have bits of its own
         bits
-        for bits in (own, 12 - own)
+        for bits in (own, *{4, 8} - {own})
         if points.shape == (groups, -(-rows * bits // _WORD))
         and (order is None or len(order) * bits == packed.shape[0] * _WORD)
     ]
@@ -229,7 +229,8 @@ def _bitsandbytes(scheme: Scheme, held: Tensors) -> Stored:
     if "state" in held:
         return _looked_up(held)
     weight, largest = held["weight"], held["SCB"]
-    if weight.dtype is not torch.int8 or weight.dim() != 2 or int(held.get("weight_format", _ROW)):
+    by_row = "weight_format" not in held or not int(held["weight_format"])
+    if weight.dtype is not torch.int8 or weight.dim() != 2 or not by_row:
         raise ValueError("its int8 weight isn't stored row by row")
     _require("SCB", largest, (len(weight),))
 
@@ -240,9 +241,6 @@ def _bitsandbytes(scheme: Scheme, held: Tensors) -> Stored:
     rows, width = weight.shape
     order = torch.zeros(width, dtype=torch.long)
     return _grouped(8, (rows, width), read, scales, None, order)
-
-
-_ROW = torch.tensor(0)
 
 
 def _looked_up(held: Tensors) -> Numbers:

@@ -92,7 +92,8 @@ def within_segments(model: nn.Module) -> Iterator[None]:
     """While it lasts, attention that would take lengths of images takes `patches_placed`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register(_WITHIN, _within)
+    known: Any = ALL_ATTENTION_FUNCTIONS
+    known[_WITHIN] = _within
     configs = {id(c): c for part in model.modules() if (c := getattr(part, "config", None))}
     name = "_attn_implementation_internal"
     before = [
@@ -105,6 +106,7 @@ def within_segments(model: nn.Module) -> Iterator[None]:
     finally:
         for config, own in before:
             setattr(config, name, own)
+        del known[_WITHIN]
 
 
 def _within(

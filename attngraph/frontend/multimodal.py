@@ -32,6 +32,8 @@ KINDS = "token_type_ids"
 """1 where a token stands for a piece of an image, which all of its image see."""
 POSITIONS = "position_ids"
 _NO_LENGTH = {"image_max_window_seqlen": 1}
+_ROUNDINGS, _MOST = 1e3, 2.0**-5
+"""How far the parts may be from the whole, of its largest logit: roundings, few of halves."""
 _TEXT = 4  # tokens before an image, and behind it, in what parts are traced and tried with
 
 
@@ -378,10 +380,8 @@ class _Tried:
             given["position_ids"], places(mask)
         )
         error = (found - expected).abs().max()
-        if (
-            not same_places
-            or not error <= 1e3 * torch.finfo(found.dtype).eps * expected.abs().max()
-        ):
+        limit = min(_ROUNDINGS * torch.finfo(found.dtype).eps, _MOST)
+        if not same_places or not error <= limit * expected.abs().max():
             refuse_mixed(type(model), self.name)
 
 

@@ -34,10 +34,7 @@ def stand_ins(module: torch.nn.Module) -> Iterator[Mapping[str, torch.Tensor]]:
         }
 
 
-_Mode: Any = TorchFunctionMode  # which has no types
-
-
-class _OneProduct(_Mode):  # type: ignore[misc]
+class _OneProduct(TorchFunctionMode):
     """Linears whose weight is one row, repeated, compute one product instead of many."""
 
     def __torch_function__(

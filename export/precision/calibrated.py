@@ -45,7 +45,8 @@ _WIDEST = 1 << 14
 def chosen_on(
     graph: Graph, inputs: Sequence[torch.Tensor], weights: Weights, rounding: Rounding | None
 ) -> dict[str, Stored]:
-    """By the name of each weight, its codes for what the inputs make of the graph.
+    """By the name of each weight for which some are better than the nearest, its codes for what the
+    inputs make of the graph.
 
     The graph runs once. A Hessian is held until the weights that are multiplied by its input have
     their codes, so one or two are at a time.
@@ -72,6 +73,8 @@ def chosen_on(
                     assert weight.data is not None
                     plain = stored(weight.data.detach(), BITS[weights], rounding)
                     better = improved(plain, weight.data.detach(), BITS[weights], hessian, rounding)
+                    if torch.equal(better.codes, plain.codes):
+                        continue
                     codes = better.codes if graph.keep is None else graph.keep(better.codes)
                     found[weight.name] = better._replace(codes=codes)
         wanted = set().union(*waiting)

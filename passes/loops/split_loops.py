@@ -160,17 +160,16 @@ class _Loop:
     ) -> None:
         build = self.build
         query, key, value, beta, decay = parts
-        assert value is not None
         if decay is not None and not found.is_log:
             decay = build("aten.log", decay)
         if mask is not None:
             there = build("aten.reshape", mask.shown, shape=[*mask.shown.shape, 1])
             zero = build("aten.full", size=[], fill_value=0.0, dtype=state.dtype)
-            decay = None if decay is None else build("aten.where.self", there, decay, zero)
-            if beta is not None:
-                beta = build("aten.where.self", there, beta, zero)
-            else:
-                value = build("aten.where.self", there, value, zero)
+            # All of them: what a hidden token has may be NaN, which a 0 beside it doesn't end.
+            key, value, decay, beta = (
+                None if each is None else build("aten.where.self", there, each, zero)
+                for each in (key, value, decay, beta)
+            )
         initial = self.initial[state]
         shape = [state.shape[0], found.heads, *state.shape[-2:]]
         past = build("aten.reshape", initial, shape=shape)

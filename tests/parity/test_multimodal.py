@@ -17,7 +17,7 @@ import attngraph
 from attngraph import Multimodal
 from attngraph.decoding.multimodal import VISION
 from attngraph.errors import ParityError, UsageError
-from attngraph.frontend.image_grids import Places, patches_placed
+from attngraph.frontend.image_grids import Places, patches_placed, within_segments
 from attngraph.frontend.modalities import is_joined
 from attngraph.frontend.multimodal import Join, Parts, Vision, of_images
 from attngraph.inference import inference
@@ -421,9 +421,19 @@ def test_a_class_says_whether_its_rule_is_known(name: str, known: bool) -> None:
     assert is_joined(getattr(transformers, name)) is known
 
 
-def test_a_model_with_another_rule_is_refused() -> None:
+def test_what_stands_in_for_attention_is_taken_out_again() -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = dict(ALL_ATTENTION_FUNCTIONS)
+    with within_segments(nn.Linear(1, 1)):
+        assert len(ALL_ATTENTION_FUNCTIONS) == len(before) + 1
+    assert dict(ALL_ATTENTION_FUNCTIONS) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_model_with_another_rule_is_refused(dtype: torch.dtype) -> None:
     model = eager("llava")
-    scaled = type(model)(model.config).eval()  # type: ignore[arg-type, call-arg]
+    scaled = type(model)(model.config).eval().to(dtype)  # type: ignore[arg-type, call-arg]
     own = scaled.model.get_placeholder_mask
     scaled.model.get_placeholder_mask = lambda ids, **given: own(ids.flip(1), **given)
     with pytest.raises(UsageError, match="no compiler joins these to the tokens"):
