@@ -258,17 +258,21 @@ def generated_parity(
     rows = _ROWS if encoded is None else encoded.rows
     most = changes.end(graph, layout)
     end = min(PROMPT + _STEPS, most)
-    fitting = (n for n in range(2, end + 1) if decoder.takes(rows, min(PROMPT, n - 1), n))
+    fitting = (n for n in range(2, end + 1) if decoder.extent.takes(rows, min(PROMPT, n - 1), n))
     end = max(fitting, default=end)
     first = min(PROMPT, end - 1)
     further = changes.steps(graph, layout, rows, first)
     further |= _around_chunks(graph, layout, first, most)
-    taken = {n for n in further if decoder.takes(rows, first, n) and decoder.takes(rows, n, n)}
+    taken = {
+        n
+        for n in further
+        if decoder.extent.takes(rows, first, n) and decoder.extent.takes(rows, n, n)
+    }
     found = {"": steps.parity(rows, sorted({*range(first, end + 1)} | taken))}
     attends = encoded is not None and encoded.step is None
     far = {} if attends else changes.far(graph, layout)
     for change, near in far.items():
-        if decoder.takes(1, near[0], near[-1]):
+        if decoder.extent.takes(1, near[0], near[-1]):
             found[f"at {change} tokens"] = steps.parity(1, near)
     return merge(found)
 

@@ -149,7 +149,7 @@ def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
         decoder = model.decoder
         room = decoder.layout.max_length
         total = ids.shape[1]
-        if (room is not None and total > room) or not decoder.takes(len(ids), first, total):
+        if (room is not None and total > room) or not decoder.extent.takes(len(ids), first, total):
             continue
         yield plain(
             label,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import collections
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache, begun, owned
+from attngraph.decoding.extent import Extent
 from attngraph.decoding.rules import NO_RULES, Rules
 from attngraph.decoding.sampling import Sampling
 from attngraph.decoding.stream import Step, TokenStream
@@ -149,9 +149,9 @@ class Decoder:
         ids = token_ids(ids, self.layout.vocabulary)
         batch, length = ids.shape
         cache = self.start({}, batch) if cache is None else owned(cache, self.owner, batch)
-        total = cache.length + length
-        self._require_room(total)
-        self._require_sizes(batch, length, cache.length)
+        extent, total = self.extent, cache.length + length
+        extent.require_room(total)
+        extent.require_sizes(batch, length, cache.length)
         shown = shown_tokens(attention_mask, batch, cache.length, length)
         cache.seen.require_same(shown)
         seen = cache.seen.then(ids, shown)
@@ -159,14 +159,14 @@ class Decoder:
             seen = replace(seen, shift=fed.shift)
         if self.layout.states:
             seen.require_left()
-        self._require_rows(seen.counts)
+        extent.require_rows(seen.counts)
         if self._is_outdated(cache.seen, seen):
             if fed is not None:
                 raise UsageError(
                     f"The model computes the keys of all tokens anew behind {cache.length}: give "
                     "all of them as one prompt, with their images."
                 )
-            self._require_sizes(batch, total, 0)
+            extent.require_sizes(batch, total, 0)
             logits, grown = self._compute(seen.ids, self._emptied(cache), seen)
             return logits[:, -length:], grown
         return self._compute(ids, cache, seen, fed)
@@ -211,33 +211,15 @@ class Decoder:
         """
         if before.ids.shape[1] == 0:
             return False
-        self._require_steps(after.counts)
+        self.extent.require_steps(after.counts)
         spans = list(zip(before.counts, after.counts, strict=True))
         return any(low <= place < high for place in self.layout.switches for low, high in spans)
-
-    def _require_steps(self, counts: tuple[int, int]) -> None:
-        last, total = self.layout.last, max(counts)
-        if last is not None and total > last:
-            raise UsageError(
-                f"The model computes the keys of all tokens anew at each length behind {last}, so "
-                f"no cache can go on to {total} tokens: give all of them as one prompt."
-            )
 
     def _emptied(self, cache: Cache) -> Cache:
         """A cache without a token, in the same buffers if there are any."""
         if isinstance(cache, StaticCache):
             return cache.slots.restart(cache)
         return self._empty(cache.batch, cache.memory)
-
-    def _require_rows(self, counts: tuple[int, int]) -> None:
-        """Raises UsageError where the model's tables have no row for a token."""
-        limits = (self.layout.most, self.layout.most_positions)
-        for most, count, what in zip(limits, counts, ("tokens", "positions"), strict=True):
-            if most is not None and count > most:
-                raise UsageError(
-                    f"The model's tables have rows for {most} {what}, and there would be {count}: "
-                    "shorten the prompt, or ask for fewer tokens."
-                )
 
     def _feeds(
         self,
@@ -270,49 +252,14 @@ class Decoder:
         return feeds
 
     @property
+    def extent(self) -> Extent:
+        """How many rows and tokens it takes."""
+        seq = str(self.session.input_shape(self.layout.ids)[1])
+        return Extent(self.layout, self.ranges, seq)
+
+    @property
     def is_static(self) -> bool:
         return self.layout.max_length is not None
-
-    def _require_room(self, total: int) -> None:
-        room = self.layout.max_length
-        if room is not None and total > room:
-            raise UsageError(
-                f"The static cache has room for {room} tokens, and {total} would be in it: compile "
-                "with a larger max_length, or with a growing cache."
-            )
-
-    def takes(self, batch: int, prompt: int, total: int) -> bool:
-        """Whether the model takes rows of a prompt and of steps up to a total of tokens."""
-        steps = [(prompt, 0), *((1, past) for past in range(prompt, total))]
-        return not any(self._broken(batch, new, past) for new, past in steps)
-
-    def longest(self, most: int) -> int:
-        """How many tokens, at most `most`, a row may have: one after the other, from one prompt or
-        from several, and with what the cache holds of each unchanged.
-        """
-        layout = self.layout
-        known = (layout.max_length, layout.last, layout.most, layout.most_positions)
-        most = min([most, *layout.switches[:1], *(limit for limit in known if limit is not None)])
-
-        def fits(total: int) -> bool:
-            return not any(self._broken(1, new, total - new) for new in {1, total})
-
-        return bisect.bisect_left(range(1, most + 1), True, key=lambda total: not fits(total))
-
-    def _broken(self, batch: int, new: int, past: int) -> str:
-        """Which range of the model's dims a step breaks; empty if it breaks none."""
-        layout, seq = self.layout, str(self.session.input_shape(self.layout.ids)[1])
-        calls = pieces(past, past + new, layout.piece)
-        sizes = ({layout.batch: batch, seq: b - a, layout.past: a} for a, b in calls)
-        return next((broken for each in sizes if (broken := self.ranges.broken(each))), "")
-
-    def _require_sizes(self, batch: int, new: int, past: int) -> None:
-        if broken := self._broken(batch, new, past):
-            raise UsageError(
-                f"The decoder was compiled for sizes with {broken}, and these are {batch} rows of "
-                f"{new} new tokens after {past}: beyond that the model's own code takes another "
-                "branch, or the range that was asked for ends."
-            )
 
     def _write(
         self, feeds: dict[str, torch.Tensor], cache: StaticCache, seen: Seen
@@ -440,17 +387,17 @@ class Decoder:
             )
         if cache is not None:
             cache.seen.require_same(shown)
-        more = max(count - 1, 0)  # the last token is not fed
-        self._require_room(length + more)
+        extent, more = self.extent, max(count - 1, 0)  # the last token is not fed
+        extent.require_room(length + more)
         total, places = Seen.nothing(batch).then(prompt, shown).counts
-        self._require_rows((total + more, places + more))
+        extent.require_rows((total + more, places + more))
         if more:
-            self._require_steps((total + more, places + more))
+            extent.require_steps((total + more, places + more))
         if count:
-            self._require_sizes(batch, length - held, held)
+            extent.require_sizes(batch, length - held, held)
         ahead = range(length, length + more)  # an end token may come long before the last of them
         for past in (*ahead[:_AHEAD], *ahead[_AHEAD:][-1:]):
-            self._require_sizes(batch, 1, past)
+            extent.require_sizes(batch, 1, past)
         ends = end_tokens(eos_token_id, known)
         filler = ends[0] if ends else 0
         if pad_token_id is not None:

@@ -211,7 +211,7 @@ def template(names: Sequence[str]) -> str:
 def _length(decoder: Decoder, told: Generation) -> int:
     """The tokens that a text may have."""
     known = [each for each in (told.length, decoder.layout.max_length) if each is not None]
-    length = decoder.longest(min(known, default=_UNKNOWN))
+    length = decoder.extent.longest(min(known, default=_UNKNOWN))
     if length == _UNKNOWN:
         raise UsageError(
             "onnxruntime-genai wants to know how many tokens a text may have, and the model "

@@ -20,13 +20,16 @@ from attngraph.options import Options
 from attngraph.passes import make, run
 from attngraph.passes.fusion import fuse_experts
 from attngraph.passes.rewriting.trials import sample, turns
+from tests.parity import expert_near_misses as near_misses
 from tests.parity import experts
-from tests.parity.experts import NEAR_MISSES, PUBLISHED, ROUTED_BY_ITSELF, SWITCHING, E, H
+from tests.parity.expert_near_misses import NEAR_MISSES, ROUTED_BY_ITSELF, SWITCHING
+from tests.parity.experts import PUBLISHED, E, H
 
 SLOW = {
     *(experts.Dense, experts.Masked, experts.All, experts.Rectified, experts.Shared),
-    *(experts.Capacity, experts.Cleaned, experts.CutInput, experts.HalfLimits, experts.Halved),
-    *(experts.Shortened, experts.Kept, experts.ScaledInside, experts.OneDiffers),
+    *(near_misses.Capacity, near_misses.Cleaned, near_misses.CutInput, near_misses.HalfLimits),
+    *(near_misses.Halved, near_misses.Shortened, near_misses.Kept, near_misses.ScaledInside),
+    near_misses.OneDiffers,
 }
 PASSES = ["split-complex", "canonicalize", "cse", "dce", "fuse-experts", "dce"]
 
@@ -104,12 +107,12 @@ def test_the_op_routes_by_softmax_and_top_k_alone(kind: type[torch.nn.Module]) -
 
 
 def test_a_limit_is_read_where_no_drawn_row_reaches_it() -> None:
-    graph = _fused(experts.FarLimit)
+    graph = _fused(near_misses.FarLimit)
     (node,) = (node for node in graph if node.op in EXPERTS)
     assert node.attrs["limit"] == 100
     x = torch.randn(2, 5, H) * 1e4
     (found,) = interpret(graph, [x])
-    torch.testing.assert_close(found, _module(experts.FarLimit)(x), rtol=1e-5, atol=1.0)
+    torch.testing.assert_close(found, _module(near_misses.FarLimit)(x), rtol=1e-5, atol=1.0)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_the_faster_form_is_taken(
 
 def test_rows_that_are_dropped_by_number_are_no_mixture() -> None:
     """At the sizes of trials none are."""
-    assert _count(_fused(experts.CutRows)) == 0
+    assert _count(_fused(near_misses.CutRows)) == 0
 
 
 def _swapped(read: Callable[..., Any]) -> Callable[..., Any]:

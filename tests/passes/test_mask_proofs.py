@@ -31,7 +31,7 @@ from attngraph.ir.dims import substitute, symbol
 from attngraph.passes import run
 from attngraph.passes.attention.remasking import Remasking
 from attngraph.passes.rewriting.outcomes import Unreached
-from tests.passes.drawn import Draw, Making
+from tests.passes.making import Draw, Making
 
 LOW = torch.finfo(torch.float32).min
 BATCH, SEQ = symbol("batch"), symbol("seq")

@@ -22,7 +22,7 @@ from attngraph.ir.dims import substitute, symbol
 from attngraph.passes import run
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.outcomes import NotEvaluated
-from tests.passes.drawn import Draw, Making, begun
+from tests.passes.making import Draw, Making, begun
 
 A, B = symbol("a"), symbol("b")
 FORMS = ("quotient", "reciprocal", "late", "logsumexp", "log of sum", "log_softmax", "plus one")

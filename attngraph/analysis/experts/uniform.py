@@ -21,14 +21,22 @@ What an expert does between its products is read by itself (activation.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import TypeAlias
 
 import sympy
 import torch
 
+from attngraph.analysis.experts.kinds import (
+    Kind,
+    Rows,
+    SwitchError,
+    What,
+    gathered,
+    multiplied,
+    require,
+    summed,
+)
 from attngraph.analysis.experts.products import GROUPED, Product
 from attngraph.analysis.experts.reading import Mixture
 from attngraph.ir import Node, ScalarType, TensorType, Value
@@ -79,32 +87,6 @@ _OFFSETS = 2  # the place of a grouped product's offsets among its inputs
 _COUNTING = (torch.int64, torch.int32, torch.float32, torch.float64)
 
 
-class Kind(Enum):
-    """What the elements of a value are, if not floats of rows."""
-
-    FIXED = auto()  # the same at any number of rows
-    SIZED = auto()  # of sizes
-    CHOSEN = auto()  # numbers of experts
-    MATCH = auto()  # a function of one of these
-    PLACE = auto()  # of rows, or of choices
-    COUNT = auto()  # of rows
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Floats: sums of products, each with so many factors that are weights, and matches."""
-
-    weights: int = 0
-    matches: int = 0
-
-
-_What: TypeAlias = Kind | Rows
-
-
-class _SwitchError(Exception):
-    """An operator that isn't known to do the same to all values of this kind."""
-
-
 def switch_in(mixture: Mixture, given: Collection[Value], weights: Value) -> Node | None:
     """A node that may do something else to other rows, or at other numbers of them, than to those
     that were tried; None where there is none. `given` are x, its layouts and the choices.
@@ -120,7 +102,7 @@ def switch_in(mixture: Mixture, given: Collection[Value], weights: Value) -> Nod
 @dataclass
 class _Reading:
     mixture: Mixture
-    known: dict[Value, _What] = field(default_factory=dict)
+    known: dict[Value, What] = field(default_factory=dict)
     blame: dict[Value, Node] = field(default_factory=dict)
 
     def blamed(self, result: Value) -> Node | None:
@@ -143,16 +125,16 @@ class _Reading:
                     for each in expert.ups:
                         self.of(each.result)
                     self._multiplied(expert.down, expert.down.rows)
-                    found: list[_What] = [Rows()]
+                    found: list[What] = [Rows()]
                 elif up is not None:
                     rows = self.of(up.rows)
                     self._multiplied(up, up.rows)
                     if not isinstance(rows, Rows) or rows.weights or rows.matches > 1:
-                        raise _SwitchError
+                        raise SwitchError
                     found = [Rows()]
                 else:
                     found = self._made(node)
-            except _SwitchError:
+            except SwitchError:
                 above = (self.blame.get(value) for value in node.inputs if value is not None)
                 self.blame.update(
                     dict.fromkeys(node.outputs, next(filter(None, above), node)),
@@ -163,9 +145,9 @@ class _Reading:
             return None
         return self.blame.get(result, result.producer)
 
-    def of(self, value: Value | None) -> _What:
+    def of(self, value: Value | None) -> What:
         if value is None or value not in self.known:
-            raise _SwitchError
+            raise SwitchError
         return self.known[value]
 
     def _multiplied(self, product: Product, rows: Value) -> None:
@@ -174,105 +156,105 @@ class _Reading:
             [product.result], lambda value: value is rows or not _is_float(value)
         )
         if any(_is_float(leaf) and leaf is not rows and not leaf.is_constant for leaf in leaves):
-            raise _SwitchError
+            raise SwitchError
         for node in inside:
             for place, value in enumerate(node.inputs):
                 if value is None or _is_float(value):
                     continue
                 offsets = node.op in GROUPED and place == _OFFSETS
-                _require(self.of(value) in (Kind.FIXED, Kind.COUNT if offsets else Kind.CHOSEN))
+                require(self.of(value) in (Kind.FIXED, Kind.COUNT if offsets else Kind.CHOSEN))
 
-    def _made(self, node: Node) -> list[_What]:
-        """What the outputs of a node are. Raises _SwitchError where that may switch."""
+    def _made(self, node: Node) -> list[What]:
+        """What the outputs of a node are. Raises SwitchError where that may switch."""
         if node.op in FILL | UNSET and not is_sized(node, _NUMBERS):
             return [Kind.FIXED] * len(node.outputs)
         given = [self.of(value) for value in node.inputs if value is not None]
         if _switches(node) or _cuts_rows(node):
-            raise _SwitchError
+            raise SwitchError
         if all(kind in (Kind.FIXED, Kind.SIZED) for kind in given):
             return [self._fixed(node, given)] * len(node.outputs)
         if node.op in SORTED:
             return self._sorted(node, given)
         if node.op in PLACED:
-            _require(given[0] is Kind.MATCH)
+            require(given[0] is Kind.MATCH)
             return [Kind.PLACE] * len(node.outputs)
         return [self._one(node, given)] * len(node.outputs)
 
-    def _one(self, node: Node, given: list[_What]) -> _What:
+    def _one(self, node: Node, given: list[What]) -> What:
         first = given[0]
         if node.op in LAYOUT:
-            _require(len(given) == 1)
+            require(len(given) == 1)
             return first
         if node.op in CAST:
             return self._cast(node, first)
         if node.op in JOIN:
-            return _sum(given)
+            return summed(given)
         if node.op in GATHERED:
             source = node.inputs[0]
             assert source is not None
             if source.producer is not None and source.producer.op in FILL:
                 return Kind.FIXED
-            return _gathered(first, given[1:])
+            return gathered(first, given[1:])
         if node.op in SCATTER:
             return _scattered(node, given)
         if node.op in COMPARISON:
-            _require(sorted(kind is Kind.FIXED for kind in given) in ([False], [False, True]))
-            _require(Kind.CHOSEN in given and not is_sized(node))
+            require(sorted(kind is Kind.FIXED for kind in given) in ([False], [False, True]))
+            require(Kind.CHOSEN in given and not is_sized(node))
             return Kind.MATCH
         if node.op in ONE_HOT:
-            _require(first is Kind.CHOSEN)
+            require(first is Kind.CHOSEN)
             return Kind.MATCH
         if node.op in LOGICAL:
-            _require([kind for kind in given if kind is not Kind.FIXED] == [Kind.MATCH])
+            require([kind for kind in given if kind is not Kind.FIXED] == [Kind.MATCH])
             return Kind.MATCH
         if node.op in CLAMP:
             low, high = node.attrs.get("min"), node.attrs.get("max")
             last = self.mixture.choice.experts - 1
-            _require(first is Kind.CHOSEN and len(given) == 1)
-            _require(low is None or (isinstance(low, int) and low <= 0))
-            _require(high is None or (isinstance(high, int) and high >= last))
+            require(first is Kind.CHOSEN and len(given) == 1)
+            require(low is None or (isinstance(low, int) and low <= 0))
+            require(high is None or (isinstance(high, int) and high >= last))
             return Kind.CHOSEN
         if node.op in CHOICE:
             at = 1 if "masked_fill" in node.op else 0
             either = [kind for place, kind in enumerate(given) if place != at]
             if given[at] is Kind.FIXED:
-                return _sum(either)
-            _require(given[at] is Kind.MATCH and not is_sized(node))
-            _require(all(kind is Kind.FIXED or isinstance(kind, Rows) for kind in either))
-            return _product([Kind.MATCH, _sum([*either, Kind.FIXED])])
+                return summed(either)
+            require(given[at] is Kind.MATCH and not is_sized(node))
+            require(all(kind is Kind.FIXED or isinstance(kind, Rows) for kind in either))
+            return multiplied([Kind.MATCH, summed([*either, Kind.FIXED])])
         if node.op in SUM | TRUTH:
             return self._reduced(node, first)
         if node.op in RUNNING_SUM | COUNTED:
             counted = (Kind.CHOSEN,) if node.op in COUNTED else (Kind.MATCH, Kind.COUNT)
-            _require(first in counted and "cumprod" not in node.op)
+            require(first in counted and "cumprod" not in node.op)
             return Kind.COUNT
         return self._computed(node, given)
 
-    def _computed(self, node: Node, given: list[_What]) -> _What:
+    def _computed(self, node: Node, given: list[What]) -> What:
         """Sums and products of numbers."""
         if any(kind in (Kind.PLACE, Kind.COUNT) for kind in given):
             return self._places(node, given)
-        _require(not is_sized(node))
+        require(not is_sized(node))
         if node.op in _LINEAR | NEGATION:
-            return _sum([*given, Kind.FIXED])
+            return summed([*given, Kind.FIXED])
         if node.op in ADDMM:
-            return _sum([given[0], _product(given[1:])])
-        _require(node.op in _PRODUCT)
+            return summed([given[0], multiplied(given[1:])])
+        require(node.op in _PRODUCT)
         if node.op in LINEAR and len(given) == 3:
-            return _sum([given[2], _product(given[:2])])
-        _require("div" not in node.op or given[-1] is Kind.FIXED or len(given) == 1)
-        return _product(given)
+            return summed([given[2], multiplied(given[:2])])
+        require("div" not in node.op or given[-1] is Kind.FIXED or len(given) == 1)
+        return multiplied(given)
 
-    def _places(self, node: Node, given: list[_What]) -> _What:
+    def _places(self, node: Node, given: list[What]) -> What:
         """Numbers of places and of rows, computed with by those of choices and of rows."""
         is_count = Kind.COUNT in given
         divides = QUOTIENT | ROUNDED_DIVISION
-        _require(node.op in _LINEAR | NEGATION | divides | SCALE | MULTIPLICATIVE)
+        require(node.op in _LINEAR | NEGATION | divides | SCALE | MULTIPLICATIVE)
         if node.op in divides:
-            _require(not is_count and node.output.dtype in (torch.int64, torch.int32))
-            _require(given[0] is Kind.PLACE)
-        _require(all(isinstance(kind, Kind) for kind in given))
-        _require(not {Kind.CHOSEN, Kind.MATCH} & {*given})
+            require(not is_count and node.output.dtype in (torch.int64, torch.int32))
+            require(given[0] is Kind.PLACE)
+        require(all(isinstance(kind, Kind) for kind in given))
+        require(not {Kind.CHOSEN, Kind.MATCH} & {*given})
         choice = self.mixture.choice
         allowed = {0, 1, -1, choice.count, choice.experts}
         named = ("other", "alpha", "value")
@@ -281,32 +263,32 @@ class _Reading:
             if value is not None and self.known[value] is Kind.FIXED:
                 data = value.data if value.is_constant else None
                 if data is None or data.numel() != 1:
-                    _require(not _is_dynamic(value) and _is_range(value))
+                    require(not _is_dynamic(value) and _is_range(value))
                 else:
                     numbers.append(int(data))
         for number in numbers:
-            _require(isinstance(number, sympy.Basic) or number in allowed or not _dynamic(node))
+            require(isinstance(number, sympy.Basic) or number in allowed or not _dynamic(node))
         return Kind.COUNT if is_count else Kind.PLACE
 
-    def _cast(self, node: Node, given: _What) -> _What:
+    def _cast(self, node: Node, given: What) -> What:
         dtype = node.output.dtype
         if isinstance(given, Rows):
             least = self.mixture.x.dtype
-            _require(dtype.is_floating_point)
-            _require(torch.finfo(dtype).max >= torch.finfo(least).max)
-            _require(torch.finfo(dtype).eps <= torch.finfo(least).eps)
+            require(dtype.is_floating_point)
+            require(torch.finfo(dtype).max >= torch.finfo(least).max)
+            require(torch.finfo(dtype).eps <= torch.finfo(least).eps)
         elif given is Kind.CHOSEN:
             few = self.mixture.choice.experts <= _EXACT_TO and dtype != torch.bool
-            _require(dtype in _COUNTING or few)
+            require(dtype in _COUNTING or few)
         elif given is not Kind.MATCH:
-            _require(dtype in _COUNTING)
+            require(dtype in _COUNTING)
         return given
 
-    def _reduced(self, node: Node, given: _What) -> _What:
+    def _reduced(self, node: Node, given: What) -> What:
         if isinstance(given, Rows):
-            _require(node.op in SUM)
+            require(node.op in SUM)
             return given
-        _require(given in (Kind.MATCH, Kind.COUNT))
+        require(given in (Kind.MATCH, Kind.COUNT))
         source = node.inputs[0]
         assert source is not None
         dims = node.attrs.get("dim")
@@ -318,15 +300,15 @@ class _Reading:
         )
         if own and given is Kind.MATCH:
             return Kind.MATCH
-        _require(node.op in SUM)
+        require(node.op in SUM)
         return Kind.COUNT
 
-    def _sorted(self, node: Node, given: list[_What]) -> list[_What]:
-        _require(given[0] in (Kind.CHOSEN, Kind.PLACE))
-        places: list[_What] = [Kind.PLACE]
+    def _sorted(self, node: Node, given: list[What]) -> list[What]:
+        require(given[0] in (Kind.CHOSEN, Kind.PLACE))
+        places: list[What] = [Kind.PLACE]
         return places if len(node.outputs) == 1 else [given[0], *places]
 
-    def _fixed(self, node: Node, given: list[_What]) -> _What:
+    def _fixed(self, node: Node, given: list[What]) -> What:
         """What is made of constants and sizes alone."""
         if node.op in RANGE:
             return Kind.PLACE if is_sized(node) else Kind.FIXED
@@ -336,78 +318,26 @@ class _Reading:
             node.op not in _SAME_EVERYWHERE or (node.op not in LAYOUT and is_sized(node))
         ):
             return Kind.SIZED
-        return _sum(given)
+        return summed(given)
 
 
-def _sum(given: Iterable[_What]) -> _What:
-    """Elements of any of these, or sums of them."""
-    kinds = [*given]
-    rows = [kind for kind in kinds if isinstance(kind, Rows)]
-    others = {kind for kind in kinds if isinstance(kind, Kind)} - {Kind.FIXED}
-    if rows:
-        _require(others <= {Kind.MATCH})
-        matches = max(kind.matches for kind in rows)
-        return Rows(max(kind.weights for kind in rows), max(matches, len(others)))
-    if not others:
-        return Kind.FIXED
-    if others <= {Kind.PLACE, Kind.COUNT}:
-        return Kind.COUNT if Kind.COUNT in others else Kind.PLACE
-    _require(len(others) == 1)
-    (kind,) = others
-    _require(kind is not Kind.CHOSEN or Kind.FIXED not in kinds)
-    return kind
-
-
-def _product(given: Iterable[_What]) -> _What:
-    kinds = [kind for kind in given if kind is not Kind.FIXED]
-    if kinds == [Kind.MATCH]:
-        return Kind.MATCH
-    if not kinds:
-        return Kind.FIXED
-    _require(all(isinstance(kind, Rows) or kind is Kind.MATCH for kind in kinds))
-    rows = [Rows(matches=1) if kind is Kind.MATCH else kind for kind in kinds]
-    made = Rows(
-        sum(kind.weights for kind in rows if isinstance(kind, Rows)),
-        sum(kind.matches for kind in rows if isinstance(kind, Rows)),
-    )
-    _require(made.weights <= 1 and made.matches <= 1)
-    _require(any(isinstance(kind, Rows) for kind in kinds))
-    return made
-
-
-def _gathered(source: _What, indices: list[_What]) -> _What:
-    """Elements of the source at places."""
-    _require(all(isinstance(kind, Kind) and kind is not Kind.SIZED for kind in indices))
-    if source is Kind.FIXED:
-        _require({*indices} <= {Kind.CHOSEN, Kind.FIXED})
-        return Kind.MATCH
-    if isinstance(source, Rows) and Kind.CHOSEN in indices:
-        return _product([source, Kind.MATCH])
-    return source
-
-
-def _scattered(node: Node, given: list[_What]) -> _What:
+def _scattered(node: Node, given: list[What]) -> What:
     """Some elements set, or added to, at places."""
-    _require(node.attrs.get("reduce", "sum") in ("sum", "add"))
+    require(node.attrs.get("reduce", "sum") in ("sum", "add"))
     is_number = "value" in node.attrs or node.op.endswith((".value", ".value_reduce"))
     base, indices = given[0], given[1:] if is_number else given[1:-1]
     source = Kind.FIXED if is_number else given[-1]
-    _require(bool(indices))
-    _require(not is_sized(node, ("value",)))
-    _require(all(isinstance(kind, Kind) and kind is not Kind.SIZED for kind in indices))
+    require(bool(indices))
+    require(not is_sized(node, ("value",)))
+    require(all(isinstance(kind, Kind) and kind is not Kind.SIZED for kind in indices))
     chosen = Kind.CHOSEN in indices
     if source is Kind.FIXED and base is Kind.FIXED:
         if chosen or not _is_integer(node.output):
             return Kind.MATCH
         return Kind.PLACE
-    made = _sum([base, source])
-    _require(made is not Kind.CHOSEN)
-    return _product([made, Kind.MATCH]) if chosen else made
-
-
-def _require(holds: bool) -> None:
-    if not holds:
-        raise _SwitchError
+    made = summed([base, source])
+    require(made is not Kind.CHOSEN)
+    return multiplied([made, Kind.MATCH]) if chosen else made
 
 
 def _is_float(value: Value) -> bool:

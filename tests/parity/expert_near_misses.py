@@ -1,0 +1,267 @@
+"""Near misses of mixtures of experts: each differs somewhere, and must stay as it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.parity.experts import E, Gathered, K, Sorted, Stacked
+
+
+class LeftOut(Gathered):
+    """The last expert is never asked: the one before it is, in its place."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = super().route(x)
+        return weights, experts
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        asked = experts.clamp(max=E - 2)
+        hidden = functional.silu(torch.einsum("th,tkih->tki", x, self.w1[asked]))
+        hidden = hidden * torch.einsum("th,tkih->tki", x, self.w3[asked])
+        made = torch.einsum("tki,tkhi->tkh", hidden, self.w2[asked])
+        return torch.einsum("tkh,tk->th", made, weights)
+
+
+class Shortened(Stacked):
+    """The loop ends one expert early."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        parts = [self.expert(x, e) * (weights * (experts == e)).sum(-1, True) for e in range(E - 1)]
+        return torch.stack(parts).sum(0)
+
+
+class Squared(Stacked):
+    """Rows are weighted twice by one expert."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        made = [(weights * (experts == e)).sum(-1, True) for e in range(E)]
+        made[1] = made[1] * made[1]
+        return torch.stack([self.expert(x, e) * made[e] for e in range(E)]).sum(0)
+
+
+class ScaledInside(Stacked):
+    """A factor between the activation and the product down."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return (functional.silu(x @ self.w1[e].T) * (x @ self.w3[e].T) * 1.5) @ self.w2[e].T
+
+
+class OneDiffers(Stacked):
+    """One expert has another activation."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        act = functional.silu if e else functional.gelu
+        return (act(x @ self.w1[e].T) * (x @ self.w3[e].T)) @ self.w2[e].T
+
+
+class Signed(Stacked):
+    """Weights of either sign."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = self.gate(x).tanh().topk(K, -1)
+        return weights, experts
+
+
+class Limited(Stacked):
+    """An expert takes three rows at most, as with a capacity."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        parts = []
+        for e in range(E):
+            chosen = experts == e
+            place = chosen.any(-1).cumsum(0)
+            taken = (weights * (chosen & (place <= 3)[:, None])).sum(-1, True)
+            parts.append(self.expert(x, e) * taken)
+        return torch.stack(parts).sum(0)
+
+
+class CutRows(Stacked):
+    """The choices from the twentieth on, sorted by expert, are dropped."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        chosen, order = experts.reshape(-1).sort()
+        chosen, order = chosen[:20], order[:20]
+        rows = x[order // K, :, None]
+        hidden = functional.silu(self.w1[chosen] @ rows) * (self.w3[chosen] @ rows)
+        made = (self.w2[chosen] @ hidden)[..., 0] * weights.reshape(-1)[order, None]
+        return torch.zeros_like(x).index_add(0, order // K, made)
+
+
+class Kept(Stacked):
+    """Each expert adds its row to what it makes."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return super().expert(x, e) + x
+
+
+# What switches where no trial looks: each is a mixture on all that is drawn, and must stay.
+
+
+class Switching(Stacked):
+    """Every expert on every row, times its weight, which `gain` multiplies."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        parts = []
+        for e in range(E):
+            chosen = experts == e
+            taken = weights * chosen * self.gain(weights, chosen)
+            parts.append(self.expert(x, e) * taken.sum(-1, True))
+        return torch.stack(parts).sum(0)
+
+    def gain(self, weights: Tensor, chosen: Tensor) -> Tensor | float:
+        return 1.0
+
+
+class LeastWeight(Switching):
+    """An expert whose weight is next to nothing is left out."""
+
+    def gain(self, weights: Tensor, chosen: Tensor) -> Tensor | float:
+        return weights > 1e-9
+
+
+class Capacity(Switching):
+    """An expert takes forty rows at most."""
+
+    def gain(self, weights: Tensor, chosen: Tensor) -> Tensor | float:
+        return (chosen.any(-1, True).cumsum(0) <= 40) * 1.0
+
+
+class SlackCapacity(Switching):
+    """As a capacity, without a comparison."""
+
+    def gain(self, weights: Tensor, chosen: Tensor) -> Tensor | float:
+        return (500 - chosen.any(-1, True).cumsum(0)).clamp(0, 1)
+
+
+class Load(Switching):
+    """An expert that many rows take counts half."""
+
+    def gain(self, weights: Tensor, chosen: Tensor) -> Tensor | float:
+        return torch.where(chosen.sum() > 300, 0.5, 1.0)
+
+
+class Cleaned(Switching):
+    """Weights that are NaN count as none."""
+
+    def gain(self, weights: Tensor, chosen: Tensor) -> Tensor | float:
+        return torch.where(weights.isnan(), 0.0, 1.0)
+
+
+class Pair(Switching):
+    """Two experts, in this order, exclude all others: of two rows, few take them."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        _, experts = self.route(x)
+        both = (experts[:, 0] == 1) & (experts[:, 1] == 2)
+        return super().mix(x) * (1.0 - both[:, None] * 1.0)
+
+
+class CutInput(Stacked):
+    """Inputs are cut far beyond what is drawn."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return super().expert(x.clamp(-1e6, 1e6), e)
+
+
+class CutHidden(Switching):
+    """What the gate and the linear half make is cut far beyond what is drawn."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        hidden = functional.silu(x @ self.w1[e].T) * (x @ self.w3[e].T)
+        return hidden.clamp(-1e9, 1e9) @ self.w2[e].T
+
+
+class OneIsCut(Switching):
+    """One expert's gate has a limit."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        gate = (x @ self.w1[e].T).clamp(max=1e7 if e == 3 else None, min=None if e == 3 else -1e30)
+        return (functional.silu(gate) * (x @ self.w3[e].T)) @ self.w2[e].T
+
+
+class HalfLimits(Switching):
+    """Limits of the linear half that differ, far beyond what is drawn."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        gate, linear = (x @ self.w1[e].T).clamp(max=100), (x @ self.w3[e].T).clamp(-100, 90)
+        return (functional.silu(gate) * linear) @ self.w2[e].T
+
+
+class Halved(Switching):
+    """Results are rounded to half precision, where they may overflow."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return super().expert(x, e).half().float()
+
+
+class Wrapped(Sorted):
+    """Rows from the 700th on are others."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        chosen, order = experts.reshape(-1).sort()
+        rows = x[(order // K) % 700, :, None]
+        hidden = functional.silu(self.w1[chosen] @ rows) * (self.w3[chosen] @ rows)
+        made = (self.w2[chosen] @ hidden)[..., 0] * weights.reshape(-1)[order, None]
+        return torch.zeros_like(x).index_add(0, order // K, made)
+
+
+SWITCHING = (
+    *(LeastWeight, Capacity, SlackCapacity, Load, Cleaned, Pair),
+    *(CutInput, CutHidden, OneIsCut, HalfLimits, Halved, Wrapped),
+)
+
+
+class FarLimit(Switching):
+    """A limit that no drawn row reaches, and that the operator has."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        gate, linear = (x @ self.w1[e].T).clamp(max=100), (x @ self.w3[e].T).clamp(-100, 100)
+        return (functional.silu(gate) * linear) @ self.w2[e].T
+
+
+class SizedWeights(Stacked):
+    """Weights that depend on how many rows there are."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = super().route(x)
+        return weights / (1 + x.shape[0] // 600), experts
+
+
+class LittleBias(Stacked):
+    """A correction that changes a choice in rows that are all but tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.correction = nn.Buffer(torch.tensor([0, 0, 1e-11, 0]))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.gate(x).softmax(-1)
+        experts = (scores + self.correction).topk(K, -1).indices
+        weights = scores.gather(1, experts)
+        return weights / weights.sum(-1, True), experts
+
+
+class LeastChosen(Stacked):
+    """Weights next to nothing are none, before they are used."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = super().route(x)
+        return torch.where(weights < 1e-9, 0.0, weights), experts
+
+
+ROUTED_BY_ITSELF = (SizedWeights, LittleBias, LeastChosen)
+"""Of these the op is given weights and choices: it can't find them itself."""
+
+NEAR_MISSES = (
+    *(LeftOut, Shortened, Squared, ScaledInside, OneDiffers, Signed, Limited),
+    Kept,
+)
