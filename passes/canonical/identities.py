@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -19,6 +20,24 @@ from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, sou
 def padded_by_nothing(rewriter: Rewriter, node: Node) -> Replacement:
     """Zero elements more on each side."""
     return source_of(node) if all(amount == 0 for amount in attribute(node, "pad")) else None
+
+
+@rule("aten.pad")
+def padded_twice(rewriter: Rewriter, node: Node) -> Replacement:
+    """Padding of padding with the same number."""
+    inner = source_of(node).producer
+    if inner is None or inner.op != node.op or inner.attrs.keys() != node.attrs.keys():
+        return None
+    if any(str(inner.attrs[name]) != str(node.attrs[name]) for name in node.attrs if name != "pad"):
+        return None
+    mine, its = attribute(node, "pad"), attribute(inner, "pad")
+    if attribute(node, "mode") != "constant":
+        return None
+    if not all(isinstance(amount, int) and amount >= 0 for amount in [*mine, *its]):
+        return None
+    amounts = zip_longest(mine, its, fillvalue=0)
+    attrs = {**node.attrs, "pad": [one + other for one, other in amounts]}
+    return rewriter.emit(node.op, [source_of(inner)], attrs, at=node, fused=[inner])
 
 
 def _number(node: Node, name: str) -> Any:
@@ -140,6 +159,7 @@ def where_of_one(rewriter: Rewriter, node: Node) -> Replacement:
 
 IDENTITIES = [
     padded_by_nothing,
+    padded_twice,
     times_one,
     over_one,
     power_of_one,

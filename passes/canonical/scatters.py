@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from attngraph.analysis.layout.axes import Operand, climb, fresh_axes, resolve
 from attngraph.analysis.values.matching import same_type
-from attngraph.ir import Node, TensorType, Value
+from attngraph.ir import Dim, Node, TensorType, Value
+from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
 _SCATTERS = ("aten.select_scatter", "aten.slice_scatter")
+_LONGEST = 16  # sums and layouts of one assignment
 
 
 @rule(*_SCATTERS)
@@ -82,4 +85,87 @@ def _joined(
     return rewriter.emit("aten.cat", parts, {"dim": dim}, at=node, fused=above)
 
 
-SCATTER_RULES = [scatters]
+@rule("aten.slice_scatter")
+def added_in_part(rewriter: Rewriter, node: Node) -> Replacement:
+    """`x[…, 1:] += d` is x + d padded by −0, which changes no number, not even −0."""
+    x, written = source_of(node), input_of(node, "src")
+    padding = _padding(node, written)
+    if padding is None or x.dtype != written.dtype or not x.dtype.is_floating_point:
+        return None
+    path = _path_to_part(written, node)
+    for place, (step, added) in enumerate(path or ()):
+        if added is None:
+            continue
+        emit, shape = rewriter.emit, step.output.shape
+        if not same_shape(added.shape, shape):
+            kind = [TensorType(x.dtype, shape)]
+            attrs = {"size": list(shape)}
+            added = emit("aten.expand", [added], attrs, at=node, types=kind)[0]
+        for layout, other in (path or ())[place + 1 :]:
+            if other is None:
+                kind = [layout.output.tensor_type]
+                added = emit(layout.op, [added], layout.attrs, at=node, types=kind)[0]
+        added = emit("aten.pad", [added], {"pad": padding, "value": -0.0}, at=node)[0]
+        x = emit("aten.add.Tensor", [x, added], {}, at=node, fused=[step])[0]
+    return x if path is not None else None
+
+
+def _path_to_part(written: Value, scatter: Node) -> list[tuple[Node, Value | None]] | None:
+    """The layouts, and the sums with what they add, from the part that a scatter replaces down to
+    what it writes there. None where some element is moved, or is no sum with the one before.
+    """
+    start = fresh_axes(written.shape)
+    stack: list[tuple[Operand, list[tuple[Node, Value | None]]]] = [(Operand(written, start), [])]
+    while stack:
+        operand, path = stack.pop()
+        value, node = operand.value, operand.value.producer
+        if _is_part(value, scatter):
+            if operand.dims == tuple(map(resolve, start)):
+                return path
+            continue
+        if node is None or len(path) == _LONGEST or value.dtype != scatter.output.dtype:
+            continue
+        if node.op == "aten.add.Tensor" and attribute(node, "alpha") == 1:
+            left, right = input_of(node, "self"), input_of(node, "other")
+            for side, other in ((left, right), (right, left)):
+                if same_type(side, value) and other.dtype == value.dtype:
+                    stack.append((Operand(side, operand.axes), [(node, other), *path]))
+        elif len(node.inputs) == 1 and (above := climb(operand)) is not None:
+            stack.append((above, [(node, None), *path]))
+    return None
+
+
+def _is_part(value: Value, scatter: Node) -> bool:
+    """Whether a value is what a scatter replaces, cut out of the same tensor."""
+    node = value.producer
+    if node is None or node.op != "aten.slice.Tensor":
+        return False
+    places = ("dim", "start", "end", "step")
+    return all(attribute(node, name) == attribute(scatter, name) for name in places) and _is_same(
+        source_of(node), source_of(scatter)
+    )
+
+
+def _is_same(one: Value, other: Value) -> bool:
+    """Whether two values are one, or the same slice of one."""
+    first, second = one.producer, other.producer
+    if one is other or first is None or second is None:
+        return one is other
+    is_slice = first.op == second.op == "aten.slice.Tensor" and first.attrs == second.attrs
+    return is_slice and _is_same(source_of(first), source_of(second))
+
+
+def _padding(scatter: Node, written: Value) -> list[Dim] | None:
+    """How many elements lie around the written part, as pad takes them: the last axis first."""
+    shape = scatter.output.shape
+    dim, start = attribute(scatter, "dim") % len(shape), attribute(scatter, "start") or 0
+    if attribute(scatter, "step") != 1 or not isinstance(start, int):
+        return None
+    first = as_dim(start + shape[dim]) if start < 0 else start
+    after = as_dim(shape[dim] - first - written.shape[dim])
+    if not (isinstance(first, int) and isinstance(after, int)) or min(first, after) < 0:
+        return None
+    return [0, 0] * (len(shape) - 1 - dim) + [first, after]
+
+
+SCATTER_RULES = [scatters, added_in_part]

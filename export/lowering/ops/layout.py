@@ -185,5 +185,8 @@ def lower_pad(ctx: LoweringContext, node: Node) -> ir.Value:
     before, after = [0] * len(value.shape), [0] * len(value.shape)
     for position, amount in enumerate(node.attrs["pad"]):
         (after if position % 2 else before)[-1 - position // 2] = amount
-    fill = ctx.number(node.attrs.get("value") or 0, value.dtype) if mode == "constant" else None
+    number = node.attrs.get("value")
+    fill = None
+    if mode == "constant":
+        fill = ctx.number(0 if number is None else number, value.dtype)
     return ctx.op("Pad", ctx.value(value), ctx.shape([*before, *after]), fill, mode=names[mode])

@@ -289,3 +289,22 @@ def negative_squared_distance(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """L2 attention: −‖q − k‖² written as a product, whose query term softmax doesn't see."""
     distance = (q**2).sum(-1, keepdim=True) + (k**2).sum(-1)[:, :, None] - 2 * q @ k.mT
     return (-0.2 * distance).softmax(-1) @ v
+
+
+@formulation(Q, K, V, "b h 4 6", dynamic="b")
+def bias_of_a_part(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Relative scores for all tokens but the class token, which stands first."""
+    scores = _scores(q, k)
+    rows = q[:, :, 1:].reshape(q.shape[0], H, 2, 2, -1).mean(-1)
+    part = scores[:, :, 1:, 1:].view(*scores.shape[:2], 2, 2, 2, 3) + rows[..., None, None]
+    scores[:, :, 1:, 1:] = part.view(*scores.shape[:2], 4, 6)
+    scores[:, :, 1:, 1:] += bias
+    return scores.softmax(-1) @ v
+
+
+@formulation(*SQUARE, fused=0, declined=("logits-not-a-product",))
+def part_of_scores_swapped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores of all but the class token, to which those of the opposite pairs are added."""
+    scores = _scores(q, k)
+    scores[:, :, 1:, 1:] = scores[:, :, 1:, 1:].mT * 2 + scores[:, :, :-1, :-1]
+    return scores.softmax(-1) @ v
