@@ -9,7 +9,7 @@ import torch
 
 from attngraph.analysis.recurrence.linear import presents, read_linear
 from attngraph.analysis.recurrence.mixing import Tokens, dims_of_tokens, mixed
-from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, Unread
+from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, Unread, described
 from attngraph.analysis.recurrence.uniform import switch_in
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
@@ -90,7 +90,7 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
     return Remark(
         "fused",
         "recurrence",
-        f"{_described(found)} is one operator.",
+        f"{described(found.beta, found.decay, found.past)} is one operator.",
         node.loc,
         op="attn.linear_attention",
         node=made.outputs[0].name,
@@ -189,10 +189,3 @@ class _Written:
         value = self._shaped(made, [shape[at] for at in kept])
         value = self._ordered(value, [kept.index(at) for at in sorted(kept)])
         return self._shaped(value, list(shape))
-
-
-def _described(found: Recurrence) -> str:
-    rule = "A delta rule" if found.beta is not None else "Linear attention"
-    decay = "" if found.decay is None else " with a decay"
-    state = "" if found.past is None else ", from a given state on,"
-    return f"{rule}{decay}{state}"

@@ -9,18 +9,21 @@ from typing import ClassVar
 import torch
 
 from attngraph.analysis.recurrence.outer_step import OuterStep, read_outer_step
-from attngraph.analysis.recurrence.registers import Register, read_register
+from attngraph.analysis.recurrence.registers import read_register
+from attngraph.analysis.recurrence.terms import described
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value, clone
 from attngraph.ir.clone import extract
 from attngraph.ir.dead import eliminate_dead_code
-from attngraph.ir.dims import as_dim, same
+from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import CHOICE, EXPAND, RESHAPE
+from attngraph.ir.traits import CHOICE, EXPAND, LAYOUT, RESHAPE
 from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.loops.batched_steps import plan
 from attngraph.passes.loops.narrowing import Narrowing
+from attngraph.passes.loops.shown_steps import Convolution, Places
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.rewriter import Rewriter
@@ -39,8 +42,9 @@ class SplitLoops:
     (registers.py), one of outer products `attn.linear_attention` (outer_step.py), as long as what
     these read is computed without another state that is left. The rest of a step is batched, or
     where a state stays, a smaller loop. A step that leaves the states of a row as they are, as
-    `where(shown, new, old)` does, counts as read if its results there are hidden too: rows are
-    brought together without it, and in linear attention it has decay 1 and update 0. What can't be
+    `where(shown, new, old)` does, counts as read if its results there are hidden too, or those of
+    linear attention read the state that stayed: rows are brought together without it, and in linear
+    attention it has decay 1 and update 0. What can't be
     batched stays in the loop, and its states with it. Without `recurrences` linear attention stays;
     with `exact_only` nothing is done.
     """
@@ -53,7 +57,7 @@ class SplitLoops:
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(graph, self.name, LOGITS, depth=None, exact_only=self.exact_only)
-        places: dict[Value, _Places] = {}
+        places: dict[Value, Places] = {}
         if checked.allows(_REASSOCIATES):
             for node in graph:
                 if node.op == "attn.scan" and attribute(node, "scanned"):
@@ -70,7 +74,7 @@ class _Loop:
     `stacked` maps values of a step to those of all steps (T, …), `fixed` others to the graph's.
     """
 
-    def __init__(self, graph: Graph, node: Node, places: dict[Value, _Places]) -> None:
+    def __init__(self, graph: Graph, node: Node, places: dict[Value, Places]) -> None:
         self.graph, self.node, self.places = graph, node, places
         self.body = body = clone(attribute(node, "body"))
         self.carried = attribute(node, "carried")
@@ -85,6 +89,7 @@ class _Loop:
         self.items = list(self.stacked)
         self.steps: Dim = given[self.carried].shape[0]
         self.last: dict[Value, Value] = {}
+        self.remarks: list[Remark] = []
         self.build = Builder(graph, node, node.loc)
         self.inner = Builder(body, None, node.loc)
 
@@ -106,6 +111,7 @@ class _Loop:
         if not made:
             self.places.clear()  # which may be dead now
         eliminate_dead_code(self.graph)
+        checked.remarks += self.remarks if made else []
         return made or not taken
 
     # What is taken out.
@@ -123,7 +129,7 @@ class _Loop:
             return False
         if shown is not None and mask is None:
             return False
-        write = _Convolution(self.build, found, self.initial[state], mask, self.steps)
+        write = Convolution(self.build, found, self.initial[state], mask, self.steps)
         given, last = write.made(x, weight, bias)
         self._leave(state, {found.result: given}, last)
         return True
@@ -133,10 +139,7 @@ class _Loop:
         rest = self._others(state)
         if state.dtype not in _KERNELS or self._reads_others(state, after):
             return False
-        if not self._hides(rest, state, shown):
-            return False
-        known, narrow = self._known(state, after)
-        found = read_outer_step(self.body, state, after, rest, known, narrow, self._data)
+        found = self._read_outer(state, after, rest, shown)
         if found is None or any(each.dtype != state.dtype for each in found.operands):
             return False
         batch = state.shape[0]
@@ -151,12 +154,29 @@ class _Loop:
         self._write_outer(state, found, parts, mask)
         return True
 
+    def _read_outer(
+        self, state: Value, after: Value, rest: Sequence[Value], shown: Value | None
+    ) -> OuterStep | None:
+        """What a step does to a state. Results that read the next one, whether or not it stayed as
+        it was, are those of an update by 0; others have to be hidden where it did.
+        """
+        known, narrow = self._known(state, after)
+        following = self.after[state]
+        given = known, narrow, self._data, self._least
+        if state not in backward_slice(rest, lambda each: each is following)[0]:
+            found = read_outer_step(self.body, state, following, rest, *given, shown)
+            if found is not None or shown is None:
+                return found
+        if not self._hides(rest, state, shown):
+            return None
+        return read_outer_step(self.body, state, after, rest, *given)
+
     def _write_outer(
         self,
         state: Value,
         found: OuterStep,
         parts: Sequence[Value | None],
-        mask: _Places | None,
+        mask: Places | None,
     ) -> None:
         build = self.build
         query, key, value, beta, decay = parts
@@ -180,6 +200,16 @@ class _Loop:
             heads=found.heads,
             kv_heads=found.heads,
             scale=found.scale,
+        )
+        self.remarks.append(
+            Remark(
+                "fused",
+                "recurrence",
+                f"{described(found.beta, found.decay, past)} is one operator.",
+                self.node.loc,
+                op="attn.linear_attention",
+                node=made.outputs[0].name,
+            )
         )
         given = build("aten.permute", made.outputs[0], dims=[1, 0, 2])
         given = build("aten.reshape", given, shape=[self.steps, *found.seen.shape])
@@ -289,7 +319,7 @@ class _Loop:
         shaped = self.build("aten.reshape", made, shape=[self.steps, batch, -1])
         return self.build("aten.permute", shaped, dims=[1, 0, 2])
 
-    def _shown(self, shown: Value, state: Value) -> _Places | None:
+    def _shown(self, shown: Value, state: Value) -> Places | None:
         """Which steps of each row are; the same nodes for all loops that are told so alike."""
         if [size for size in shown.shape if size != 1] not in ([state.shape[0]], []):
             return None
@@ -301,7 +331,7 @@ class _Loop:
             if made is None or not same(made.shape[0], self.steps):
                 return None
             shaped = self.build("aten.reshape", made, shape=[self.steps, state.shape[0]])
-            found = _Places.of(self.build, self.build("aten.permute", shaped, dims=[1, 0]))
+            found = Places.of(self.build, self.build("aten.permute", shaped, dims=[1, 0]))
             if item is None:
                 return found
             self.places[item] = found
@@ -347,6 +377,12 @@ class _Loop:
             return operand
         return self.graph.add_constant(f"{self.node.outputs[0].name}.{value.name}", value.data)
 
+    def _least(self, value: Value) -> float:
+        """What no number of a step's value is below, wherever it is computed."""
+        while (node := value.producer) is not None and node.op in LAYOUT and node.inputs[0]:
+            value = node.inputs[0]
+        return Intervals().of(self.stacked.get(value, self.fixed.get(value, value)))[0]
+
     def _data(self, value: Value) -> torch.Tensor | None:
         own = self.fixed.get(value)
         return value.data if own is None else own.data
@@ -361,77 +397,3 @@ def _spread(value: Value) -> Value:
     while (node := value.producer) is not None and node.op in RESHAPE | EXPAND and node.inputs[0]:
         value = node.inputs[0]
     return value
-
-
-@dataclass(frozen=True)
-class _Places:
-    """Which steps of each row are `shown` (B, T): their places (B, T) in `order`, those that are
-    not anywhere behind; how many are `before` each step (B, T), and in all (B, 1)."""
-
-    shown: Value
-    order: Value
-    before: Value
-    count: Value
-
-    @classmethod
-    def of(cls, build: Builder, shown: Value) -> _Places:
-        steps = shown.shape[1]
-        places = build("aten.arange", end=steps)
-        behind = build("aten.arange.start", start=steps, end=as_dim(2 * steps))
-        keys = build("aten.where.self", shown, places, behind)
-        found = build.node("aten.sort", keys, dim=1).outputs[0]
-        order = build("aten.minimum", found, build("aten.slice.Tensor", places, dim=0, start=-1))
-        whole = build("aten._to_copy", shown, dtype=torch.int64)
-        before = build("aten.sub.Tensor", build("aten.cumsum", whole, dim=1), whole)
-        count = build("aten.sum.dim_IntList", whole, dim=[1], keepdim=True)
-        return cls(shown, order, before, count)
-
-
-@dataclass
-class _Convolution:
-    """A convolution over all steps from its inputs before them, `initial` (B, C, L).
-
-    Where a row has steps that aren't shown in `mask`, its other inputs are brought together in
-    front, in their order; each step reads the result at the number of shown ones before it.
-    """
-
-    build: Builder
-    found: Register
-    initial: Value
-    mask: _Places | None
-    steps: Dim
-
-    def made(self, x: Value, weight: Value, bias: Value | None) -> tuple[Value, Value]:
-        """The results (T, …) and the last inputs (B, C, L)."""
-        build, found = self.build, self.found
-        batch, channels, kept = self.initial.shape
-        rows = build("aten.reshape", x, shape=[self.steps, batch, channels])
-        rows = build("aten.permute", rows, dims=[1, 0, 2])
-        before = build("aten.permute", self.initial, dims=[0, 2, 1])
-        if self.mask is not None:
-            rows = self._gathered(rows, self.mask.order, self.steps)
-        x = build("aten.permute", rows, dims=[0, 2, 1])
-        past = build("aten.slice.Tensor", self.initial, dim=2, start=kept - found.reach)
-        y = build.node("attn.causal_conv", x, weight, bias, past, **found.attrs).outputs[0]
-        joined = build("aten.cat", before, rows, dim=1)
-        if self.mask is None:
-            given = build("aten.permute", y, dims=[2, 0, 1])
-            last = build("aten.slice.Tensor", joined, dim=1, start=-kept)
-        else:
-            y = build("aten.permute", y, dims=[0, 2, 1])
-            given = self._gathered(y, self.mask.before, self.steps)
-            given = build("aten.permute", given, dims=[1, 0, 2])
-            places = build("aten.add.Tensor", self.mask.count, build("aten.arange", end=kept))
-            last = self._gathered(joined, places, as_dim(self.steps + kept))
-        given = build("aten.reshape", given, shape=[self.steps, *found.result.shape])
-        return given, build("aten.permute", last, dims=[0, 2, 1])
-
-    def _gathered(self, rows: Value, places: Value, length: Dim) -> Value:
-        """The rows (B, length, C) at places (B, P) of each, (B, P, C)."""
-        build = self.build
-        batch, channels = rows.shape[0], rows.shape[2]
-        flat = build("aten.reshape", rows, shape=[as_dim(batch * length), channels])
-        first = build("aten.arange", end=as_dim(batch * length))
-        first = build("aten.reshape", first, shape=[batch, length])
-        first = build("aten.slice.Tensor", first, dim=1, start=0, end=1)
-        return build("aten.embedding", flat, build("aten.add.Tensor", places, first))

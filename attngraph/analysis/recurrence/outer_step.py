@@ -25,7 +25,6 @@ from attngraph.ir import Dim, Graph, Node, Value
 from attngraph.ir.dims import product, same, substitute
 from attngraph.ir.ops import evaluate
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import EXPONENTIAL, LAYOUT
 
 _NEAR = 1e-8  # of float64, relative to the largest element
 _RUNS = 3  # of a confirmation
@@ -38,7 +37,8 @@ class OuterStep:
     """Operands as values of the step, their elements in the order (B, H, features).
 
     `rate` multiplies the value. `seen` is z, (B, H, dv) in that order. The state is (B, H, dv, dk)
-    if `turned`. A decay that isn't `is_log` is a number above 0.
+    if `turned`. A decay that isn't `is_log` is a number of at
+    least 0.
     """
 
     query: Value
@@ -84,12 +84,16 @@ def read_outer_step(
     known: Sequence[Value],
     narrow: Mapping[Value, Value],
     data: Callable[[Value], torch.Tensor | None],
+    least: Callable[[Value], float],
+    shown: Value | None = None,
 ) -> OuterStep | None:
     """How the step gets `after` from `state` (B, H, X, Y), or (B, X, Y) of one head.
 
     `rest` are the step's other results; they must see the state through z alone. `known` are the
     values that no state reaches, in the step's order; of these `narrow` are others without an axis
-    along which they are equal. `data` gives a constant's numbers.
+    along which they are equal. `data` gives a constant's numbers, `least` what no number of a value
+    is below. `shown` is a predicate that holds where `after` isn't `state`: what is read is what
+    the step does there, and nothing between `after` and z may read it.
     """
     shape = state.shape[1:]
     if len(shape) not in (2, 3) or not all(isinstance(size, int) for size in shape):
@@ -101,7 +105,7 @@ def read_outer_step(
         if seen is None:
             continue
         runs = _Runs(body, state, [after, seen], known, data)
-        reader = _Reader(runs, heads, keys, features, turned, narrow)
+        reader = _Reader(runs, heads, keys, features, turned, narrow, least, shown)
         for found in reader.read():
             if reader.is_confirmed(found):
                 return found
@@ -194,6 +198,8 @@ class _Reader:
     features: int
     turned: bool
     narrow: Mapping[Value, Value]
+    least: Callable[[Value], float]
+    shown: Value | None
 
     def __post_init__(self) -> None:
         self.rows = self.runs.shape[0]
@@ -272,7 +278,7 @@ class _Reader:
             if _is_near(x.exp(), a):
                 yield replace(step, decay=value)
         for value, x in given:
-            if _is_near(x, a) and _is_positive(value):
+            if _is_near(x, a) and self.least(value) >= 0:  # whose logarithm is −∞ where it is 0
                 yield replace(step, decay=value, is_log=False)
 
     def _queries(
@@ -320,10 +326,17 @@ class _Reader:
         """Whether the nodes between the operands, the state and both results are the formula."""
         cut = {self.narrow.get(value, value): value for value in step.operands}
         leaves, nodes = backward_slice(
-            self.runs.results, lambda value: value in cut or value is self.runs.state
+            self.runs.results,
+            lambda value: value in cut or value in (self.runs.state, self.shown),
         )
         fixed = {leaf: self.runs.data(leaf) for leaf in leaves if leaf not in cut}
         del fixed[self.runs.state]
+        if self.shown is not None:
+            after, z = self.runs.results
+            ends = backward_slice([z], lambda each: each in cut or each in (after, self.shown))[0]
+            if self.shown in ends:
+                return False
+            fixed[self.shown] = torch.ones((), dtype=torch.bool)
         if any(x is None for x in fixed.values()) or not set(cut) <= set(leaves):
             return False
         memory = {leaf: widened(x) for leaf, x in fixed.items() if x is not None}
@@ -361,11 +374,3 @@ def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or not bool(torch.isfinite(a).all()):
         return False
     return bool((a - b).abs().max() <= _NEAR * b.abs().max().clamp(min=1e-300))
-
-
-def _is_positive(value: Value) -> bool:
-    node = value.producer
-    while node is not None and node.op in LAYOUT:
-        source = node.inputs[0]
-        node = None if source is None else source.producer
-    return node is not None and (node.op in EXPONENTIAL or node.op == "aten.sigmoid")

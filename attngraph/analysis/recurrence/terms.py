@@ -127,6 +127,14 @@ class Unread:
     what: str
 
 
+def described(beta: object, decay: object, past: object) -> str:
+    """What a recurrence with these terms, None where it lacks one, is called."""
+    rule = "A delta rule" if beta is not None else "Linear attention"
+    decaying = "" if decay is None else " with a decay"
+    state = "" if past is None else ", from a given state on,"
+    return f"{rule}{decaying}{state}"
+
+
 def _spread(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | None:
     if x is None:
         return None

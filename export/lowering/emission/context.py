@@ -215,10 +215,14 @@ class LoweringContext:
         results = [TracedValue(name=self.unique(stem) if named else "") for named in wanted]
         dtypes = [dtype or _output_dtype(op_type, domain, kept, attrs)]
         dtypes += [_output_dtype(op_type, domain, kept, {}, i) for i in range(1, len(results))]
+        body = attrs.get("body")
+        if isinstance(body, ir.Graph):  # what a loop gives has the dtypes that a step of it gives
+            dtypes = [value.dtype for value in body.outputs]
         for result, known in zip(results, dtypes, strict=True):
             if known is not None:
                 result.dtype = known
-        if self.target.provider == "cpu" and op_type != "Cast" and _is_bf16(*kept):
+        is_own = op_type == "Cast" or body is not None
+        if self.target.provider == "cpu" and not is_own and _is_bf16(*kept):
             return self._in_float32(op_type, kept, results, outputs, domain, attrs)
         attributes = {name: value for name, value in attrs.items() if value is not None}
         node = ir.Node(

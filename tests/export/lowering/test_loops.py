@@ -165,3 +165,29 @@ class Branch(nn.Module):
 def test_other_control_flow_is_refused_with_a_way_out() -> None:
     with pytest.raises(CaptureError, match="cond"):
         attngraph.optimize(Branch(), (torch.randn(3, 4),))
+
+
+class Mixed(nn.Module):
+    """What a step gives has other dtypes than what it carries."""
+
+    def __init__(self, carried: torch.dtype) -> None:
+        super().__init__()
+        self.carried = carried
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def step(h: torch.Tensor, x_t: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            more = (h.float() / 2 + x_t).to(self.carried)
+            return more, (more.float() * x_t, x_t > more, more.clone())
+
+        last, results = scan(step, torch.zeros_like(x[:, 0], dtype=self.carried), x, dim=1)
+        return (last, *results)
+
+
+@pytest.mark.parametrize("carried", [torch.float16, torch.bfloat16, torch.bool, torch.int64])
+def test_each_result_has_the_dtype_that_a_step_gives(carried: torch.dtype) -> None:
+    module = Mixed(carried)
+    optimized = attngraph.optimize(module, (torch.randn(2, 5, 4),), dynamic_shapes=SHAPES)
+    x = torch.randn(3, 9, 4)
+    for found, expected in zip(optimized(x), module(x), strict=True):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected)
