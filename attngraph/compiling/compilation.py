@@ -187,7 +187,7 @@ class Compilation:
         if report.quantised.chosen:
             report.notes.append(
                 f"The codes of {len(report.quantised.chosen)} weights were chosen on "
-                f"{self.options.calibrate}, as GPTQ does."
+                f"{self.options.calibrate or 'the sample'}, as GPTQ does."
             )
         in_floats = self.options.activations is None
         if self.options.device.provider == "cpu" and self.own == "fp32" and in_floats:

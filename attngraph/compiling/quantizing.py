@@ -28,7 +28,7 @@ _PATIENCE = 10.0
 class Quantizing:
     """A graph whose linears are to be quantized. `keep` are the names of what those return that
     stay in float, `moves` the exponents of the features that were divided (smooth.py), `chosen` the
-    codes of weights that were chosen on --calibrate (calibrated.py).
+    codes of weights that were chosen on --calibrate or on samples (calibrated.py).
     """
 
     graph: Graph
@@ -44,8 +44,10 @@ class Quantizing:
         """Quantizes the graph. Raises UsageError where no weight can be, or none in the budget."""
         samples = self._samples()
         moved = self._smooth(weights, samples)
-        if self.options.calibrate is not None:
-            self.chosen = chosen_on(self.graph, samples[0], weights, self.rounding)
+        if samples:
+            most = max(samples, key=lambda tensors: sum(tensor.numel() for tensor in tensors))
+            given = self.options.calibrate is not None
+            self.chosen = chosen_on(self.graph, most, weights, self.rounding, calibrates=given)
         errors = self._allot(weights)
         found = quantise(self.graph, weights, self.rounding, self.chosen)
         found.moved = moved

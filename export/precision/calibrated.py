@@ -4,11 +4,14 @@ Rounding each element of a weight W to the nearest step makes W as exact as can 
 the inputs of a linear on calibration data and H = X Xᵀ, a row w of W loses (ŵ − w) H (ŵ − w)ᵀ of
 its output. Columns are rounded one by one, those with the largest H_jj first, and what one loses is
 made up for by the columns that are still free: with U the upper Cholesky factor of H⁻¹ and
-e = (w_j − ŵ_j) / U_jj, w_k is less by e U_jk. H has a hundredth of its mean diagonal added, so that
-it can be inverted, and no direction that the data hardly has moves a weight far.
+e = (w_j − ŵ_j) / U_jj, w_k is less by e U_jk. A share of its mean diagonal is added to H, so that
+it can be inverted, and no direction that the data hardly has moves a weight far: a hundredth where
+the data are calibration data. Of a sample that may be nothing like what is met in use, only what
+all inputs of a layer have in common is to be learnt, such as the mean of what a GELU gives. There
+it is a fifth, and more by as much as there are fewer rows than features.
 
 A row takes such codes only where they lose less on the data than the nearest ones, and are no
-further from the weight than any codes may be.
+further from the weight than any codes may be; on a sample, than `_FARTHER` times the nearest.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from attngraph.ir import Graph, Value, interpret
 from attngraph.ir.ops import input_of
 
 _DAMPING = 0.01
+_DAMPING_ON_SAMPLES = 0.2
+_FARTHER = 1.25
 _COLUMNS = 128
 """Columns that are rounded before those behind them are corrected, all at once."""
 _GAIN = 0.999
@@ -43,10 +48,15 @@ _WIDEST = 1 << 14
 
 
 def chosen_on(
-    graph: Graph, inputs: Sequence[torch.Tensor], weights: Weights, rounding: Rounding | None
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    weights: Weights,
+    rounding: Rounding | None,
+    *,
+    calibrates: bool = True,
 ) -> dict[str, Stored]:
     """By the name of each weight for which some are better than the nearest, its codes for what the
-    inputs make of the graph.
+    inputs make of the graph: calibration data, or a sample if not `calibrates`.
 
     The graph runs once. A Hessian is held until the weights that are multiplied by its input have
     their codes, so one or two are at a time.
@@ -56,7 +66,7 @@ def chosen_on(
     for weight, nodes in weights_of.items():
         sources = frozenset(input_of(node, "input") for node in nodes)
         waiting.setdefault(sources, []).append(weight)
-    seen: dict[Value, torch.Tensor] = {}
+    seen: dict[Value, tuple[torch.Tensor, int]] = {}
     found: dict[str, Stored] = {}
 
     def observe(value: Value, tensor: torch.Tensor) -> None:
@@ -65,14 +75,17 @@ def chosen_on(
             return
         rows = tensor.detach().reshape(-1, tensor.shape[-1]).float()
         rows = rows[rows.isfinite().all(-1)]
-        seen[value] = rows.T @ rows
+        seen[value] = rows.T @ rows, len(rows)
         for sources in groups:
             if sources <= seen.keys():
-                hessian = torch.stack([seen[each] for each in sources]).sum(0)
+                hessian = torch.stack([seen[each][0] for each in sources]).sum(0)
+                count = sum(seen[each][1] for each in sources)
+                scarce = None if calibrates else max(1.0, len(hessian) / max(count, 1))
                 for weight in waiting.pop(sources):
                     assert weight.data is not None
                     plain = stored(weight.data.detach(), BITS[weights], rounding)
-                    better = improved(plain, weight.data.detach(), BITS[weights], hessian, rounding)
+                    data = weight.data.detach()
+                    better = improved(plain, data, BITS[weights], hessian, rounding, scarce)
                     if torch.equal(better.codes, plain.codes):
                         continue
                     codes = better.codes if graph.keep is None else graph.keep(better.codes)
@@ -94,14 +107,16 @@ def improved(
     bits: int,
     hessian: torch.Tensor,
     rounding: Rounding | None = None,
+    scarce: float | None = None,
 ) -> Stored:
     """The weight (N, K) with codes that lose less of its product with inputs of this X Xᵀ (K, K).
 
-    The steps stay. `plain` are the nearest codes, which stay too where nothing is better.
+    The steps stay. `plain` are the nearest codes, which stay too where nothing is better. X is a
+    sample where `scarce` is how many features it has for each row, at least 1.
     """
     width = data.shape[1]
     limit = error_bound(bits, width if plain.form == ROWS else BLOCK)
-    factor = _factor(hessian)
+    factor = _factor(hessian, _DAMPING if scarce is None else _DAMPING_ON_SAMPLES * scarce)
     if factor is None or not plain.error <= limit:
         return plain
     upper, order = factor
@@ -115,29 +130,35 @@ def improved(
         losses = [((each @ hessian) * each).sum(-1) for each in off]
         better = losses[1] < _GAIN * losses[0]
         better &= off[1].norm(dim=-1) <= limit * exact.norm(dim=-1)
+        if scarce is not None:
+            better &= off[1].norm(dim=-1) <= _FARTHER * off[0].norm(dim=-1)
         if rounding is not None and rounding.narrow and plain.form == ROWS:
             better &= _within_16_bits(free)
         taken = torch.where(better[:, None], free, near)
         codes[part] = _packed(plain, taken, bits)
         lost += float((taken * steps - exact).double().square().sum())
         norm += float(exact.double().square().sum())
-    return plain._replace(codes=codes, error=(lost / norm) ** 0.5 if norm else 0.0)
+    error = (lost / norm) ** 0.5 if norm else 0.0
+    # Rows that kept codes further off than `limit` may leave no room for the others.
+    return plain._replace(codes=codes, error=error) if error <= limit else plain
 
 
-def _factor(hessian: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _factor(hessian: torch.Tensor, damping: float) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The upper Cholesky factor of H⁻¹, in the order of columns in which they are rounded."""
     diagonal = hessian.diagonal()
     mean = float(diagonal.double().mean())
     if not 0 < mean < torch.inf or not bool(hessian.isfinite().all()):
         return None
     order = diagonal.argsort(descending=True, stable=True)
-    damped = hessian[order][:, order].double()
-    damped.diagonal().add_(_DAMPING * mean)
+    # H = R Rᵀ with R upper is the Cholesky factor of H back to front, and so U = R⁻¹.
+    damped = hessian[order.flip(0)][:, order.flip(0)].double()
+    damped.diagonal().add_(damping * mean)
     lower, failed = torch.linalg.cholesky_ex(damped)
     if int(failed):
         return None
-    upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-    return None if int(failed) else (upper.float(), order)
+    unit = torch.eye(len(lower), dtype=lower.dtype)
+    upper = torch.linalg.solve_triangular(lower.flip(0, 1), unit, upper=True)
+    return upper.float(), order
 
 
 def _rounded(

@@ -102,10 +102,10 @@ def compiled(weights: Any, **options: Any) -> Optimized:
     )
 
 
-def one(weights: Any = "int8") -> Optimized:
+def one(weights: Any = "int8", **options: Any) -> Optimized:
     torch.manual_seed(0)
     return attngraph.optimize(
-        nn.Linear(WIDTH, 48).eval(), inputs()[:1], weights=weights, activations="int8"
+        nn.Linear(WIDTH, 48).eval(), inputs()[:1], weights=weights, activations="int8", **options
     )
 
 
@@ -152,7 +152,7 @@ def test_a_row_changes_no_other(weights: str, extreme: float) -> None:
 
 
 def test_codes_are_the_nearest_multiples_of_the_steps() -> None:
-    model = one()
+    model = one(verify="off")  # else the sample chooses them
     (x,) = inputs()[:1]
     torch.manual_seed(0)
     layer = nn.Linear(WIDTH, 48)
@@ -374,7 +374,7 @@ def test_outliers_move_into_weights_and_the_file_is_verified(tmp_path: Path) -> 
     assert quantised is not None
     assert quantised.moved is not None
     assert quantised.moved.after < 0.6 * quantised.moved.before
-    assert quantised.errors[0].rms == pytest.approx(quantised.moved.after, rel=0.1)
+    assert quantised.errors[0].rms < 1.1 * quantised.moved.after
     torch.manual_seed(0)
     original = Model(Outliers().eval(), None, inputs()[:1], {}, None)
     assert verify_file(original, path, Session.open(path, CPU)).passed

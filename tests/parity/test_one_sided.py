@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def given(*sizes: int) -> Tensor:
 
 
 @functools.cache
-def compiled(kind: str) -> Optimized:
+def compiled(kind: str, **options: Any) -> Optimized:
     torch.manual_seed(0)
     shapes = ({0: Dim("batch", max=8), 1: Dim("seq", max=16)},)
     return attngraph.optimize(
@@ -51,6 +52,7 @@ def compiled(kind: str) -> Optimized:
         dynamic_shapes=shapes,
         weights="int8",
         activations="int8",
+        **options,
     )
 
 
@@ -107,7 +109,7 @@ def test_what_the_passes_made_of_an_activation_counts(kind: str) -> None:
 
 def test_rows_take_all_steps_of_their_range_with_half_of_the_error() -> None:
     x = given(2, 7)
-    found = compiled("relu")(x).double()
+    found = compiled("relu", verify="off")(x).double()  # else the sample chooses the codes
     near = exact(x, one_sided=True)
     far = exact(x, one_sided=False)
     torch.manual_seed(0)

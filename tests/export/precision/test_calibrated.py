@@ -11,8 +11,10 @@ import pytest
 import torch
 from onnx import numpy_helper
 from torch import nn
+from torch.export import Dim
 
 import attngraph
+from attngraph.compiling import quantizing
 from attngraph.dialect.quantized import dequantized
 from attngraph.export.precision.calibrated import improved
 from attngraph.export.precision.quantize import BITS, ROWS, Rounding, Stored, error_bound, stored
@@ -122,12 +124,14 @@ def two(**options: Any) -> attngraph.Optimized:
     ],
 )
 def test_a_model_loses_less_and_its_file_is_verified(
-    weights: Any, further: dict[str, Any], tmp_path: Path
+    weights: Any, further: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, path = tmp_path / "data.npz", tmp_path / "two.onnx"
     np.savez(data, x=(drawn(320, 12, seed=9) @ drawn(12, 64, seed=1)).view(4, 80, 64).numpy())
     options = {"weights": weights, **further}
-    plain, model = two(**options), two(**options, calibrate=data)
+    model = two(**options, calibrate=data)
+    monkeypatch.setattr(quantizing, "chosen_on", lambda *_, **__: {})
+    plain = two(**options)
     assert plain.report.quantised is not None
     found = model.report.quantised
     assert found is not None
@@ -149,3 +153,46 @@ def test_a_model_loses_less_and_its_file_is_verified(
     codes.CopyFrom(numpy_helper.from_array(other, codes.name))
     onnx.save(edited, path)
     assert not verified().passed
+
+
+class Gelus(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down(nn.functional.gelu(self.up(x)))
+        return result
+
+
+def test_what_a_sample_shows_helps_on_others_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module = Gelus().eval()
+    white, alike = drawn(2000, 64, seed=7), inputs(64, rows=1000)
+
+    def off(sample: torch.Tensor, others: torch.Tensor) -> float:
+        dims = ({0: Dim("rows", min=2)},)
+        options: dict[str, Any] = {"weights": "int8", "activations": "int8"}
+        model = attngraph.optimize(module, (sample,), dynamic_shapes=dims, **options)
+        with torch.no_grad():
+            exact = module(others).double()
+        return float((model(others).double() - exact).norm() / exact.norm())
+
+    kinds = (alike[:500], alike[500:]), (drawn(16, 64, seed=8), white)
+    chosen = [off(*kind) for kind in kinds]
+    monkeypatch.setattr(quantizing, "chosen_on", lambda *_, **__: {})
+    nearest = [off(*kind) for kind in kinds]
+    assert chosen[0] < 0.93 * nearest[0]
+    assert chosen[1] < 1.02 * nearest[1]  # a few rows that say nothing of others
+
+
+def test_codes_that_a_sample_chose_stay_near_the_weight() -> None:
+    weight, x = drawn(40, 200, seed=3), inputs(200, rows=20)
+    plain = stored(weight, 8, Rounding("int8", narrow=False))
+    trusted = improved(plain, weight, 8, x.T @ x)
+    found = improved(plain, weight, 8, x.T @ x, scarce=10.0)
+    off = [weight_of(each, 8, 200) - weight.double() for each in (plain, found, trusted)]
+    far = [each.norm(dim=1) / off[0].norm(dim=1) for each in off]
+    assert float(far[1].max()) <= 1.2501
+    assert float(far[2].max()) > 1.3
+    assert not torch.equal(found.codes, plain.codes)
