@@ -18,7 +18,12 @@ from attngraph.checks.probing import (
     sizes_for,
     without_masks,
 )
-from attngraph.checks.sizes import choose_sizes, equal_sizes, resized_inputs
+from attngraph.checks.sizes import (
+    choose_sizes,
+    equal_sizes,
+    lowered_integers,
+    resized_inputs,
+)
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph
 from attngraph.ir.dims import substitute, symbols_of
@@ -44,13 +49,16 @@ class SampleInputs:
     """Inputs of a captured model, in the order of the graph's. Nothing is run here.
 
     `pristine` is the graph as it was captured; passes rewrite the other one. `tied` maps a dim to
-    one whose size it is to have; integers stay in their columns unless they are `turned`.
+    one whose size it is to have; integers stay in their columns unless they are `turned`. Where
+    they are `lowered`, the largest are less by as much as the axes are shorter, as places and
+    lengths along these have to be.
     """
 
     def __init__(self, captured: Captured, pristine: Graph) -> None:
         self.captured = captured
         self.tied: dict[str, str] = {}
         self.turned = True
+        self.lowered = False
         self._pristine = pristine
         self._bounds = bounds_of(pristine)
 
@@ -119,6 +127,10 @@ class SampleInputs:
                     dynamic[index, axis] = str(dim)
                     known[str(dim)] = substitute(dim, sizes)
         resized = resized_inputs(self.captured.args, dynamic, known, turned=self.turned)
+        if self.lowered:
+            sample = self.sizes_of(self.captured.args)
+            shorter = max((sample[name] - sizes[name] for name in sample), default=0)
+            resized = tuple(lowered_integers(tensor, shorter) for tensor in resized)
         below = {
             place: substitute(size, sizes)
             for place, size in self._bounds.items()

@@ -46,6 +46,14 @@ Cases = Mapping[str, tuple[torch.Tensor, ...]]
 Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
 """What is compared with the model: inputs to outputs, both in the order of the graph's."""
 _TRACED = "as traced"
+_NEARER = (
+    (True, True, False),
+    (False, False, False),
+    (True, False, False),
+    (False, True, True),
+    (True, True, True),
+)
+"""Whether dims are tied, integers turned and lowered (cases.py), where inputs are drawn anew."""
 
 
 class Check:
@@ -146,10 +154,12 @@ class Check:
         """All cases; drawn anew, nearer to the sample, if the model fails on them.
 
         torch.export may leave axes apart (Dim.AUTO) that the model takes as one, such as those of
-        a mask and of what it masks; and a column of integers may have categories of its own.
+        a mask and of what it masks; a column of integers may have categories of its own; and what
+        counts along an axis has less to count where it is shorter.
         """
         cases, makes_them = self.all_cases(), not self._is_given
-        if self.samples.tied or not self.samples.turned or not makes_them:
+        samples = self.samples
+        if samples.tied or not samples.turned or samples.lowered or not makes_them:
             return cases
         sample = self.samples.sizes_of(self.captured.args)
         for label, tensors in cases.items():
@@ -162,7 +172,7 @@ class Check:
         return cases
 
     def _redrawn(self, cases: Cases) -> Cases:
-        """Cases with tied dims, integers in their own columns, or both, where the model takes them.
+        """Cases with tied dims, or other integers, or both, where the model takes them.
 
         The cases as they are where it takes none of these.
         """
@@ -172,10 +182,12 @@ class Check:
         ]
         ties = {name: group[0] for group in groups for name in group}
         known, drawn, rejected = dict(self._known), self.drawn, self.rejected
-        for tied, turned in ((ties, True), ({}, False), (ties, False)):
-            self.samples.tied, self.samples.turned = tied, turned
+        for tied, turned, lowered in _NEARER:
+            self.samples.tied, self.samples.turned = ties if tied else {}, turned
+            self.samples.lowered = lowered
             self.cases, self.drawn, self.rejected = None, [], []
-            self._known = dict(known) if turned else {}  # a label names sizes, not values
+            values = turned and not lowered  # a label names sizes alone
+            self._known = dict(known) if values else {}
             try:
                 found = self.all_cases()
                 for label, tensors in found.items():
@@ -189,8 +201,14 @@ class Check:
                 for group in groups
                 if tied and len(group) > 1
             ]
+            if lowered:
+                self._ties.append(
+                    "At sizes below the sample's the model was only checked with smaller integers: "
+                    "it fails on the sample's own there."
+                )
             return found
-        self.samples.tied, self.samples.turned, self._known = {}, True, known
+        self.samples.tied, self.samples.turned, self.samples.lowered = {}, True, False
+        self._known = known
         self.cases, self.drawn, self.rejected = cases, drawn, rejected
         return cases
 

@@ -179,6 +179,14 @@ def resized_inputs(
     return tuple(resized)
 
 
+def lowered_integers(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """Integers of which the largest are less by so much; others, floats and masks as they are."""
+    if by <= 0 or tensor.is_floating_point() or tensor.is_complex() or is_mask(tensor):
+        return tensor
+    low, high = (int(end) for end in tensor.aminmax())
+    return tensor.clamp(max=max(high - by, min(low, 0)))
+
+
 def is_mask(tensor: torch.Tensor) -> bool:
     """Whether the values say mask: bool, or 0 and 1, or 0 and large negative."""
     if tensor.dtype is torch.bool:

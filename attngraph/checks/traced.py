@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
 from attngraph.checks.weight_only import reference_of
-from attngraph.errors import UsageError
+from attngraph.errors import IRError, UsageError
 from attngraph.frontend.limits import Suspect
-from attngraph.ir import Graph, interpret
+from attngraph.ir import Dim, Graph, TensorType, Value, interpret
 from attngraph.ir.conditions import multiples
-from attngraph.ir.dims import symbols_of
+from attngraph.ir.dims import substitute, symbols_of
+from attngraph.ir.interpreter import Observer
 from attngraph.ir.ranges import Ranges
 
 _ROUNDING = 2.0**-11
@@ -134,9 +136,31 @@ def agrees(check: Check, graph: Graph) -> bool:
 
 
 def _is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether the captured graph is what the model computes; False where that fails."""
+    """Whether the captured graph is what the model computes, in the shapes that its types say;
+    False where that fails.
+
+    Passes and the lowering go by the types, an op by what it is given: thirds of an axis, traced
+    where they are equal, may have the right numbers elsewhere, and types that are wrong.
+    """
     try:
-        reference, outputs = check.references(tensors), interpret(graph, tensors)
+        reference = check.references(tensors)
+        outputs = interpret(graph, tensors, observe=_typed(check.samples.sizes_of(tensors)))
         return check.held(reference, outputs, tensors).passed
-    except (UsageError, RuntimeError):
+    except (UsageError, IRError, RuntimeError):
         return False
+
+
+def _typed(sizes: Mapping[str, int]) -> Observer:
+    """Raises IRError for a value that isn't of its type at these sizes."""
+    known: dict[Dim, int] = {}
+
+    def observe(value: Value, result: Any) -> None:
+        if not isinstance(value.type, TensorType):
+            return
+        for dim, actual in zip(value.shape, result.shape, strict=True):
+            if dim not in known and symbols_of(dim) <= sizes.keys():
+                known[dim] = substitute(dim, sizes)
+            if known.get(dim, actual) != actual:
+                raise IRError(f"%{value.name} has shape {list(result.shape)}, not {value.type}.")
+
+    return observe

@@ -276,7 +276,7 @@ def _results(context: LoweringContext, node: Node) -> list[ir.Value]:
             results, reason = None, error
         if results is not None:
             return [results] if isinstance(results, ir.Value) else list(results)
-        parts = _parts(context, node, formula=False)
+        parts = _parts(context, node, formula=own is not None)
     if parts is None:
         raise reason or LoweringError("it has no ONNX lowering")
     for value, operand in zip(parts.inputs, filter(None, node.inputs), strict=True):

@@ -159,3 +159,16 @@ def test_a_full_last_window_that_is_treated_otherwise_is_refused() -> None:
             (torch.randn(2, 8, 4),),
             dynamic_shapes=({1: Dim("length", min=3, max=40)},),
         )
+
+
+class Thirds(nn.Module):
+    """The middle of three parts, of which the first are one longer where 3 doesn't divide."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tensor_split(3, 1)[1]
+
+
+def test_parts_whose_lengths_depend_on_a_rest_are_refused() -> None:
+    """torch's operator takes any length; the types of what it gives hold for one rest alone."""
+    with pytest.raises(CaptureError, match="the model needs length = 3"):
+        optimize(Thirds(), (X,), dynamic_shapes=({1: Dim("length", max=64)},))

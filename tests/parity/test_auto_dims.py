@@ -87,6 +87,38 @@ def test_rows_of_other_batches_keep_the_categories_of_their_columns() -> None:
     torch.testing.assert_close(optimized(other), module(other))
 
 
+class Packed(nn.Module):
+    """A recurrence that ends where each row does: its lengths are no longer than the axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        found: Tensor = self.cells(packed)[0]
+        return nn.utils.rnn.pad_packed_sequence(found, True, total_length=x.shape[1])[0]
+
+
+class Placed(nn.Module):
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        return x[torch.arange(2)[:, None], -1 - places]
+
+
+@pytest.mark.parametrize("module", [Packed(), Placed()], ids=["lengths", "places"])
+def test_lengths_and_places_end_where_a_shorter_axis_does(module: nn.Module) -> None:
+    numbers, length = torch.tensor([[5, 2, 1]] * 2), Dim("length", min=1, max=40)
+    if isinstance(module, Packed):
+        numbers = torch.tensor([6, 3])
+    module = module.eval()
+    shapes = ({1: length}, None)
+    optimized = attngraph.optimize(module, (torch.randn(2, 6, 4), numbers), dynamic_shapes=shapes)
+    assert any("smaller integers" in note for note in optimized.report.notes)
+    for size in (6, 9, 3):
+        x, given = torch.randn(2, size, 4), numbers.clamp(max=size - 1)
+        torch.testing.assert_close(optimized(x, given), module(x, given))
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_what_forward_takes_in_its_keywords_has_dims_by_name(nested: bool) -> None:
     def given(rows: int, tokens: int) -> tuple[Tensor, dict[str, Tensor]]:

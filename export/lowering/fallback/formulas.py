@@ -81,6 +81,39 @@ def _cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     return x
 
 
+@formula("aten.prod", "aten.prod.dim_int")
+def _product(
+    x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """Of integers the last of the running ones, which wrap around: `ReduceProd` is of doubles."""
+    if (dtype or x.dtype).is_floating_point or not x.ndim:
+        return NotImplemented
+    if dim is None:
+        x, dim = x.flatten(), 0
+    one = torch.ones_like(x.sum(dim, keepdim=True), dtype=dtype or torch.int64)
+    running = torch.cumprod(torch.cat([one, x.to(one.dtype)], dim), dim, dtype=dtype)
+    last = running.narrow(dim, x.shape[dim], 1)
+    return last if keepdim else last.squeeze(dim)
+
+
+@formula("aten.diff")
+def _differences(
+    x: Tensor,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
+    ends = [end for end in (prepend, x, append) if end is not None]
+    x = torch.cat(ends, dim) if len(ends) > 1 else x
+    places = torch.arange(x.shape[dim])
+    before = (places - 1).clamp(min=0)
+    for _ in range(n):  # cut last: of what is one shorter it would be asked whether it is one
+        earlier = x.index_select(dim, before)
+        x = x != earlier if x.dtype == torch.bool else x - earlier
+    return x.index_select(dim, places[n:])
+
+
 @formula("aten.logcumsumexp")
 def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """By doubling as above: what one maximum is taken off underflows before it."""
@@ -134,7 +167,10 @@ def _kth(x: Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Tenso
 @formula("aten.median.dim")
 def _median_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The lower median; NaN where one is among the elements."""
-    value, place = _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    values, places = torch.sort(x, dim)
+    middle = torch.full((1,), (x.shape[dim] - 1) // 2)
+    value, place = values.index_select(dim, middle), places.index_select(dim, middle)
+    value, place = _kept(value, place, dim, keepdim)
     if x.dtype.is_floating_point:
         value = torch.where(torch.isnan(x).any(dim, keepdim), math.nan, value)
     return value, place

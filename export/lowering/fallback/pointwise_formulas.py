@@ -251,3 +251,35 @@ for _name in (
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erfc", "sinh",
 ):  # fmt: skip
     formula(f"aten.{_name}")(_of_integers(_name))
+
+
+@formula("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar")
+def _is_among(
+    x: Tensor, elements: Any, *, assume_unique: bool = False, invert: bool = False
+) -> Tensor:
+    """Each is compared with all of them."""
+    elements = elements.flatten() if isinstance(elements, Tensor) else elements
+    found: Tensor = (x.unsqueeze(-1) == elements).any(-1)
+    return ~found if invert else found
+
+
+def _halves(by: Tensor) -> tuple[Tensor, Tensor]:
+    """Two powers of two whose product is that of a shift, which int64 may not hold."""
+    half = by.long() // 2
+    return torch.pow(2, half), torch.pow(2, by.long() - half)
+
+
+@formula("aten.__rshift__.Tensor", "aten.bitwise_right_shift.Tensor")
+def _shifted_right(x: Tensor, by: Tensor) -> Tensor:
+    """As quotients, which are the floor below 0 too."""
+    result = x.long()
+    for power in _halves(by):
+        result = torch.div(result, power, rounding_mode="floor")
+    return result.to(torch.result_type(x, by))
+
+
+@formula("aten.__lshift__.Tensor", "aten.bitwise_left_shift.Tensor")
+def _shifted_left(x: Tensor, by: Tensor) -> Tensor:
+    first, second = _halves(by)
+    result: Tensor = (x.long() * first * second).to(torch.result_type(x, by))
+    return result

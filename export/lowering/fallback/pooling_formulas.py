@@ -104,11 +104,8 @@ def _window(x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
 def _adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The maximum of each window, and its place in the flattened image."""
     axes = len(output_size)
-    if axes == 1 and isinstance(x.shape[-1], torch.SymInt):
-        inside, _ = _inside(x.shape[-1], known(output_size[0]))
-        lowest = torch.full((), -math.inf, dtype=x.dtype)
-        largest, where = torch.where(inside, x.unsqueeze(-2), lowest).max(-1)
-        return largest, where
+    if any(isinstance(size, torch.SymInt) for size in x.shape[x.ndim - axes :]):
+        return _maxima(x, output_size)
     rest = x.shape[: x.ndim - axes]
     sizes = [known(size) for size in x.shape[x.ndim - axes :]]
     places = torch.arange(math.prod(sizes)).reshape(sizes)
@@ -120,3 +117,21 @@ def _adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Te
         found.append(_window(places, spans).flatten()[at])
     shape = [*rest, *output_size]
     return torch.stack(values, -1).reshape(shape), torch.stack(found, -1).reshape(shape)
+
+
+def _maxima(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Along one axis after another, the last first; of equal maxima the first place, as torch."""
+    places = None
+    lowest = torch.full((), -math.inf, dtype=x.dtype)
+    for axis in reversed(range(x.ndim - len(output_size), x.ndim)):
+        size, count = x.shape[axis], known(output_size[axis - x.ndim])
+        inside, _ = _inside(size, count)
+        parts = torch.where(inside, x.movedim(axis, -1).unsqueeze(-2), lowest)
+        largest, at = parts.max(-1)
+        x, at = largest.movedim(-1, axis), at.movedim(-1, axis)
+        if places is None:
+            places, stride = at, size
+        else:
+            places, stride = at * stride + places.gather(axis, at), stride * size
+    assert places is not None
+    return x, places

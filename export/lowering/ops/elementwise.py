@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
@@ -110,9 +111,7 @@ def lower_div_mode(ctx: LoweringContext, node: Node) -> ir.Value:
     if mode is None:
         return ctx.op("Div", a, b)
     if not dtype.is_floating_point:
-        if mode == "floor":
-            a = ctx.op("Sub", a, ctx.op("Mod", a, b))
-        return ctx.op("Div", a, b)
+        return _floor_quotient(ctx, node, a, b) if mode == "floor" else ctx.op("Div", a, b)
     quotient = ctx.op("Div", a, b)
     if mode == "trunc":
         negative = ctx.op("Less", quotient, ctx.constant(0.0, dtype))
@@ -124,6 +123,37 @@ def lower_div_mode(ctx: LoweringContext, node: Node) -> ir.Value:
     stepped = ctx.op("Where", crossed, ctx.op("Sub", whole, ctx.constant(1.0, dtype)), whole)
     by_zero = ctx.op("Equal", b, zero)
     return ctx.op("Where", by_zero, quotient, stepped)
+
+
+def _floor_quotient(ctx: LoweringContext, node: Node, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Of integers, whose `Div` cuts towards 0.
+
+    (a − (a mod b)) / b has no rest to cut, but wraps around where a is next to the least integer;
+    what may be so is cut first, and is one less where there is a rest and the signs differ.
+    """
+    dtype = node.output.dtype
+    if not dtype.is_signed:
+        return ctx.op("Div", a, b)
+    rest = ctx.op("Mod", a, b)
+    (low, _), (least, most) = _integers(node, "self"), _integers(node, "other")
+    if least > 0 and (low >= 0 or low - most >= torch.iinfo(dtype).min):
+        return ctx.op("Div", ctx.op("Sub", a, rest), b)
+    zero = ctx.constant(0, dtype)
+    differs = ctx.op("Less", a, zero)
+    if least <= 0:
+        differs = ctx.op("Xor", differs, ctx.op("Less", b, zero))
+    crossed = ctx.op("And", differs, ctx.cast(rest, torch.bool))
+    return ctx.op("Sub", ctx.op("Div", a, b), ctx.cast(crossed, dtype))
+
+
+def _integers(node: Node, name: str) -> tuple[int, int]:
+    """Between which an integer argument lies."""
+    if op_def(node.op).arg(name).kind == "attr":
+        number = attribute(node, name)
+        return (number, number) if isinstance(number, int) else (0, torch.iinfo(torch.int64).max)
+    low, high = Intervals().of(input_of(node, name))
+    limits = torch.iinfo(torch.int64)
+    return int(max(low, limits.min)), int(min(high, limits.max))
 
 
 def _opposite(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
@@ -296,6 +326,8 @@ def lower_unary(ctx: LoweringContext, node: Node) -> ir.Value:
     whole = not node.output.dtype.is_floating_point
     if whole and node.op in ROUNDING:
         return value
+    if whole and node.op == "aten.neg" and not node.output.dtype.is_signed:
+        return ctx.op("Sub", ctx.constant(0, node.output.dtype), value)
     if whole and node.op == "aten.relu":
         return ctx.op("Max", value, ctx.constant(0, node.output.dtype))
     return ctx.op(_UNARY[node.op.removeprefix("aten.")], value)

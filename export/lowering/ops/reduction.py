@@ -43,11 +43,16 @@ def _reduce(
     "aten.mean", "aten.mean.dim", "aten.sum", "aten.sum.dim_IntList", "aten.amax", "aten.amin",
     "aten.max", "aten.min", "aten.prod", "aten.prod.dim_int",
 )  # fmt: skip
-def lower_reduce(ctx: LoweringContext, node: Node) -> ir.Value:
-    args = ctx.args(node)
-    x = ctx.cast(args["self"], node.output.dtype)
+def lower_reduce(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    """None for products of integers, which a formula makes exact."""
+    args, dtype = ctx.args(node), node.output.dtype
     dims, keep = args.get("dim"), args.get("keepdim", False)
     op_type = _REDUCE[node.op.split(".")[1]]
+    if op_type == "ReduceProd" and not dtype.is_floating_point:
+        return None
+    if op_type == "ReduceSum" and not dtype.is_floating_point and dtype != torch.int64:
+        return ctx.cast(_exact_sum(ctx, node, ctx.cast(args["self"], torch.int64)), dtype)
+    x = ctx.cast(args["self"], dtype)
     if op_type in ("ReduceMax", "ReduceMin"):
         return _extremum(ctx, op_type, node, x, dims, keep)
     if op_type == "ReduceSum" and input_of(node, "self").dtype == torch.int64:
@@ -116,8 +121,10 @@ _SMALL = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int3
 
 
 def _is_small(value: Value) -> bool:
-    """Whether it was made of narrower integers, of which fewer than 2²² add up exactly."""
+    """Whether it is, or was made of, narrower integers, of which fewer than 2²² add up exactly."""
     node = value.producer
+    if value.dtype in _SMALL:
+        return True
     if node is None or node.op not in CAST:
         return False
     return node.inputs[0] is not None and node.inputs[0].dtype in _SMALL
@@ -163,9 +170,14 @@ def lower_arg(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("aten.cumsum")
 def lower_cumsum(ctx: LoweringContext, node: Node) -> ir.Value:
-    args = ctx.args(node)
-    x = ctx.cast(args["self"], node.output.dtype)
-    return ctx.op("CumSum", x, ctx.constant(args["dim"], torch.int64))
+    """Narrow integers are added as wide ones: what is left of them is the same."""
+    args, dtype = ctx.args(node), node.output.dtype
+    if not dtype.is_floating_point and dtype.itemsize < torch.int32.itemsize:
+        dtype = torch.int32
+    running = ctx.op(
+        "CumSum", ctx.cast(args["self"], dtype), ctx.constant(args["dim"], torch.int64)
+    )
+    return ctx.cast(running, node.output.dtype)
 
 
 @register_lowering("aten.topk")

@@ -177,6 +177,7 @@ POOLS: dict[str, Callable[[Tensor], Any]] = {
     "average-3d": lambda x: F.adaptive_avg_pool3d(x[:, None, :, None], (3, 1, 2)),
     "average-along-one": lambda x: F.adaptive_avg_pool2d(x[:, None], (None, 3)),
     "maximum-1d": lambda x: F.adaptive_max_pool1d(x.mT, 4, return_indices=True),
+    "maximum-2d": lambda x: F.adaptive_max_pool2d(x[:, None], (3, 2), return_indices=True),
     "area": lambda x: F.interpolate(x.mT, size=3, mode="area"),
 }
 
@@ -197,10 +198,22 @@ def test_bins_follow_a_length_that_only_a_run_tells(name: str) -> None:
 
 
 def test_a_decomposition_that_holds_for_some_sizes_is_none() -> None:
-    model = module(lambda x: F.adaptive_max_pool2d(x[:, None], (3, 2)), 1)
-    graph = capture(model, (floats(2, 12, 6),), dynamic_shapes=({1: Dim("length")},)).graph
-    with pytest.raises(LoweringError, match="adaptive_max_pool2d"):
+    model = module(lambda x: F.adaptive_avg_pool2d(x[:, None], (x.shape[1] // 2, 6)), 1)
+    length = Dim("length", min=8)
+    graph = capture(model, (floats(2, 12, 6),), dynamic_shapes=({1: length},)).graph
+    with pytest.raises(LoweringError, match="adaptive_avg_pool2d"):
         lower(graph)
+
+
+def test_the_first_of_equal_maxima_is_taken() -> None:
+    model = module(lambda x: F.adaptive_max_pool2d(x, (3, 2), return_indices=True), 1)
+    sizes = {1: Dim("height", min=3, max=40), 2: Dim("width", min=3, max=40)}
+    graph = capture(model, (floats(2, 12, 6),), dynamic_shapes=(sizes,)).graph
+    session = session_of(lower(graph))
+    for height, width in ((12, 6), (3, 40), (17, 5)):
+        x = floats(2, height, width).sign()
+        for actual, wanted in zip(run(session, (x,)), model(x), strict=True):
+            assert_same(actual, wanted, f"{height} × {width}")
 
 
 RUNNING: dict[str, Callable[[Tensor], Any]] = {
@@ -209,6 +222,10 @@ RUNNING: dict[str, Callable[[Tensor], Any]] = {
     "cummin": lambda x: x.round().cummin(-2),
     "logcumsumexp": lambda x: (x * 1000).logcumsumexp(1),
     "roll": lambda x: x.roll((x.shape[1] // 2, -x.shape[1]), (1, 2)),
+    "median": lambda x: x.median(1).values,
+    "diff": lambda x: x.diff(dim=1),
+    "diff-of-three": lambda x: torch.diff(x, 2, 1, prepend=x[:, :1], append=x[:, -1:] * 2),
+    "diff-of-bools": lambda x: (x > 0).diff(dim=1),
     "roll-of-all": lambda x: x.roll(-(x.shape[1] // 3)),
 }
 

@@ -1,6 +1,8 @@
-"""Minima, maxima and signs of 64-bit integers, which onnxruntime's own kernels get wrong."""
+"""Integers, which wrap around: what onnxruntime's kernels compute in double, or not at all."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -110,3 +112,48 @@ def test_other_dtypes_keep_the_one_operator(dtype: str) -> None:
 def test_a_clamp_of_integers_is_two_choices() -> None:
     graph = graph_of("  input %x : i64[9]\n  %r = aten.clamp(%x) {min = 0, max = 256}\n  return %r")
     assert op_types(lower(graph)) == ["Less", "Where", "Less", "Where"]
+
+
+WRAPPED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "floor": lambda x: x // 3,
+    "floor-by-negative": lambda x: torch.div(x, -3, rounding_mode="floor"),
+    "floor-by-tensor": lambda x: x // x.flip(0).clamp(min=1),
+    "remainder": lambda x: x % -5,
+    "negative": lambda x: -x,
+    "sum": lambda x: x.sum(0, dtype=x.dtype),
+    "running-sum": lambda x: x.cumsum(0, dtype=x.dtype),
+    "product": lambda x: (x | 1).prod(0),
+    "product-of-all": lambda x: (x | 1).prod(),
+    "right": lambda x: x[:, None] >> torch.arange(8, dtype=x.dtype),
+    "left": lambda x: x[:, None] << torch.arange(8, dtype=x.dtype),
+    "far": lambda x: x.long() >> torch.full_like(x, 63).long(),
+    "among": lambda x: torch.isin(x, torch.tensor([0, 2, 3], dtype=x.dtype), invert=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("name", WRAPPED)
+def test_integers_wrap_around_as_in_torch(name: str, dtype: torch.dtype) -> None:
+    ends = torch.iinfo(dtype)
+    near = [ends.min, ends.min + 1, ends.min + 2, 0, 1, 2, 3, ends.max // 2 + 1, ends.max - 1]
+    x = torch.tensor([*near, ends.max], dtype=dtype)
+    given = torch.arange(4, dtype=dtype)
+    model = _Applied(WRAPPED[name])
+    graph = capture(model, (given,), dynamic_shapes=({0: Dim("n", max=64)},)).graph
+    (found,) = run(session_of(lower(graph)), [x])
+    assert_same(found, model(x), name)
+
+
+class _Applied(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def test_what_cant_be_next_to_the_least_integer_is_divided_at_once() -> None:
+    model, sizes = _Applied(lambda x: x * (torch.arange(x.shape[0]) // 4)), {0: Dim("n", max=64)}
+    graph = capture(model, (torch.ones(9),), dynamic_shapes=(sizes,)).graph
+    assert "Less" not in op_types(lower(graph))
