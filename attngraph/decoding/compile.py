@@ -31,9 +31,10 @@ from attngraph.export.target import OPSET
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_lm
-from attngraph.frontend.kept import kept_states
+from attngraph.frontend.kept import kept_states, states_of_modules
 from attngraph.frontend.model import Model
 from attngraph.frontend.multimodal import CachedEmbeds
+from attngraph.frontend.state import listed
 from attngraph.frontend.stateful_lm import Stateful, stateful
 from attngraph.frontend.wrappers import adapters
 from attngraph.ir import Graph
@@ -129,6 +130,11 @@ def of_causal_lm(
         return _wrapped(model, wrap(model.module, all_logits=all_logits))
     except UsageError as error:
         if (kept := kept_states(model.module)) is None:
+            if names := states_of_modules(model.module):
+                raise UsageError(
+                    f"{model.source} can't be decoded with its cache: it keeps states in its own "
+                    f"modules ({listed(names)}), where no call can be given those of another."
+                ) from error
             raise error
     wrapper, notes = stateful(
         model.module, kept, all_logits=all_logits, padding=padding, by_token=by_token

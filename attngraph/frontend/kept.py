@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.errors import UsageError
-from attngraph.inference import inference
+from attngraph.frontend.trace_errors import reason
+from attngraph.inference import holders_of, inference
 
 Key = tuple[str, Any]  # ("attribute", name) or ("item", index)
 Path = tuple[Key, ...]
@@ -28,6 +30,7 @@ Path = tuple[Key, ...]
 _ROWS, _PROMPT = 2, 3
 _TRIED = ((_ROWS, _PROMPT), (_ROWS + 1, _PROMPT), (_ROWS, _PROMPT + 2))
 _CALLED = {"keys": "key", "values": "value"}
+_NONE = torch.empty(0)
 _NO_HOLDERS = ("torch.", "builtins", "transformers.configuration_utils")
 
 
@@ -95,13 +98,39 @@ class Kept:
         }
 
 
+class DoesNotRun(UsageError):
+    """A model doesn't run at all, whatever it keeps."""
+
+
 def kept_states(model: nn.Module) -> Kept | None:
-    """What a model keeps, if a state of one size is among it; None where it can't be found."""
+    """What a model keeps, if a state of one size is among it; None where it can't be found.
+
+    Raises DoesNotRun.
+    """
     try:
         kept = find_kept(model)
+    except DoesNotRun:
+        raise
     except UsageError:
         return None
     return None if all(part.tokens is not None for part in kept.parts) else kept
+
+
+def states_of_modules(model: nn.Module) -> list[str]:
+    """The tensors that a prompt leaves in a model's own modules, where no call hands them on.
+
+    What other tokens leave as it is, as a table of positions, is none.
+    """
+
+    def held(token: int) -> dict[str, Tensor]:
+        _called(model, _ROWS, _PROMPT, {}, token)
+        items = ((each.path(key), x) for each in holders_of(model) for key, x in each.items())
+        return {name: x for name, x in items if isinstance(x, Tensor)}
+
+    with inference(model), suppress(UsageError):
+        first, second = held(1), held(2)
+        return [name for name in second if not torch.equal(first.get(name, _NONE), second[name])]
+    return []
 
 
 def find_kept(model: nn.Module) -> Kept:
@@ -157,19 +186,23 @@ def _runs(model: nn.Module) -> tuple[str, list[Any]]:
 
 
 def _run(model: nn.Module, rows: int, length: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    with inference(model):
+        return _called(model, rows, length, given)
+
+
+def _called(
+    model: nn.Module, rows: int, length: int, given: Mapping[str, Any], token: int = 1
+) -> Mapping[str, Any]:
     device = next(model.parameters()).device
     inputs: dict[str, Any] = dict(given)
     if "position_ids" in inspect.signature(model.forward).parameters:
         inputs["position_ids"] = torch.arange(length, device=device).expand(rows, -1)
-    ids = torch.ones(rows, length, dtype=torch.long, device=device)
+    ids = torch.full((rows, length), token, device=device)
     try:
-        with inference(model):
-            result: Mapping[str, Any] = model(input_ids=ids, use_cache=True, **inputs)
+        result: Mapping[str, Any] = model(input_ids=ids, use_cache=True, **inputs)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(
-            f"The cache of {type(model).__name__} can't be found: it doesn't run on a few tokens "
-            f"({reason.rstrip('.')})."
+        raise DoesNotRun(
+            f"{type(model).__name__} doesn't run on a few tokens: {reason(error).rstrip('.')}."
         ) from error
     return result
 

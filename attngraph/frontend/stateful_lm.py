@@ -38,10 +38,12 @@ It only chooses a form, whose errors parity then measures."""
 @dataclass(frozen=True)
 class Error:
     """Of logits from a cache, relative to the largest: of rows alone, and of rows whose first
-    tokens are hidden, both compared with the rows alone and without a cache."""
+    tokens are hidden, both compared with the rows alone and without a cache. `failure` says what
+    rows alone got in place of such logits."""
 
     alone: float
     padded: float
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ class Forms:
             without = _distance(whole(padded, hidden, {})["logits"], expected)
 
             def error(form: Stateful, first: int, rest: int) -> Error:
-                alone = _error(form, ids, shown, first, rest, expected)
-                beside = _error(form, padded, hidden, first + 1, rest, expected)
-                return Error(alone, max(without, beside))
+                alone, failure = _error(form, ids, shown, first, rest, expected)
+                beside, _ = _error(form, padded, hidden, first + 1, rest, expected)
+                return Error(alone, max(without, beside), failure)
 
             pieces, steps = error(run, _FIRST, _TOKENS), error(one, 1, 1)
             past = kept.empty(2, device)
@@ -106,11 +108,20 @@ class Forms:
 
 def _error(
     form: Stateful, ids: Tensor, mask: Tensor, first: int, rest: int, expected: Tensor
-) -> float:
+) -> tuple[float, str]:
+    """How far the logits are off, or infinity and what came in their place."""
     try:
-        return _distance(_fed(form, ids, mask, first, rest), expected)
-    except Exception:  # the model's own code is not made for it
-        return float("inf")
+        lost = _distance(_fed(form, ids, mask, first, rest), expected)
+    except _OtherLogits as error:
+        return math.inf, str(error)
+    except Exception as error:  # the model's own code is not made for it
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        return math.inf, f"an error ({reason.rstrip('.')})"
+    return lost, "" if math.isfinite(lost) else "logits that are no numbers"
+
+
+class _OtherLogits(Exception):
+    """Logits of another shape than the tokens have."""
 
 
 def _fed(form: Stateful, ids: Tensor, mask: Tensor, first: int, rest: int) -> Tensor:
@@ -122,7 +133,8 @@ def _fed(form: Stateful, ids: Tensor, mask: Tensor, first: int, rest: int) -> Te
         shown = mask[:, 0 if kept.grows else start : stop]
         result = form(ids[:, start:stop], shown, past)
         if result["logits"].shape[:2] != (len(ids), stop - start):
-            raise ValueError("not the logits of these tokens")
+            shapes = tuple(result["logits"].shape), (len(ids), stop - start)
+            raise _OtherLogits("logits {} of tokens {}".format(*shapes))
         past, start = result["present"], stop
         found.append(result["logits"])
     return torch.cat(found, 1)
@@ -231,7 +243,7 @@ class Stateful(_OfModel):
         if self.forms.steps.alone > self.forms.tolerance:
             lost = self.forms.steps.alone
             how = f"logits that are {lost:.1g} of the largest off those it computes without one"
-            how = how if math.isfinite(lost) else "an error, or numbers that are no such logits"
+            how = self.forms.steps.failure or how
             raise UsageError(
                 f"{type(self.model).__name__} can't be decoded with its cache: two rows fed one "
                 f"token at a time get {how}, and several at a time can't be traced for every "

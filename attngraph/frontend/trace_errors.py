@@ -20,6 +20,8 @@ UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
 FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
 _LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
+_TOP_K = re.compile(r"\bk (not in|out of) range\b")
+_TOO_MANY = ": a top-k takes more than there are, such as more experts per token than experts"
 LOOKED_UP = "a size that is looked up"
 _DERIVED = re.compile(r"(\w+) = (.*\b_\1\b.*)")
 
@@ -188,4 +190,5 @@ def reason(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     text = re.split(r"\n\s*\n|\nFor more information|\nFrom user code", text)[0]
     text = " ".join(text.split())
+    text += _TOO_MANY * bool(_TOP_K.search(text))
     return text if len(text) <= 300 else text[:299] + "…"

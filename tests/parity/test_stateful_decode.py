@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import attngraph
 from attngraph import Decoder
-from attngraph.errors import UsageError
+from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.kept import find_kept
 from attngraph.frontend.stateful_lm import Forms, WithoutCache
 from attngraph.runtimes.genai import Generation, genai_config
 from tests.models.stateful import FAMILIES, PAGE, REFUSED, VOCABULARY, built
+from tests.passes.linear_attentions import HEADS, KEYS, VALUES, WIDTH, GatedDeltaLoop
 
 # On both sides of the convolutions' width of 4 and of one and two chunks.
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 17)
@@ -155,10 +158,39 @@ def test_what_states_do_not_take() -> None:
         genai_config(decoder, Generation())
 
 
+def test_more_experts_per_token_than_there_are() -> None:
+    module = built("Lfm2Moe")
+    for part in module.modules():
+        if hasattr(part, "top_k"):
+            part.top_k = 9  # of 4
+    with pytest.raises(UsageError, match=r"doesn't run .* more experts per token than experts"):
+        attngraph.optimize_decoder(module)
+    with pytest.raises(CaptureError, match=r"topk\(.*more experts per token than experts"):
+        attngraph.optimize(module, (torch.ones(2, 5, dtype=torch.long),))
+
+
+@pytest.mark.slow
+def test_a_given_state_is_of_the_shape_and_dtype_that_a_recurrence_takes() -> None:
+    x, state = torch.randn(2, 6, WIDTH), torch.randn(2, HEADS, KEYS, VALUES)
+    rows = {0: Dim("batch", max=8)}
+    module = GatedDeltaLoop().eval()
+    optimized = attngraph.optimize(module, (x, state), dynamic_shapes=(rows, rows))
+    for other, said in (
+        (state.mT, r"'state' has shape \(2, 3, 5, 4\); the model takes \(batch, 3, 4, 5\)"),
+        (state[:1], r"'state' has batch = 1 where input 'x' has 2"),
+        (state.half(), "'state' is float16; the model takes float32"),
+        (state[0], r"'state' has shape \(3, 4, 5\); the model takes \(batch, 3, 4, 5\)"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            optimized(x, other)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_family_that_no_form_decodes_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=REFUSED[name]):
+    with pytest.raises(UsageError, match=REFUSED[name]) as raised:
         attngraph.optimize_decoder(built(name))
+    said = re.sub(r"0\.\d+", "0.…", str(raised.value))
+    assert said in re.sub(r"0\.\d+", "0.…", PAGE.read_text("utf-8"))
 
 
 def test_the_page_has_each_family() -> None:
