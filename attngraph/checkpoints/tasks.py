@@ -118,10 +118,11 @@ def require_task(name: str | None) -> None:
 
 
 def task_of(architecture: str) -> Task | None:
-    """The task of a class, by its head."""
+    """The task of a class, by its own name or by its head."""
+    whole = (t for t in TASKS if architecture in t.heads)
     listed = (t for t in TASKS if any(architecture in names for names in t.classes().values()))
     named = (t for t in TASKS if architecture.endswith(t.heads or ("\0",)))
-    return next(listed, None) or next(named, None)
+    return next(whole, None) or next(listed, None) or next(named, None)
 
 
 def class_for(name: str, architecture: str | None, model_type: str) -> tuple[Task, str]:

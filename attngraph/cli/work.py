@@ -17,7 +17,7 @@ from attngraph.compiling.compiler import analyse, compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.multimodal import VISION
-from attngraph.decoding.seq2seq import DECODER, ENCODER, FIRST
+from attngraph.decoding.seq2seq import DECODER, ENCODER, MERGED
 from attngraph.deployment.checkpoint import checkpoint_of
 from attngraph.deployment.compilers import COMPILERS, MODEL, Parts, Request
 from attngraph.deployment.folder import Place
@@ -215,7 +215,7 @@ def verified(source: Source, path: Path, options: Options, *, stages: Stages) ->
             loaded = load_source(source)
             if METADATA_KEY in opened.metadata and is_causal_lm(loaded.module):
                 model = Model(loaded.module, None, (), {}, None, loaded.source)
-            elif path.name in (ENCODER, DECODER, FIRST) and is_seq2seq(loaded.module):
+            elif path.name in (ENCODER, DECODER, MERGED) and is_seq2seq(loaded.module):
                 raise UsageError(f"{path} is a part of {loaded.source}: give its folder.")
             else:
                 model = model_of(loaded, source, given)

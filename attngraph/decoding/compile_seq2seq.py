@@ -15,14 +15,14 @@ from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile import compile_decoder
 from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.merging import merge_first_step
 from attngraph.decoding.rules import Rules
-from attngraph.decoding.seq2seq import DECODER, ENCODER, FIRST, Seq2Seq, Wiring
+from attngraph.decoding.seq2seq import DECODER, ENCODER, MERGED, Seq2Seq, Wiring
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.target import OPSET
 from attngraph.frontend.cache import rows_looked_up
-from attngraph.frontend.model import Model
 from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
 from attngraph.frontend.wrappers import adapters
 from attngraph.ir.ranges import Ranges
@@ -64,7 +64,8 @@ def optimize_seq2seq(
     graph for its first tokens and for each step. `source` are samples of what is encoded, by the
     names of the model's inputs, and `source_shapes` their dynamic dims as torch.export has them; a
     model that takes token ids, images, or features as Whisper does needs none. With `first_step`
-    there is a third graph, which begins with the encoder's hidden states, as other runtimes do.
+    and a growing cache there is a third graph, which begins with the encoder's hidden states, as
+    other runtimes do.
     The rest is as in `optimize_decoder`.
 
     Raises UsageError where the model is no such one or its caches can't be found, and as
@@ -77,7 +78,7 @@ def optimize_seq2seq(
         )
     parts = of_transformers(module, source, source_shapes, name)
     if not first_step:
-        parts = replace(parts, first=None)
+        parts = replace(parts, keys=None)
     decoding = DecoderOptions(cache, max_length)
     options = Options(
         target=target,
@@ -125,18 +126,18 @@ def compile_seq2seq(
         staged=staged(DECODER),
         progress=progress,
     )
-    first = None
-    if parts.first is not None:
-        model = _bounded(parts.first, decoder.layout.most)
-        decodes = replace(options, decodes=True)
-        first = compile_model(model, decodes, staged=staged(FIRST), progress=progress)
+    model = Seq2Seq(encoder, decoder, wiring, rules)
+    if parts.keys is not None and not decoder.is_static:
+        keys = compile_model(parts.keys, options, progress=progress)
+        sources = sources_of(parts, encoder.ranges, wiring)
+        model.merged = merge_first_step(model, keys, sources, options, staged(MERGED))
     decoder.report.notes += rules.notes
-    return Seq2Seq(encoder, decoder, wiring, rules, first)
+    return model
 
 
 def encodings(parts: Parts, model: Seq2Seq, ranges: Ranges) -> Iterator[Encoded]:
     """What a check over steps encodes; `ranges` are those of the encoder."""
-    for label, source in _sources(parts, ranges, model.wiring):
+    for label, source in sources_of(parts, ranges, model.wiring):
         cache = model.start(source)
         yield Encoded(label, _ROWS, cache, parts.whole, (source,), parts.pad)
 
@@ -144,15 +145,6 @@ def encodings(parts: Parts, model: Seq2Seq, ranges: Ranges) -> Iterator[Encoded]
 def rules_of(module: torch.nn.Module) -> Rules:
     """How a model of transformers chooses its tokens."""
     return Rules.of_config(getattr(module, "generation_config", None))
-
-
-def _bounded(first: Model, most: int | None) -> Model:
-    """A first step of at most as many tokens as the model's tables have rows for."""
-    if most is None:
-        return first
-    shapes = dict(first.dynamic_shapes)
-    shapes["input_ids"] = {**shapes["input_ids"], 1: Dim("seq", max=most)}
-    return replace(first, dynamic_shapes=shapes)
 
 
 def _wiring(parts: Parts, encoder: Optimized) -> Wiring:
@@ -166,10 +158,11 @@ def _wiring(parts: Parts, encoder: Optimized) -> Wiring:
     return Wiring(dict(parts.memory), mask, vocabulary)
 
 
-def _sources(
+def sources_of(
     parts: Parts, ranges: Ranges, wiring: Wiring
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Rows that are all different and padded differently, of several lengths if there may be."""
+    """What a check encodes: rows that are all different and padded differently, of several lengths
+    if there may be."""
     (sample,) = parts.encoder.args
     axes = parts.encoder.dynamic_shapes["source"]
     main = next(iter(sample))

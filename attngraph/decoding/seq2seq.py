@@ -3,7 +3,8 @@
 The files and their inputs and outputs are called as optimum calls them, which other runtimes know:
 `encoder_model.onnx` gives `last_hidden_state` and the keys and values of all cross-attentions,
 which `decoder_with_past_model.onnx` takes as inputs, in every step and with an empty past in the
-first one. `decoder_model.onnx` is for runtimes that begin with the hidden states.
+first one. `decoder_model_merged.onnx` is for runtimes that begin with the hidden states
+(attngraph/export/files/merged.py).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from attngraph.export.target import parse_target
 from attngraph.optimized import Optimized
 from attngraph.reports.report import Report
 
-ENCODER, DECODER, FIRST = (
+ENCODER, DECODER, MERGED = (
     "encoder_model.onnx",
     "decoder_with_past_model.onnx",
-    "decoder_model.onnx",
+    "decoder_model_merged.onnx",
 )
 METADATA_KEY, RULES_KEY = "attngraph.encoder", "attngraph.rules"
 
@@ -67,8 +68,8 @@ class Seq2Seq:
     """An encoder-decoder in onnxruntime. What the encoder gives stays on the device between steps.
 
     `rules` are those of the model's generation config; set others to change them. `encoder` and
-    `first` are the compiled models, None where the files were loaded; so is `first` where none was
-    asked for.
+    `merged` are the compiled models, None where the files were loaded; so is `merged` where none
+    was asked for.
     """
 
     def __init__(
@@ -77,14 +78,14 @@ class Seq2Seq:
         decoder: Decoder,
         wiring: Wiring,
         rules: Rules,
-        first: Optimized | None = None,
+        merged: Optimized | None = None,
     ) -> None:
         self._opened = encoder if isinstance(encoder, Session) else None
         self.encoder = encoder if isinstance(encoder, Optimized) else None
         self.decoder = decoder
         self.wiring = wiring
         self.rules = rules
-        self.first = first
+        self.merged = merged
 
     @classmethod
     def load(cls, folder: str | Path, target: str = "cpu", **options: Any) -> Seq2Seq:
@@ -121,8 +122,8 @@ class Seq2Seq:
             )
         said = self.encoder.model.metadata_props
         said[METADATA_KEY], said[RULES_KEY] = self.wiring.to_json(), self.rules.to_json()
-        first = {} if self.first is None else {FIRST: self.first}
-        return {ENCODER: self.encoder, DECODER: self.decoder.optimized, **first}
+        merged = {} if self.merged is None else {MERGED: self.merged}
+        return {ENCODER: self.encoder, DECODER: self.decoder.optimized, **merged}
 
     @property
     def reports(self) -> dict[str, Report]:
@@ -141,7 +142,7 @@ class Seq2Seq:
         Raises UsageError for what the encoder doesn't take.
         """
         feeds = self._feeds(source, attention_mask)
-        session, layout = self._encoder, self.decoder.layout
+        session, layout = self.encoder_session, self.decoder.layout
         self._require_sizes(feeds)
         wanted = {name: self.wiring.memory[name] for name in layout.memory}
         memory: dict[str, torch.Tensor | OrtValue] = {
@@ -205,7 +206,8 @@ class Seq2Seq:
         )
 
     @property
-    def _encoder(self) -> Session:
+    def encoder_session(self) -> Session:
+        """The encoder's session. Raises ProviderError where it can't be opened."""
         if self._opened is not None:
             return self._opened
         assert self.encoder is not None
@@ -216,7 +218,7 @@ class Seq2Seq:
         source: torch.Tensor | Mapping[str, torch.Tensor],
         attention_mask: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
-        session, mask = self._encoder, self.wiring.mask
+        session, mask = self.encoder_session, self.wiring.mask
         main = session.input_names[0]
         given = dict(source) if isinstance(source, Mapping) else {main: source}
         if attention_mask is not None:
@@ -238,7 +240,7 @@ class Seq2Seq:
 
     def _shape_of_mask(self, first: torch.Tensor) -> tuple[int, int]:
         """(B, T): T is the size of the axis of what is encoded that has the mask's dim."""
-        session, mask = self._encoder, self.wiring.mask
+        session, mask = self.encoder_session, self.wiring.mask
         assert mask is not None
         length = session.input_shape(mask)[1]
         if isinstance(length, int):

@@ -126,7 +126,7 @@ def _decoder(request: Request) -> Parts:
 
 
 def _seq2seq(request: Request) -> Parts:
-    """An encoder and a decoder that attends to it, with the first step that runtimes begin with."""
+    """An encoder and a decoder that attends to it, alone and with the first step."""
     loaded = request.loaded
     _require_plain(request, "an encoder-decoder", ENCODER)
     assert loaded.module is not None

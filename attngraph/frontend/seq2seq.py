@@ -40,9 +40,9 @@ class Parts:
 
     `memory` maps each input of the decoder that stays the same in all steps to the output, or
     input, of the encoder that it is, and `presents` each of its pasts to the output that takes its
-    place. `first` is the decoder's first step by itself, from hidden
-    states, where others want a file of it. `whole` takes the encoder's inputs as a dict and the
-    decoder's tokens so far, and returns their logits (B, S, V) without any cache. A token `pad`
+    place. `keys` computes from its hidden states what the encoder gives of the memory, for a file
+    that begins with these. `whole` takes the encoder's inputs as a dict and the decoder's tokens so
+    far, and returns their logits (B, S, V) without any cache. A token `pad`
     among these may count no position, which a cache of the tokens before it doesn't tell.
     """
 
@@ -51,7 +51,7 @@ class Parts:
     whole: nn.Module
     memory: Mapping[str, str]
     presents: Mapping[str, str]
-    first: Model | None = None
+    keys: Model | None = None
     pad: int | None = None
 
 
@@ -74,6 +74,13 @@ class _Seq2Seq(nn.Module):
             **masked,
         )
 
+    def _crossed(self, hidden: Tensor, mask: Tensor | None) -> list[dict[str, dict[str, Tensor]]]:
+        """What the cross-attentions keep of the encoder's hidden states."""
+        ids = torch.zeros(hidden.shape[0], 1, dtype=torch.long, device=hidden.device)
+        cache = _filled([])
+        self._run(hidden, mask, ids, cache)
+        return [{"encoder": layer} for layer in _tensors(cache.cross_attention_cache)]
+
 
 class Encoder(_Seq2Seq):
     """What is encoded to hidden states (B, T, H), and for each layer of the decoder the key and the
@@ -83,10 +90,7 @@ class Encoder(_Seq2Seq):
     def forward(self, source: dict[str, Tensor]) -> dict[str, Any]:
         model: Any = self.model
         hidden = model.get_encoder()(**source)[0]
-        cache = _filled([])
-        ids = torch.zeros(hidden.shape[0], 1, dtype=torch.long, device=hidden.device)
-        self._run(hidden, source.get("attention_mask"), ids, cache)
-        present = [{"encoder": layer} for layer in _tensors(cache.cross_attention_cache)]
+        present = self._crossed(hidden, source.get("attention_mask"))
         return {"last_hidden_state": hidden, "present": present}
 
 
@@ -110,26 +114,11 @@ class CachedDecoder(_Seq2Seq):
         return {"logits": result.logits, "present": present}
 
 
-class FirstStep(_Seq2Seq):
-    """The same for the first tokens, from hidden states (B, T, H), with the presents of both."""
+class CrossKeys(_Seq2Seq):
+    """Hidden states (B, T, H) to the keys and values (B, G, T, D) of all cross-attentions."""
 
-    def forward(
-        self,
-        encoder_attention_mask: Tensor | None,
-        input_ids: Tensor,
-        encoder_hidden_states: Tensor,
-    ) -> dict[str, Any]:
-        cache = _filled([])
-        result = self._run(encoder_hidden_states, encoder_attention_mask, input_ids, cache)
-        pairs = zip(
-            _tensors(cache.self_attention_cache),
-            _tensors(cache.cross_attention_cache),
-            strict=True,
-        )
-        return {
-            "logits": result.logits,
-            "present": [dict(zip(_KINDS, pair, strict=True)) for pair in pairs],
-        }
+    def forward(self, encoder_hidden_states: Tensor) -> dict[str, Any]:
+        return {"present": self._crossed(encoder_hidden_states, None)}
 
 
 class Uncached(nn.Module):
@@ -168,7 +157,7 @@ def of_transformers(
         Uncached(module),
         memory,
         traced.names("past_key_values", "decoder", "present"),
-        traced.first(),
+        traced.keys(),
         _pad_of(module),
     )
 
@@ -277,18 +266,14 @@ class _Traced:
             names={**self.called("past", "past_key_values"), **self.called("present", "present")},
         )
 
-    def first(self) -> Model:
+    def keys(self) -> Model:
         return Model(
-            FirstStep(self.module, self.probed.kind),
+            CrossKeys(self.module, self.probed.kind),
             None,
-            (self.mask, self.ids, self.probed.hidden),
+            (self.probed.hidden,),
             {},
-            {
-                "encoder_attention_mask": self.shapes.get("attention_mask"),
-                "input_ids": {0: self.rows, 1: self.new},
-                "encoder_hidden_states": self.axes(1),
-            },
-            f"the first step of {self.name}",
+            {"encoder_hidden_states": self.axes(1)},
+            f"the cross-attentions' keys of {self.name}",
             names=self.called("present", "present"),
         )
 
@@ -377,7 +362,7 @@ def _is_kept(tensor: Any, batch: int, length: int) -> bool:
 
 def _dim_of_rows(shapes: Mapping[str, Any]) -> Any:
     found = next((axes[0] for axes in shapes.values() if axes and 0 in axes), None)
-    return Dim("batch") if found is None else found
+    return Dim("batch_size") if found is None else found
 
 
 def _encoded(source: Mapping[str, Tensor], shapes: Mapping[str, Any], length: int) -> Any:
@@ -403,7 +388,7 @@ def sample_source(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
         table = owner.get_input_embeddings().weight
         ids = torch.randint(int(table.shape[0]), (2, 7), generator=seed)
         most = _longest(part)
-        rows, length = Dim("batch"), Dim("source", max=most) if most else Dim("source")
+        rows, length = Dim("batch_size"), Dim("source", max=most) if most else Dim("source")
         axes = {0: rows, 1: length}
         mask = torch.ones_like(ids)
         return {"input_ids": ids, "attention_mask": mask}, {
@@ -413,16 +398,16 @@ def sample_source(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
     if main == "input_features" and hasattr(config, "num_mel_bins"):
         frames = 2 * int(config.max_source_positions)
         features = torch.randn(2, int(config.num_mel_bins), frames, generator=seed)
-        return {main: features.to(model.dtype)}, {main: {0: Dim("batch")}}
+        return {main: features.to(model.dtype)}, {main: {0: Dim("batch_size")}}
     if main == "input_values":  # samples of sound
         sound = torch.randn(2, _SAMPLES, generator=seed).to(model.dtype)
-        return {main: sound}, {main: {0: Dim("batch"), 1: Dim("samples")}}
+        return {main: sound}, {main: {0: Dim("batch_size"), 1: Dim("samples")}}
     size = getattr(part, "image_size", None)
     if main == "pixel_values" and size is not None:
         height, width = (size, size) if isinstance(size, int) else tuple(size)
         channels = int(getattr(part, "num_channels", 3))
         image = torch.randn(2, channels, int(height), int(width), generator=seed)
-        return {main: image.to(model.dtype)}, {main: {0: Dim("batch")}}
+        return {main: image.to(model.dtype)}, {main: {0: Dim("batch_size")}}
     taken = list(inspect.signature(model.forward).parameters)
     raise UsageError(
         f"No sample of what {name} encodes can be made: give it, such as "

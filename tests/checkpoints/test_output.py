@@ -204,7 +204,7 @@ def test_an_encoder_decoder_becomes_its_files(
         decoder_start_token_id=2, eos_token_id=2, pad_token_id=1, forced_bos_token_id=7
     ).save_pretrained(source)
     assert run(["optimize", str(source), "-o", str(tmp_path / "out")]) == 0
-    files = ("decoder_model.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx")
+    files = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx")
     assert _names(tmp_path / "out") == sorted((*files, "config.json", "generation_config.json"))
     ids = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     model: Any = BartForConditionalGeneration.from_pretrained(source)
@@ -240,7 +240,7 @@ def test_a_factory_of_an_encoder_decoder_makes_the_same_files(
     assert run(["optimize", *model, "--decode", "-o", str(tmp_path / "out.onnx")]) == 2
     assert "give -o a folder" in " ".join(capfd.readouterr().err.split())
     assert run(["optimize", *model, "--decode", "-o", str(tmp_path / "out")]) == 0
-    files = ("decoder_model.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx")
+    files = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx")
     assert _names(tmp_path / "out") == [*files]
     assert run(["verify", *model, str(tmp_path / "out")]) == 0
 

@@ -10,15 +10,21 @@ from optimum import onnxruntime
 
 
 def main(kind: str, folder: str, given: str, found: str) -> None:
-    """Writes the tokens that a decoder generates (greedy), or an encoder's logits, as an .npz."""
-    model = getattr(onnxruntime, kind).from_pretrained(folder)
+    """Writes the tokens that a decoder generates (greedy), an encoder's logits or hidden states, or
+    what a pipeline makes of a text, as an .npz. `kind` names the class, or the pipeline's task."""
     with numpy.load(given) as file:
         feeds = {name: torch.from_numpy(file[name]) for name in file.files}
-    if kind == "ORTModelForCausalLM":
-        new = int(feeds.pop("new"))
-        result = model.generate(**feeds, max_new_tokens=new, do_sample=False)
+    if "text" in feeds:
+        pipe = onnxruntime.pipeline(kind, model=folder, accelerator="ort")
+        result = torch.tensor(pipe(bytes(feeds["text"].tolist()).decode()))
     else:
-        result = model(**feeds).logits
+        model = getattr(onnxruntime, kind).from_pretrained(folder)
+        if "new" in feeds:
+            new = int(feeds.pop("new"))
+            result = model.generate(**feeds, max_new_tokens=new, do_sample=False, num_beams=1)
+        else:
+            outputs = model(**feeds)
+            result = outputs.logits if "logits" in outputs else outputs.last_hidden_state
     numpy.savez(found, result=result.numpy())
 
 

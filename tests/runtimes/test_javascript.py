@@ -25,6 +25,9 @@ from tests.parity.test_decode import PROMPT, prompts
 from tests.runtimes.conftest import Record, node_packages
 from tests.runtimes.encoders import MODELS
 from tests.runtimes.families import decoder
+from tests.runtimes.seq2seq import FAMILIES as SEQ2SEQ
+from tests.runtimes.seq2seq import NEW as STEPS
+from tests.runtimes.seq2seq import written
 
 SCRIPT = Path(__file__).parent / "javascript" / "run.mjs"
 NEW = 12
@@ -155,3 +158,16 @@ def test_a_decoders_folder_in_transformers_js(family: str, tmp_path: Path, recor
     record(
         version_of("@huggingface/transformers"), family, "growing cache, rows padded on the left"
     )
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_an_encoder_decoders_folder_in_transformers_js(
+    family: str, tmp_path: Path, record: Record
+) -> None:
+    """It begins without a cache, and goes on in the same file. Its Whisper takes one row."""
+    out, source, expected = written(family, tmp_path, 1 if family == "whisper" else 2)
+    title, kind = SEQ2SEQ[family]
+    found = results_of(f"AutoModelFor{kind}", out, **source, new=torch.tensor([STEPS]))
+    length = expected.shape[1]  # Whisper's own generate cuts the start off
+    assert torch.equal(found["tokens"][:, -length:], expected)
+    record(version_of("@huggingface/transformers"), title, "growing cache, merged")

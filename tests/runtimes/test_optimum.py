@@ -18,6 +18,9 @@ from tests.parity.test_decode import prompts
 from tests.runtimes.conftest import Record, optimum_python
 from tests.runtimes.encoders import MODELS
 from tests.runtimes.families import decoder
+from tests.runtimes.seq2seq import FAMILIES as SEQ2SEQ
+from tests.runtimes.seq2seq import NEW as STEPS
+from tests.runtimes.seq2seq import written
 
 NEW = 12
 SCRIPT = Path(__file__).with_name("run_optimum.py")
@@ -65,3 +68,52 @@ def test_a_classifier(tmp_path: Path, record: Record) -> None:
     parity = compare(Reference(module, precision="fp32")(args), (found,), "fp32")
     assert parity.passed, str(parity)
     record(RUNTIME, "BERT", "sequence classification")
+
+
+@pytest.mark.parametrize("family", SEQ2SEQ)
+def test_an_encoder_decoders_folder(family: str, tmp_path: Path, record: Record) -> None:
+    """By default it takes the merged file, for the first step and all others."""
+    out, source, expected = written(family, tmp_path)
+    title, kind = SEQ2SEQ[family]
+    found = ran(f"ORTModelFor{kind}", out, **source, new=torch.tensor(STEPS))
+    assert torch.equal(found, expected)
+    record(RUNTIME, title, "growing cache, merged")
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+def test_a_decoders_folder(family: str, tmp_path: Path, record: Record) -> None:
+    """As `optimize` writes it for one who names no runtime."""
+    module = decoder(family)
+    module.save_pretrained(tmp_path / "in")
+    attngraph.optimize_checkpoint(tmp_path / "in", verify="off").save(tmp_path / "out")
+    ids, mask = prompts(3)
+    feeds = {"input_ids": ids, "attention_mask": mask, "new": torch.tensor(NEW)}
+    found = ran("ORTModelForCausalLM", tmp_path / "out", **feeds)
+    expected = module.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(found, expected)
+    record(RUNTIME, family, "growing cache, a folder")
+
+
+def test_features_and_a_pipeline(tmp_path: Path, record: Record) -> None:
+    """The folder of a BERT without a head, by its class and by optimum's pipeline."""
+    from transformers import BertTokenizerFast
+
+    torch.manual_seed(0)
+    module, args, _ = MODELS["BERT"]()
+    module = module.eval().base_model
+    module.save_pretrained(tmp_path / "in")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "in")
+    attngraph.optimize_checkpoint(tmp_path / "in", verify="off").save(tmp_path / "out")
+    feeds = dict(zip(("input_ids", "attention_mask"), args, strict=True))
+    found = ran("ORTModelForFeatureExtraction", tmp_path / "out", **feeds)
+    expected = Reference(module, precision="fp32")(args)
+    assert expected.eager[0].shape == found.shape
+    torch.testing.assert_close(found, expected.eager[0], rtol=0, atol=1e-5)
+    ids = torch.tensor([[2, 5, 6, 7, 3]])
+    piped = ran("feature-extraction", tmp_path / "out", text=torch.tensor(list(b"a b c")))
+    with torch.no_grad():
+        torch.testing.assert_close(piped, module(ids)[0], rtol=0, atol=1e-5)
+    record(RUNTIME, "BERT", "feature extraction")
+    record(RUNTIME, "BERT", "pipeline")
