@@ -22,7 +22,7 @@ from attngraph.analysis.attention.score_bounds import (
     weak_fills,
 )
 from attngraph.analysis.attention.site import SDPA, Site, understand
-from attngraph.analysis.attention.terms import broadcastable, predicate_of
+from attngraph.analysis.attention.terms import broadcastable, decided_by
 from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, resolve, top
 from attngraph.analysis.masks.reach import is_scorelike
@@ -230,9 +230,11 @@ def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remar
     ]
     factors = (*site.factors, *site.gains)
     others = [top(factor.operand).value for factor in factors if factor.operand is not None]
+    others += [top(cut.operand).value for cut in site.cuts]
     drawn = [
-        predicate_of(step.operand, step.keep)[0].value if isinstance(step, Mask) else value
+        found
         for value, step in zip(terms, site.steps, strict=True)
+        for found in (decided_by(step.operand) if isinstance(step, Mask) else [value])
     ]
     leaves = [*operands, *map(_predicate, (*others, *drawn))]
     outcome = evidence.compare(pairs, leaves, infinite)
@@ -302,6 +304,10 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
 def _replacements(build: Builder, site: Site, plan: _Plan, node: Node) -> list[tuple[Value, Value]]:
     """(a value of the model, what takes its place): the context, and the weights if they leave."""
     packed = node.outputs[0]
+    for cut in site.cuts:
+        where = materialize(build, cut.operand, site.roles.context, broadcast=False)
+        zero = build.constant(torch.tensor(0.0, dtype=packed.dtype), "zero")
+        packed = build("aten.where.self", where, *((packed, zero) if cut.keep else (zero, packed)))
     for gain in plan.outer:
         packed = _times(build, packed, gain, site.roles.context)
     if site.gain != 1.0:

@@ -32,6 +32,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
     ADDITIVE,
     CLAMP,
+    LOG_SUM,
     MAXIMUM,
     MAXIMUM_ALONG,
     MULTIPLICATIVE,
@@ -269,13 +270,15 @@ class _Reader:
         return 1 << 30 if rank is None else rank
 
     def _is_row_maximum(self, operand: Operand) -> bool:
-        """max over the keys, subtracted to keep exp in range: softmax doesn't see it."""
+        """max over the keys, or over all scores, subtracted to keep exp in range: softmax doesn't
+        see it.
+        """
         node = operand.value.producer
         keys = set(resolve(self.keys))
         return (
             self.shifts
             and node is not None
-            and (node.op in MAXIMUM_ALONG or node.op == "aten.logsumexp")
+            and (node.op in MAXIMUM_ALONG | LOG_SUM or node.op == "aten.max")
             and not keys & set(operand.atoms)
         )
 

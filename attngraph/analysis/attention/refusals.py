@@ -197,8 +197,9 @@ class Refusal(Enum):
     )
     READ_BY_SOFTMAX = (
         "scores-reused",
-        "Another softmax, at {loc}, reads the scores too: their product is computed once for both.",
-        "It is kept as it is; with one of the two softmaxes alone it would fuse.",
+        "Another softmax, at {loc}, reads the scores too, and is no attention that would fuse, so "
+        "their product is computed anyway.",
+        "It is kept as it is; it would fuse if the other softmax did, or had scores of its own.",
     )
     READ_BY_LOGSUMEXP = (
         "scores-reused",

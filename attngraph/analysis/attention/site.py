@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -33,10 +34,11 @@ from attngraph.analysis.layout.axes import (
 )
 from attngraph.analysis.layout.contraction import Contraction
 from attngraph.analysis.masks.row_policy import of_softmax
-from attngraph.analysis.values.scalars import keeps_values
-from attngraph.analysis.walks import sources
+from attngraph.analysis.values.scalars import is_binary, keeps_values
+from attngraph.analysis.walks import readers, sources
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import SOFTMAX
 
 SINK_SOFTMAX = "attn.sink_softmax"
 SDPA = "aten.scaled_dot_product_attention"
@@ -46,6 +48,7 @@ SDPA = "aten.scaled_dot_product_attention"
 class Site:
     """One attention, understood: operands by their stages, roles of the axes, and the terms.
 
+    `cuts` say in which rows the context becomes zero, as those of the weights do in the model.
     `is_part` tells that the softmax serves other products too, each with a part of it.
     """
 
@@ -68,6 +71,7 @@ class Site:
     gains: tuple[Factor, ...]
     sinks: Operand | None
     is_part: bool = False
+    cuts: tuple[Mask, ...] = ()
 
 
 def understand(anchor: Node) -> Site | Declined | None:
@@ -75,7 +79,8 @@ def understand(anchor: Node) -> Site | Declined | None:
     return _from_sdpa(anchor) if anchor.op == SDPA else _from_softmax(anchor)
 
 
-def _from_softmax(anchor: Node) -> Site | Declined | None:
+def _from_softmax(anchor: Node, *, shared: bool = False) -> Site | Declined | None:
+    """With `shared`, whatever else reads the scores."""
     source = anchor.inputs[0]
     if source is None or not source.shape:
         return None
@@ -89,7 +94,8 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         pair = pair_of(product, keys)
         if pair is None:
             return None
-        return len(set(pair[1].atoms) - values - set(resolve(product.summed)))
+        is_projected = any(top(side).value.is_constant for side in product.sides)
+        return len(set(pair[1].atoms) - values - set(resolve(product.summed))) * 2 + is_projected
 
     if isinstance(below, Below) and (named := additive(anchor)) is not None:
         return named
@@ -102,23 +108,34 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         return without_values(anchor, below, logits)
     if isinstance(logits, Declined):
         return without_product(anchor, below, logits, keys)
-    guarded = below.guard is not None or anchor.op == "aten._safe_softmax"
-    if below.refills:
-        steps = refilled(logits.steps, below.refills, keys)
-        if isinstance(steps, Refusal):
-            return steps.at(below.nodes[0])
-        logits, guarded = replace(logits, steps=steps), True
-    if not keeps_values(source.dtype, anchor.output.dtype) and source.dtype != result:
-        return narrowed(anchor, source.dtype)  # the softmax casts its input first
     pair = pair_of(logits.contraction, keys)
     assert pair is not None
+    is_safe = anchor.op == "aten._safe_softmax"
+    guarded = is_safe or below.guard is not None
+    cuts: tuple[Mask, ...] = ()
+    if below.refills:
+        cuts = tuple(mask for mask in below.refills if not set(keys) & set(mask.operand.atoms))
+        steps = refilled(logits.steps, below.refills, keys)
+        if isinstance(steps, tuple):
+            logits, guarded, cuts = replace(logits, steps=steps), True, ()
+        elif len(cuts) < len(below.refills) or _leaks([anchor, *below.nodes], _inside(below)):
+            return steps.at(below.nodes[0])
+        else:
+            guarded = is_safe or below.nan_to_zero
+    elif (again := _masked_again(anchor, below, logits, pair, keys)) is not None:
+        below, steps = again
+        guarded = guarded or steps != logits.steps
+        logits = replace(logits, steps=steps)
+    if not keeps_values(source.dtype, anchor.output.dtype) and source.dtype != result:
+        return narrowed(anchor, source.dtype)  # the softmax casts its input first
     is_part = any(atom.const is not None for dim in axes for atom in resolve(dim))
     weights = None if is_part else _returned(anchor, below, axes)
     if isinstance(weights, Declined):
         return weights
     if (named := projection(anchor, logits, pair, below.value)) is not None:
         return named
-    if not is_part and escapes(logits.node, {anchor, below.root}):
+    own = {anchor, below.root}
+    if not (is_part or shared) and escapes(logits.node, own | _partners(logits.node, anchor)):
         return synthesizer(logits) or reused(logits.node, anchor)
     sinks = None
     if sink is not None:
@@ -134,12 +151,70 @@ def _from_softmax(anchor: Node) -> Site | Declined | None:
         weights=weights,
         sinks=sinks,
         is_part=is_part,
+        cuts=cuts,
     )
+
+
+def _partners(scores: Node, anchor: Node) -> set[Node]:
+    """Other softmaxes of the scores, such as one over their rows, that are attentions as well.
+
+    The product of queries and keys is then computed by each of their operators, and by no other
+    node: that takes less time than to write the scores once and read them twice.
+    """
+    found: set[Node] = set()
+    for other in readers(scores, lambda node: node.op not in SOFTMAX):
+        site = (
+            _from_softmax(other, shared=True)
+            if other.op in SOFTMAX and other is not anchor
+            else None
+        )
+        if isinstance(site, Site) and scores in site.nodes:
+            found |= {other, site.root}
+    return found
+
+
+def _masked_again(
+    anchor: Node,
+    below: Below,
+    logits: Logits,
+    pair: tuple[Operand, Operand],
+    keys: tuple[Atom, ...],
+) -> tuple[Below, tuple[Bias | Mask, ...]] | None:
+    """Without the factors of 0 and 1 that the scores' own mask is, and the steps then.
+
+    Where it fills with -inf they multiply weights that are 0 already, or the NaN of a row without
+    keys. Of a finite fill they leave zeros there.
+    """
+    rows = set(pair[0].atoms) - set(pair[1].atoms)
+    again = [
+        Mask(gain.operand, keep=True, fill=0.0)
+        for gain in below.gains
+        if gain.operand is not None
+        and not gain.divides
+        and rows & set(gain.atoms)
+        and set(keys) & set(gain.atoms)
+        and is_binary(gain.operand.value)
+    ]
+    if not again or _leaks([anchor, *below.nodes], _inside(below)):
+        return None
+    steps = refilled(logits.steps, again, keys)
+    if isinstance(steps, Refusal):
+        return None
+    if any(isinstance(step, Mask) and step.fill == -math.inf for step in logits.steps):
+        steps = logits.steps
+    operands = [mask.operand for mask in again]
+    gains = tuple(gain for gain in below.gains if gain.operand not in operands)
+    return replace(below, gains=gains), steps
+
+
+def _inside(below: Below) -> set[Node]:
+    """The nodes that read the weights on their way to the values."""
+    return {*below.nodes, below.root, *(test for node in below.nodes for test in _tests(node))}
 
 
 def _returned(anchor: Node, below: Below, axes: Axes) -> Operand | Declined | None:
     """The attention weights, if something besides the product with the values reads them."""
-    inside = {*below.nodes, below.root, *(test for node in below.nodes for test in _tests(node))}
+    inside = _inside(below)
     if below.guard is None:
         leaks = _leaks([anchor, *below.nodes], inside)
         return Operand(anchor.output, axes) if leaks else None
@@ -179,6 +254,7 @@ def _assembled(
     causal: bool = False,
     sinks: Operand | None = None,
     is_part: bool = False,
+    cuts: tuple[Mask, ...] = (),
 ) -> Site | Declined:
     """The site, once each of its axes has a part to play."""
     query, key, value = map(stages, (*pair, below.value))
@@ -217,6 +293,7 @@ def _assembled(
         below.gains,
         sinks,
         is_part,
+        cuts,
     )
 
 

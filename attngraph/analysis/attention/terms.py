@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+
+import torch
 
 from attngraph.analysis.attention.logits import Bias, Mask
 from attngraph.analysis.attention.refusals import Refusal
@@ -12,8 +14,11 @@ from attngraph.analysis.attention.roles import computed, stages
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve
 from attngraph.analysis.layout.cost import cost
 from attngraph.analysis.masks.reach import may_hide
-from attngraph.ir.ops import attribute
-from attngraph.ir.traits import COMPLEMENT, TRUTH
+from attngraph.analysis.values.scalars import is_binary
+from attngraph.analysis.walks import sources, walk
+from attngraph.ir import Value
+from attngraph.ir.ops import attribute, evaluate
+from attngraph.ir.traits import CAST, COMPLEMENT, POINTWISE, TRUTH
 
 
 def broadcastable(operand: Operand, scores: Axes) -> tuple[Operand, Axes] | None:
@@ -48,9 +53,11 @@ def refilled(
     if len(masks) != 1:
         return Refusal.WEIGHTS_REFILLED
     kept = predicate_of(masks[0].operand, masks[0].keep)
+    numbers = binary_of(masks[0].operand, masks[0].keep)
     for refill in refills:
         found = predicate_of(refill.operand, refill.keep)
-        if not (_same(found, kept) or _leaves_no_key(found, kept, keys)):
+        is_same = _same(binary_of(refill.operand, refill.keep), numbers)
+        if not (is_same or _leaves_no_key(found, kept, keys)):
             return Refusal.WEIGHTS_REFILLED
     if any(isinstance(step, Bias) and may_hide(step.operand.value) for step in steps):
         return Refusal.WEIGHTS_REFILLED_BIASED
@@ -70,9 +77,44 @@ def predicate_of(operand: Operand, keep: bool) -> tuple[Operand, bool]:
         operand, keep = Operand(node.inputs[0], operand.axes), not keep
 
 
+def binary_of(operand: Operand, keep: bool) -> tuple[Operand, bool]:
+    """As `predicate_of`, past casts and comparisons of zeros and ones too: `m == 0` is not m."""
+    while True:
+        operand, keep = predicate_of(operand, keep)
+        node = operand.value.producer
+        source = node.inputs[0] if node is not None and len(node.inputs) == 1 else None
+        if node is None or node.op not in POINTWISE | CAST or not is_binary(source):
+            return operand, keep
+        assert source is not None
+        numbers = [torch.tensor(number, dtype=source.dtype) for number in (0, 1)]
+        at_zero, at_one = (float(evaluate(node, [number], {})[0]) for number in numbers)
+        if {at_zero, at_one} != {0.0, 1.0}:
+            return operand, keep
+        operand, keep = Operand(source, operand.axes), keep == bool(at_one)
+
+
+def decided_by(operand: Operand) -> list[Value]:
+    """The bools that decide a mask, above the numbers that are made of them: else its own."""
+    own, (binary, _) = predicate_of(operand, True)[0].value, binary_of(operand, True)
+
+    def above(value: Value) -> Iterable[Value]:
+        node = value.producer
+        return () if node is None or value.dtype == torch.bool else sources(node)
+
+    found = [value for value in walk([binary.value], above) if value.dtype == torch.bool]
+    return found or [own]
+
+
 def _same(one: tuple[Operand, bool], other: tuple[Operand, bool]) -> bool:
     (first, keep), (second, kept) = one, other
-    return first.value is second.value and first.dims == second.dims and keep == kept
+    if first.dims != second.dims:
+        return False
+    if first.value is second.value:
+        return keep == kept
+    data, others = first.value.data, second.value.data
+    if data is None or others is None or data.is_meta or others.is_meta:
+        return False
+    return torch.equal(data.bool() == keep, others.bool() == kept)
 
 
 def _leaves_no_key(

@@ -43,7 +43,7 @@ class Below:
     """The product with the values, `root`, and how its axes index probabilities and values.
 
     `gain` and `gains` multiply the probabilities on the way; `guard` is
-    where NaN, or what was masked, became zero.
+    where NaN, or what was masked, became zero, `nan_to_zero` that it is NaN.
     """
 
     root: Node
@@ -56,6 +56,7 @@ class Below:
     gains: tuple[Factor, ...] = ()
     refills: tuple[Mask, ...] = ()
     nodes: tuple[Node, ...] = ()
+    nan_to_zero: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class _Reached:
     gains: tuple[Factor, ...] = ()
     refills: tuple[Mask, ...] = ()
     nodes: tuple[Node, ...] = ()
+    nan_to_zero: bool = False
 
 
 def guarded(node: Node) -> Value | None:
@@ -127,7 +129,7 @@ def _up(node: Node, state: _Reached, goal: Value, result: torch.dtype) -> Iterat
         if widens(node) or narrows_no_more(node, result):
             yield at(node.inputs[0], operand.axes)
     elif (source := guarded(node)) is not None:
-        yield replace(at(source, operand.axes), guard=operand)
+        yield replace(at(source, operand.axes), guard=operand, nan_to_zero=True)
     elif (above := climb(operand)) is not None:
         yield at(above.value, above.axes)
     elif (scaling := scale_of(node)) is not None:
@@ -135,7 +137,7 @@ def _up(node: Node, state: _Reached, goal: Value, result: torch.dtype) -> Iterat
     elif (filling := fill_of(node)) is not None and filling[3] == 0.0:
         source, predicate, keep, fill = filling
         if not keep and source.shape == shape and _all_masked(predicate, goal):
-            yield replace(at(source, operand.axes), guard=operand)
+            yield replace(at(source, operand.axes), guard=operand, nan_to_zero=True)
             return
         where = Operand(predicate, broadcast_axes(operand.axes, predicate.shape, shape))
         refills = (*state.refills, Mask(where, keep, fill))
@@ -208,6 +210,7 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
                 reached.gains,
                 reached.refills,
                 nodes,
+                reached.nan_to_zero,
             )
             if set(top(other).atoms) - set(reached.operand.atoms):
                 return below

@@ -424,3 +424,19 @@ def keys_and_oneself(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor
     """Padding hides every key but the query's own: ~padding & ~eye."""
     hidden = ~padding[:, None, None, :] & ~torch.eye(q.shape[2], dtype=torch.bool)
     return _scores(q, k).masked_fill(hidden, LOWEST).softmax(-1) @ v
+
+
+@formulation(*SQUARE, "b s:padding", dynamic="b s")
+def weights_times_own_mask(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+    """A mask of numbers, over which the scores are filled, multiplies the weights again."""
+    number = padding.float()
+    keep = (number[:, :, None] * number[:, None])[:, None]
+    weights = _scores(q, k).masked_fill(keep == 0, -1e9).softmax(-1)
+    return (weights * keep) @ v
+
+
+@formulation(Q, K, V, "b t:padding", "b s:padding", dynamic="b s t")
+def rows_zeroed_late(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, rows: Tensor) -> Tensor:
+    """Flamingo: weights of rows that see nothing are zero, whatever the scores' mask gives."""
+    scores = _scores(q, k).masked_fill(~padding[:, None, None], torch.finfo(q.dtype).min)
+    return scores.softmax(-1).masked_fill(~rows[:, None, :, None], 0.0) @ v

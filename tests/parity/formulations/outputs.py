@@ -113,8 +113,9 @@ def scores_two_softmaxes(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Pair:
     return (scores * 0.4).softmax(-1) @ v, (scores * 0.1).softmax(-1) @ w
 
 
-@formulation("b s m", "b t m", fused=None)
-def scores_both_ways(x: Tensor, y: Tensor) -> Pair:
-    """Bi-directional cross attention: one product, softmax over either axis."""
-    scores = x @ y.mT * 0.2
-    return scores.softmax(-1) @ y, scores.softmax(-2).mT @ x
+@formulation(Q, K, V, "b h s e", fused=2, dynamic="b s t")
+def both_ways(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Pair:
+    """Scores of both sides to each other, normalised over each: two attentions."""
+    scores = q @ k.mT * 0.4
+    scores = scores - scores.max()
+    return scores.softmax(-1) @ v, scores.softmax(-2).mT @ w
