@@ -204,7 +204,8 @@ class Optimized:
         )
 
     def save(self, path: str | Path) -> None:
-        """Writes the ONNX file, and its weights beside it where they exceed 1 GiB.
+        """Writes the ONNX file, and its weights beside it, as `<name>.data`, where they exceed
+        16 MiB and the model wasn't compiled to be a single file.
 
         Raises OutputError; nothing is left half written.
         """

@@ -139,6 +139,14 @@ class Options:
             metavar="N",
         ),
     ] = OPSET
+    single_file: Annotated[
+        bool,
+        Flag(
+            "Write the weights into the ONNX file, up to 2 GiB, for readers that take no other, "
+            "such as transformers.js. Otherwise more than 16 MiB of them go beside it, into "
+            "NAME.onnx.data, from where sessions start twice as fast."
+        ),
+    ] = False
     assume: Assumptions = ()
     session: Mapping[str, Any] = field(default_factory=dict)
     decodes: bool = False

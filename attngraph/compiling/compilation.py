@@ -21,6 +21,7 @@ from attngraph.compiling.precision_search import in_half
 from attngraph.compiling.provenance import Provenance
 from attngraph.compiling.quantizing import Quantizing
 from attngraph.errors import ParityError
+from attngraph.export.files.save import in_one_file
 from attngraph.export.files.staged import Staged
 from attngraph.export.formats import Precision
 from attngraph.export.kernels import choose_all
@@ -223,6 +224,8 @@ class Compilation:
             else:
                 kernels = choose_all(graph, device, static=static)
             onnx = lower(graph, target=device, kernels=kernels, buffers=self.buffers)
+            if options.single_file:
+                in_one_file(onnx)
         stored = None if report.quantised is None else report.quantised.weights
         made = Provenance(
             options.of_pipeline(),

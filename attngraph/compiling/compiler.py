@@ -43,6 +43,7 @@ def optimize(
     calibrate: Path | None = None,
     portable: bool = False,
     opset: int = OPSET,
+    single_file: bool = False,
     progress: Progress | None = None,
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
@@ -64,7 +65,7 @@ def optimize(
     `calibrate` an .npz of inputs by name, on which codes of weights are chosen so that layers lose
     the least (GPTQ), and outliers are looked for that can be moved into weights.
     `portable` writes standard ONNX operators only, none of onnxruntime's own, and `opset` is
-    theirs, 21 to 24.
+    theirs, 21 to 24. With `single_file` the weights are saved inside the ONNX file, up to 2 GiB.
 
     Raises CaptureError, LoweringError, ProviderError, UsageError where no padded row can be
     ignored, and ParityError where the result is out of its error budget; the message names the
@@ -88,6 +89,7 @@ def optimize(
         calibrate=calibrate,
         portable=portable,
         opset=opset,
+        single_file=single_file,
     )
     return compile_model(model, options, progress=progress)
 

@@ -71,6 +71,7 @@ def optimize_decoder(
     calibrate: Path | None = None,
     portable: bool = False,
     opset: int = OPSET,
+    single_file: bool = False,
     progress: Progress | None = None,
 ) -> Decoder:
     """Compiles a causal language model with its key-value cache, and checks it over several steps.
@@ -101,6 +102,7 @@ def optimize_decoder(
         calibrate=calibrate,
         portable=portable,
         opset=opset,
+        single_file=single_file,
     )
     name = type(module).__name__
     if args is None and not kwargs:

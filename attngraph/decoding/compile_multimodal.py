@@ -55,6 +55,7 @@ def optimize_multimodal(
     calibrate: Path | None = None,
     portable: bool = False,
     opset: int = OPSET,
+    single_file: bool = False,
     progress: Progress | None = None,
 ) -> Multimodal:
     """Compiles a model of transformers that reads images among its text, and checks it over steps.
@@ -83,6 +84,7 @@ def optimize_multimodal(
         calibrate=calibrate,
         portable=portable,
         opset=opset,
+        single_file=single_file,
     )
     decoding = DecoderOptions(cache, max_length)
     return compile_multimodal(parts, rules_of(module), decoding, options, progress=progress)

@@ -56,6 +56,7 @@ def optimize_seq2seq(
     calibrate: Path | None = None,
     portable: bool = False,
     opset: int = OPSET,
+    single_file: bool = False,
     progress: Progress | None = None,
 ) -> Seq2Seq:
     """Compiles an encoder-decoder of transformers, and checks it over several steps.
@@ -93,6 +94,7 @@ def optimize_seq2seq(
         calibrate=calibrate,
         portable=portable,
         opset=opset,
+        single_file=single_file,
     )
     return compile_seq2seq(parts, rules_of(module), decoding, options, progress=progress)
 

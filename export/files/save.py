@@ -19,10 +19,11 @@ from attngraph.mapped import Reader, is_large, no_holes
 from attngraph.paths import require_place, unwritable
 from attngraph.scratch import scratch_folder, whole_file, whole_files
 
-EXTERNAL_ABOVE = 1 << 30
-_TEMPORARY_ABOVE = (
-    16 << 20
-)  # bytes of weights from which on onnxruntime maps a file faster than it parses one
+EXTERNAL_ABOVE = 16 << 20
+"""Bytes of weights from which on onnxruntime maps a file faster than it parses one."""
+_LARGEST = (1 << 31) - 1
+"""Bytes that protobuf reads of one file."""
+_SINGLE_FILE = "attngraph.single_file"
 _INLINE_BELOW = 1024  # bytes; sizes and scalars stay in the model file
 _ALIGNMENT = 4096
 _CHUNK = 8 << 20  # bytes that are copied at once where memory order differs from the file's
@@ -50,9 +51,10 @@ def save(
     Both files are written in a scratch folder beside them and renamed when complete, so that a
     failure or an interrupt leaves neither behind. Weights are streamed one by one, and no
     second copy of one is made. Where this model's were written before, under the same name, `data`
-    is that file, which is moved. `external_above` is by default EXTERNAL_ABOVE.
+    is that file, which is moved. `external_above` is by default EXTERNAL_ABOVE, or without limit
+    for a model that is to be one file.
 
-    Raises OutputError where the place can't be written.
+    Raises OutputError where the place can't be written, or the weights don't fit into one file.
     """
     path = Path(path)
     require_place(path)
@@ -75,12 +77,17 @@ def save(
             else:
                 with open(whole, "wb") as file:
                     _write_whole(file, proto, weights)
+                    if file.tell() > _LARGEST:
+                        raise OutputError(
+                            f"{path} would take {file.tell() / 2**30:.1f} GiB, and one ONNX file "
+                            "can hold 2: leave out --single-file. Nothing was written."
+                        )
     except OSError as error:
         raise unwritable(path, error) from error
 
 
 def to_session(
-    model: ir.Model, target: Target, *, external_above: int = _TEMPORARY_ABOVE, **options: Any
+    model: ir.Model, target: Target, *, external_above: int = EXTERNAL_ABOVE, **options: Any
 ) -> Session:
     """The model in onnxruntime, without a file; large weights pass through a temporary one.
 
@@ -102,8 +109,15 @@ def to_session(
             return Session.open(path, target, **options)
 
 
+def in_one_file(model: ir.Model) -> None:
+    """From now on the model is saved with its weights inside, however large."""
+    model.meta[_SINGLE_FILE] = True
+
+
 def is_external(model: ir.Model, above: int | None = None) -> bool:
     """Whether the weights go into a file of their own."""
+    if above is None and model.meta.get(_SINGLE_FILE):
+        return False
     return _weight_bytes(model) > (EXTERNAL_ABOVE if above is None else above)
 
 

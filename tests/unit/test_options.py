@@ -25,7 +25,7 @@ from attngraph.options import ASSUMPTIONS, DecoderOptions, Options
 
 COMMON = (
     *("target", "precision", "verify", "exact", "tune", "assume"),
-    *("weights", "activations", "budget", "calibrate", "portable", "opset"),
+    *("weights", "activations", "budget", "calibrate", "portable", "opset", "single_file"),
 )
 """What `optimize_decoder` says to be as in `optimize`."""
 
@@ -134,6 +134,8 @@ def test_every_flag_of_optimize_reaches_the_compile() -> None:
     assert found[2].activations == "int8"
     app(["--portable", "--opset", "22"], standalone_mode=False)
     assert (found[3].device.portable, found[3].device.opset) == (True, 22)
+    app(["--single-file"], standalone_mode=False)
+    assert found[4].single_file
     assert tuple(getattr(found[0], name) for name in (*names, "weights")) == chosen
     assert found[1] == Options()
     assert set(inspect.signature(command).parameters) == {
@@ -144,6 +146,7 @@ def test_every_flag_of_optimize_reaches_the_compile() -> None:
         "calibrate",
         "portable",
         "opset",
+        "single_file",
     }
 
 

@@ -75,6 +75,37 @@ def test_saving_twice_gives_the_same_bytes(limit: int, model: ir.Model, tmp_path
     assert written[0] == written[1]
 
 
+def test_large_weights_go_beside_the_file_unless_it_is_to_be_one(
+    model: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = save_module._weight_bytes(model)
+    monkeypatch.setattr(save_module, "EXTERNAL_ABOVE", large)
+    save(model, tmp_path / "small.onnx")
+    monkeypatch.setattr(save_module, "EXTERNAL_ABOVE", large - 1)
+    save(model, tmp_path / "large.onnx")
+    save_module.in_one_file(model)
+    save(model, tmp_path / "one.onnx")
+    written = sorted(file.name for file in tmp_path.iterdir())
+    assert written == ["large.onnx", "large.onnx.data", "one.onnx", "small.onnx"]
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "small.onnx").read_bytes()
+    x = torch.randn(2, 5, 32)
+    assert torch.equal(_run(tmp_path / "large.onnx", x), _run(tmp_path / "one.onnx", x))
+    with to_session(model, Target("cpu"), external_above=0) as session:
+        torch.testing.assert_close(session.run([x])[0], _run(tmp_path / "one.onnx", x))
+
+
+def test_what_does_not_fit_into_one_file_is_a_sentence(
+    model: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"old")
+    monkeypatch.setattr(save_module, "_LARGEST", 5000)
+    save_module.in_one_file(model)
+    with pytest.raises(OutputError, match=r"one ONNX file can hold 2: leave out --single-file"):
+        save(model, tmp_path / "m.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+    assert (tmp_path / "m.onnx").read_bytes() == b"old"
+
+
 def test_one_file_holds_what_protobuf_would_write(model: ir.Model, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     save(model, path)
