@@ -21,6 +21,7 @@ from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.optimized import Optimized
 from attngraph.options import CacheKind
 from tests.models.kit import HEADS, HIDDEN
+from tests.parity import test_multimodal as multimodal
 from tests.parity.test_decode import PROMPT, prompts
 from tests.runtimes.conftest import Record, node_packages
 from tests.runtimes.encoders import MODELS
@@ -33,6 +34,7 @@ SCRIPT = Path(__file__).parent / "javascript" / "run.mjs"
 NEW = 12
 NEWER, OLDER = "onnxruntime-web", "onnxruntime-web-1.20.1"
 STATIC = "Llama, static cache"
+SEES = {"llava": "LLaVA", "qwen2_5_vl": "Qwen2.5-VL"}
 FAMILIES = ("BERT", "Llama, growing cache", STATIC)
 TAKEN = [
     (package, opset, family, portable)
@@ -171,3 +173,24 @@ def test_an_encoder_decoders_folder_in_transformers_js(
     length = expected.shape[1]  # Whisper's own generate cuts the start off
     assert torch.equal(found["tokens"][:, -length:], expected)
     record(version_of("@huggingface/transformers"), title, "growing cache, merged")
+
+
+@pytest.mark.parametrize("family", SEES)
+def test_a_folder_that_reads_images_in_transformers_js(
+    family: str, tmp_path: Path, record: Record
+) -> None:
+    """An image in each of two rows: its own code joins them to the text.
+
+    It forgets from the second token on which ones were padding.
+    """
+    model: Any = multimodal.eager(family)
+    model.save_pretrained(tmp_path / "in")
+    out = tmp_path / "out"
+    attngraph.optimize_checkpoint(tmp_path / "in", verify="off").save(out)
+    (ids, mask), given = multimodal.prompt(family, 1, 1), multimodal.images(family, 2)
+    mask = torch.ones_like(mask)
+    feeds = {"input_ids": ids, "attention_mask": mask, **given}
+    steps = torch.tensor([multimodal.STEPS])
+    found = results_of("AutoModelForImageTextToText", out, **feeds, new=steps)
+    assert torch.equal(found["tokens"], multimodal.expected(family, ids, mask, given))
+    record(version_of("@huggingface/transformers"), SEES[family], "text with images")
