@@ -99,7 +99,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
             }
             stack.enter_context(patch.dict(names, own))
         for plain, made in _STAND_INS:
-            holder = np if plain is np.prod else math
+            holder = math if getattr(math, plain.__name__, None) is plain else np
             stack.enter_context(patch.object(holder, plain.__name__, made))
         yield
 
@@ -147,7 +147,7 @@ def _length(value: Any) -> Any:
 
 
 def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
-    """A function of `math`, whose value for a size is a number, or a tensor that stands for one.
+    """A function of `math` or numpy: of a size it gives a number, or a tensor that stands for one.
 
     torch keeps no other function of a size than the square root.
     """
@@ -155,8 +155,9 @@ def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
     def computed(value: Any, *args: Any) -> Any:
         if args or not isinstance(value, _SIZES):
             return plain(value, *args)
-        if plain.__name__ == "sqrt":
-            return _SYM_SQRT(_SYM_FLOAT(value))
+        if plain.__name__ in ("sqrt", "isqrt"):
+            root = _SYM_SQRT(_SYM_FLOAT(value))
+            return _SYM_INT(root) if plain.__name__ == "isqrt" else root
         applied: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, plain.__name__)
         size: Any = value
         return applied(torch.full((), size, dtype=torch.float64))
@@ -173,7 +174,9 @@ def _product(value: Any, *args: Any, _plain: Callable[..., Any] = np.prod, **kwa
 
 _STAND_INS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
     (np.prod, _product),
-    *((plain, _of_size(plain)) for plain in (math.sqrt, math.log, math.log2, math.log10)),
+    *((plain, _of_size(plain)) for plain in (math.sqrt, math.isqrt, np.sqrt)),
+    *((plain, _of_size(plain)) for plain in (math.log, math.log2, math.log10)),
+    *((plain, _of_size(plain)) for plain in (np.log, np.log2, np.log10)),
 ]
 
 

@@ -1,26 +1,34 @@
 """Sizes that are rounded up to a multiple, however the model's code says that.
 
-Code that cuts an axis into blocks pads it by `(-n) % 4`, `(4 - n % 4) % 4` or `-(-n // 4) * 4 - n`.
-torch.export doesn't see that n and these make a multiple of 4, and takes the remainder that the
-sample has for a demand. All of them are `4 * ((n + 3) // 4) - n`, of which it does.
+Code that cuts an axis into blocks pads it by `(-n) % 4`, `(4 - n % 4) % 4`, `-(-n // 4) * 4 - n` or
+`math.ceil(n / 4) * 4 - n`. torch.export doesn't see that n and these make a multiple of 4, and
+takes the remainder that the sample has for a demand. All of them are `4 * ((n + 3) // 4) - n`, of
+which it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from fractions import Fraction
 from typing import Any
 from unittest.mock import patch
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
+
+_FINEST = 1 << 20
+"""Parts of one in a factor such as 0.25; of others, as 0.1, the float is no such number."""
 
 
 @contextmanager
 def rounded_up() -> Iterator[None]:
     """Remainders and quotients of negative sizes are those of sizes rounded up; the same numbers.
 
-    floor(-n / k) = -floor((n + k - 1) / k) for all whole n and k > 0, and the remainder follows.
+    floor(-n / k) = -floor((n + k - 1) / k) for all whole n and k > 0, and the remainder follows. A
+    quotient of floats that is rounded is that of integers: below 2⁵² it is on the right side of any
+    integer.
     """
     remainder: Callable[[Any, Any], Any] = torch.SymInt.__mod__
     quotient: Callable[[Any, Any], Any] = torch.SymInt.__floordiv__
@@ -51,10 +59,27 @@ def rounded_up() -> Iterator[None]:
         whole = -(-int(number.node.expr.as_coeff_Add()[0]) // by)
         return whole - quotient(by - 1 - (number - by * whole), by)
 
-    with (
-        patch.object(torch.SymInt, "__mod__", mod),
-        patch.object(torch.SymInt, "__floordiv__", floordiv),
-    ):
+    def rounding(name: str) -> Callable[[torch.SymFloat], Any]:
+        own: Callable[[torch.SymFloat], Any] = getattr(torch.SymFloat, name)
+
+        def rounded(number: torch.SymFloat) -> Any:
+            parts = _quotient(number)
+            if parts is None or (name == "__trunc__" and not parts[0].node.expr.is_nonnegative):
+                return own(number)
+            size, by = parts
+            return floordiv(size + by - 1 if name == "__ceil__" else size, by)
+
+        return rounded
+
+    with ExitStack() as stack:
+        for name, function in (("mod", mod), ("floordiv", floordiv)):
+            stack.enter_context(patch.object(torch.SymInt, f"__{name}__", function))
+        for name in ("__ceil__", "__floor__", "__trunc__"):
+            stack.enter_context(patch.object(torch.SymFloat, name, rounding(name)))
+        both = patch.object(
+            torch.SymInt, "__divmod__", lambda size, by: (size // by, size % by), create=True
+        )
+        stack.enter_context(both)
         yield
 
 
@@ -71,3 +96,26 @@ def _falls(number: Any) -> bool:
     return bool(factors) and all(
         factor.is_negative and term.is_nonnegative for term, factor in factors
     )
+
+
+def _quotient(number: torch.SymFloat) -> tuple[torch.SymInt, int] | None:
+    """A size and an integer whose quotient a float is: n / 4, n / 4.0, n * 0.25."""
+    expr = number.node.expr
+    if isinstance(expr, (IntTrueDiv, FloatTrueDiv)):
+        size, by = expr.args
+        factor = None if not by.is_number or by <= 0 else 1 / Fraction(float(by))
+    elif expr.is_Mul and len(expr.args) == 2:
+        by, size = expr.args
+        factor = Fraction(float(by)) if by.is_number else None
+    else:
+        size, factor = expr, Fraction(1)
+    if isinstance(size, ToFloat):
+        size = size.args[0]
+    if factor is None or not size.is_integer or factor <= 0 or factor.denominator > _FINEST:
+        return None
+    env = number.node.shape_env
+    known = env.backed_var_to_val
+    if not size.free_symbols <= known.keys():
+        return None
+    made = env.create_symintnode(size, hint=int(size.xreplace(known)))
+    return (made * factor.numerator, factor.denominator) if isinstance(made, torch.SymInt) else None

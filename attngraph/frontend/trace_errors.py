@@ -180,7 +180,8 @@ def _guarded(
 
 
 def deepest(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
+    """The first cause that a line of Python raised."""
+    while error.__cause__ is not None and error.__cause__.__traceback__ is not None:
         error = error.__cause__
     return error
 

@@ -162,14 +162,16 @@ def _elsewhere(
     numbers: Numbers,
 ) -> Traced | CaptureError:
     """The trace at a sample of other sizes, if it keeps dims that the own sample fixes."""
+    asked = requested_dims(combined, dynamic_shapes)
     is_multiple = isinstance(best, Specialised) and best.multiple
     if isinstance(best, Traced):
         constant = best.constant
+        if not constant:
+            constant, is_multiple = _demanded(best.program, asked), True
     else:
         constant = best.requests if isinstance(best, Specialised) else ()
     if not constant:
         return best
-    asked = requested_dims(combined, dynamic_shapes)
     for sample in other_samples(module, args, kwargs, asked, constant, multiple=is_multiple):
         known = -1
         for deferred in (True, True, False):
@@ -192,6 +194,19 @@ def _elsewhere(
                 ):
                     return replace(found, requests=asked, asked=asked, resampled=True)
     return best
+
+
+def _demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
+    """The dims of which a trace demands an equation, as the sample's n = 4 * ((n + 3) // 4)."""
+    placeholders, env = user_placeholders(program), shape_env(program)
+    equations = [guard.expr for guard in env.guards] if env is not None else []
+    alone = [each.free_symbols for each in equations if isinstance(each, sympy.Eq)]
+    sizes = [placeholders[each.leaf].meta["val"].shape[each.axis] for each in asked]
+    return tuple(
+        request
+        for request, size in zip(asked, sizes, strict=True)
+        if isinstance(size, torch.SymInt) and size.node.expr.free_symbols in alone
+    )
 
 
 def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:

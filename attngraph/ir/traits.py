@@ -258,7 +258,7 @@ OPAQUE = _trait(
     "as_strided avg_pool2d avg_pool3d bucketize.Tensor conj cosine_similarity "
     "cross_entropy_loss diag diag_embed diagonal embedding_bag embedding_bag.padding_idx eye "
     "eye.m hamming_window item kthvalue masked_select max_pool2d max_unpool2d max_unpool3d "
-    "median.dim nanmedian.dim quantile searchsorted.Scalar searchsorted.Tensor "
+    "median.dim nanmedian.dim pad_sequence quantile searchsorted.Scalar searchsorted.Tensor "
     "tril_indices unfold upsample_bicubic2d upsample_bilinear2d "
     "upsample_nearest2d vander view.dtype view_as_complex view_as_real",
 )

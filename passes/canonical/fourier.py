@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from attngraph.ir import Builder, Node, TensorType, Value
-from attngraph.ir.dims import Dim, same
+from attngraph.ir.dims import Dim, as_dim, least, same
 from attngraph.ir.ops import attribute
 
 Parts: TypeAlias = tuple[Value, Value | None]
@@ -55,9 +55,8 @@ class Transform:
 
     def _along(self, build: Builder, parts: Parts, axis: _Axis, half: bool) -> Parts:
         real, imaginary = parts
-        rows = axis.size
-        if isinstance(axis.length, int) and isinstance(rows, int):
-            rows = min(rows, axis.length // 2 + 1 if half else axis.length)
+        there = as_dim(axis.length // 2 + 1) if half else axis.length
+        rows = axis.size if same(axis.size, there) else least(axis.size, there)
         if not same(rows, axis.size):
             cut = {"dim": axis.dim, "end": rows}
             real = build("aten.slice.Tensor", real, **cut)
@@ -111,13 +110,7 @@ def read_transform(node: Node) -> Transform | None:
             length = kept
         if isinstance(length, int) and length > _LONGEST:
             return None
-        fits = isinstance(size, int) and isinstance(length, int)
-        if not fits and not (to_real and at == len(dims) - 1) and not same(size, length):
-            return None
         axes.append(_Axis(dim, size, length, kept))
-    last = axes[-1]
-    if to_real and not isinstance(last.length, int) and not same(2 * (last.size - 1), last.length):
-        return None
     return Transform(tuple(axes), inverse, to_real, power)
 
 
@@ -189,10 +182,12 @@ def _computed_tables(
     angle = build("aten.mul.Scalar", angle, other=2 * math.pi)
     weights = []
     if half:
-        ends = build("aten.eq.Scalar", build("aten.mul.Scalar", column, other=2), other=axis.length)
-        ends = build("aten.logical_or", ends, build("aten.eq.Scalar", column, other=0))
-        twice = build("aten.sub.Scalar", build("aten._to_copy", ends, dtype=double), other=2)
-        weights.append(build("aten.neg", twice))
+        # Two numbers stand for one each, but for the first and, of an even length, the middle one.
+        left = build(
+            "aten.rsub.Scalar", build("aten.mul.Scalar", column, other=2), other=axis.length
+        )
+        sides = [build("aten.clamp_max", each, max=1) for each in (column, build("aten.abs", left))]
+        weights.append(build("aten._to_copy", build("aten.add.Tensor", *sides), dtype=double))
     if power:
         scale = length if power == 1 else build("aten.sqrt", length)
         weights.append(build("aten.reciprocal", scale))

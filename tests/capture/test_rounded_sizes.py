@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,10 +16,18 @@ from torch.nn import functional as F
 from attngraph.frontend.capture import capture
 from attngraph.frontend.rounded_sizes import rounded_up
 from attngraph.ir import interpret
+from attngraph.ir.ranges import Ranges
 
 Rounded = Callable[[int], int]
 FORMS: dict[str, Rounded] = {
     "remainder of -n": lambda n: -n % 4,
+    "rounded up": lambda n: math.ceil(n / 4) * 4 - n,
+    "rounded up, of floats": lambda n: math.ceil(n / 4.0) * 4 - n,
+    "rounded up, a factor": lambda n: math.ceil(n * 0.25) * 4 - n,
+    "rounded down": lambda n: (math.floor((n - 1) / 4) + 1) * 4 - n,
+    "cut off": lambda n: (math.trunc((n + 3) / 4)) * 4 - n,
+    "both at once": lambda n: sum(divmod(n, 4)),
+    "no whole factor": lambda n: math.ceil(n * 0.1) + math.trunc(-n / 4) + math.ceil(n / -4),
     "remainder twice": lambda n: (4 - n % 4) % 4,
     "quotient of -n": lambda n: -(-n // 4) * 4 - n,
     "quotient of n": lambda n: (n + 3) // 4 * 4 - n,
@@ -51,7 +61,10 @@ class Blocks(nn.Module):
         return padded.unflatten(1, (-1, 4)).softmax(2).flatten(1, 2)[:, : x.shape[1]]
 
 
-@pytest.mark.parametrize(("name", "sample"), list(zip(FORMS, (8, 9, 9, 9), strict=False)))
+_CASES = [("remainder of -n", 8), ("remainder twice", 9), ("quotient of -n", 9), ("rounded up", 9)]
+
+
+@pytest.mark.parametrize(("name", "sample"), _CASES)
 def test_an_axis_in_blocks_takes_every_length(name: str, sample: int) -> None:
     module, dim = Blocks(FORMS[name]), Dim("n", min=5, max=40)
     graph = capture(module, (torch.randn(2, sample, 3),), dynamic_shapes=({1: dim},)).graph
@@ -59,3 +72,36 @@ def test_an_axis_in_blocks_takes_every_length(name: str, sample: int) -> None:
         x = torch.randn(2, length, 3)
         (given,) = interpret(graph, (x,))
         torch.testing.assert_close(given, module(x))
+
+
+def test_a_sample_of_whole_blocks_is_no_demand() -> None:
+    """With Dim.AUTO torch takes n = 4 * ((n + 3) // 4) of the sample for what the model wants."""
+    module, x = Blocks(FORMS["rounded up"]), torch.randn(2, 8, 3)
+    shapes = ({1: Dim.AUTO},)
+    own = capture(module, (x,), dynamic_shapes=shapes).graph
+    assert Ranges.of(own).broken({"x_1": 9})
+    captured = capture(module, (x,), dynamic_shapes=shapes, elsewhere=True)
+    for length in (8, 9, 15, 40):
+        x = torch.randn(2, length, 3)
+        assert not Ranges.of(captured.graph).broken({"x_1": length})
+        torch.testing.assert_close(interpret(captured.graph, (x,)), (module(x),))
+
+
+class Cut(nn.Module):
+    def __init__(self, number: Rounded) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : self.number(x.shape[1])].softmax(1)
+
+
+@pytest.mark.parametrize(
+    "number", [lambda n: int(numpy.sqrt(n)), lambda n: math.isqrt(n + 4)], ids=["numpy", "isqrt"]
+)
+def test_a_root_of_a_size_is_a_size(number: Rounded) -> None:
+    module = Cut(number)
+    graph = capture(module, (torch.randn(2, 30, 3),), dynamic_shapes=({1: Dim.AUTO},)).graph
+    for length in (12, 15, 16, 35, 36, 80):
+        x = torch.randn(2, length, 3)
+        torch.testing.assert_close(interpret(graph, (x,)), (module(x),))

@@ -80,6 +80,19 @@ def _inverse_of_a_dynamic_length(x: Tensor, w: Tensor) -> Tensor:
     return fft.irfft(torch.complex(x, 2 * x), dim=1, norm="ortho")
 
 
+def _convolved(x: Tensor, w: Tensor) -> Tensor:
+    """Along an axis that is padded by its own length, and cut to another."""
+    n, kernel = x.size(1), x[:1, :, :1].softmax(1)
+    found = fft.rfft(x, n=2 * n - 1, dim=1) * fft.rfft(kernel, n=2 * n - 1, dim=1)
+    return fft.irfft(found, n=2 * n - 1, dim=1)[:, :n]
+
+
+def _fewer_than_there_are(x: Tensor, w: Tensor) -> Tensor:
+    n = x.size(1) // 2 + 1
+    found = torch.view_as_real(fft.fft(x, n=n, dim=1)).sum(-1)
+    return found + fft.irfft(torch.complex(x, 2 * x), n=n, dim=1)
+
+
 DYNAMIC = [
     _fnet,
     _two_calls,
@@ -108,7 +121,7 @@ def test_static(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert optimize(model, (x,)).report.parity is not None
 
 
-@pytest.mark.parametrize("function", DYNAMIC, ids=_name)
+@pytest.mark.parametrize("function", [*DYNAMIC, _convolved, _fewer_than_there_are], ids=_name)
 def test_dynamic(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     model = _Transforms(function).eval()
     x = torch.randn(3, 10, _WIDTH, generator=torch.Generator().manual_seed(0))

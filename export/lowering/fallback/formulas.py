@@ -7,6 +7,7 @@ needs no formula.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -393,3 +394,21 @@ def _cross_entropy(
         return NotImplemented
     whole = torch.ops.aten.cross_entropy_loss.default
     return whole.decompose(x, target, weight, reduction, ignore_index, label_smoothing)
+
+
+@formula("aten.pad_sequence")
+def _pad_sequence(
+    sequences: Sequence[Tensor],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Tensor:
+    """Each filled up to the longest, whichever that is in a run."""
+    longest = functools.reduce(torch.sym_max, [each.shape[0] for each in sequences])
+    padded = []
+    for each in sequences:
+        rest = longest - each.shape[0]
+        ends = [0, rest] if padding_side == "right" else [rest, 0]
+        padded.append(F.pad(each, [*[0, 0] * (each.ndim - 1), *ends], value=padding_value))
+    axis = 0 if batch_first else 1
+    return torch.cat([each.unsqueeze(axis) for each in padded], axis)

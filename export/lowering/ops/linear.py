@@ -10,7 +10,7 @@ import torch
 
 from attngraph.dialect.quantized import CODES, LEVELS, TINY
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
-from attngraph.export.lowering.emission.products import matmul, may_be_empty
+from attngraph.export.lowering.emission.products import einsum, matmul, may_be_empty
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim
@@ -330,10 +330,10 @@ def lower_einsum(ctx: LoweringContext, node: Node) -> ir.Value | None:
     values = [value for value in node.inputs if value is not None]
     if not node.output.dtype.is_floating_point:
         return None  # its parts: onnxruntime's kernel adds integers in double
+    equation = node.attrs["equation"].replace(" ", "")
     if may_be_empty(ctx, [dim for value in values for dim in value.shape]):
-        return None  # the kernel divides by some of the sizes
-    operands = list(map(ctx.value, values))
-    return ctx.op("Einsum", *operands, equation=node.attrs["equation"].replace(" ", ""))
+        return einsum(ctx, node, equation)  # the kernel divides by some of the sizes
+    return ctx.op("Einsum", *map(ctx.value, values), equation=equation)
 
 
 @register_lowering("aten.embedding")

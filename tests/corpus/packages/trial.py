@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import time
 import traceback
@@ -189,6 +190,7 @@ def _sentence(error: BaseException) -> str:
 
 def _plain(text: str) -> str:
     """One line, with the paths from their package on: where it is installed says nothing."""
-    for folder in sorted(sys.path, key=len, reverse=True):
-        text = text.replace(f"{folder}/", "") if folder else text
+    folders = {folder for path in sys.path if path for folder in (path, os.path.relpath(path))}
+    for folder in sorted(folders - {"."}, key=len, reverse=True):
+        text = text.replace(f"{folder}/", "")
     return " ".join(text.split())

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import LoweringError
@@ -97,6 +98,9 @@ CASES: dict[str, Case] = {
     "cdist-of-many": (lambda x, y: torch.cdist(x, y), (floats(B, 40, 6), floats(B, 50, 6) + 2)),
     "pdist": (lambda x: torch.pdist(x[0]), (X,)),
     # gathers and scatters
+    "padded": (lambda x: pad_sequence([x[x > 0], x[x > 1]], padding_value=-1.0), (X,)),
+    "padded-before": (
+        lambda x: pad_sequence([x[x > 1], x[x > 0]], batch_first=True, padding_side="left"), (X,)),
     "masked-select": (lambda x: x.masked_select(x[:, :1] > 0), (X,)),
     "bool-index-behind": (lambda x, m: x[:, m], (X, X[0] > 0)),
     "index-fill": (lambda x: x.index_fill(1, torch.tensor([0, -1]), 7.0), (X,)),

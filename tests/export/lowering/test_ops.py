@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.export.lowered import check
+from tests.export.lowered import SIZES, check, op_types
 
 X = "  input %x : f32[batch, seq, 8]\n"
 XY = X + "  input %y : f32[batch, seq, 8]\n"
@@ -371,3 +371,35 @@ def test_a_bool_index_of_one_axis_may_be_on_any(indices: str) -> None:
 )
 def test_a_composite_op_is_lowered_by_its_parts(body: str) -> None:
     check(body, {"w": torch.randn(4)})
+
+
+@pytest.mark.parametrize(
+    ("equation", "sizes", "kept"),
+    [
+        ("bihd,bjhd->jbhi", "4, 2", "seq - 1, batch, 4, seq - 1"),
+        ("bihd,cjhe->bcdije", "4, 2", "batch, batch, 2, seq - 1, seq - 1, 2"),
+        ("bihd,bihe->ihbde", "4, 2", "seq - 1, 4, batch, 2, 2"),
+        ("bihd,bihe->de", "4, 2", "2, 2"),
+    ],
+)
+def test_an_einsum_of_what_may_be_empty_is_a_product(equation: str, sizes: str, kept: str) -> None:
+    """onnxruntime's own kernel divides by some of the sizes; torch's parts ask for them."""
+    shape = f"batch, seq - 1, {sizes}"
+    model = check(
+        f"  input %x : f32[batch, seq, {sizes}]\n"
+        f"  %y = aten.slice.Tensor(%x) {{dim = 1, start = 1}} : f32[{shape}]\n"
+        f'  %r = aten.einsum(%y, %y) {{equation = "{equation}"}} : f32[{kept}]\n  return %r',
+        sizes=[*SIZES, {"batch": 3, "seq": 2, "keys": 1}],
+    )
+    assert "Einsum" not in op_types(model)
+
+
+def test_a_multiple_of_a_window_has_one() -> None:
+    model = check(
+        "  require seq % 4 == 0\n  input %x : f32[batch, seq, 2]\n"
+        "  %y = aten.reshape(%x) {shape = [batch, seq // 4, 8]} : f32[batch, seq // 4, 8]\n"
+        '  %r = aten.einsum(%y, %y) {equation = "bid,bjd->bij"} : '
+        "f32[batch, seq // 4, seq // 4]\n  return %r",
+        sizes=[{"batch": 2, "seq": 4, "keys": 1}, {"batch": 2, "seq": 12, "keys": 1}],
+    )
+    assert "Einsum" in op_types(model)
