@@ -61,8 +61,13 @@ def measure(entry: Entry, rounds: int) -> dict[str, Any]:
         feeds: dict[str, Any] = dict(zip(names, (t.numpy() for t in tensors), strict=True))
         np.savez(here / "inputs.npz", **feeds)
         times = _times(here, rounds)
+    told = {
+        "fused": "{0.mask} → {0.op}",
+        "recurrence": "{0.code} → {0.op}",
+        "declined": "declined: {0.code}",
+    }
     sites = [
-        f"{site.mask} → {site.op}" if site.status == "fused" else f"{site.status}: {site.code}"
+        told.get(site.code, told.get(site.status, "{0.code}")).format(site)
         for site in optimized.report.sites
     ]
     parity = optimized.report.parity

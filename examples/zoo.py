@@ -19,8 +19,8 @@ from examples.positions import WAYS, build_way
 class Entry:
     """An example. `sites` is what each of its attentions becomes, in order.
 
-    A fused one is told by what its mask became, a declined one by its code. `operators` are ONNX
-    operators that the result must have, with their number.
+    A fused attention is told by what its mask became, any other site by its code. `operators` are
+    ONNX operators that the result must have, with their number.
     """
 
     name: str
@@ -132,6 +132,20 @@ ENTRIES = (
     Entry("agentformer", "agent-aware attention", ("scores-times-tensor",)),
     Entry("alphafold", "pair bias and triangle attention", ("dense float bias",) * 2),
     Entry("rwkv", "RWKV's time mixing", operators=(("Scan", 1),)),
+    Entry(
+        "gated_delta_net",
+        "gated delta net",
+        ("recurrence",),
+        (("LinearAttention", 1), ("Conv", 1), ("Scan", 0)),
+    ),
+    Entry("mamba2", "Mamba-2, in chunks", ("recurrence",), (("LinearAttention", 1), ("Conv", 1))),
+    Entry("mixture_of_experts", "mixture of experts (Mixtral)", ("experts",), (("MoE", 1),)),
+    Entry(
+        "mixture_of_experts:build_deepseek",
+        "mixture of experts (DeepSeek-V3)",
+        ("experts",),
+        (("MoE", 1),),
+    ),
     Entry("speech", "speech encoder (Whisper)", ("padding (bool)",) * 2),
     Entry("summariser", "summariser that copies", (_PADDED, _CAUSAL, _PADDED)),
 )

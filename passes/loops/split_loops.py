@@ -205,7 +205,7 @@ class _Loop:
             Remark(
                 "fused",
                 "recurrence",
-                f"{described(found.beta, found.decay, past)} is one operator.",
+                f"{described(found.beta, found.decay, None if _is_zero(initial) else initial)} is one operator.",
                 self.node.loc,
                 op="attn.linear_attention",
                 node=made.outputs[0].name,
@@ -390,6 +390,10 @@ class _Loop:
 
 def _reaches(state: Value, value: Value) -> bool:
     return state in backward_slice([value], lambda each: each is state)[0]
+
+
+def _is_zero(value: Value) -> bool:
+    return Intervals().of(value) == (0.0, 0.0)
 
 
 def _spread(value: Value) -> Value:
