@@ -4,7 +4,7 @@
 
 "Before" is the same model lowered without any pass, "after" the optimised one, both on onnxruntime.
 Each runs in a process of its own, on the sample inputs; their blocks take turns. Writes
-bench/results/zoo.json and docs/zoo.md.
+bench/results/zoo.json and docs/zoo.md; with --only those rows of them, with the commit of each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from attngraph.export.files.save import save
 from attngraph.export.lowering.lower import lower
 from attngraph.measuring.turns import timed
 from bench.harness import in_turns, options_of
-from bench.machine import write
+from bench.machine import RESULTS, describe, write
 from examples.zoo import ENTRIES, Entry
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +105,8 @@ def page(found: dict[str, Any]) -> str:
     """docs/zoo.md from the results."""
     machine = found["measured_on"]
     packages = ", ".join(f"{name} {number}" for name, number in machine["packages"].items())
+    own = {row["name"]: row["commit"] for row in found["rows"] if "commit" in row}
+    later = "".join(f"; `{name}` at {commit}" for name, commit in own.items())
     lines = [
         "# The zoo",
         "",
@@ -116,7 +118,7 @@ def page(found: dict[str, Any]) -> str:
         "arithmetic.",
         "",
         f"Measured on {machine['machine']} with {machine['cores']} cores, Python "
-        f"{machine['python']}, {packages}, at commit {machine['commit']}.",
+        f"{machine['python']}, {packages}, at commit {machine['commit']}{later}.",
         "",
         "| example | what | attention | nodes | ms per call | ratio | error ÷ budget |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -155,9 +157,16 @@ def main() -> None:
     for entry in chosen:
         rows.append(measure(entry, options.rounds))
         print(entry.name, rows[-1]["nodes"], flush=True)
-    if not options.only:
-        path = write("zoo", {"rows": rows})
-        PAGE.write_text(page(json.loads(path.read_text("utf-8"))), "utf-8")
+    if options.only:
+        found = json.loads((RESULTS / "zoo.json").read_text("utf-8"))
+        commit = describe()["commit"]
+        new = {row["name"]: row | {"commit": commit} for row in rows}
+        every = {row["name"]: row for row in found["rows"]} | new
+        found["rows"] = [every[entry.name] for entry in ENTRIES if entry.name in every]
+        (RESULTS / "zoo.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    else:
+        found = json.loads(write("zoo", {"rows": rows}).read_text("utf-8"))
+    PAGE.write_text(page(found), "utf-8")
 
 
 if __name__ == "__main__":

@@ -201,11 +201,12 @@ class _Loop:
             kv_heads=found.heads,
             scale=found.scale,
         )
+        given_past = None if _is_zero(initial) else initial
         self.remarks.append(
             Remark(
                 "fused",
                 "recurrence",
-                f"{described(found.beta, found.decay, None if _is_zero(initial) else initial)} is one operator.",
+                f"{described(found.beta, found.decay, given_past)} is one operator.",
                 self.node.loc,
                 op="attn.linear_attention",
                 node=made.outputs[0].name,

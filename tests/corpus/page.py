@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.corpus.rows import GIVEN, HELD_OUT, rows
 from tests.corpus.tables import cell, table
-from tests.corpus.trial import Record
+from tests.corpus.trial import KINDS, Record
 
 _HEAD = """\
 # Coverage
@@ -21,6 +21,7 @@ the eager module in every row.
 """
 COST = 1.5
 """How long the passes may take, in times of capture."""
+_COUNTED = [name for pair in KINDS for name in pair]
 _TITLES = {
     GIVEN: "The given list: tests/corpus/architectures.txt",
     HELD_OUT: "Other architectures, heads, options and lengths: tests/corpus/held_out.txt",
@@ -44,7 +45,7 @@ def write_page(results: dict[str, Any], path: Path, more: Sequence[str] = ()) ->
 def _list(records: Sequence[Record]) -> list[str]:
     """The sections of one list's records."""
     tried = [record for record in records if record["outcome"] != "absent"]
-    sections = [_summary(tried), _declined(tried), _silent(tried), _failures(tried)]
+    sections = [_summary(tried), _declined(tried), _kinds(tried), _silent(tried), _failures(tried)]
     return [*sections, _slow(tried), _rows(records)]
 
 
@@ -85,6 +86,34 @@ def _declined(tried: Sequence[Record]) -> str:
         return text
     rows = [(f"`{code}`", count, models[code]) for code, count in sites.most_common()]
     return f"{text}\n{table(('code', 'sites', 'rows of the table below'), rows)}"
+
+
+def _kinds(tried: Sequence[Record]) -> str:
+    """What else became one operator, and what of the same kind didn't."""
+    total: Counter[str] = Counter()
+    for record in tried:
+        total.update(record.get("kinds", {}))
+    if not total:
+        return ""
+    counted = sum("kinds" in record for record in tried)
+    rows = [
+        (f"{record['model']} {record['attention']}", *(found.get(name, "") for name in _COUNTED))
+        for record in tried
+        if (found := record.get("kinds"))
+    ]
+    text = (
+        f"Counted in {counted} rows, those of architectures with any. A recurrence counts as a "
+        "fused site above too. A loop that is left has states of another kind; why a mixture "
+        "stays as it is written, its remark says ([experts-kept](remarks.md#experts-kept)).\n"
+    )
+    head = ("", "one operator", "left")
+    sums = [
+        (made, total[made], f"{total[left]} {left.removesuffix(' left')}") for made, left in KINDS
+    ]
+    return (
+        f"### Recurrences, short convolutions and mixtures of experts\n\n{text}\n"
+        f"{table(head, sums)}\n{table(('model', *_COUNTED), rows)}"
+    )
 
 
 def _failures(tried: Sequence[Record]) -> str:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from attngraph.ir import parse
+from attngraph.reports.report import Site
 from tests.corpus import sweep
 from tests.corpus.page import write_page
-from tests.corpus.trial import Record
+from tests.corpus.trial import Record, _kinds
 
 RIGHT: Record = {
     "model": "bert",
@@ -41,6 +43,39 @@ def test_the_page_counts_what_was_exported_ran_and_is_right(tmp_path: Path) -> N
     assert "| `softmax-axis` | 1 | 1 |" in text
     assert "| opt eager | parity | a \\| b |" in text
     assert "Without sdpa in transformers: git." in text
+
+
+def test_the_page_counts_recurrences_convolutions_and_mixtures(tmp_path: Path) -> None:
+    read = {**RIGHT, "model": "lfm2", "kinds": {"recurrences": 2, "short convolutions": 1}}
+    kept = {**RIGHT, "model": "olmoe", "kinds": {"mixtures left": 2, "loops left": 3}}
+    text = page(tmp_path, read, kept, {**RIGHT, "kinds": {}})
+    assert "Counted in 3 rows" in text
+    assert "| recurrences | 2 | 3 loops |" in text
+    assert "| mixtures of experts | 0 | 2 mixtures |" in text
+    assert "| lfm2 eager | 2 |  | 1 |  |  |  |" in text
+    assert "operator | left" not in page(tmp_path, RIGHT)
+
+
+def test_a_compile_s_other_sites_are_counted() -> None:
+    graph = parse(
+        """graph @main {
+      dim s = 3 in 1..
+      input %x : f32[2, 4, s]
+      input %y : f32[2, 4, 7]
+      parameter %w : f32[4, 1, 2]
+      %a, %b = attn.causal_conv(%x, %w) {activation = "silu"}
+      %c = aten.conv1d(%y, %w) {groups = 4}
+      return %a, %c
+    }""".replace("parameter", "input")
+    )
+    sites = [Site("named", "", code, "", "", "") for code in ("experts-kept", "experts-kept")]
+    sites.append(Site("fused", "attn.linear_attention", "recurrence", "", "", ""))
+    assert _kinds(graph, sites) == {
+        "recurrences": 1,
+        "short convolutions": 1,
+        "convolutions by channel left": 1,
+        "mixtures left": 2,
+    }
 
 
 def test_rows_whose_passes_take_long_are_listed_the_slowest_first(tmp_path: Path) -> None:

@@ -14,20 +14,30 @@ import torch
 from attngraph.compiling.compiler import Model, analyse, optimize
 from attngraph.errors import CaptureError, ParityError
 from attngraph.frontend.trace_errors import reason
-from attngraph.ir import Graph
+from attngraph.ir import Graph, Node
+from attngraph.ir.ops import attribute
+from attngraph.ir.traits import CAUSAL_CONVOLUTION, CONVOLUTION
 from attngraph.reports.report import Report, Site
 from tests.corpus.architectures import build
 
 Record = dict[str, Any]
-"""Keys: model, attention, outcome, stage, error, fused, declined, sites, silent, unequal, parity,
-nodes, timings, sha256.
+"""Keys: model, attention, outcome, stage, error, fused, declined, sites, kinds, silent, unequal,
+parity, nodes, timings, sha256.
 
 `outcome` is "right", "wrong" (ran, out of its error budget), "failed" (at `stage`, with `error`) or
 "absent" (transformers has no such attention for the model). `declined` counts codes, and `sites`
-says where and why those are. `silent` are the softmaxes that are left in the graph and that no
+says where and why those are. `kinds` counts what else became one operator, as `KINDS` names it, and
+what of that kind is left. `silent` are the softmaxes that are left in the graph and that no
 remark is about. `unequal` are the rewrites that were taken back because they were wrong. `sha256`
 is of the ONNX file: a change that is to change no file shows it by leaving all of them as they are.
 """
+
+
+KINDS = (
+    ("recurrences", "loops left"),
+    ("short convolutions", "convolutions by channel left"),
+    ("mixtures of experts", "mixtures left"),
+)
 
 
 def attempt(model: str, attention: str) -> Record:
@@ -71,6 +81,7 @@ def attempt(model: str, attention: str) -> Record:
         worst = report.parity.worst
         record |= _sites(report.sites)
         record["unequal"] = _unequal(report)
+        record["kinds"] = _kinds(optimized.graph, report.sites)
         record["silent"] = _silent(optimized.graph, report.sites)
         record["parity"] = {"error": worst.error, "budget": worst.budget}
         record["nodes"] = {"before": report.nodes_before, "after": report.nodes_after}
@@ -94,6 +105,22 @@ def _sites(sites: list[Site]) -> Record:
             for site in declined
         ],
     }
+
+
+def _kinds(graph: Graph, sites: list[Site]) -> dict[str, int]:
+    codes = Counter(site.code for site in sites)
+    loops = sum(node.op == "attn.scan" for node in graph)
+    short = sum(node.op in CAUSAL_CONVOLUTION for node in graph)
+    left = sum(node.op in CONVOLUTION and _is_by_channel(node) for node in graph)
+    counts = codes["recurrence"], loops, short, left, codes["experts"], codes["experts-kept"]
+    names = [name for pair in KINDS for name in pair]
+    return {name: count for name, count in zip(names, counts, strict=True) if count}
+
+
+def _is_by_channel(node: Node) -> bool:
+    """Whether a convolution is of each channel over time."""
+    x, groups = node.inputs[0], attribute(node, "groups")
+    return x is not None and len(x.shape) == 3 and groups > 1 and groups == x.shape[1]
 
 
 def _silent(graph: Graph, sites: list[Site]) -> list[str]:
