@@ -38,14 +38,15 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = F.silu(self.convolve(F.pad(self.project(x).mT, (REACH - 1, 0)))).mT
-        q, k, v = mixed.unflatten(-1, (HEADS, -1)).split([KEYS, KEYS, VALUES], -1)
+        heads = mixed.reshape(*x.shape[:-1], HEADS, -1)
+        q, k, v = torch.split(heads, [KEYS, KEYS, VALUES], -1)
         q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         alpha = torch.exp(-self.rate.exp() * F.softplus(self.alpha(x)))
         beta = torch.sigmoid(self.beta(x))
         start = x.new_zeros(x.shape[0], HEADS, VALUES, KEYS)
         steps = tuple(each.transpose(0, 1) for each in (q, k, v, alpha, beta))
         o = scan(_step, start, steps)[1].transpose(0, 1)
-        gated = self.norm(o) * F.silu(self.gate(x)).unflatten(-1, (HEADS, -1))
+        gated = self.norm(o) * F.silu(self.gate(x)).reshape(o.shape)
         result: Tensor = self.out(gated.flatten(2))
         return result
 

@@ -25,7 +25,7 @@ def segsum(x: Tensor) -> Tensor:
 
 def ssd(X: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     """X (B, T, H, P), A (B, T, H), B and C (B, T, H, N) to X's shape; T is whole chunks."""
-    X, A, B, C = (each.unflatten(1, (-1, CHUNK)) for each in (X, A, B, C))
+    X, A, B, C = (_chunks(each) for each in (X, A, B, C))
     A = A.permute(0, 3, 1, 2)
     total = A.cumsum(-1)
     # Inside each chunk.
@@ -40,6 +40,10 @@ def ssd(X: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     # What tokens read of the chunks before theirs.
     before = torch.einsum("bclhn,bchpn,bhcl->bclhp", C, states, total.exp())
     return (inside + before).flatten(1, 2)
+
+
+def _chunks(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:])
 
 
 class Mamba2(nn.Module):
@@ -58,10 +62,10 @@ class Mamba2(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         length = u.shape[1]
-        z, xBC, dt = self.project(u).split(self.sizes, -1)
+        z, xBC, dt = torch.split(self.project(u), self.sizes, -1)
         xBC = F.silu(self.convolve(xBC.mT)[..., :length].mT)
-        x, B, C = xBC.split([HEADS * INNER, STATE, STATE], -1)
-        x = x.unflatten(-1, (HEADS, INNER))
+        x, B, C = torch.split(xBC, [HEADS * INNER, STATE, STATE], -1)
+        x = x.reshape(*x.shape[:-1], HEADS, INNER)
         dt = F.softplus(dt + self.dt_bias)
         B, C = (each[:, :, None].expand(-1, -1, HEADS, -1) for each in (B, C))
         given = x * dt[..., None], -self.A_log.exp() * dt, B, C

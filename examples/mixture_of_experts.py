@@ -58,6 +58,8 @@ class Mixtral(nn.Module):
 class DeepSeek(Mixtral):
     """The same with sigmoids, a bias for the choice and an expert that all tokens share."""
 
+    bias: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.shared = SwiGLU()
@@ -67,7 +69,8 @@ class DeepSeek(Mixtral):
         s = torch.sigmoid(self.router(u))
         chosen = (s + self.bias).topk(CHOSEN, -1).indices
         g = s.gather(-1, chosen)
-        return u + self.shared(u) + self.mixed(u, g / g.sum(-1, keepdim=True), chosen)
+        result: Tensor = u + self.shared(u)
+        return result + self.mixed(u, g / g.sum(-1, keepdim=True), chosen)
 
 
 Built = tuple[Mixtral, tuple[Tensor], tuple[dict[int, Dim]]]

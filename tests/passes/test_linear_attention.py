@@ -10,6 +10,7 @@ from attngraph.frontend.capture import capture
 from attngraph.ir import Graph, Node, clone, interpret
 from attngraph.ir.ops import attribute
 from attngraph.passes import make
+from examples import mamba2
 from tests.passes import linear_attentions as written
 
 _PASSES = ["canonicalize", "cse", "dce", "fuse-linear-attention", "dce"]
@@ -68,6 +69,15 @@ def test_a_state_is_handed_on(kind: type[written.Layer]) -> None:
     assert site.inputs[3] is not None
     assert after.outputs[1] in (site.outputs[1], *(n.output for n in site.outputs[1].users))
     _assert_same(before, after, (written.TOKENS,))
+
+
+def test_as_many_tokens_as_a_head_has_features() -> None:
+    """A state that chunks hand on has an axis of that size, which is none of tokens."""
+    tokens = mamba2.INNER
+    graph = capture(mamba2.Mamba2().eval(), (torch.randn(2, tokens, mamba2.WIDTH),)).graph
+    for item in make(_PASSES):
+        item.run(graph)
+    assert len(_sites(graph)) == 1
 
 
 def test_an_output_of_a_state_s_rank_is_no_state() -> None:

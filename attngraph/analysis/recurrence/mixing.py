@@ -120,11 +120,13 @@ class Tokens:
             changed = [i for i in found if not same(inputs[0].shape[i], value.shape[i])]
             above = self.axis(inputs[0])
             return changed if above is None else [at for at in found if at == above]
-        if node.op not in JOIN | SCATTER and not any(map(self._has_axis, inputs)):
+        joins = node.op in JOIN | SCATTER and "dim" in node.attrs
+        has_tokens = any(map(self._has_axis, inputs))
+        if joins and not (has_tokens and len(found) == 1):  # where steps are brought together
+            along = attribute(node, "dim") % rank
+            return [along] if along in found else found if has_tokens else []
+        if not has_tokens and node.op not in JOIN | SCATTER:
             return []
-        if len(found) > 1 and node.op in JOIN | SCATTER and "dim" in node.attrs:
-            along = attribute(node, "dim") % rank  # where steps are brought together
-            return [along] if along in found else found
         if len(found) > 1 and node.op in MATMUL:
             return [at for at in found if at == rank - 2] or found
         return found
