@@ -42,7 +42,7 @@ from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.materialize import materialize
 from attngraph.passes.rewriting.outcomes import Different, NotEvaluated
 
-_NOT_ATTENTION = frozenset(["pooling", "linear-attention", "graph-attention"])
+_NOT_ATTENTION = frozenset(["pooling", "distribution", "linear-attention", "graph-attention"])
 """Named, but without a softmax over an axis of keys: nothing that could have been fused."""
 
 

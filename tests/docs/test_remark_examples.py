@@ -116,6 +116,7 @@ def test_example_gets_its_code(code: str, source: str) -> None:
     elif code == "hidden-rows":
         assert any("masks hide every key of a row" in note for note in report.notes)
     else:
-        assert {site.code for site in report.sites} == {code}
+        codes = {site.code for site in report.sites}  # a router's softmax is named beside experts
+        assert (codes - {"distribution"} or codes) == {code}
     declined = [site for site in report.sites if site.status == "declined"]
     assert all(site.reason.endswith(".") and site.blamed for site in declined)

@@ -58,7 +58,13 @@ def test_result_is_right(formulation: Formulation, dynamic: bool) -> None:
 
 @pytest.mark.parametrize(("formulation", "dynamic"), _runs("gap"))
 def test_sites_are_recognised(formulation: Formulation, dynamic: bool) -> None:
-    report = _optimized(formulation, dynamic).report
+    optimized = _optimized(formulation, dynamic)
+    report = optimized.report
+    said = {site.location for site in report.sites}
+    left = [node for node in optimized.graph if "softmax" in node.op]
+    places = ((node, f"{node.loc.file}:{node.loc.line}" if node.loc.file else "") for node in left)
+    silent = [node for node, place in places if place not in said]
+    assert not silent, "no softmax is left without a remark"
     named = ("linear-attention", "graph-attention")  # without a softmax over an axis of keys
     declined = [s for s in report.sites if s.status == "declined" or s.code in named]
     found = [f"{site.code}: {site.reason} ({site.blamed})" for site in declined]

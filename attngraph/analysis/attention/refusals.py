@@ -48,6 +48,12 @@ class Refusal(Enum):
         "The softmax weighs each row's own values, by scores that no keys enter: pooling, or a "
         "mixture.",
     )
+    OF_KEYS_ALONE = (
+        "pooling",
+        "Values are weighed by exponentials of scores that meet no queries, and divided by their "
+        "sum: pooling, as in an attention-free transformer.",
+    )
+    DISTRIBUTION = ("distribution", "No attention is read at this softmax: {why}.")
     SOFTMAX_OF_PROJECTION = (
         "linear-attention",
         "This is linear attention: the softmax is taken of a projection, not of a product of "
@@ -146,6 +152,12 @@ class Refusal(Enum):
         "logits-not-a-product",
         "The logits come from {op}, which is not read as a product of Q and K.",
         "Write the scores as a matrix product of queries and keys.",
+    )
+    LAID_OUT = (
+        "logits-not-a-product",
+        "The scores are products of queries and keys that {op} lays out anew, as for windows "
+        "around each query, so which values the weights belong to is not read.",
+        "It is kept as it is; scores of all pairs, with a mask for the others, would fuse.",
     )
     NOT_OF_PAIRS = (
         "logits-not-a-product",

@@ -30,13 +30,17 @@ from attngraph.ir.traits import (
     CLAMP,
     CONVOLUTION,
     GATHER,
+    JOIN,
     LAYOUT,
     LINEAR,
     MATMUL,
     MULTIPLICATIVE,
+    OPAQUE,
+    PAD,
     POINTWISE,
     REDUCTION,
     SCALE,
+    SCATTER,
     SHIFT,
     SOFTMAX,
     TRIANGLE,
@@ -55,6 +59,15 @@ def _is_layout(node: Node) -> bool:
 def _is_projection(node: Node) -> bool:
     """Whether a node multiplies one value with a constant."""
     return node.op in _PRODUCT | CONVOLUTION and len(varying(node)) == 1
+
+
+def _are_projections(node: Node) -> bool:
+    """Whether a node is a projection, or joins some, with learned rows or without."""
+    if node.op not in JOIN:
+        return _is_projection(node)
+    ends = [origin(value, _is_layout) for value in sources(node)]
+    made = [end.producer for end in ends if not end.is_constant]
+    return bool(made) and all(node is not None and _is_projection(node) for node in made)
 
 
 def keeps_scores(node: Node) -> bool:
@@ -225,7 +238,7 @@ def without_product(
         return Refusal.POOLING.at(anchor)
     source = anchor.inputs[0]
     if source is None or top(below.value).value.is_constant:
-        return None  # an expectation under a distribution
+        return Refusal.DISTRIBUTION.at(anchor, why="what it weighs is constant")
     start = origin(source, keeps_scores)
     node = start.producer
     if _is_convolution(node):
@@ -235,11 +248,13 @@ def without_product(
         return Refusal.PICKED.at(node, op=node.op)
     if _is_compared(source):
         return Refusal.COMPARED.at(declined.node)
+    if (moved := _laid_out(anchor, declined)) is not None:
+        return moved
     rows = set(below.probabilities.atoms) - set(resolve(keys))
-    if rows and rows <= set(below.value.atoms):
-        return Refusal.POOLING.at(anchor)
     blamed = declined.node or anchor
-    is_projected = not start.is_constant if node is None else _is_projection(node)
+    if rows <= set(below.value.atoms) and (rows or blamed.op in REDUCTION):
+        return Refusal.POOLING.at(anchor)
+    is_projected = not start.is_constant if node is None else _are_projections(node)
     if not is_projected:
         return replace(declined, node=blamed)
     is_linear = _is_context(below.value) or _is_value_again(below.root)
@@ -290,13 +305,8 @@ def _is_value_again(root: Node) -> bool:
 # Weights that don't meet values
 
 
-def without_values(
-    anchor: Node, below: Declined | None, logits: Logits | Declined
-) -> Declined | None:
-    """What a softmax is that no product with values follows; None for a classifier's.
-
-    `below` says what follows instead. Scores of two activations are worth a remark in any case.
-    """
+def without_values(anchor: Node, below: Declined | None, logits: Logits | Declined) -> Declined:
+    """What a softmax is that no product with values follows; `below` says what follows instead."""
     source = anchor.inputs[0]
     if source is not None and (mixed := _convolved(anchor, source)) is not None:
         return mixed
@@ -309,7 +319,26 @@ def without_values(
     # Weights that meet activations in another way than an attention's do.
     is_mixture = below is not None or _changed(anchor) is not None
     pooled = Refusal.POOLING.at(anchor) if is_mixture else None
-    return additive(anchor, has_values=False) or pooled
+    named = additive(anchor, has_values=False) or pooled or _laid_out(anchor, logits)
+    why = "no product with values follows over its axis"
+    return named or Refusal.DISTRIBUTION.at(anchor, why=why)
+
+
+def _laid_out(anchor: Node, logits: Logits | Declined) -> Declined | None:
+    """Scores of queries and keys between which and their softmax elements change places."""
+
+    moves = SCATTER | GATHER | PAD | JOIN
+
+    def above(value: Value) -> Iterable[Value]:
+        node = value.producer
+        passes = node is not None and (_is_elementwise(node) or node.op in moves | OPAQUE)
+        return sources(node) if node is not None and passes else ()
+
+    found = list(walk(sources(anchor), above))
+    movers = [node for value in found if (node := value.producer) is not None and node.op in moves]
+    if not movers or not isinstance(logits, Declined) or not any(map(is_product, found)):
+        return None
+    return Refusal.LAID_OUT.at(movers[0], op=movers[0].op)
 
 
 def _are_scores(product: Contraction) -> bool:

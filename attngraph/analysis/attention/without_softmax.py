@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 
 from attngraph.analysis.attention.exponentials import EXP, NORM, SUM, added, placed
 from attngraph.analysis.attention.refusals import Declined, Refusal
@@ -18,7 +18,7 @@ from attngraph.analysis.attention.roles import pair_of
 from attngraph.analysis.attention.shapes import contraction_at, divisions, pairs_activations
 from attngraph.analysis.layout.axes import Operand, climb, fresh_axes, resolve, top
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.walks import origin, readers, sources, users, walk
+from attngraph.analysis.walks import origin, readers, sources, users, varying, walk
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
@@ -47,7 +47,7 @@ def without_softmax(graph: Graph) -> Iterator[tuple[Node, Declined]]:
     """Each product with values, or division of a scattered sum, that is one of these, and which."""
     named: set[Node] = set()
     for root in list(graph):
-        for scores, declined in chain(_weighed(root), _over_edges(root)):
+        for scores, declined in chain(_weighed(root), _over_edges(root), _of_keys_alone(root)):
             if scores not in named:
                 named.add(scores)
                 yield root, declined
@@ -63,6 +63,62 @@ def _over_edges(quotient: Node) -> Iterator[tuple[Node, Declined]]:
     exponential = _above(scatter.inputs[2])
     if exponential is not None and exponential.op == EXP:
         yield exponential, Refusal.GRAPH.at(scatter)
+
+
+def _of_keys_alone(quotient: Node) -> Iterator[tuple[Node, Declined]]:
+    """Exponentials that meet no queries: the sum of values that they weigh, over their own sum."""
+    if quotient.op != "aten.div.Tensor":
+        return
+    weighed, totals = ([*_sums(value)] for value in quotient.inputs)
+    for node, total in product(weighed, totals):
+        shared = _exponentials(node) & _exponentials(total)
+        if node is not total and len(shared) == 1:
+            yield shared.pop(), Refusal.OF_KEYS_ALONE.at(node)
+
+
+def _sums(value: Value | None) -> Iterator[Node]:
+    """The sums and products that a side of a quotient is, past factors."""
+
+    def above(value: Value) -> list[Value]:
+        node = value.producer
+        passes = node is not None and (node.op in LAYOUT | CAST | MULTIPLICATIVE or added(node))
+        return sources(node) if node is not None and passes else []
+
+    for found in walk([] if value is None else [value], above):
+        node = found.producer
+        if node is not None and (
+            node.op == SUM or (len(node.outputs) == 1 and contraction_at(node))
+        ):
+            yield node
+
+
+def _exponentials(sum_: Node) -> set[Node]:
+    """The exponentials in a sum, of computed scores that are no product of activations."""
+
+    def above(value: Value) -> list[Value]:
+        node = value.producer
+        passes = node is not None and (node is sum_ or node.op in _LINEAR | LAYOUT)
+        return sources(node) if node is not None and passes else []
+
+    found = (value.producer for value in walk(sources(sum_), above))
+    powers = {node for node in found if node is not None and node.op == EXP and varying(node)}
+    return {node for node in powers if not _has_pairs(node)}
+
+
+def _has_pairs(power: Node) -> bool:
+    """Whether the scores of exponentials are read from a product of activations."""
+
+    def above(value: Value) -> list[Value]:
+        node = value.producer
+        passes = node is not None and node.op in _LINEAR | LAYOUT | POINTWISE | JOIN
+        return sources(node) if node is not None and passes else []
+
+    products = (
+        contraction_at(value.producer)
+        for value in walk(sources(power), above)
+        if value.producer is not None and len(value.producer.outputs) == 1
+    )
+    return any(found is not None and pairs_activations(found) for found in products)
 
 
 def _is_sum(scatter: Node) -> bool:

@@ -44,6 +44,37 @@ class AttentionFreeSimple(nn.Module):
         return self.q(x).sigmoid() * (self.k(x).softmax(1) * self.v(x)).sum(1, keepdim=True)
 
 
+@formulation(SELF, fused=0)
+class AttentionFreeQuotient(nn.Module):
+    """AFT-simple as a quotient of sums: no softmax, and no remark that counts as declined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(M, 3 * M)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x * 0.3).chunk(3, -1)
+        powers = k.exp()
+        return q.sigmoid() * (powers * v).sum(1, keepdim=True) / powers.sum(1, keepdim=True)
+
+
+@formulation(SELF, "b s:padding", fused=0, declined=("lays out anew",))
+class BandOfScores(_Projected):
+    """A window around each query, as diagonals of the scores that are written side by side."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = q @ k.mT * D**-0.5
+        band = torch.full((*scores.shape[:3], 3), -torch.inf)
+        for place, shift in enumerate((-1, 0, 1)):
+            diagonal = scores.diagonal(shift, -2, -1)
+            first = max(-shift, 0)
+            band[:, :, first : first + diagonal.shape[-1], place] = diagonal
+        weights = band.softmax(-1) * padding[:, None, :, None]
+        values = F.pad(v, (0, 0, 1, 1)).unfold(2, 3, 1).mT
+        return (weights[..., None] * values).sum(-2)
+
+
 @formulation("b t m", fused=0, declined=("no-queries",))
 class AttentionFree(nn.Module):
     """AFT-full: keys and position biases, one softmax per feature."""
