@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import os
 import re
@@ -59,6 +60,7 @@ def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | Non
     """File and line of the last of `frames` that is neither torch's, Python's nor ours.
 
     Nor that of another package which a module of the model calls: there is nothing to change there.
+    A layer of another package that has no weights, as those of einops, is such a call.
     """
     found = package = None
     for frame, line in frames:
@@ -66,11 +68,16 @@ def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | Non
         if is_plumbing(file):
             continue
         name = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        if isinstance(frame.f_locals.get("self"), torch.nn.Module):
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module) and (package is None or _has_weights(module)):
             package = name
         if package in (None, name):
             found = file, line
     return found
+
+
+def _has_weights(module: torch.nn.Module) -> bool:
+    return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
 
 
 def quote(file: str, line: int) -> str:

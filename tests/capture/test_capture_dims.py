@@ -369,23 +369,31 @@ def test_a_shift_by_a_view_of_a_slice_takes_every_size() -> None:
     check(forward, states(3, 7, 4), dims=(BOTH,), further=(states(2, 1, 4),))
 
 
-def test_what_a_library_does_is_told_by_the_models_own_line() -> None:
-    """As einx computes with the numbers that the sizes of a model's tensors are."""
-    library: dict[str, Any] = {"__name__": "library"}
+@pytest.mark.parametrize("as_layer", [False, True], ids=["function", "layer"])
+def test_what_a_library_does_is_told_by_the_models_own_line(as_layer: bool) -> None:
+    """As einops computes with the numbers that the sizes of a model's tensors are."""
+    library: dict[str, Any] = {"__name__": "library", "Module": nn.Module}
     exec(
         compile(
-            "def fix(x):\n    return x.view([*range(x.shape[1])][-1] + 1, -1)", "library.py", "exec"
+            "def fix(x):\n    return x.view([*range(x.shape[1])][-1] + 1, -1)\n"
+            "class Layer(Module):\n    def forward(self, x):\n        return fix(x)",
+            "library.py",
+            "exec",
         ),
         library,
     )
 
     class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fixed = library["Layer"]() if as_layer else library["fix"]
+
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = library["fix"](x)
+            result: Tensor = self.fixed(x)
             return result
 
     with pytest.raises(
-        CaptureError, match=r'can\'t be dynamic.*test_capture_dims.*library\["fix"\]'
+        CaptureError, match=r"can\'t be dynamic.*test_capture_dims.*self.fixed\(x\)"
     ):
         capture(Calls(), (X,), dynamic_shapes=(BOTH,))
 
