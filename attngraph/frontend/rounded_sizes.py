@@ -8,9 +8,13 @@ which it does.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
+from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +22,8 @@ import sympy
 import torch
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_CONVERSIONS, _OURS = torch.__file__, str(Path(__file__).parent / "numbers.py")
 _FINEST = 1 << 20
 """Parts of one in a factor such as 0.25; of others, as 0.1, the float is no such number."""
 
@@ -63,7 +69,7 @@ def rounded_up() -> Iterator[None]:
         own: Callable[[torch.SymFloat], Any] = getattr(torch.SymFloat, name)
 
         def rounded(number: torch.SymFloat) -> Any:
-            parts = _quotient(number)
+            parts = None if _asks_torch(sys._getframe(1)) else _quotient(number)
             if parts is None or (name == "__trunc__" and not parts[0].node.expr.is_nonnegative):
                 return own(number)
             size, by = parts
@@ -96,6 +102,13 @@ def _falls(number: Any) -> bool:
     return bool(factors) and all(
         factor.is_negative and term.is_nonnegative for term, factor in factors
     )
+
+
+def _asks_torch(frame: FrameType | None) -> bool:
+    """Whether an operator of torch computes its shape there, which the graph does once more."""
+    while frame is not None and frame.f_code.co_filename in (_CONVERSIONS, _OURS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
 
 def _quotient(number: torch.SymFloat) -> tuple[torch.SymInt, int] | None:

@@ -165,7 +165,7 @@ def _elsewhere(
     asked = requested_dims(combined, dynamic_shapes)
     is_multiple = isinstance(best, Specialised) and best.multiple
     if isinstance(best, Traced):
-        constant = best.constant
+        constant = best.constant or _bounded(best)
         if not constant:
             constant, is_multiple = _demanded(best.program, asked), True
     else:
@@ -196,6 +196,18 @@ def _elsewhere(
     return best
 
 
+def _bounded(traced: Traced) -> tuple[Request, ...]:
+    """The dims that are no longer than the sample, as tables are that an earlier call left."""
+    placeholders, ranges = user_placeholders(traced.program), traced.program.range_constraints
+    found = []
+    for request in traced.asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        bounds = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        if bounds is not None and bounds.upper == request.size != request.high:
+            found.append(request)
+    return tuple(found)
+
+
 def _demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
     """The dims of which a trace demands an equation, as the sample's n = 4 * ((n + 3) // 4)."""
     placeholders, env = user_placeholders(program), shape_env(program)
@@ -218,11 +230,12 @@ def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Trac
     return before
 
 
-def _fixes(traced: Traced) -> tuple[int, int]:
-    """How many dims, and how many expressions of them, a trace has made constants of."""
+def _fixes(traced: Traced) -> tuple[int, int, int]:
+    """How many dims a trace has made constants of, bounded, and how many expressions of them."""
     env = shape_env(traced.program)
     guards = [guard.expr for guard in env.guards] if env is not None else []
-    return len(traced.notes), sum(isinstance(guard, sympy.Eq) for guard in guards)
+    equations = sum(isinstance(guard, sympy.Eq) for guard in guards)
+    return len(traced.notes), len(_bounded(traced)), equations
 
 
 def _trace(

@@ -7,7 +7,7 @@ transforms become products with tables (fourier.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -49,6 +49,10 @@ _ON_BOTH = LAYOUT | JOIN | INDEX | ROLL | SUM | MEAN | SCALE | NEGATION | PAD | 
 What they put in place of a number has to be complex itself, or zero.
 """
 _CONJUGATES = frozenset(["aten._conj", "aten.conj", "aten.conj_physical"])
+_REST = "aten.rsub.Scalar"
+_QUOTIENTS = frozenset(["aten.div.Tensor", "aten.reciprocal"])
+_POWER, _MOST_FACTORS = "aten.pow.Tensor_Scalar", 8
+_BY_FORMULA = frozenset(["aten._to_copy", "aten.exp"]) | _CONJUGATES | _QUOTIENTS
 _FROM_REALS = frozenset(["aten.complex", "aten.polar", "aten.view_as_complex"])
 _TO_REALS = frozenset(["aten.abs", "aten.angle", "aten.imag", "aten.real", "aten.view_as_real"])
 
@@ -93,6 +97,14 @@ def _puts_in_both(node: Node) -> bool:
     return not any(dtype.is_floating_point for dtype in dtypes)
 
 
+def _scalar(node: Node) -> complex | None:
+    """The complex number that a node multiplies by, divides by, adds or subtracts from."""
+    number = node.attrs.get("other")
+    if node.op == _REST and isinstance(number, (int, float, complex)):
+        return complex(number)
+    return number if node.op in SCALE | SHIFT and isinstance(number, complex) and number else None
+
+
 def _is_product(node: Node) -> bool:
     return node.op in MATMUL or node.op == "aten.mul.Tensor"
 
@@ -131,6 +143,8 @@ class _Parts:
             return self.known_op(node) and all(self.known(value) for value in numbers)
         if node.op in FILLS:
             return True
+        if _scalar(node) is not None:
+            return all(self.known(value) for value in numbers)
         if node.op == "aten.copy":  # of the second operand, in the first one's shape
             return not _is_complex(operands[1]) or self.known(operands[1])
         if node.op in _FROM_REALS or (node.op == "aten._to_copy" and not numbers):
@@ -138,23 +152,20 @@ class _Parts:
         if node.op in _ON_BOTH:
             if node.op in JOIN and len(numbers) < len(operands):
                 return False
-            if isinstance(node.attrs.get("other"), complex) or "dtype" in node.attrs:
+            if "dtype" in node.attrs:
                 return False
             if node.op in PAD | _WRITES and not _puts_in_both(node):
                 return False
-        elif node.op in SHIFT:
-            if any(isinstance(number, complex) for number in node.attrs.values()):
-                return False
-        elif node.op in ADDITIVE:
+        elif node.op in SHIFT or node.op in ADDITIVE:
             if isinstance(attribute(node, "alpha"), complex):
-                return False
-        elif node.op == "aten.div.Tensor":
-            if _is_complex(operands[1]):
                 return False
         elif node.op == "aten.einsum":
             if len(operands) != 2:
                 return False
-        elif not _is_product(node) and node.op not in ("aten._to_copy", *_CONJUGATES):
+        elif node.op == _POWER:
+            if attribute(node, "exponent") not in range(1, _MOST_FACTORS + 1):
+                return False
+        elif not _is_product(node) and node.op not in _BY_FORMULA:
             return False
         return bool(numbers) and all(self.known(value) for value in numbers)
 
@@ -183,6 +194,10 @@ class _Parts:
     def _split(self, node: Node) -> None:
         if node.op in FILLS:
             self._pairs[node.output] = self._filled(node)
+            return
+        if (number := _scalar(node)) is not None:
+            pair = self._with_scalar(node, number)
+            self._pairs[node.output] = (self._fit(pair[0], node), self._fit(pair[1], node))
             return
         inputs = node.inputs[1:] if node.op == "aten.copy" else node.inputs
         sides = [self.of(v) if v is not None and _is_complex(v) else (v, v) for v in inputs]
@@ -231,7 +246,16 @@ class _Parts:
         a, b = self.of(left)
         if not _is_complex(right):
             return times(a, right), times(b, right)
-        c, d = self.of(right)
+        return self._times((a, b), self.of(right), times)
+
+    def _times(self, left: Pair, right: Pair, times: Any = None) -> Pair:
+        """(a + bi)(c + di), by elements or as another product."""
+        (a, b), (c, d), build = left, right, self.build
+
+        def by_elements(x: Value, y: Value) -> Value:
+            return build("aten.mul.Tensor", x, y)
+
+        times = times or by_elements
         real = build("aten.sub.Tensor", times(a, c), times(b, d))
         return real, build("aten.add.Tensor", times(a, d), times(b, c))
 
@@ -260,15 +284,68 @@ class _Parts:
             return build(multiply, first, real), build(multiply, first, imaginary)
         if op in ADDITIVE:
             return self._sum(node)
+        if op in _QUOTIENTS:
+            return self._quotient(node)
         if not _is_complex(first):
             zero = build("aten.full", size=list(first.shape), fill_value=0.0, dtype=first.dtype)
             return first, zero
         a, b = self.of(first)
         if op in _CONJUGATES:
             return a, build("aten.neg", b)
-        if op == "aten.div.Tensor":
-            return build(op, a, second), build(op, b, second)
+        if op == _POWER:
+            product = (a, b)
+            for _ in range(int(attribute(node, "exponent")) - 1):
+                product = self._times(product, (a, b))
+            return product
+        if op == "aten.exp":
+            size = build("aten.exp", a)
+            turned = [build(f"aten.{function}", b) for function in ("cos", "sin")]
+            real, imaginary = (build("aten.mul.Tensor", size, each) for each in turned)
+            return real, imaginary
         return a, b  # a cast
+
+    def _with_scalar(self, node: Node, number: complex) -> Pair:
+        """z · c, z / c, z + c, z - c or c - z, of a complex number c; z may be real."""
+        build, first = self.build.at(node, node.loc), node.inputs[0]
+        assert first is not None
+        zero = self.build.constant(torch.zeros((), dtype=first.dtype.to_real()), "zero")
+        a, b = self.of(first) if _is_complex(first) else (first, zero)
+        if node.op in SHIFT or node.op == _REST:
+            real, imaginary = (
+                build(node.op, part, **{**node.attrs, "other": other})
+                for part, other in ((a, number.real), (b, number.imag))
+            )
+            return real, imaginary
+        factor = 1 / number if node.op == "aten.div.Scalar" else number
+
+        def times(part: Value, other: float) -> Value:
+            return build("aten.mul.Scalar", part, other=other)
+
+        return (
+            build("aten.sub.Tensor", times(a, factor.real), times(b, factor.imag)),
+            build("aten.add.Tensor", times(a, factor.imag), times(b, factor.real)),
+        )
+
+    def _quotient(self, node: Node) -> Pair:
+        """z / w as z · conj(w / s) / |w / s|² / s, with the larger part of w for s: no square of
+        a large or a small number."""
+        build, (*above, below) = self.build, node.inputs
+        divide, multiply = "aten.div.Tensor", "aten.mul.Tensor"
+        assert below is not None
+        one = self.build.constant(torch.ones((), dtype=node.output.dtype.to_real()), "one")
+        zero = self.build.constant(torch.zeros((), dtype=one.dtype), "zero")
+        first = above[0] if above else None
+        a, b = self.of(first) if _is_complex(first) and first else (first or one, zero)
+        if not _is_complex(below):
+            return build(divide, a, below), build(divide, b, below)
+        parts = self.of(below)
+        size = build("aten.maximum", *(build("aten.abs", part) for part in parts))
+        c, d = (build(divide, part, size) for part in parts)
+        square = build("aten.add.Tensor", build(multiply, c, c), build(multiply, d, d))
+        whole = build(multiply, square, size)
+        real = build("aten.add.Tensor", build(multiply, a, c), build(multiply, b, d))
+        imaginary = build("aten.sub.Tensor", build(multiply, b, c), build(multiply, a, d))
+        return build(divide, real, whole), build(divide, imaginary, whole)
 
     def _sum(self, node: Node) -> Pair:
         left, right = node.inputs

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from attngraph.frontend.capture import capture
 from attngraph.frontend.rounded_sizes import rounded_up
-from attngraph.ir import interpret
+from attngraph.ir import interpret, verify
 from attngraph.ir.ranges import Ranges
 
 Rounded = Callable[[int], int]
@@ -85,6 +85,19 @@ def test_a_sample_of_whole_blocks_is_no_demand() -> None:
         x = torch.randn(2, length, 3)
         assert not Ranges.of(captured.graph).broken({"x_1": length})
         torch.testing.assert_close(interpret(captured.graph, (x,)), (module(x),))
+
+
+def test_the_shape_of_an_operator_is_computed_as_the_graph_does() -> None:
+    class Steps(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            n = x.shape[1]
+            return torch.arange(float(n)), torch.arange(n)[::2] + torch.arange(0, n, 2)
+
+    graph = capture(Steps(), (torch.randn(2, 9),), dynamic_shapes=({1: Dim.AUTO},)).graph
+    verify(graph)
+    for length in (4, 9, 12):
+        x = torch.randn(2, length)
+        torch.testing.assert_close(interpret(graph, (x,)), Steps()(x))
 
 
 class Cut(nn.Module):

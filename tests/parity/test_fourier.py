@@ -87,6 +87,14 @@ def _convolved(x: Tensor, w: Tensor) -> Tensor:
     return fft.irfft(found, n=2 * n - 1, dim=1)[:, :n]
 
 
+def _state_space(x: Tensor, w: Tensor) -> Tensor:
+    """A diagonal state space (DSS, Gupta et al. 2022): its kernel is made of complex numbers."""
+    poles = -x[0, 0].exp() + 1j * x[0, 1]
+    steps = poles[:, None] * torch.arange(x.size(1))
+    gains = (2 - 1j) * (poles.exp() - 1) / poles
+    return (gains @ steps.exp()).real + x.mean((0, 2))
+
+
 def _fewer_than_there_are(x: Tensor, w: Tensor) -> Tensor:
     n = x.size(1) // 2 + 1
     found = torch.view_as_real(fft.fft(x, n=n, dim=1)).sum(-1)
@@ -121,7 +129,9 @@ def test_static(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert optimize(model, (x,)).report.parity is not None
 
 
-@pytest.mark.parametrize("function", [*DYNAMIC, _convolved, _fewer_than_there_are], ids=_name)
+@pytest.mark.parametrize(
+    "function", [*DYNAMIC, _convolved, _fewer_than_there_are, _state_space], ids=_name
+)
 def test_dynamic(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     model = _Transforms(function).eval()
     x = torch.randn(3, 10, _WIDTH, generator=torch.Generator().manual_seed(0))
