@@ -160,9 +160,9 @@ def _field(page: Page, label: str, value: Text) -> None:
 
 
 def _attention(report: Report) -> Text:
-    if not report.sites:
-        return Text("none", "yellow")
     fused, declined = report.fused, report.declined
+    if not report.sites or all(site.code == "distribution" for site in report.sites):
+        return Text("none", "yellow")
     parts = [Text(f"{fused} fused", "green" if fused else "yellow")]
     if declined:
         parts.append(Text(f"{declined} declined", "yellow"))
