@@ -92,6 +92,8 @@ bench: $(INSTALLED)
 	$(BIN)/python -W ignore -m bench.bounds
 	$(BIN)/python -m bench.kernels
 	$(BIN)/python -m bench.weight_only --keep
+	$(BIN)/python -W ignore -m bench.quantized
+	$(BIN)/python -W ignore -m bench.quantized_decoding
 	$(BIN)/python -m bench.node_count
 	$(BIN)/python -m bench.compile_time
 	$(BIN)/python -m bench.static_sizes

@@ -14,7 +14,7 @@ from attngraph.export.families import FAMILIES
 from attngraph.export.kernels.weight_only import FORMS
 from attngraph.measuring.engines import OURS, PACKED
 from attngraph.measuring.load import Load
-from bench import page_costs
+from bench import page_costs, quantized
 from bench.harness import options_of
 from bench.machine import RESULTS, measured_on, read, was_measured
 from bench.plot import IMAGE, plot
@@ -200,6 +200,58 @@ def _weight_only() -> list[str]:
     return [*lines, "", measured_on(result), ""]
 
 
+def _quantized() -> list[str]:
+    """Rounded activations beside `quantize_dynamic`, and decoders beside genai's builder."""
+    lines: list[str] = []
+    if was_measured("quantized"):
+        result = read("quantized")
+        lines += [
+            "## Int8 activations",
+            "",
+            f"Layers in each stack: {result['layers']}. Random weights, as they are, with "
+            "peaked attention and with outlying features (bench/quantized.py); "
+            f"threads: {result['threads']}. Error: rms on other inputs than the compile saw, over "
+            "the output's. Time: median over the rounds of CPU time over that of attngraph int8.",
+            "",
+            "| workload | weights | error of quantize_dynamic | of attngraph int8 | time of "
+            "quantize_dynamic | of attngraph in float32 |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for row in result["rows"]:
+            errors = {name: f"{each['error']:.2%}" for name, each in row["engines"].items()}
+            times = [quantized.ratio(row, name) for name in (quantized.NAIVE, quantized.FLOAT)]
+            told = [errors.get(name, "none") for name in (quantized.NAIVE, quantized.OURS)]
+            told += ["none" if time is None else f"{time:.2f}" for time in times]
+            lines.append(f"| {row['workload']} | {row['kind']} | {' | '.join(told)} |")
+        lines += ["", f"{_before(result)} {measured_on(result)}", ""]
+    if was_measured("quantized_decoding"):
+        result = read("quantized_decoding")
+        lines += [
+            "## Decoding in int4",
+            "",
+            f"The Llama-shaped model, {result['layers']} layers, behind {result['past']} tokens, "
+            "against onnxruntime-genai with what its builder writes (bench/quantized_decoding.py), "
+            f"threads: {result['threads']}. Median CPU milliseconds; genai computes the logits of "
+            "the whole prompt. Error: of the logits behind the prompt.",
+            "",
+            "| engine | prompt | step | error |",
+            "| --- | --- | --- | --- |",
+        ]
+        for name, row in result["engines"].items():
+            prompt, step = statistics.median(row["prompt"]), statistics.median(row["step"])
+            lines.append(f"| {name} | {prompt:.0f} | {step:.2f} | {row['error'][0]:.2g} |")
+        lines += ["", f"{_before(result)} {measured_on(result)}", ""]
+    return lines
+
+
+def _before(result: dict[str, Any]) -> str:
+    """What the machine did when a run began."""
+    load = Load(result["others"])
+    if load.is_trusted:
+        return "The machine was quiet when it began."
+    return "The machine was busy when it began: errors hold, times only roughly."
+
+
 def _decode() -> list[str]:
     """The decoding step, where it was measured."""
     if not (RESULTS / "decode.json").exists():
@@ -269,6 +321,7 @@ def page() -> str:
         *_bounds(),
         *_kernels(),
         *_weight_only(),
+        *_quantized(),
         *page_costs.compile_time(),
         *page_costs.static_sizes(),
         "",

@@ -171,7 +171,7 @@ def _rounded(
         lost = torch.empty(len(exact), stop - start)
         for at in range(start, stop):
             step, column = steps[:, at], left[:, at]
-            found[:, at] = torch.where(step > 0, column / step, 0.0).round().clamp(*span)
+            found[:, at] = torch.where(step != 0, column / step, 0.0).round().clamp(*span)
             lost[:, at - start] = (column - found[:, at] * step) / upper[at, at]
             left[:, at:stop] -= lost[:, at - start, None] * upper[at, at:stop]
         left[:, stop:] -= lost @ upper[start:stop, stop:]
