@@ -44,10 +44,10 @@ def settled(
     first = tuple(captured.branches[place] for place in places)
     ways = sorted(itertools.product((True, False), repeat=len(places)), key=lambda w: w != first)
     for way in ways:
-        if way != first:
-            captured = trace(model, dict(zip(places, way, strict=True)), elsewhere=elsewhere)
-            check = checked(captured)
         try:
+            if way != first:
+                captured = trace(model, dict(zip(places, way, strict=True)), elsewhere=elsewhere)
+                check = checked(captured)
             wrong = _unsettled(captured, check, _taken(captured, check))
         except UsageError as error:
             wrong = f"then {error}"

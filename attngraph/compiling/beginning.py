@@ -75,10 +75,10 @@ def begin(
     check agrees. Raises CaptureError, and UsageError for a precision that it doesn't have.
     """
     # The cases of a decoder come after its capture, and are no sizes that a trace is tried at.
-    follows = options.verifies and prepare is None
-    found = _begun(model, options, prepare, report, progress, follows=follows, elsewhere=follows)
+    elsewhere = options.verifies and prepare is None
+    found = _begun(model, options, prepare, report, progress, elsewhere=elsewhere)
     if found is None:
-        found = _begun(model, options, prepare, report, progress, follows=follows, elsewhere=False)
+        found = _begun(model, options, prepare, report, progress, elsewhere=False)
     assert found is not None
     return found
 
@@ -90,18 +90,19 @@ def _begun(
     report: Report,
     progress: Progress | None,
     *,
-    follows: bool,
     elsewhere: bool,
 ) -> Begun | None:
     """None where a trace from elsewhere is not the model at the sizes that it leaves out."""
     with stage("capture", report, progress):
-        captured = trace(model, {} if follows else None, elsewhere=elsewhere)
+        captured = trace(model, {} if options.verifies else None, elsewhere=elsewhere)
     _check_weights(captured.graph, model.source)
     own = own_precision(captured.graph)
     _check_formats(options, options.precision or own, own, model.source)
-    prepared = Prepared() if prepare is None else prepare(captured)
+    prepared = Prepared()
 
     def checked(captured: Captured) -> Check:
+        nonlocal prepared
+        prepared = Prepared() if prepare is None else prepare(captured)
         hides_rows = "no-fully-masked-rows" not in options.assume
         cases, at = prepared.cases, prepared.at
         return Check(model, captured, own, cases, hides_rows=hides_rows, at=at)

@@ -222,7 +222,7 @@ def _compile_decoder(
         lengths = lengths_of(graph, layout)
         layout = lengths.told(layout)
         _require_a_cache(layout, model.source)
-        seen.append((captured, layout, lengths, lengths.notes(graph, layout)))
+        seen[:] = [(captured, layout, lengths, lengths.notes(graph, layout))]
         cases = decoding_cases(captured, layout, lengths)
         return Prepared(cases, buffers_of(layout), inputs_at(captured, layout))
 

@@ -11,7 +11,9 @@ import onnx_ir
 from attngraph.checks.branches import settled
 from attngraph.checks.check import Check
 from attngraph.checks.traced import required_conditions
+from attngraph.decoding.checking import decoding_cases, inputs_at
 from attngraph.decoding.compile import of_causal_lm, take_every_step
+from attngraph.decoding.lengths import lengths_of
 from attngraph.export.precision import own_precision
 from attngraph.export.runtime.session import Session
 from attngraph.frontend.cache import METADATA_KEY, Layout
@@ -37,27 +39,31 @@ def captured_as_compiled(
         )
         if set(layout.pasts) <= set(model.names):  # a file from before its names were the runtimes'
             model = replace(model, names={})
-    captured, check = _traced(model, follows=layout is None, elsewhere=layout is None)
+    captured, check = _traced(model, layout, elsewhere=layout is None)
     if any(suspect.beyond for suspect in captured.suspects):
         required = required_conditions(check, captured.graph)
         if any(suspect.beyond for suspect in required):  # as a compile does
-            captured, _ = _traced(model, follows=True, elsewhere=False)
+            captured, _ = _traced(model, layout, elsewhere=False)
     if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
         return model, captured, None
     take_every_step(captured.graph, layout)
     return model, captured, layout
 
 
-def _traced(model: Model, *, follows: bool, elsewhere: bool) -> tuple[Captured, Check]:
-    captured = trace(model, {} if follows else None, elsewhere=elsewhere)
+def _traced(model: Model, layout: Layout | None, *, elsewhere: bool) -> tuple[Captured, Check]:
+    captured = trace(model, {}, elsewhere=elsewhere)
     own = own_precision(captured.graph)
 
     def checked(captured: Captured) -> Check:
-        return Check(model, captured, own)
+        if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
+            return Check(model, captured, own)
+        take_every_step(captured.graph, layout)
+        cases = decoding_cases(captured, layout, lengths_of(captured.graph, layout))
+        return Check(model, captured, own, cases, at=inputs_at(captured, layout))
 
     if captured.branches:
         return settled(model, checked(captured), checked, elsewhere=elsewhere)
-    return captured, checked(captured)
+    return captured, Check(model, captured, own)
 
 
 def _declared_output(path: Path, name: str) -> list[Any]:
