@@ -184,10 +184,11 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
         info = infos.get(str(free), DimInfo(low=0))
         high = sympy.oo if info.high is None else info.high
         ranges[free] = ValueRanges(info.low, high)
-    if isinstance(condition, sympy.Rel) and not isinstance(condition, (sympy.Eq, sympy.Ne)):
+    if isinstance(condition, sympy.Rel):
         # Of the sides' difference, terms that both have are counted once.
         difference = sympy.expand(condition.lhs - condition.rhs)
-        condition = condition.func(difference, 0)
+        if difference.is_zero or not isinstance(condition, (sympy.Eq, sympy.Ne)):
+            condition = condition.func(difference, 0)
     if condition in (sympy.true, sympy.false):
         return bool(condition)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attngraph.frontend.guards import always_hold, excluded_largest, sizes_apart
-from attngraph.ir.conditions import holds, parse_condition
+from attngraph.ir.conditions import always, holds, parse_condition
 from attngraph.ir.dims import DimInfo
 
 _MESSAGE = """Constraints violated (seq)! For more information, run with TORCH_LOGS="+dynamic".
@@ -110,3 +110,16 @@ def test_a_size_above_another_follows_from_no_less_and_another(
     for asked in ("max(1, n // 2) > 1", "1 < max(1, n // 2)"):
         found = holds(parse_condition(asked), infos, {parse_condition(told)})
         assert found == follows
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("4 * b * p + 4 * b * s == 4 * b * (p + s)", True),
+        ("4 * b * p + 4 * b * s != 4 * b * (p + s)", False),
+        ("4 * b * p + 4 * b * s == 4 * b * (p + s) + b - 1", None),
+    ],
+)
+def test_equal_products_are_told_whatever_the_order(told: str, expected: bool | None) -> None:
+    infos = {name: DimInfo(0, None, 8) for name in "bps"}
+    assert always(parse_condition(told), infos) is expected
