@@ -43,6 +43,7 @@ FILES = (
     "diffusion",
     "memories",
     "sequences",
+    "singles",
     "structures",
     "tables",
     "text",
