@@ -147,7 +147,7 @@ ENTRIES = (
         (("MoE", 1),),
     ),
     Entry("speech", "speech encoder (Whisper)", ("padding (bool)",) * 2),
-    Entry("summariser", "summariser that copies", (_PADDED, _CAUSAL, _PADDED)),
+    Entry("summariser", "summariser that copies", (_PADDED, _CAUSAL, _PADDED, "distribution")),
 )
 assert {*_RUNGS, "head-by-head"} == {*RUNGS}
 assert {*_WAYS} == {*WAYS}
