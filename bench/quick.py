@@ -42,7 +42,7 @@ class Bar:
 BARS = (
     Bar("bert_padded", "onnx", 1.0),
     Bar("bert_padded", "onnx", 1.5, "attngraph-packed"),
-    Bar("bert_padded", "onnx-int8", 1.05, "attngraph-int8", error=0.8),
+    Bar("bert_padded", "onnx-int8", 1.05, "attngraph-int8", error=0.5),
     Bar("llama_prefill", "onnx", 1.3),
     Bar("llama_prefill", "eager", 1.0),
     Bar("per_head", "onnx", 1.05),
