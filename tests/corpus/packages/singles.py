@@ -99,7 +99,7 @@ def _gss() -> Any:
     return model, lambda b, n: (ids(b, n),)
 
 
-@row("gated-state-spaces-pytorch exponential smoothing")
+@row("gated-state-spaces-pytorch exponential smoothing", others=(40, 8))
 def _smoothing() -> Any:
     from gated_state_spaces_pytorch import GatedExponentialSmoothingLM
 
