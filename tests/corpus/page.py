@@ -102,9 +102,10 @@ def _kinds(tried: Sequence[Record]) -> str:
         if (found := record.get("kinds"))
     ]
     text = (
-        f"Counted in {counted} rows, those of architectures with any. A recurrence counts as a "
-        "fused site above too. A loop that is left has states of another kind; why a mixture "
-        "stays as it is written, its remark says ([experts-kept](remarks.md#experts-kept)).\n"
+        f"Counted in {counted} of {len(tried)} rows; the records of the others don't say. A "
+        "recurrence counts as a fused site above too. A loop that is left has states of another "
+        "kind; why a mixture stays as it is written, its remark says "
+        "([experts-kept](remarks.md#experts-kept)).\n"
     )
     head = ("", "one operator", "left")
     sums = [

@@ -49,7 +49,7 @@ def test_the_page_counts_recurrences_convolutions_and_mixtures(tmp_path: Path) -
     read = {**RIGHT, "model": "lfm2", "kinds": {"recurrences": 2, "short convolutions": 1}}
     kept = {**RIGHT, "model": "olmoe", "kinds": {"mixtures left": 2, "loops left": 3}}
     text = page(tmp_path, read, kept, {**RIGHT, "kinds": {}})
-    assert "Counted in 3 rows" in text
+    assert "Counted in 3 of 3 rows" in text
     assert "| recurrences | 2 | 3 loops |" in text
     assert "| mixtures of experts | 0 | 2 mixtures |" in text
     assert "| lfm2 eager | 2 |  | 1 |  |  |  |" in text
