@@ -24,6 +24,7 @@ LARGE = 512 << 20
 
 _SPILLED = 1 << 20  # bytes of a tensor that is worth a file
 _PATIENCE = 64 << 20  # bytes that are read before they are released
+_RELEASED = 4 << 20  # bytes of a weight that is worth a look at what is mapped
 _DONTNEED = 4  # of <sys/mman.h>, on Linux
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>, in glibc
 _REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S{3}([sp]) \S+ \S+ (\d+)")
@@ -112,6 +113,12 @@ def release(weights: Iterable[torch.Tensor]) -> None:
             library.madvise(ctypes.c_void_p(region.start), ctypes.c_size_t(size), _DONTNEED)
     if regions and hasattr(library, "malloc_trim"):  # freed weights leave holes in glibc's heap
         library.malloc_trim(0)
+
+
+def release_read(data: torch.Tensor) -> None:
+    """Takes a weight that was read as a whole out of memory again, where it is mapped and large."""
+    if data.nbytes >= _RELEASED:
+        release([data])
 
 
 def release_large(module: torch.nn.Module) -> None:

@@ -71,7 +71,8 @@ def verify_seq2seq(
             with Session.open(merged, options.device, **options.session) as both:
                 sources = sources_of(parts, ranges, wiring)
                 precision = Provenance.read(opened.metadata, paths[DECODER]).precision or "fp32"
-                parity = merged_parity(model, both, sources, precision)
+                chosen = bool(Provenance.read(said, paths[ENCODER]).chosen)
+                parity = merged_parity(model, both, sources, precision, chosen=chosen)
     culprit = "" if parity.passed else "It gives something else than the other two files."
     if not all(each.passed for each in found):
         culprit = f"{culprit} The other two files are not those of the model.".strip()

@@ -253,6 +253,26 @@ def test_one_file_begins_and_goes_on(name: str) -> None:
         pasts.update(crossed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_codes_that_each_part_chose_for_itself_are_no_difference(seed: int) -> None:
+    """The merged file's first step has keys by other codes than the encoder's."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(seed)
+    config = T5Config(
+        vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=64, num_layers=1, num_heads=4,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    module = T5ForConditionalGeneration(config).eval()
+    for weight in module.parameters():
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=0.15)
+    model = attngraph.optimize_seq2seq(module, weights="int4", activations="int8")
+    assert model.merged is not None and model.merged.report.parity is not None
+    assert model.merged.report.parity.passed
+
+
 RULES: list[dict[str, Any]] = [
     {"forced_bos_token_id": 7, "begin_suppress_tokens": [3]},
     {"forced_eos_token_id": 11},

@@ -34,7 +34,11 @@ LAYERS = (
 """The folders and files of attngraph, the lowest first: each may import those before it."""
 APART = {"frontend", "passes", "export"}
 """Of these none imports another."""
-BASE = {"ir": {"errors"}, "dialect": {"errors", "ir"}, "analysis": {"errors", "ir", "dialect"}}
+BASE = {
+    "ir": {"errors"},
+    "dialect": {"errors", "ir"},
+    "analysis": {"errors", "ir", "dialect", "mapped"},
+}
 """What these layers may import, of those before them."""
 
 

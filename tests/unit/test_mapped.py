@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from attngraph import mapped
+from attngraph.analysis.values.intervals import _range_of
 from attngraph.compiling import compiler
 from attngraph.mapped import Reader, Spill, release
 
@@ -116,3 +117,10 @@ def test_passes_put_the_weights_of_a_large_model_into_files(
     assert _in_a_file(merged)
     assert optimized.graph.keep is None
     torch.testing.assert_close(optimized(x), module(x))
+
+
+def test_a_weight_that_was_looked_through_is_out_of_memory_again(weight: torch.Tensor) -> None:
+    """Else the range of each weight keeps all of a model there."""
+    before = _mapped_kib()
+    assert _range_of(weight.view(64, -1)) == (0, 2 * MEBIBYTE - 1)
+    assert _mapped_kib() - before < _LITTLE

@@ -17,12 +17,14 @@ from attngraph.analysis.values.scalars import fill_of, is_binary, number, scale_
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import CAST, COPY, GATHER, JOIN, LAYOUT, SOFTMAX, TRIANGLE
+from attngraph.mapped import release_read
 
 Interval: TypeAlias = tuple[float, float]
 
 EVERYTHING: Interval = (-math.inf, math.inf)
 _LONGEST = 2.0**40  # of what an arange counts
 _LARGEST_TABLE = 1 << 26
+_STRIP = 16 << 20  # bytes of a weight that are in memory at once while it is read
 _DEPTH = 64
 
 
@@ -213,7 +215,12 @@ def _cut(interval: Interval, low: object, high: object) -> Interval:
 def _range_of(data: torch.Tensor) -> Interval:
     if data.is_meta or data.is_complex() or not 0 < data.numel() <= _LARGEST_TABLE:
         return EVERYTHING
-    low, high = map(float, data.detach().aminmax())
+    rows = data.detach().reshape(-1) if data.dim() == 0 else data.detach()
+    ends = []
+    for strip in torch.split(rows, max(1, _STRIP * len(rows) // data.nbytes)):
+        ends.append(torch.stack(strip.aminmax()))
+        release_read(strip)
+    low, high = (float(each.aminmax()[side]) for side, each in enumerate(torch.stack(ends, 1)))
     return EVERYTHING if math.isnan(low) or math.isnan(high) else (low, high)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from attngraph.ir import Graph, TensorType, Value
 from attngraph.ir.storage import identity_of
+from attngraph.mapped import release_read
 
 
 class Owners:
@@ -82,7 +83,9 @@ def is_weight(value: Value) -> bool:
 def wide(value: Value) -> torch.Tensor:
     """A constant's numbers in float64. The value must be known."""
     assert value.data is not None
-    return value.data.detach().double()
+    found = value.data.detach().double()
+    release_read(value.data)
+    return found
 
 
 def derived(value: Value, suffix: str) -> str:
