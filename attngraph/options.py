@@ -144,7 +144,7 @@ class Options:
         Flag(
             "Write the weights into the ONNX file, up to 2 GiB, for readers that take no other, "
             "such as transformers.js. Otherwise more than 16 MiB of them go beside it, into "
-            "NAME.onnx.data, from where sessions start twice as fast."
+            "NAME.onnx_data, from where sessions start twice as fast."
         ),
     ] = False
     assume: Assumptions = ()

@@ -36,3 +36,10 @@ def unwritable(path: Path, error: OSError) -> OutputError:
     """An error of the operating system, as one for the user."""
     reason = error.strerror or str(error)
     return OutputError(f"{path} can't be written: {reason}; choose another path.")
+
+
+def data_beside(path: Path) -> Path:
+    """The file of an ONNX file's weights, under the name that optimum gives it and transformers.js
+    looks for.
+    """
+    return path.with_name(f"{path.name}_data")

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from attngraph.errors import UsageError
-from attngraph.paths import require_place, unwritable
+from attngraph.paths import data_beside, require_place, unwritable
 
 
 def check_output(path: Path, inputs: tuple[Path | None, ...]) -> None:
@@ -40,5 +40,5 @@ def write_page(path: Path, text: str) -> None:
 def written_bytes(path: Path, weight_bytes: int) -> int:
     """The size of a saved model, with the file of its weights where it has one."""
     size = path.stat().st_size
-    data = path.with_name(f"{path.name}.data")
+    data = data_beside(path)
     return size + data.stat().st_size if size < weight_bytes and data.exists() else size

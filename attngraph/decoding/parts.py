@@ -12,6 +12,7 @@ import torch
 from attngraph.errors import OutputError, UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.optimized import Optimized
+from attngraph.paths import data_beside
 
 
 def save_parts(parts: Mapping[str, Optimized], path: str | Path) -> list[Path]:
@@ -32,7 +33,7 @@ def save_parts(parts: Mapping[str, Optimized], path: str | Path) -> list[Path]:
     except BaseException:
         for file in written:
             file.unlink(missing_ok=True)
-            file.with_name(f"{file.name}.data").unlink(missing_ok=True)
+            data_beside(file).unlink(missing_ok=True)
         if made:
             with contextlib.suppress(OSError):
                 folder.rmdir()

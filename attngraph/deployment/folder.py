@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from attngraph.checkpoints.folder import folders_of, within
+from attngraph.checkpoints.folder import CONFIG, folders_of, within
 from attngraph.errors import OutputError, UsageError
 from attngraph.export.files.save import write_text
 from attngraph.export.files.staged import Staged
-from attngraph.paths import unwritable
+from attngraph.paths import data_beside, unwritable
 from attngraph.scratch import scratch_folder
 
 _KEPT = frozenset(
@@ -75,7 +76,7 @@ def require_folder(path: Path, source: Path | None) -> None:
         if not path.is_dir():
             return
         there = {str(item.relative_to(path)) for item in path.rglob("*") if not item.is_dir()}
-        known = {*files, *(f"{name}.data" for name in files)}
+        known = {*files, *(data_beside(Path(name)).name for name in _WRITTEN)}
         if others := sorted(there - known):
             raise OutputError(
                 f"{path} holds {others[0]}, which isn't written here and would be lost: choose "
@@ -191,9 +192,20 @@ class OutputFolder:
                 shutil.copyfile(file, place)
             for name, text in texts.items():
                 (self._partial / name).write_text(text, "utf-8")
+            self._tell_of_data(parts)
             self._put()
         except OSError as error:
             raise unwritable(self._path, error) from error
+
+    def _tell_of_data(self, parts: Iterable[str]) -> None:
+        """Says in config.json which files have their weights beside them: transformers.js asks."""
+        beside = [name for name in parts if data_beside(self._partial / name).exists()]
+        config = self._partial / CONFIG
+        if beside and config.is_file():
+            said = json.loads(config.read_text("utf-8"))
+            settings = said.setdefault("transformers.js_config", {})
+            settings["use_external_data_format"] = dict.fromkeys(beside, 1)
+            config.write_text(f"{json.dumps(said, indent=2)}\n", "utf-8")
 
     def _put(self) -> None:
         """No system call exchanges two folders everywhere: what is there steps aside first."""

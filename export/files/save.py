@@ -16,7 +16,7 @@ from attngraph.errors import OutputError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.mapped import Reader, is_large, no_holes
-from attngraph.paths import require_place, unwritable
+from attngraph.paths import data_beside, require_place, unwritable
 from attngraph.scratch import scratch_folder, whole_file, whole_files
 
 EXTERNAL_ABOVE = 16 << 20
@@ -46,7 +46,7 @@ def save(
     external_above: int | None = None,
     data: Path | None = None,
 ) -> None:
-    """Writes `path`, and beside it `<name>.data` where the weights exceed `external_above` bytes.
+    """Writes `path`, and beside it `<name>_data` where the weights exceed `external_above` bytes.
 
     Both files are written in a scratch folder beside them and renamed when complete, so that a
     failure or an interrupt leaves neither behind. Weights are streamed one by one, and no
@@ -63,7 +63,7 @@ def save(
         for value in model.graph.initializers.values()
         if value.const_value is not None and value.const_value.nbytes >= _INLINE_BELOW
     ]
-    beside = path.with_name(f"{path.name}.data")
+    beside = data_beside(path)
     try:
         with whole_files(beside, path) as (place, whole):
             replaced = _placed(weights, beside.name)

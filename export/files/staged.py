@@ -13,7 +13,7 @@ from attngraph.export.files.save import is_external, save, to_session
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.mapped import is_large, no_holes
-from attngraph.paths import unwritable
+from attngraph.paths import data_beside, unwritable
 from attngraph.scratch import scratch_folder
 
 
@@ -48,9 +48,7 @@ class Staged:
             raise OutputError(str(error).replace(str(file), str(self._path))) from error
         self._model = model
         with (
-            no_holes()
-            if is_large(file.with_name(f"{file.name}.data").stat().st_size)
-            else (contextlib.nullcontext())
+            no_holes() if is_large(data_beside(file).stat().st_size) else (contextlib.nullcontext())
         ):
             return Session.open(file, target, **options)
 
@@ -58,7 +56,7 @@ class Staged:
         """The model's weights, as `save` would write them beside `path`; None where they aren't."""
         if self._folder is None or self._model is not model:
             return None
-        data = self._folder / f"{path.name}.data"
+        data = data_beside(self._folder / path.name)
         return data if data.is_file() else None
 
     def _made(self) -> Path:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import attngraph
 from attngraph.cli import run
 from attngraph.errors import OutputError, ParityError
+from attngraph.export.files import save as save_module
 from attngraph.optimized import Optimized
 from tests.checkpoints.models import feed, saved
 
@@ -71,6 +72,22 @@ def test_the_folder_holds_what_a_runtime_needs(
     assert compiled.report.dims == {"batch": (1, None), "seq": (1, 40)}
     _assert_it_computes(tmp_path / "out" / "model.onnx", bert)
     assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_config_says_which_files_have_their_weights_beside_them(
+    bert: Path,
+    compiled: attngraph.OptimizedCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+    plain = json.loads((bert / "config.json").read_text())
+    for above, told in ((1 << 40, {}), (0, {"model.onnx": 1}), (1 << 40, {})):
+        monkeypatch.setattr(save_module, "EXTERNAL_ABOVE", above)
+        compiled.save(out)
+        settings = {"transformers.js_config": {"use_external_data_format": told}} if told else {}
+        assert json.loads((out / "config.json").read_text()) == {**plain, **settings}
+        assert (out / "model.onnx_data").exists() == bool(told)
 
 
 def test_a_name_that_ends_in_onnx_is_one_file(

@@ -46,7 +46,7 @@ def test_a_model_and_its_weights_are_put_into_a_repository(attngraph: Any, here:
     ran = attngraph("package", "out", "--triton", "models")
     assert ran.code == 0, ran.err
     assert _at(here / "models") == {
-        "out/config.pbtxt", "out/1/model.onnx", "out/1/model.onnx.data"
+        "out/config.pbtxt", "out/1/model.onnx", "out/1/model.onnx_data"
     }  # fmt: skip
     text = (here / "models" / "out" / "config.pbtxt").read_text()
     assert 'input { name: "x" data_type: TYPE_FP32 dims: [-1, 32] }' in text

@@ -130,7 +130,7 @@ def test_a_saved_file_gives_the_same_output(
     expected = tensor_of(optimized(x, mask)).numpy()
     path = tmp_path / "model.onnx"
     save(optimized.model, path, external_above=external_above)
-    files = ["model.onnx"] + ["model.onnx.data"] * (external_above == 0)
+    files = ["model.onnx"] + ["model.onnx_data"] * (external_above == 0)
     assert sorted(file.name for file in tmp_path.iterdir()) == files
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert [put.name for put in session.get_inputs()] == ["x", "mask"]

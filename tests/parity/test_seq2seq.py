@@ -269,7 +269,8 @@ def test_codes_that_each_part_chose_for_itself_are_no_difference(seed: int) -> N
         if weight.dim() > 1:
             nn.init.normal_(weight, std=0.15)
     model = attngraph.optimize_seq2seq(module, weights="int4", activations="int8")
-    assert model.merged is not None and model.merged.report.parity is not None
+    assert model.merged is not None
+    assert model.merged.report.parity is not None
     assert model.merged.report.parity.passed
 
 

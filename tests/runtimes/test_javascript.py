@@ -15,7 +15,8 @@ from torch import Tensor
 
 import attngraph
 from attngraph.decoding.decoder import Decoder
-from attngraph.export.files.save import save
+from attngraph.export.files import save as save_module
+from attngraph.export.files.save import EXTERNAL_ABOVE, save
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.optimized import Optimized
@@ -85,7 +86,7 @@ def _bert(folder: Path, **options: Any) -> tuple[Optimized, dict[str, Tensor]]:
     module, args, shapes = MODELS["BERT"]()
     made = attngraph.optimize(module.eval(), args, dynamic_shapes=shapes, verify="off", **options)
     save(made.model, folder / "model.onnx", external_above=0)
-    assert (folder / "model.onnx.data").exists()
+    assert (folder / "model.onnx_data").exists()
     return made, dict(zip(made.session.input_names, args, strict=True))
 
 
@@ -131,12 +132,17 @@ def test_an_older_webassembly_takes_no_newer_opset_and_no_newer_operator(tmp_pat
         results_of(OLDER, tmp_path, **feeds)
 
 
-def test_a_folder_in_transformers_js(tmp_path: Path, record: Record) -> None:
+@pytest.mark.parametrize("above", [0, EXTERNAL_ABOVE], ids=["weights beside it", "one file"])
+def test_a_folder_in_transformers_js(
+    above: int, tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save_module, "EXTERNAL_ABOVE", above)
     torch.manual_seed(0)
     module, args, _ = MODELS["BERT"]()
     module.eval().save_pretrained(tmp_path / "bert")
     out = tmp_path / "out"
     attngraph.optimize_checkpoint(tmp_path / "bert", verify="off").save(out)
+    assert (out / "model.onnx_data").exists() == (above == 0)
     feeds = dict(zip(("input_ids", "attention_mask"), args, strict=True))
     feeds["token_type_ids"] = torch.zeros_like(args[0])
     found = results_of("AutoModelForSequenceClassification", out, **feeds)

@@ -50,7 +50,7 @@ def _run(path: Path, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("limit", "files"), [(1 << 30, ["m.onnx"]), (0, ["m.onnx", "m.onnx.data"])]
+    ("limit", "files"), [(1 << 30, ["m.onnx"]), (0, ["m.onnx", "m.onnx_data"])]
 )
 def test_a_saved_model_runs(
     limit: int, files: list[str], model: ir.Model, weights: dict[str, torch.Tensor], tmp_path: Path
@@ -86,7 +86,7 @@ def test_large_weights_go_beside_the_file_unless_it_is_to_be_one(
     save_module.in_one_file(model)
     save(model, tmp_path / "one.onnx")
     written = sorted(file.name for file in tmp_path.iterdir())
-    assert written == ["large.onnx", "large.onnx.data", "one.onnx", "small.onnx"]
+    assert written == ["large.onnx", "large.onnx_data", "one.onnx", "small.onnx"]
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "small.onnx").read_bytes()
     x = torch.randn(2, 5, 32)
     assert torch.equal(_run(tmp_path / "large.onnx", x), _run(tmp_path / "one.onnx", x))
@@ -242,9 +242,9 @@ def test_the_weights_that_were_checked_are_those_that_are_kept(
     model = ["optimize", "--factory", "examples.cached_gpt:build", *options, "--verify"]
     assert run([*model, verify, "-o", str(place / "m.onnx")]) == 0
     assert len(written) == (2 if "--weights" in options and verify == "final" else 1)
-    assert sorted(file.name for file in place.iterdir()) == ["m.onnx", "m.onnx.data"]
+    assert sorted(file.name for file in place.iterdir()) == ["m.onnx", "m.onnx_data"]
     assert run([*model, "off", "-o", str(plain / "m.onnx")]) == 0
-    for name in ("m.onnx", "m.onnx.data"):
+    for name in ("m.onnx", "m.onnx_data"):
         assert (place / name).read_bytes() == (plain / name).read_bytes()
 
 
@@ -290,5 +290,5 @@ def test_a_staged_model_may_be_opened_again_and_saved_elsewhere(
         assert len(written) == 2
     for session in (first, again, third):
         assert torch.equal(session.run([x])[0], first.run([x])[0])
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.onnx", "m.onnx_data"]
     torch.testing.assert_close(_run(path, x), first.run([x])[0])

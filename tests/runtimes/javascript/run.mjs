@@ -34,7 +34,7 @@ async function web() {
   const ort = await load(name);
   ort.env.wasm.numThreads = 1;
   const file = join(folder, "model.onnx");
-  const data = `${file}.data`;
+  const data = `${file}_data`;
   const externalData = existsSync(data) ? [{ path: basename(data), data: readFileSync(data) }] : [];
   const session = await ort.InferenceSession.create(readFileSync(file), { externalData });
   const results = Object.entries(await session.run(read(ort.Tensor)));
