@@ -256,8 +256,9 @@ OPAQUE = _trait(
     "adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
     "as_strided avg_pool2d avg_pool3d bucketize.Tensor conj cosine_similarity "
-    "cross_entropy_loss diag diag_embed diagonal embedding_bag embedding_bag.padding_idx eye "
-    "eye.m hamming_window item kthvalue masked_select max_pool2d max_unpool2d max_unpool3d "
+    "cross_entropy_loss diag diag_embed diagonal diff embedding_bag embedding_bag.padding_idx eye "
+    "eye.m hamming_window isin.Tensor_Scalar isin.Tensor_Tensor item kthvalue masked_select "
+    "max_pool2d max_unpool2d max_unpool3d "
     "median.dim nanmedian.dim pad_sequence quantile searchsorted.Scalar searchsorted.Tensor "
     "tril_indices unfold upsample_bicubic2d upsample_bilinear2d "
     "upsample_nearest2d vander view.dtype view_as_complex view_as_real",

@@ -170,10 +170,14 @@ class Report:
         }
 
 
+_OF_EXPERTS = ("experts", "experts-kept")
+
+
 def sites_of(results: Sequence[PassResult], kernels: Mapping[Node, Choice]) -> list[Site]:
     """One entry per attention, in the order of the graph, with its mask's and its own new form.
 
-    An attention that a later pass has rewritten is found by its source line and module.
+    An attention that a later pass has rewritten is found by its source line and module. The softmax
+    of a router, which what is said of its experts names, is no distribution beside it.
     """
     remarks = [remark for result in results for remark in result.remarks]
     notes: dict[tuple[str, str], str] = {(r.code, r.node): r.reason for r in remarks}
@@ -183,9 +187,12 @@ def sites_of(results: Sequence[PassResult], kernels: Mapping[Node, Choice]) -> l
         for node, choice in kernels.items()
         for loc in (node.loc, *node.loc.fused)
     }
+    routers = {(each.op, each.loc) for each in remarks if each.code in _OF_EXPERTS}
     sites = []
     for remark in remarks:
         if remark.status not in ("fused", "declined", "named"):
+            continue
+        if remark.code == "distribution" and (remark.op, remark.loc) in routers:
             continue
         loc, choice, node = remark.loc, None, remark.node
         said = dict.fromkeys(("mask", "cache", "merged"), "")

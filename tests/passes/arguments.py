@@ -314,7 +314,11 @@ def _pasted(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]
     shape = list(x.shape)
     shape[axis] = end - start
     attrs = {"dim": axis, "start": start - int(size) * (make.flag() and start < int(size))}
-    return [x, make.input(x.dtype, shape)], attrs | {"end": end}
+    attrs["end"], source = end, make.input(x.dtype, shape)
+    if make.flag():  # what was there, and more
+        part = make.build.node("aten.slice.Tensor", x, **attrs).output
+        source = make.build.node("aten.add.Tensor", part, source).output
+    return [x, source], attrs
 
 
 _PRODUCTS = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
