@@ -249,8 +249,6 @@ CASES = [
         "div-floor-lowest",
         pairs(f"aten.div.Tensor_mode(%0, %1){FLOOR}", _divides, _lowest),
         (torch.int64, torch.int32, torch.int16, torch.int8),
-        difference="a floor division subtracts the remainder first, which overflows within a "
-        "divisor of the lowest integer",
     ),
     Case("remainder.Scalar", scalars("aten.remainder.Scalar(%0) {other = {}}", 3, -3, 7), INTEGERS),
     Case("left_shift", pairs("aten.bitwise_left_shift.Tensor(%0, %1)", _exponent), INTEGERS),

@@ -263,23 +263,11 @@ def _is_among(
     return ~found if invert else found
 
 
-def _halves(by: Tensor) -> tuple[Tensor, Tensor]:
-    """Two powers of two whose product is that of a shift, which int64 may not hold."""
-    half = by.long() // 2
-    return torch.pow(2, half), torch.pow(2, by.long() - half)
-
-
-@formula("aten.__rshift__.Tensor", "aten.bitwise_right_shift.Tensor")
+@formula("aten.__rshift__.Tensor")
 def _shifted_right(x: Tensor, by: Tensor) -> Tensor:
-    """As quotients, which are the floor below 0 too."""
-    result = x.long()
-    for power in _halves(by):
-        result = torch.div(result, power, rounding_mode="floor")
-    return result.to(torch.result_type(x, by))
+    return torch.bitwise_right_shift(x, by)
 
 
-@formula("aten.__lshift__.Tensor", "aten.bitwise_left_shift.Tensor")
+@formula("aten.__lshift__.Tensor")
 def _shifted_left(x: Tensor, by: Tensor) -> Tensor:
-    first, second = _halves(by)
-    result: Tensor = (x.long() * first * second).to(torch.result_type(x, by))
-    return result
+    return torch.bitwise_left_shift(x, by)
