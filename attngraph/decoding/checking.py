@@ -254,25 +254,21 @@ def generated_parity(
     if encoded is not None and encoded.prompt is not None:
         ids, _, first = encoded.prompt
         return steps.parity(len(ids), range(first, ids.shape[1] + 1))
-    graph, layout = captured.graph, decoder.layout
+    graph, layout, takes = captured.graph, decoder.layout, decoder.extent.takes
     rows = _ROWS if encoded is None else encoded.rows
     most = changes.end(graph, layout)
     end = min(PROMPT + _STEPS, most)
-    fitting = (n for n in range(2, end + 1) if decoder.extent.takes(rows, min(PROMPT, n - 1), n))
+    fitting = (n for n in range(2, end + 1) if takes(rows, min(PROMPT, n - 1), n))
     end = max(fitting, default=end)
     first = min(PROMPT, end - 1)
     further = changes.steps(graph, layout, rows, first)
     further |= _around_chunks(graph, layout, first, most)
-    taken = {
-        n
-        for n in further
-        if decoder.extent.takes(rows, first, n) and decoder.extent.takes(rows, n, n)
-    }
+    taken = {n for n in further if takes(rows, first, n) and takes(rows, n, n)}
     found = {"": steps.parity(rows, sorted({*range(first, end + 1)} | taken))}
     attends = encoded is not None and encoded.step is None
     far = {} if attends else changes.far(graph, layout)
     for change, near in far.items():
-        if decoder.extent.takes(1, near[0], near[-1]):
+        if takes(1, near[0], near[-1]):
             found[f"at {change} tokens"] = steps.parity(1, near)
     return merge(found)
 

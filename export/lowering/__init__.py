@@ -9,6 +9,7 @@ from attngraph.export.lowering.emission.registry import Lowering, registered
 from attngraph.export.lowering.ops import (
     activations,
     creation,
+    division,
     elementwise,
     experts,
     histogram,
@@ -28,6 +29,7 @@ __all__ = [
     "activations",
     "attention",
     "creation",
+    "division",
     "elementwise",
     "experts",
     "find_lowering",

@@ -8,7 +8,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from attngraph.analysis.values.intervals import Intervals
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
@@ -89,88 +88,6 @@ def lower_rsub(ctx: LoweringContext, node: Node) -> ir.Value:
     if alpha != 1:
         left = ctx.op("Mul", left, ctx.number(alpha, dtype))
     return ctx.op("Sub", right, left)
-
-
-@register_lowering("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
-def lower_div(ctx: LoweringContext, node: Node) -> ir.Value:
-    dtype = node.output.dtype
-    return ctx.op("Div", operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype))
-
-
-@register_lowering(
-    "aten.div.Tensor_mode",
-    "aten.div.Scalar_mode",
-    "aten.floor_divide",
-    "aten.floor_divide.Scalar",
-)
-def lower_div_mode(ctx: LoweringContext, node: Node) -> ir.Value:
-    """Rounded division. Floats take the floor of a − fmod(a, b) over b, as torch does."""
-    dtype = node.output.dtype
-    mode = node.attrs.get("rounding_mode") if "mode" in node.op else "floor"
-    a, b = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
-    if mode is None:
-        return ctx.op("Div", a, b)
-    if not dtype.is_floating_point:
-        return _floor_quotient(ctx, node, a, b) if mode == "floor" else ctx.op("Div", a, b)
-    quotient = ctx.op("Div", a, b)
-    if mode == "trunc":
-        negative = ctx.op("Less", quotient, ctx.constant(0.0, dtype))
-        return ctx.op("Where", negative, ctx.op("Ceil", quotient), ctx.op("Floor", quotient))
-    remainder = ctx.op("Mod", a, b, fmod=1)
-    whole = ctx.op("Round", ctx.op("Div", ctx.op("Sub", a, remainder), b))
-    zero = ctx.constant(0.0, dtype)
-    crossed = _opposite(ctx, remainder, b, dtype)
-    stepped = ctx.op("Where", crossed, ctx.op("Sub", whole, ctx.constant(1.0, dtype)), whole)
-    by_zero = ctx.op("Equal", b, zero)
-    return ctx.op("Where", by_zero, quotient, stepped)
-
-
-def _floor_quotient(ctx: LoweringContext, node: Node, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Of integers, whose `Div` cuts towards 0.
-
-    (a − (a mod b)) / b has no rest to cut, but wraps around where a is next to the least integer;
-    what may be so is cut first, and is one less where there is a rest and the signs differ.
-    """
-    dtype = node.output.dtype
-    if not dtype.is_signed:
-        return ctx.op("Div", a, b)
-    rest = ctx.op("Mod", a, b)
-    (low, _), (least, most) = _integers(node, "self"), _integers(node, "other")
-    if least > 0 and (low >= 0 or low - most >= torch.iinfo(dtype).min):
-        return ctx.op("Div", ctx.op("Sub", a, rest), b)
-    zero = ctx.constant(0, dtype)
-    differs = ctx.op("Less", a, zero)
-    if least <= 0:
-        differs = ctx.op("Xor", differs, ctx.op("Less", b, zero))
-    crossed = ctx.op("And", differs, ctx.cast(rest, torch.bool))
-    return ctx.op("Sub", ctx.op("Div", a, b), ctx.cast(crossed, dtype))
-
-
-def _integers(node: Node, name: str) -> tuple[int, int]:
-    """Between which an integer argument lies."""
-    if op_def(node.op).arg(name).kind == "attr":
-        number = attribute(node, name)
-        return (number, number) if isinstance(number, int) else (0, torch.iinfo(torch.int64).max)
-    low, high = Intervals().of(input_of(node, name))
-    limits = torch.iinfo(torch.int64)
-    return int(max(low, limits.min)), int(min(high, limits.max))
-
-
-def _opposite(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
-    """Where the signs differ, by a product of signs: that of the numbers may underflow."""
-    signs = ctx.op("Mul", ctx.op("Sign", a), ctx.op("Sign", b))
-    return ctx.op("Less", signs, ctx.constant(0.0, dtype))
-
-
-@register_lowering("aten.remainder.Tensor", "aten.remainder.Scalar")
-def lower_remainder(ctx: LoweringContext, node: Node) -> ir.Value:
-    dtype = node.output.dtype
-    a, b = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
-    if not dtype.is_floating_point:
-        return ctx.op("Mod", a, b)
-    remainder = ctx.op("Mod", a, b, fmod=1)
-    crossed = _opposite(ctx, remainder, b, dtype)
-    return ctx.op("Where", crossed, ctx.op("Add", remainder, b), remainder)
 
 
 @register_lowering("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
