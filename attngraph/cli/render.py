@@ -258,9 +258,9 @@ def _print_site(page: Page, group: SiteGroup) -> None:
     site, kernel = group.site, group.site.kernel
     place = (f"  {site.location or 'unknown place'}", "dim")
     page.field(Text(*_MARKS[site.status]), Text.assemble((group.name, "bold"), place), 2)
-    fused = site.status == "fused"
-    code = "" if fused else f" [{site.code}]"
-    told = f"{'' if fused else 'stays '}{site.op}{code}: {site.reason}"
+    code = "" if site.status == "fused" else f" [{site.code}]"
+    stays = "stays " if site.status == "declined" else ""  # one that is named may be an operator
+    told = f"{stays}{site.op}{code}: {site.reason}"
     page.field(Text(f"    {site.status}", "dim"), Text(told), _SITE_INDENT)
     facts = {
         "because of": site.blamed,
