@@ -23,7 +23,8 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
 ) -> Graph:
-    """Traces a module as it is at inference; `dynamic_shapes` is `torch.export.export`'s.
+    """Traces a module as it is at inference; `dynamic_shapes` is
+    `torch.export.export`'s, where a name may stand for a Dim.
 
     Raises CaptureError where torch.export can't trace it, and UsageError where the inputs don't
     fit.

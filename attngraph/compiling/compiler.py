@@ -48,12 +48,13 @@ def optimize(
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
 
-    `args` and `kwargs` are sample inputs and `dynamic_shapes` is `torch.export.export`'s. `target`
-    is "cpu", "cuda" or "cuda:sm80". `precision` is "fp32", "fp16" or "bf16", by default that of the
-    weights; inputs and outputs keep their dtypes in any of them, but for caches. `verify` is
-    "final" (the result, at the sample's sizes and at two more where dims are dynamic), "each"
-    (after every pass as well) or "off". With `exact` no rewrite is made that reassociates: each
-    result is computed by the model's own formula.
+    `args` and `kwargs` are sample inputs and `dynamic_shapes` is `torch.export.export`'s, where a
+    name may stand for a Dim (`{0: "batch"}`). `target` is "cpu", "cuda" or "cuda:sm80". `precision`
+    is "fp32", "fp16" or "bf16", by default that of the weights; inputs and outputs keep their
+    dtypes in any of them, but for caches. `verify` is "final" (the result, at the sample's sizes
+    and at two more where dims are dynamic), "each" (after every pass as well) or "off". With
+    `exact` no rewrite is made that reassociates: each result is computed by the model's own
+    formula.
     `tune` measures the forms that each distinct attention may have, once for each machine.
     `assume` may hold "no-fully-masked-rows": every query has a key, so a finite fill may count as
     -inf. With `ignore_padded_rows` an encoder computes its linears, norms and the like for valid

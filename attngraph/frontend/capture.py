@@ -33,7 +33,7 @@ from attngraph.frontend.program_dims import (
 )
 from attngraph.frontend.requirements import requirement_notes
 from attngraph.frontend.script import script_to_program
-from attngraph.frontend.shapes import Request, combine, nested_shapes, requested_dims
+from attngraph.frontend.shapes import Request, combine, named_dims, nested_shapes, requested_dims
 from attngraph.frontend.signature import Signature
 from attngraph.frontend.state import listed, named_state, state_notes
 from attngraph.frontend.symbols import Symbols
@@ -107,11 +107,12 @@ def capture(
 ) -> Captured:
     """Traces a module with torch.export, as it is at inference, undecomposed and functional.
 
-    `dynamic_shapes` is torch.export's. A Dim keeps its name; the same name is the same dim. With
-    `sides` a branch on a tensor's values is followed on one side, and with `elsewhere` a sample
-    that leads into a special case gives way to one of other sizes: both are to be checked. The
-    module's training flags are as before afterwards. Raises CaptureError where torch.export can't
-    trace it or a dim that was asked for becomes a constant, UsageError where the inputs don't fit.
+    `dynamic_shapes` is torch.export's, or has names in place of its Dims. A Dim keeps its name; the
+    same name is the same dim. With `sides` a branch on a tensor's values is followed on one side,
+    and with `elsewhere` a sample that leads into a special case gives way to one of other sizes:
+    both are to be checked. The module's training flags are as before afterwards. Raises
+    CaptureError where torch.export can't trace it or a dim that was asked for becomes a constant,
+    UsageError where the inputs don't fit.
     """
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
@@ -128,6 +129,7 @@ def capture(
     if isinstance(dynamic_shapes, ShapesCollection):
         by_input: Callable[..., Any] = dynamic_shapes.dynamic_shapes
         dynamic_shapes = by_input(module, args, named)
+    dynamic_shapes = named_dims(dynamic_shapes)
     if isinstance(module, torch.jit.ScriptModule):
         with _ONE_AT_A_TIME:
             program = script_to_program(module, args, named, dynamic_shapes)
@@ -162,6 +164,7 @@ def from_program(
     named = dict(kwargs or {})
     if args is None and program.example_inputs is not None:
         args, named = program.example_inputs
+    dynamic_shapes = named_dims(dynamic_shapes)
     requests: tuple[Request, ...] = ()
     ordered = (tuple(args or ()), _in_program_order(program, named))
     if args is not None and dynamic_shapes:

@@ -42,8 +42,8 @@ class Parts:
     input, of the encoder that it is, and `presents` each of its pasts to the output that takes its
     place. `keys` computes from its hidden states what the encoder gives of the memory, for a file
     that begins with these. `whole` takes the encoder's inputs as a dict and the decoder's tokens so
-    far, and returns their logits (B, S, V) without any cache. A token `pad`
-    among these may count no position, which a cache of the tokens before it doesn't tell.
+    far, and returns their logits (B, S, V) without any cache. A token `pad` among these may count
+    no position, which a cache of the tokens before it doesn't tell.
     """
 
     encoder: Model

@@ -49,6 +49,25 @@ def combine(
         ) from error
 
 
+def named_dims(shapes: Any) -> Any:
+    """`dynamic_shapes` with a Dim in place of each string, as `torch.onnx.export` takes them.
+
+    Raises UsageError for a string that is no identifier: it would be the name of an ONNX dim.
+    """
+
+    def dim(shape: Any) -> Any:
+        if not isinstance(shape, str):
+            return shape
+        if not shape.isidentifier():
+            raise UsageError(
+                f"dynamic_shapes has the dim {shape!r}; a dim's name is an identifier, "
+                'such as "batch".'
+            )
+        return Dim(shape)
+
+    return pytree.tree_map(dim, shapes)
+
+
 def nested_shapes(combined: Mapping[str, Any], module: torch.nn.Module, shapes: Any) -> Any:
     """`dynamic_shapes` by position as torch.export takes them: those of `*args` are one tuple.
 
@@ -148,6 +167,11 @@ def _of_tensor(name: str, leaf: int, tensor: torch.Tensor, shape: Any) -> Iterat
             continue
         size = tensor.shape[axis]
         is_named = isinstance(dim, Dim)
+        if not is_named and not isinstance(dim, _DimHint):
+            raise UsageError(
+                f"dynamic_shapes has a {type(dim).__name__} for axis {axis} of input {name}; give "
+                "a torch.export.Dim, a name, or None for a constant size."
+            )
         label = dim.__name__ if is_named else None
         root = dim.root.__name__ if is_named and hasattr(dim, "root") else label
         yield Request(name, leaf, axis, size, label, root, _bound(dim.min), _bound(dim.max))

@@ -47,9 +47,8 @@ class Staged:
         except OutputError as error:
             raise OutputError(str(error).replace(str(file), str(self._path))) from error
         self._model = model
-        with (
-            no_holes() if is_large(data_beside(file).stat().st_size) else (contextlib.nullcontext())
-        ):
+        large = is_large(data_beside(file).stat().st_size)
+        with no_holes() if large else contextlib.nullcontext():
             return Session.open(file, target, **options)
 
     def data_of(self, model: ir.Model, path: Path) -> Path | None:

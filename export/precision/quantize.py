@@ -298,34 +298,40 @@ def packed(data: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, f
     for part in chunks(rows, blocks * BLOCK):
         exact = data[part].cpu().float()
         whole = torch.nn.functional.pad(exact, (0, blocks * BLOCK - width))
-        split = whole.view(-1, blocks, BLOCK)
-        middle, last = 2 ** (bits - 1), 2**bits - 1
-        least = found = wide = torch.empty(0)
-        for divisor in _DIVISORS[bits]:
-            top = _largest(split)
-            steps = ((top.abs() if divisor > 0 else top) / divisor).to(data.dtype)
-            tried = steps.float()
-            near = torch.where(tried != 0, split / tried, 0.0).round_().add_(middle)
-            near = near.clamp_(0, last).nan_to_num_(middle)
-            if len(_DIVISORS[bits]) == 1:
-                found, wide = near, tried
-                break
-            missed = ((near - middle) * tried - split).square_().sum(-1, keepdim=True)
-            if not found.numel():
-                found, wide, least = near, tried, missed
-                continue
-            better = missed < least
-            found, wide = torch.where(better, near, found), torch.where(better, tried, wide)
-            least = torch.where(better, missed, least)
+        near, wide = _rounded(whole.view(-1, blocks, BLOCK), data.dtype, bits)
         scales[part] = wide.squeeze(-1)
-        found = found.to(torch.uint8)
-        codes[part] = found if bits == 8 else found[..., ::2] | found[..., 1::2] << 4
+        near = near.to(torch.uint8)
+        codes[part] = near if bits == 8 else near[..., ::2] | near[..., 1::2] << 4
         off = dequantized(codes[part], wide.squeeze(-1), bits)[:, :width] - exact
         lost += float(off.double().square().sum())
         norm += float(exact.double().square().sum())
     if not math.isfinite(norm) or not math.isfinite(lost):
         return codes, scales, math.inf
     return codes, scales, math.sqrt(lost / norm) if norm else 0.0
+
+
+def _rounded(split: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:
+    """Codes (N, blocks, BLOCK), and each block's step (N, blocks, 1): of `_DIVISORS`, the one with
+    the least squared error. Steps are numbers of `dtype`.
+    """
+    middle, last = 1 << (bits - 1), (1 << bits) - 1
+    top = _largest(split)
+
+    def by(divisor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        steps = ((top.abs() if divisor > 0 else top) / divisor).to(dtype).float()
+        near = torch.where(steps != 0, split / steps, 0.0).round_().add_(middle)
+        return near.clamp_(0, last).nan_to_num_(middle), steps
+
+    def missed(near: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        return ((near - middle) * steps - split).square_().sum(-1, keepdim=True)
+
+    first, *others = _DIVISORS[bits]
+    best = by(first)
+    for divisor in others:
+        tried = by(divisor)
+        better = missed(*tried) < missed(*best)
+        best = torch.where(better, tried[0], best[0]), torch.where(better, tried[1], best[1])
+    return best
 
 
 def _largest(split: torch.Tensor) -> torch.Tensor:

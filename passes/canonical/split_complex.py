@@ -144,7 +144,8 @@ class _Parts:
         if node.op in FILLS:
             return True
         if _scalar(node) is not None:
-            return all(self.known(value) for value in numbers)
+            plain = not isinstance(node.attrs.get("alpha"), complex)
+            return plain and all(self.known(value) for value in numbers)
         if node.op == "aten.copy":  # of the second operand, in the first one's shape
             return not _is_complex(operands[1]) or self.known(operands[1])
         if node.op in _FROM_REALS or (node.op == "aten._to_copy" and not numbers):

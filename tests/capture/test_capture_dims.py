@@ -97,6 +97,20 @@ def test_auto_dims_are_named_after_their_input() -> None:
     assert result.dynamic == {(0, 0): "x_0", (0, 1): "x_1"}
 
 
+def test_a_name_stands_for_its_dim_wherever_it_is_given() -> None:
+    shapes = {"x": {0: "batch", 1: "seq"}, "y": ("batch", None)}
+    result = capture(Formula(lambda self, x, y: x + y[:, :1]), (X, X), dynamic_shapes=shapes)
+    assert result.dynamic == {(0, 0): "batch", (0, 1): "seq", (1, 0): "batch"}
+
+
+@pytest.mark.parametrize(
+    ("dim", "said"), [("two words", "a dim's name is an identifier"), (1.5, "a float for axis 0")]
+)
+def test_what_is_no_dim_is_named(dim: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        capture(Formula(lambda self, x, y: x * 2), (X,), dynamic_shapes=({0: dim},))
+
+
 def test_names_that_the_text_form_reads_otherwise_are_adapted() -> None:
     dims = ({0: Dim("f32"), 1: Dim("none")},)
     result = check(lambda self, x, y: x.view(-1), X, dims=dims, further=(states(5, 4),))

@@ -37,8 +37,7 @@ class OuterStep:
     """Operands as values of the step, their elements in the order (B, H, features).
 
     `rate` multiplies the value. `seen` is z, (B, H, dv) in that order. The state is (B, H, dv, dk)
-    if `turned`. A decay that isn't `is_log` is a number of at
-    least 0.
+    if `turned`. A decay that isn't `is_log` is a number of at least 0.
     """
 
     query: Value
