@@ -17,17 +17,19 @@ import torch
 from attngraph.errors import LoadError
 
 _PREFIX = "base_model.model."
-_PLAIN: Mapping[str, Any] = {
-    "use_dora": False,
-    "use_qalora": False,
-    "lora_bias": False,
-    "layer_replication": None,
-    "target_parameters": None,
-    "trainable_token_indices": None,
-    "alora_invocation_tokens": None,
-    "arrow_config": None,
-}
-"""Settings that would make another formula of it, and what they are where they don't."""
+_KNOWN = frozenset(
+    (
+        *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path"),
+        *("revision", "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha"),
+        *("lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save"),
+        *("layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"),
+        *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+        *("megatron_core", "qalora_group_size", "runtime_config", "ensure_weight_tying"),
+    )
+)
+"""Settings that leave the formula as it is, or that are read here."""
+_KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+"""What A and B may begin as; any other way changes W too, which peft does again as it loads."""
 _FACTORS = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B)(?:\.weight)?")
 
 
@@ -51,8 +53,10 @@ def split(
 
 def require_plain(path: Path, settings: Mapping[str, Any]) -> None:
     """Raises LoadError for an adapter of another kind than LoRA in its plain form."""
-    kind = settings.get("peft_type")
-    others = [name for name, plain in _PLAIN.items() if settings.get(name) not in (plain, None, [])]
+    kind, begins = settings.get("peft_type"), settings.get("init_lora_weights")
+    others = [name for name, value in settings.items() if value and name not in _KNOWN]
+    if begins not in _KEEPS_BASE:
+        others.append(f"init_lora_weights {begins!r}, which changes the base")
     if kind != "LORA" or others:
         what = f"LoRA with {others[0]}" if kind == "LORA" else f"of the kind {kind}"
         raise LoadError(
@@ -61,24 +65,48 @@ def require_plain(path: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
+def of_ties(
+    module: torch.nn.Module, whole: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Those of the `whole` weights that take the place of one name of a tied weight and not of all.
+
+    peft replaces the one module and leaves what was tied to it as it was, unless it is told to
+    keep ties.
+    """
+    names: dict[int, set[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(name)
+    if settings.get("ensure_weight_tying"):
+        return {}
+    parts = (tied for tied in names.values() if not tied <= whole.keys())
+    return {name: whole[name] for tied in parts for name in tied & whole.keys()}
+
+
 def merge(
     module: torch.nn.Module,
     factors: Mapping[str, Mapping[str, torch.Tensor]],
     whole: Mapping[str, torch.Tensor],
+    apart: Mapping[str, torch.Tensor],
     settings: Mapping[str, Any],
     path: Path,
 ) -> None:
-    """Adds s·BA to the weights of the module, which has the `whole` ones already.
+    """Adds s·BA to the weights of the module, which has the `whole` ones already but for `apart`.
 
-    A mapped file isn't written to. Raises LoadError that names a weight of the adapter which has no
-    place in the module.
+    A weight is changed in its own module; what was tied to it keeps the base's. A mapped file isn't
+    written to. Raises LoadError that names a weight of the adapter which has no place in the module.
     """
-    own = module.state_dict(keep_vars=True).keys()
+    if not factors and not whole:
+        raise LoadError(f"{path} holds an adapter without weights: save it again.")
+    own = module.state_dict(keep_vars=True)
     if lost := next((name for name in whole if name not in own), None):
         raise LoadError(
             f"{path} holds {lost}, which {type(module).__name__} doesn't have: merge it with peft "
             "(merge_and_unload(), then save_pretrained) and give the folder of the result."
         )
+    for name, tensor in apart.items():
+        if tensor.shape != own[name].shape:
+            raise _misfit(path, name, tensor.shape, own[name].shape)
+        _replace(module, name, tensor.to(own[name].dtype))
     for name, parts in factors.items():
         _add(module, name, parts, settings, path)
 
@@ -107,7 +135,8 @@ def _add(
     if parameter.shape != delta.shape:
         raise _misfit(path, name, delta.shape, parameter.shape)
     with torch.no_grad():
-        _replace(module, parameter, (parameter.float() + delta).to(parameter.dtype))
+        merged = (parameter.float() + delta).to(parameter.dtype)
+    _replace(module, f"{name}.weight", merged)
 
 
 def _scale(name: str, rank: int, settings: Mapping[str, Any]) -> float:
@@ -130,13 +159,11 @@ def _parameter(module: torch.nn.Module, name: str, path: Path) -> torch.nn.Param
         ) from error
 
 
-def _replace(module: torch.nn.Module, old: torch.nn.Parameter, new: torch.Tensor) -> None:
-    """Wherever the parameter stands: tied ones stay tied. A mapped file isn't written to."""
-    made = torch.nn.Parameter(new, old.requires_grad)
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            if parameter is old:
-                setattr(part, name, made)
+def _replace(module: torch.nn.Module, name: str, new: torch.Tensor) -> None:
+    """In the module that has it alone: others that are tied to it keep what they have."""
+    owner, _, leaf = name.rpartition(".")
+    part = module.get_submodule(owner)
+    setattr(part, leaf, torch.nn.Parameter(new, module.get_parameter(name).requires_grad))
 
 
 def _misfit(path: Path, name: str, found: Any, wanted: Any) -> LoadError:

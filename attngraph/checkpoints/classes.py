@@ -126,6 +126,7 @@ def _loaded(
             continue
         if prefix:
             notes.append(taken_off(prefix))
+        notes += _rounded(config, named)
         if left := sorted(info["unexpected_keys"]):
             require_plain_weights(folder.path, left)
             notes.append(
@@ -136,6 +137,25 @@ def _loaded(
         return module.eval(), notes
     require_plain_weights(folder.path, weights)
     raise LoadError(f"{folder.path} doesn't fit {kind.__name__}: {faults[0]}.")
+
+
+def _rounded(config: Any, weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """A sentence where config.json asks for a dtype that has fewer digits than the files' own."""
+    asked = getattr(config, "dtype", None)
+    if not isinstance(asked, torch.dtype) or not asked.is_floating_point:
+        return []
+    finer = [
+        data.dtype
+        for data in weights.values()
+        if data.is_floating_point() and torch.finfo(data.dtype).eps < torch.finfo(asked).eps
+    ]
+    if not finer:
+        return []
+    own, other = (str(dtype).removeprefix("torch.") for dtype in (asked, finer[0]))
+    return [
+        f"{CONFIG} says {own}, and {len(finer)} weights are {other} in the files: they are rounded "
+        f"to {own}, as transformers does. Take dtype out of {CONFIG} to keep them."
+    ]
 
 
 def _filled(

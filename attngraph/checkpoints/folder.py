@@ -20,6 +20,7 @@ CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_OF_MODELS = (*_SAFETENSORS, *_PICKLES)
 _NAMED = "transformers_weights"
 """A key of config.json: the name of the file with the weights, where it is another one."""
 _SHOWN = 5
@@ -69,6 +70,15 @@ class Folder:
             return names[0]
         return None
 
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of the folder: that it names more classes than are read."""
+        names = self.config.get("architectures")
+        if not isinstance(names, list) or len(names) < 2:
+            return []
+        others = ", ".join(map(str, names[1:]))
+        return [f"{CONFIG} names {names[0]} and {others}: this is the first of them."]
+
     def optional(self, name: str) -> Mapping[str, Any]:
         """What a JSON file of the folder holds; nothing where there is no such file."""
         return _read_beside(self.path, name) or {}
@@ -82,29 +92,41 @@ def _read_beside(path: Path, name: str) -> Mapping[str, Any] | None:
 def folders_of(path: Path) -> tuple[Path, ...]:
     """The folders that a checkpoint is in: its own alone, or the base of an adapter and its own.
 
-    Raises LoadError where the base is not on this machine.
+    Raises LoadError where the base is not on this machine, and where a model lies beside an adapter
+    of another one.
     """
     file = within(path, ADAPTER_CONFIG)
-    if not file.is_file() or within(path, CONFIG).is_file():
+    if not file.is_file():
         return (path,)
-    name = _read_json(file).get("base_model_name_or_path")
-    if isinstance(name, str) and name:
-        for place in (Path(name), path / name):
-            if place.is_dir():
-                return place, path
-        if (cached := _in_cache(name)) is not None:
-            return cached, path
-    raise LoadError(
-        f"{path} is an adapter of {name!r}, which is no folder here: write that of its base into "
-        f"{ADAPTER_CONFIG} as base_model_name_or_path."
-    )
+    settings = _read_json(file)
+    name = settings.get("base_model_name_or_path")
+    base = _base(path, name, settings.get("revision"))
+    if within(path, CONFIG).is_file() and any((path / each).is_file() for each in _OF_MODELS):
+        if name and (base is None or base.resolve() != path.resolve()):
+            raise LoadError(
+                f"{path} holds a model and an adapter of {name!r}, so which one is meant isn't "
+                f"known: give {ADAPTER_CONFIG} and the adapter's weights, or the model, a folder of "
+                "their own."
+            )
+        return (path,)
+    if base is None:
+        raise LoadError(
+            f"{path} is an adapter of {name!r}, which is no folder here: write that of its base "
+            f"into {ADAPTER_CONFIG} as base_model_name_or_path."
+        )
+    return base, path
 
 
-def _in_cache(name: str) -> Path | None:
-    """The folder of a model in the hub's cache on this machine; nothing is fetched."""
+def _base(path: Path, name: Any, revision: Any) -> Path | None:
+    """The folder of an adapter's base, here or in the hub's cache; nothing is fetched."""
+    if not isinstance(name, str) or not name:
+        return None
+    for place in (Path(name), path / name):
+        if place.is_dir():
+            return place
     try:
         hub: Any = import_module("huggingface_hub")
-        return Path(hub.snapshot_download(name, local_files_only=True))
+        return Path(hub.snapshot_download(name, revision=revision, local_files_only=True))
     except Exception:  # not installed, no such name, not in the cache
         return None
 
@@ -117,11 +139,12 @@ def _adapter(path: Path, *, trust_pickle: bool) -> Adapter | None:
     if found is None:
         raise LoadError(f"{path} has no weights of its adapter: there is no {_ADAPTERS[0]} in it.")
     if found.suffix == ".bin" and not trust_pickle:
-        raise _pickled(path, found)
+        raise pickled(path, found)
     return Adapter(path, _read_json(file), found)
 
 
-def _pickled(path: Path, file: Path) -> LoadError:
+def pickled(path: Path, file: Path) -> LoadError:
+    """The error for weights in a pickle that nobody has said to trust."""
     return LoadError(
         f"{path} has its weights in {file.name}, a pickle, which can run its author's code: pass "
         "--trust-pickle (trust_pickle=True) if you trust the author, or save the model again with "
@@ -133,9 +156,11 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """What config.json says. Raises LoadError where there is none, or it can't be read."""
     file = within(path, CONFIG)
     if not file.is_file():
+        inner = sorted(each.name for each in path.iterdir() if (each / CONFIG).is_file())
+        meant = f" (such as {path / inner[0]})" if inner else ""
         raise LoadError(
             f"{path} has no {CONFIG}, so it is no checkpoint; give the folder that save_pretrained "
-            "wrote, or a model file."
+            f"wrote{meant}, or a model file."
         )
     return _read_json(file)
 
@@ -155,7 +180,7 @@ def weight_files(
                 f"{_PICKLES[0]} in it; it holds {_contents(path)}."
             )
         if not trust_pickle:
-            raise _pickled(path, found)
+            raise pickled(path, found)
     if found.suffix != ".json":
         return (found,), {}
     return _shards(path, found)

@@ -34,10 +34,14 @@ _WRITTEN = frozenset((*(f"{name}.onnx" for name in _ONNX), "genai_config.json"))
 def kept_files(source: Path) -> dict[Path, Path]:
     """What OUT/ has of the checkpoint's folder, by paths inside it: all but weights and training.
 
-    An adapter's own files stand before those of its base. Raises LoadError for a link that leads
-    out of a folder.
+    An adapter's own files stand before those of its base, but for the config, which is that of the
+    model. Raises LoadError for a link that leads out of a folder.
     """
-    return {name: folder / name for folder in folders_of(source) for name in _kept(folder, Path())}
+    base, *own = folders_of(source)
+    found = {name: base / name for name in _kept(base, Path())}
+    for folder in own:
+        found |= {n: folder / n for n in _kept(folder, Path()) if n != Path(CONFIG)}
+    return found
 
 
 def _kept(source: Path, inside: Path) -> Iterator[Path]:

@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from attngraph.checkpoints.adapters import merge, require_plain, split
+from attngraph.checkpoints.adapters import merge, of_ties, require_plain, split
 from attngraph.checkpoints.classes import class_of, pretrained
-from attngraph.checkpoints.folder import Folder
+from attngraph.checkpoints.folder import Folder, pickled
 from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.tasks import ADAPTED, Task
 from attngraph.errors import LoadError
@@ -74,7 +74,8 @@ def load(
         return _load_factory(factory, None, None, factory_args)
     if kind is ModelKind.CHECKPOINT and factory is None:
         folder = Folder.read(path, trust_pickle=trust_pickle, trust_code=trust_code)
-        return _from_folder(folder, task, trust_code=trust_code, samples=samples)
+        trusts = {"trust_pickle": trust_pickle, "trust_code": trust_code}
+        return _from_folder(folder, task, samples=samples, **trusts)
     if kind is ModelKind.EXPORTED_PROGRAM:
         return _from_program(load_program(path, trust_pickle=trust_pickle), path)
     if kind is ModelKind.TORCHSCRIPT:
@@ -101,7 +102,9 @@ def _from_saved(saved: object, path: Path, factory: str | None, arguments: Seque
     return _load_factory(require_factory(path, factory), weights, path, arguments)
 
 
-def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples: bool) -> Loaded:
+def _from_folder(
+    folder: Folder, task: str | None, *, trust_pickle: bool, trust_code: bool, samples: bool
+) -> Loaded:
     adapter = folder.adapter
     if adapter is not None:
         require_plain(adapter.path, adapter.settings)
@@ -109,19 +112,22 @@ def _from_folder(folder: Folder, task: str | None, *, trust_code: bool, samples:
     kind, found = class_of(folder, task, trust_code=trust_code)
     if samples and found is not None and _is_mixed(kind, found):
         refuse_mixed(kind, str(folder.path))
-    weights = _read_shards(folder.weights, folder.listed)
+    weights = _read_shards(folder.weights, folder.listed, trust_pickle=trust_pickle)
     factors: dict[str, dict[str, torch.Tensor]] = {}
     whole: dict[str, torch.Tensor] = {}
     if adapter is not None:
-        factors, whole = split(_read_shards([adapter.weights], {}))
-        weights |= whole
-    module, notes = pretrained(folder, kind, weights, trust_code=trust_code)
+        factors, whole = split(_read_shards([adapter.weights], {}, trust_pickle=trust_pickle))
+    module, notes = pretrained(folder, kind, weights | whole, trust_code=trust_code)
     source = str(folder.path)
     if adapter is not None:
-        merge(module, factors, whole, adapter.settings, adapter.path)
+        if apart := of_ties(module, whole, adapter.settings):
+            rest = {name: data for name, data in whole.items() if name not in apart}
+            module, notes = pretrained(folder, kind, weights | rest, trust_code=trust_code)
+        merge(module, factors, whole, apart, adapter.settings, adapter.path)
         source = str(adapter.path)
         told = f"{len(factors)} weights of {folder.path}"
         notes.append(f"The adapter {adapter.path} was merged into {told}.")
+    notes += [] if task else folder.notes
     if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
         return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
     made = samples_of(folder, module, found)
@@ -137,16 +143,27 @@ def _is_mixed(kind: Any, task: Task) -> bool:
     return task.kind == "seq2seq" and bool(beside_text(kind))
 
 
-def _read_shards(files: Sequence[Path], listed: Mapping[str, Path]) -> dict[str, torch.Tensor]:
-    """The weights of all files together. Raises LoadError where one lacks what is listed in it."""
+def _read_shards(
+    files: Sequence[Path], listed: Mapping[str, Path], *, trust_pickle: bool
+) -> dict[str, torch.Tensor]:
+    """The weights of all files together, by what the files are and not by what they are called.
+
+    Raises LoadError where one is a pickle that isn't trusted, lacks what is listed in it, or holds
+    other numbers than another one under the same name.
+    """
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         kind = sniff(file)
         if kind is ModelKind.SAFETENSORS:
             found = _load_safetensors(file)
         elif kind in (ModelKind.TORCH_SAVE, ModelKind.LEGACY_PICKLE):
+            if not trust_pickle:
+                raise pickled(file.parent, file)
             legacy = kind is ModelKind.LEGACY_PICKLE
-            found = unwrap_state_dict(load_pickle(file, legacy=legacy, trust_pickle=True)) or {}
+            saved = unwrap_state_dict(load_pickle(file, legacy=legacy, trust_pickle=True))
+            if saved is None:
+                raise LoadError(f"{file} holds no weights: it is no state dict; save it again.")
+            found = saved
         else:
             raise LoadError(f"{file} holds no weights: it is {kind.value}; fetch it again.")
         if lost := [name for name, place in listed.items() if place == file and name not in found]:
@@ -154,8 +171,21 @@ def _read_shards(files: Sequence[Path], listed: Mapping[str, Path]) -> dict[str,
                 f"{file} lacks {lost[0]}, which the index of the shards says is in it; fetch both "
                 "again."
             )
+        twice = (name for name in found if name in weights)
+        if odd := next((name for name in twice if not _are_equal(weights[name], found[name])), None):
+            raise LoadError(
+                f"{file} and another shard hold different numbers for {odd}: fetch all shards and "
+                "their index again, from one revision."
+            )
         weights.update(found)
     return weights
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """The same numbers in the same dtype, NaN among them."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or bool((one.isnan() & other.isnan() | (one == other)).all())
 
 
 def _from_program(program: torch.export.ExportedProgram, path: Path) -> Loaded:

@@ -84,9 +84,37 @@ def test_an_embedding_is_adapted_along_its_rows(base: Path, tmp_path: Path) -> N
     torch.testing.assert_close(module.get_parameter(f"{_EMBEDDED}.weight"), expected)
 
 
+_TABLE, _HEAD = "model.embed_tokens", "lm_head"
+
+
+@pytest.mark.parametrize("trained", ["factors", "whole", "both", "tied"])
+def test_what_is_tied_to_an_adapted_weight_stays_as_it_was(tmp_path: Path, trained: str) -> None:
+    """As in peft, which adapts one module, unless it is told to keep ties."""
+    base = saved(tmp_path / "llama", "llama")
+    new = torch.randn(90, 32)
+    weights = {
+        "factors": _factors(_TABLE, wide=90, kind="lora_embedding"),
+        "whole": {f"{_TABLE}.weight": new},
+        "both": {f"{_TABLE}.weight": new, f"{_HEAD}.weight": new + 1},
+        "tied": {f"{_TABLE}.weight": new},
+    }[trained]
+    settings = {"task_type": "CAUSAL_LM", "ensure_weight_tying": trained == "tied"}
+    module = load(_adapter(tmp_path / "adapter", str(base), weights, **settings)).module
+    assert module is not None
+    before = made("llama").get_parameter(f"{_TABLE}.weight")
+    if trained == "factors":
+        up, down = (weights[f"{_TABLE}.lora_embedding_{part}"] for part in "BA")
+        new = before + (up @ down).T * _ALPHA / _RANK
+    head = {"both": new + 1, "tied": new}.get(trained, before)
+    torch.testing.assert_close(module.get_parameter(f"{_TABLE}.weight"), new)
+    torch.testing.assert_close(module.get_parameter(f"{_HEAD}.weight"), head)
+
+
 def test_the_output_has_the_files_of_both(base: Path, tmp_path: Path) -> None:
     path = _adapter(tmp_path / "adapter", str(base), _factors(_QUERY))
     (path / "tokenizer.json").write_text("{}")
+    (path / "config.json").write_text("{}")  # as some trainers leave there: the base's is read
+    assert load(path).module is not None
     assert {str(name): file.parent for name, file in kept_files(path).items()} == {
         "config.json": base,
         "tokenizer.json": path,
@@ -99,6 +127,8 @@ def test_the_output_has_the_files_of_both(base: Path, tmp_path: Path) -> None:
         ({"base_model_name_or_path": "nobody/nothing"}, {}, "adapter of 'nobody/nothing', which"),
         ({"peft_type": "IA3"}, {}, "of the kind IA3"),
         ({"use_dora": True}, {}, "LoRA with use_dora"),
+        ({"use_of_2027": 1}, {}, "LoRA with use_of_2027"),
+        ({"init_lora_weights": "pissa"}, {}, "'pissa', which changes the base"),
         ({}, _factors("bert.pooler.sparse"), "adapts bert.pooler.sparse"),
         ({}, _factors(_QUERY, wide=31), r"by \(32, 31\), and the base has \(32, 32\)"),
         ({}, {f"{_QUERY}.lora_A.weight": torch.ones(3, 32)}, "one factor of two"),

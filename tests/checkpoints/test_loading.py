@@ -127,6 +127,35 @@ def test_pickles_are_for_those_who_trust_them(bert: Path, sharded: bool) -> None
     _assert_weights(load(bert, trust_pickle=True), weights)
 
 
+def _evil(mark: Path) -> Any:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return Path.touch, (mark,)
+
+    return Evil()
+
+
+@pytest.mark.parametrize("place", ["safetensors", "index", "config", "adapter"])
+def test_a_pickle_is_told_by_what_it_is_and_not_by_its_name(
+    bert: Path, tmp_path: Path, place: str
+) -> None:
+    names = {"safetensors": "model.safetensors", "adapter": "adapter_model.safetensors"}
+    name = names.get(place, "weights.bin")
+    if place != "adapter":
+        (bert / "model.safetensors").unlink()
+    torch.save({"classifier.weight": torch.ones(2, 32), "x": _evil(tmp_path / "ran")}, bert / name)
+    if place == "index":
+        index = {"weight_map": {"classifier.weight": name}}
+        (bert / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif place == "config":
+        _rewritten(bert, transformers_weights=name)
+    elif place == "adapter":
+        (bert / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(LoadError, match=f"weights in {name}, a pickle.*--trust-pickle"):
+        load(bert)
+    assert not (tmp_path / "ran").exists()
+
+
 def _assert_weights(loaded: Loaded, weights: dict[str, torch.Tensor]) -> None:
     assert loaded.module is not None
     own = dict(loaded.module.named_parameters())
@@ -220,6 +249,28 @@ def _index(path: Path, name: Any) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
 
 
+def _twice(path: Path) -> None:
+    """One name in two shards, with other numbers."""
+    weights = load_file(path / "model.safetensors")
+    (path / "model.safetensors").rename(path / "model-1.safetensors")
+    save_file({"classifier.weight": torch.zeros(2, 32)}, path / "model-2.safetensors")
+    places = dict.fromkeys(weights, "model-1.safetensors") | {
+        "classifier.weight": "model-2.safetensors"
+    }
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def _adapter_of_another(path: Path) -> None:
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "some/other"}
+    (path / "adapter_config.json").write_text(json.dumps(settings))
+    save_file({"a": torch.ones(1)}, path / "adapter_model.safetensors")
+
+
+def _one_further_in(path: Path) -> None:
+    (path / "checkpoint-5").mkdir()
+    (path / "config.json").rename(path / "checkpoint-5" / "config.json")
+
+
 def _beside(path: Path, name: str) -> None:
     (path / name).write_text("{}")
 
@@ -253,6 +304,12 @@ _BROKEN = {
     "a link out": (_linked_out, "is a link to .*elsewhere.safetensors, outside"),
     "a circle": (_linked_in_a_circle, "config.json"),
     "a shard lost": (lambda p: _index(p, "model-2.safetensors"), "the shard model-2.safetensors"),
+    "a weight twice": (_twice, r"model-2.safetensors and another shard .* for classifier.weight"),
+    "a folder above": (_one_further_in, r"has no config.json.*such as .*/checkpoint-5\)"),
+    "an adapter of another": (
+        _adapter_of_another,
+        "holds a model and an adapter of 'some/other'",
+    ),
     "a shard above": (lambda p: _index(p, "../model-2.safetensors"), "which is not inside of it"),
     "a shard at the root": (lambda p: _index(p, "/etc/hostname"), "which is not inside of it"),
     "a shard without a name": (lambda p: _index(p, None), "names no file for classifier.weight"),
@@ -292,6 +349,18 @@ def test_what_is_wrong_with_a_folder_is_one_sentence(bert: Path, how: str) -> No
         load(bert)
     assert caught.value.exit_code == LoadError.exit_code
     assert str(caught.value).endswith(".")
+
+
+def test_what_is_read_otherwise_than_it_is_written_is_told(bert: Path) -> None:
+    _rewritten(bert, dtype="bfloat16", architectures=["BertForSequenceClassification", "BertModel"])
+    loaded = load(bert)
+    _assert_as_transformers_loads_it(loaded, bert)
+    rounded, first = loaded.notes
+    assert rounded.startswith("config.json says bfloat16, and 25 weights are float32")
+    assert first.startswith("config.json names BertForSequenceClassification and BertModel: this")
+    weights = load_file(bert / "model.safetensors")
+    save_file({n: data.bfloat16() for n, data in weights.items()}, bert / "model.safetensors")
+    assert load(bert).notes == (first,)
 
 
 def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) -> None:
