@@ -93,7 +93,7 @@ def merge(
     """Adds s·BA to the weights of the module, which has the `whole` ones already but for `apart`.
 
     A weight is changed in its own module; what was tied to it keeps the base's. A mapped file isn't
-    written to. Raises LoadError that names a weight of the adapter which has no place in the module.
+    written to. Raises LoadError that names a weight of the adapter without a place in the module.
     """
     if not factors and not whole:
         raise LoadError(f"{path} holds an adapter without weights: save it again.")

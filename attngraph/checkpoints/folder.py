@@ -105,8 +105,7 @@ def folders_of(path: Path) -> tuple[Path, ...]:
         if name and (base is None or base.resolve() != path.resolve()):
             raise LoadError(
                 f"{path} holds a model and an adapter of {name!r}, so which one is meant isn't "
-                f"known: give {ADAPTER_CONFIG} and the adapter's weights, or the model, a folder of "
-                "their own."
+                f"known: move {ADAPTER_CONFIG} and the adapter's weights, or the model, elsewhere."
             )
         return (path,)
     if base is None:

@@ -152,7 +152,7 @@ class OutputFolder:
     """
 
     def __init__(self, path: Path, source: Path | None) -> None:
-        self._path, self._source = path.absolute(), source
+        self._path, self._source = path.resolve(), source  # a link goes on leading there
         self._held = contextlib.ExitStack()
         self._made = contextlib.ExitStack()
 

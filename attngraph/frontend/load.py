@@ -171,8 +171,8 @@ def _read_shards(
                 f"{file} lacks {lost[0]}, which the index of the shards says is in it; fetch both "
                 "again."
             )
-        twice = (name for name in found if name in weights)
-        if odd := next((name for name in twice if not _are_equal(weights[name], found[name])), None):
+        twice = (n for n in found if n in weights and not _are_equal(weights[n], found[n]))
+        if odd := next(twice, None):
             raise LoadError(
                 f"{file} and another shard hold different numbers for {odd}: fetch all shards and "
                 "their index again, from one revision."

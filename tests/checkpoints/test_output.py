@@ -118,6 +118,16 @@ def test_what_was_written_before_is_replaced_and_nothing_else(
     assert [item.name for item in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_link_to_a_folder_goes_on_leading_there(
+    compiled: attngraph.OptimizedCheckpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "large disk")
+    for _ in range(2):
+        compiled.save(tmp_path / "link")
+        assert (tmp_path / "link").is_symlink()
+        assert "model.onnx" in _names(tmp_path / "large disk")
+
+
 @pytest.mark.parametrize("fails", ["save", "copy"])
 def test_a_failure_leaves_what_was_there(
     compiled: attngraph.OptimizedCheckpoint,
