@@ -13,7 +13,8 @@ from typing import Any
 
 from attngraph.errors import LoadError
 
-_KEYS = ("quantization_config", "compression_config", "quantization")
+KEYS = ("quantization_config", "compression_config", "quantization")
+"""What a config, or a part of one, calls the settings."""
 BESIDE = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -56,7 +57,7 @@ def scheme_of(
 
 def _told(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str] | None:
     for part in [config, *(part for part in config.values() if isinstance(part, dict))]:
-        for key in _KEYS:
+        for key in KEYS:
             if not part.get(key):
                 continue
             settings = part[key] if isinstance(part[key], dict) else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from attngraph.checkpoints.folder import CONFIG, folders_of, within
+from attngraph.checkpoints.scheme import BESIDE, KEYS
 from attngraph.errors import OutputError, UsageError
 from attngraph.export.files.save import write_text
 from attngraph.export.files.staged import Staged
@@ -21,7 +22,7 @@ _KEPT = frozenset(
     (".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".spm", ".bpe", ".codes", ".vocab")
 )
 _KEPT_NAMES = frozenset(("LICENSE", "NOTICE", "LICENCE", "COPYING"))
-_LEFT = ("trainer_state.json", "adapter_config.json", "all_results.json")
+_LEFT = ("trainer_state.json", "adapter_config.json", "all_results.json", *BESIDE)
 _DEPTH = 2
 _ONNX = (
     *("model", "encoder_model", "decoder_model", "decoder_with_past_model"),
@@ -196,19 +197,29 @@ class OutputFolder:
                 shutil.copyfile(file, place)
             for name, text in texts.items():
                 (self._partial / name).write_text(text, "utf-8")
-            self._tell_of_data(parts)
+            self._adapt_config(parts)
             self._put()
         except OSError as error:
             raise unwritable(self._path, error) from error
 
-    def _tell_of_data(self, parts: Iterable[str]) -> None:
-        """Says in config.json which files have their weights beside them: transformers.js asks."""
-        beside = [name for name in parts if data_beside(self._partial / name).exists()]
+    def _adapt_config(self, parts: Iterable[str]) -> None:
+        """Makes config.json say what is true of the files here.
+
+        It names those with their weights beside them, which transformers.js asks for, and says
+        nothing of how the source's weights are quantized: a reader would look for their codes.
+        """
         config = self._partial / CONFIG
-        if beside and config.is_file():
-            said = json.loads(config.read_text("utf-8"))
+        if not config.is_file():
+            return
+        before = config.read_text("utf-8")
+        said = json.loads(before)
+        for part in (said, *(each for each in said.values() if isinstance(each, dict))):
+            for key in KEYS:
+                part.pop(key, None)
+        if beside := [name for name in parts if data_beside(self._partial / name).exists()]:
             settings = said.setdefault("transformers.js_config", {})
             settings["use_external_data_format"] = dict.fromkeys(beside, 1)
+        if said != json.loads(before):
             config.write_text(f"{json.dumps(said, indent=2)}\n", "utf-8")
 
     def _put(self) -> None:

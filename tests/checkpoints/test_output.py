@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import attngraph
 from attngraph.cli import run
+from attngraph.deployment.folder import OutputFolder
 from attngraph.errors import OutputError, ParityError
 from attngraph.export.files import save as save_module
 from attngraph.optimized import Optimized
@@ -116,6 +118,22 @@ def test_what_was_written_before_is_replaced_and_nothing_else(
     with pytest.raises(OutputError, match="There is no folder"):
         compiled.save(tmp_path / "none" / "out")
     assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+def test_nothing_says_that_the_files_are_quantized_as_the_source_was(
+    bert: Path, tmp_path: Path
+) -> None:
+    """A runtime that read it would look for codes, or for the package that unpacks them."""
+    source = Path(shutil.copytree(bert, tmp_path / "source"))
+    plain = json.loads((bert / "config.json").read_text()) | {"text_config": {"hidden_size": 32}}
+    told = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    said = {**plain, **told, "text_config": {"hidden_size": 32, **told}}
+    (source / "config.json").write_text(json.dumps(said))
+    (source / "quantize_config.json").write_text("{}")
+    with OutputFolder(tmp_path / "out", source) as place:
+        place.write({}, {})
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == plain
+    assert not (tmp_path / "out" / "quantize_config.json").exists()
 
 
 def test_a_link_to_a_folder_goes_on_leading_there(
