@@ -252,7 +252,8 @@ def _compile_decoder(
         raise ParityError(
             f"Decoding with {model.source} step by step is out of its error budget: {parity}. "
             "If its pasts and presents were paired wrongly, name them: "
-            'presents={"past": "present"}, or --present past=present. Nothing was written.'
+            'presents={"past": "present"}, or --present past=present. If its tokens see later ones '
+            "of a prompt, it can't be decoded with a cache. Nothing was written."
         )
     if report.parity is not None:
         report.parity = merge({"": report.parity, "decoding": parity})
@@ -261,7 +262,7 @@ def _compile_decoder(
 
 def _require_a_cache(layout: Layout, source: str) -> None:
     """Raises UsageError where each token changes what a cache holds of those before it."""
-    if layout.last is not None and layout.last < PROMPT:
+    if layout.last is not None and layout.last <= PROMPT:
         raise UsageError(
             f"{source} can't be decoded with a cache: from {layout.last + 1} tokens on, each new "
             "one changes the keys and values of those before it. Compile it without a cache."

@@ -218,6 +218,7 @@ def _captured(
     if not values:
         raise CaptureError("The model returns no tensor, so there is nothing to compute.")
     kept = _distinct_names([name for leaf, name in enumerate(labels) if leaf not in fixed])
+    kept = _beside_inputs(kept, values, graph)
     graph.set_outputs(values, kept)
     complexes = frozenset(
         leaf
@@ -399,6 +400,20 @@ def _distinct_names(names: Sequence[str]) -> list[str]:
             candidate = f"{name}_{count}"
         found[candidate] = None
     return list(found)
+
+
+def _beside_inputs(names: Sequence[str], values: Sequence[Value], graph: Graph) -> list[str]:
+    """Names of outputs that no other value has as an input: a present isn't called `past_0` too."""
+    inputs = {value.name: value for value in graph.inputs}
+    taken, found = {*inputs, *names}, []
+    for name, value in zip(names, values, strict=True):
+        if inputs.get(name, value) is not value:
+            present = f"present{name.removeprefix('past')}" if name.startswith("past") else name
+            others = (f"{name}.{count}" for count in range(1, len(taken) + 2))
+            name = next(each for each in (present, *others) if each not in taken)
+            taken.add(name)
+        found.append(name)
+    return found
 
 
 def _replayed(function: str) -> str:

@@ -13,7 +13,7 @@ from torch.export import Dim
 
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture, from_program
-from attngraph.ir import DimInfo, ScalarType, interpret
+from attngraph.ir import DimInfo, ScalarType, format_graph, interpret, parse
 from tests.capture.formula import BATCH, BOTH, Formula, X, assert_identical, check, states
 
 
@@ -109,6 +109,17 @@ def test_a_name_stands_for_its_dim_wherever_it_is_given() -> None:
 def test_what_is_no_dim_is_named(dim: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         capture(Formula(lambda self, x, y: x * 2), (X,), dynamic_shapes=({0: dim},))
+
+
+class SameNames(nn.Module):
+    def forward(self, x: Tensor, past: Tensor, kept: Tensor) -> dict[str, Tensor]:
+        return {"x": x * 2, "past": past + x, "kept": kept}
+
+
+def test_an_output_called_as_another_input_has_a_name_of_its_own() -> None:
+    result = capture(SameNames(), (X, X, X))
+    assert result.output_names == ("x.1", "present", "kept")
+    assert parse(format_graph(result.graph)).output_names == result.output_names
 
 
 def test_names_that_the_text_form_reads_otherwise_are_adapted() -> None:

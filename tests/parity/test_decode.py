@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -247,6 +248,26 @@ def test_a_cache_paired_wrongly_is_noticed_and_can_be_named() -> None:
     decoder = attngraph.optimize_decoder(module, args, dynamic_shapes=shapes, presents=names)
     assert decoder.report.parity is not None
     assert decoder.report.parity.passed
+
+
+class Named(cached_gpt.CachedGPT):
+    """Returns its past under the name under which it takes it."""
+
+    def forward(self, input_ids: Tensor, past: cached_gpt.Past) -> Any:
+        logits, grown = super().forward(input_ids, past)
+        return {"logits": logits, "past": grown}
+
+
+def test_a_past_may_come_back_under_its_own_name() -> None:
+    module, args, shapes = cached_gpt.build()
+    named = Named(module.config).eval()
+    named.load_state_dict(module.state_dict())
+    decoder = attngraph.optimize_decoder(named, args, dynamic_shapes=shapes)
+    assert decoder.layout.pasts[0] == "past_0_0"
+    assert decoder.layout.presents[0] == "present_0_0"
+    ids, _ = prompts(2)
+    other = attngraph.optimize_decoder(module, args, dynamic_shapes=shapes, verify="off")
+    assert torch.equal(decoder.generate(ids, 4), other.generate(ids, 4))
 
 
 def test_models_without_such_a_cache() -> None:
