@@ -34,6 +34,7 @@ _STAGES = (
     "defer-layout",
     "raise-softmax",
     "distribute",
+    "join-parts",
     "canonicalize",
     "dce",
     "fuse-rotary",

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from attngraph.ir import Node, Value
-from attngraph.ir.dims import as_dim, same_shape
+from attngraph.analysis.layout.moves import Cut, move_of
+from attngraph.analysis.values.matching import same_type
+from attngraph.ir import Dim, Node, Value
+from attngraph.ir.dims import as_dim, same, same_shape
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
@@ -49,4 +51,24 @@ def cat_of_nothing(rewriter: Rewriter, node: Node) -> Replacement:
     return rewriter.emit("aten.cat", kept, {"dim": attribute(node, "dim")}, at=node)
 
 
-SLICE_RULES = [slice_of_all, slice_of_arange, cat_of_nothing]
+@rule("aten.cat")
+def cat_of_all_parts(rewriter: Rewriter, node: Node) -> Replacement:
+    """Parts of one tensor that follow one another from its first place to its last are it."""
+    parts: Sequence[Value] = input_of(node, "tensors")
+    dim = attribute(node, "dim") % len(node.output.shape)
+    end: Dim = 0
+    whole: Value | None = None
+    for part in parts:
+        cut = move_of(part)
+        if not isinstance(cut, Cut) or cut.single or cut.dim != dim or cut.step != 1:
+            return None
+        size, start = cut.source.shape[dim], cut.start
+        if isinstance(start, int) and start < 0:
+            start = as_dim(start + size)
+        if not same(start, end) or (whole is not None and cut.source is not whole):
+            return None
+        whole, end = cut.source, as_dim(end + part.shape[dim])
+    return whole if whole is not None and same_type(whole, node.output) else None
+
+
+SLICE_RULES = [slice_of_all, slice_of_arange, cat_of_nothing, cat_of_all_parts]

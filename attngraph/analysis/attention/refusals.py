@@ -28,6 +28,7 @@ _MASK_HINT = "Mask the scores before the softmax instead."
 _HEADS_HINT = "No attention op mixes heads; the layer stays as it is."
 _BLOCKS_HINT = "Take one softmax over all keys: the fused operator works in blocks by itself."
 _NO_OP_HINT = "It is kept as it is; no attention op computes it."
+_JOIN_HINT = "Concatenate the keys and the values instead of the scores."
 _PRODUCT_HINT = "It is kept as it is; scores that are a product of queries and keys would fuse."
 _NO_VALUES_HINT = "Only the weights are used: there is no attention to fuse."
 _DEFECT_HINT = "This is a defect of fuse-attention: please report it with the model's source line."
@@ -127,9 +128,33 @@ class Refusal(Enum):
     )
     JOINED_SCORES = (
         "joined-scores",
-        "The scores of several products are joined along the keys for one softmax, and each part "
-        "of the weights has values of its own.",
-        "Concatenate the keys and the values instead of the scores.",
+        "The scores of several products are joined along the keys for one softmax, and are not "
+        "read as those of one attention over all of these keys.",
+        _JOIN_HINT,
+    )
+    JOINED_QUERIES = (
+        "joined-scores",
+        "Scores are joined along the keys for one softmax, but these are of other queries than "
+        "the first, as where one part alone is rotated.",
+        "Give every part the same queries: what one part adds to them can be a bias of its scores.",
+    )
+    JOINED_CAPS = (
+        "joined-scores",
+        "Scores are joined along the keys for one softmax, of which some are capped by tanh and "
+        "others aren't, or by another number.",
+        "Cap the scores after they are joined.",
+    )
+    JOINED_FACTORS = (
+        "joined-scores",
+        "Scores are joined along the keys for one softmax, of which a part is multiplied by "
+        "factors of its own that differ from query to query.",
+        "Multiply all scores, or the queries, by the same factors.",
+    )
+    JOINED_APART = (
+        "joined-scores",
+        "Scores are joined along the keys for one softmax, but no query shares all of its keys "
+        "with another one, as in criss-cross attention: joined, they would be a copy per query.",
+        "It is kept as it is; scores of all pairs, with a mask for the others, would fuse.",
     )
     OTHER_AXIS = (
         "softmax-axis",

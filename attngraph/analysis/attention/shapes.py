@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
+from attngraph.analysis.attention.joined import read_joined_scores
 from attngraph.analysis.attention.logits import Logits
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import computed
@@ -377,7 +378,8 @@ def _joined(anchor: Node) -> Declined | None:
     for value in walk(sources(anchor)[:1], above):
         node = value.producer
         if node is not None and node.op == "aten.cat" and any(map(is_product, sources(node))):
-            return Refusal.JOINED_SCORES.at(node)
+            found = read_joined_scores(node)
+            return found if isinstance(found, Declined) else Refusal.JOINED_SCORES.at(node)
     return None
 
 
