@@ -18,7 +18,8 @@ from torch import fx
 from attngraph.ir.graph import UNKNOWN, Loc
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
-_REPEATED_CALL = re.compile(r"@\d+")
+_ADDED = re.compile(r"@\d+|\b_orig_mod\.|\._orig_mod$")
+"""What torch puts into a path: the number of a repeated call, and torch.compile's wrapper."""
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _TORCH_NN = f"{_TORCH}nn{os.sep}"
 _OURS = str(Path(__file__).parent.parent) + os.sep
@@ -116,7 +117,7 @@ class Locator:
 
     def _read(self, node: fx.Node) -> Loc:
         modules = tuple(
-            (_REPEATED_CALL.sub("", path), cls if isinstance(cls, str) else _qualified(cls))
+            (_ADDED.sub("", path), cls if isinstance(cls, str) else _qualified(cls))
             for path, cls in (node.meta.get("nn_module_stack") or {}).values()
             if not path.startswith(_NO_MODULE)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from os.path import isabs
 from typing import Any
 
 import pytest
@@ -75,6 +76,8 @@ def test_a_wrapped_model_is_what_it_computes(name: str) -> None:
     model = Model(module, None, (X,), {}, ({0: Dim("batch")},))
     captured = trace(model)
     assert captured.notes == ()
+    places = [node.loc for node in captured.graph]
+    assert not [place for place in places if "_orig_mod" in place.module or isabs(place.file)]
     x = torch.randn(5, 3, 8)
     with torch.no_grad():
         (found,) = interpret(captured.graph, (x,))

@@ -97,6 +97,12 @@ def test_the_page_holds_what_the_report_says(attngraph: Any, here: Path) -> None
     for rewrite in report["reassociated"]:
         assert rewrite["what"] in text
     counts = report["rewrites"]
+    assert "all covered" in text
+    assert f"The largest of {report['weights']['tensors']} tensors" in text
+    root = Path(__file__).parents[2]
+    for place in {site["location"] for site in report["sites"] if site["status"] == "fused"}:
+        file, _, line = place.rpartition(":")
+        assert (root / file).read_text("utf-8").splitlines()[int(line) - 1].strip() in text
     proved, evaluated = counts["by_proof"], counts["by_evaluation"]
     different, unknown = counts["different"], counts["not_evaluated"]
     assert proved + evaluated > 0

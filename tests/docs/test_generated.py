@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from attngraph.cli import failures
+from attngraph.cli.app import app
 from attngraph.errors import AttngraphError
 from docs import generate
 
@@ -64,6 +68,30 @@ def test_files_and_targets_that_are_named_exist() -> None:
             assert target[0] in targets or target[1] in targets, f"{page.name}: make {target}"
         for path in re.findall(r"\b(?:attngraph|passes|export|tests|examples)/[\w/.-]+\.\w+", text):
             assert (ROOT / path).exists() or page.name == "CONTRIBUTING.md", f"{page.name}: {path}"
+
+
+def test_the_commands_of_the_docs_are_ones_that_the_program_takes() -> None:
+    """Arguments and flags, parsed and not run; those with a placeholder are left out."""
+    group: Any = typer.main.get_command(app)
+    texts = [page.read_text("utf-8").replace("\\\n", " ") for page in generate.pages()]
+    blocks = [
+        line
+        for text in texts
+        for block in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    helped = [
+        " ".join(part.replace("\\[", "[").split())
+        for command in group.commands.values()
+        for part in (command.help or "").split("\n\n")
+    ]
+    command_line = re.compile(r"\s*(?:\$ |- run: |run: )?attngraph (\w.*)")
+    found = map(command_line.match, blocks + helped)
+    lines = [match[1] for match in found if match]
+    assert len(lines) > 20
+    for line in lines:
+        name, *given = shlex.split(line.partition(" > ")[0], comments=True)
+        group.commands[name].make_context(name, given).close()
 
 
 def _without_generated(page: Path) -> str:
