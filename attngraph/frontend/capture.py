@@ -242,6 +242,7 @@ def _captured(
         (
             *traced.notes,
             *map(_replayed, traced.replayed),
+            *map(_unrounded, traced.unrounded),
             *limits.notes,
             *pairs,
             *map(_unread, unread),
@@ -421,6 +422,13 @@ def _replayed(function: str) -> str:
         f"Calls of {function}, which makes numbers of sizes, were traced as what they ran at four "
         "sizes: that they run the same at every other one is assumed, and checked where the "
         "outputs are."
+    )
+
+
+def _unrounded(function: str) -> str:
+    return (
+        f"{function} rounds a size up, and the outputs were the same without it at every size that "
+        "was tried: the graph leaves it out."
     )
 
 

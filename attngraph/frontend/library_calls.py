@@ -16,12 +16,11 @@ import functools
 import itertools
 import math
 import operator
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
 
 import sympy
@@ -31,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from attngraph.frontend.locations import is_plumbing
+from attngraph.frontend.rounded_for_speed import stood_in
 
 _PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)
 _SMALL = (3, 5, 7, 11)
@@ -69,22 +69,8 @@ def calls_of_any_size(codes: Iterable[CodeType], replayed: dict[str, None]) -> I
 
     Adds the names of those that did to `replayed`.
     """
-    wanted = set(codes)
-    replaced = [
-        (names, name, value)
-        for module in (list(sys.modules.values()) if wanted else ())
-        if isinstance(module, ModuleType)
-        for names in (vars(module),)
-        for name, value in list(names.items())
-        if type(value) is FunctionType and value.__code__ in wanted
-    ]
-    for names, name, value in replaced:
-        names[name] = _of_any_size(value, replayed)
-    try:
+    with stood_in(codes, lambda function: _of_any_size(function, replayed)):
         yield
-    finally:
-        for names, name, value in replaced:
-            names[name] = value
 
 
 def _of_any_size(function: Callable[..., Any], replayed: dict[str, None]) -> Callable[..., Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import builtins
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +24,19 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from attngraph.frontend.library_calls import calls_of_any_size, library_call
+from attngraph.frontend.rounded_for_speed import (
+    Function,
+    Rounded,
+    number_functions,
+    remembering,
+    stood_in,
+    written_out,
+)
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 _NUMPY = str(Path(np.__file__).parent)
+_ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
 _SIZES = (torch.SymInt, torch.SymFloat)
 _SYM_INT, _SYM_FLOAT, _SYM_SQRT = (
     getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")
@@ -40,18 +50,26 @@ Namespace = dict[str, Any]
 class Numbers:
     """Where sizes became numbers: modules of code, and functions by which libraries are entered.
 
-    `replayed` names those of the functions whose operators a trace ran in their stead.
+    `replayed` names those of the functions whose operators a trace ran in their stead. `functions`
+    take numbers alone; those that round may be `rounded` not at all, unless that is None.
     """
 
     spaces: list[Namespace] = field(default_factory=list)
     entries: list[CodeType] = field(default_factory=list)
     replayed: dict[str, None] = field(default_factory=dict)
+    functions: list[Function] = field(default_factory=list)
+    rounded: Rounded | None = None
+    exact: Rounded = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.spaces) + len(self.entries)
+        return len(self.spaces) + len(self.entries) + len(self.functions)
 
     def copy(self) -> Numbers:
-        return Numbers(list(self.spaces), list(self.entries))
+        """The same places; nothing that a trace has found of them."""
+        rounded = None if self.rounded is None else Rounded()
+        return Numbers(
+            list(self.spaces), list(self.entries), functions=list(self.functions), rounded=rounded
+        )
 
 
 @contextmanager
@@ -66,18 +84,31 @@ def recorded_numbers(found: Numbers) -> Iterator[None]:
 
         return taken
 
+    ask = SymNode.guard_bool
+
+    def asked(node: Any, *args: Any) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_ASKING):
+            frame = frame.f_back
+        if frame is not None and not _is_library(frame):
+            _add_functions(found, number_functions(frame))
+        return ask(node, *args)
+
     with ExitStack() as stack:
         for name in ("guard_int", "guard_float"):
             stack.enter_context(patch.object(SymNode, name, recording(getattr(SymNode, name))))
+        stack.enter_context(patch.object(SymNode, "guard_bool", asked))
         yield
 
 
 def add_raising(found: Numbers, trace: TracebackType | None) -> None:
     """The same of the code that raised an error of its own, as it may for a size that is no int."""
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is not None and not _is_library(trace.tb_frame):
-        _add(found, trace.tb_frame)
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    own = [frame for frame in frames if not _is_library(frame)]
+    if own:
+        _add_functions(found, remembering(own[-1]))
+    if own and own[-1] is frames[-1]:
+        _add(found, own[-1])
 
 
 @contextmanager
@@ -87,6 +118,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
+        stack.enter_context(stood_in(known.functions, written_out(known.rounded, known.exact)))
         stack.enter_context(calls_of_any_size(known.entries, known.replayed))
         for names in known.spaces:
             own: Namespace = {"int": _Int, "float": _Float, "len": _length}
@@ -180,7 +212,12 @@ _STAND_INS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
 ]
 
 
+def _add_functions(found: Numbers, functions: Iterable[Function]) -> None:
+    found.functions += [each for each in functions if each not in found.functions]
+
+
 def _add(found: Numbers, frame: FrameType | None) -> None:
+    _add_functions(found, number_functions(frame))
     if entry := library_call(frame):
         if entry not in found.entries:
             found.entries.append(entry)

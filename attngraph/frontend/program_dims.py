@@ -1,8 +1,8 @@
-"""The dims of an exported program, and names for them: it keeps none of its author's."""
+"""The dims of an exported program, what becomes of them, and names: it keeps no author's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import sympy
 import torch
@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from attngraph.errors import UsageError
+from attngraph.frontend.shapes import Request
 
 
 def user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
@@ -80,3 +81,43 @@ def asserted_sizes(program: ExportedProgram) -> Iterator[tuple[sympy.Symbol, sym
             for size, other in (equal.args, equal.args[::-1]):
                 if isinstance(size, sympy.Symbol) and isinstance(other, sympy.Expr):
                     yield size, other
+
+
+def bounded(program: ExportedProgram, asked: Iterable[Request]) -> tuple[Request, ...]:
+    """The dims that are no longer than the sample, as tables are that an earlier call left."""
+    placeholders, ranges = user_placeholders(program), program.range_constraints
+    found = []
+    for request in asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        bounds = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        if bounds is not None and bounds.upper == request.size != request.high:
+            found.append(request)
+    return tuple(found)
+
+
+def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
+    """The dims of which a trace demands an equation, as the sample's n = 4 * ((n + 3) // 4)."""
+    placeholders, env = user_placeholders(program), shape_env(program)
+    equations = [guard.expr for guard in env.guards] if env is not None else []
+    alone = [each.free_symbols for each in equations if isinstance(each, sympy.Eq)]
+    sizes = [placeholders[each.leaf].meta["val"].shape[each.axis] for each in asked]
+    return tuple(
+        request
+        for request, size in zip(asked, sizes, strict=True)
+        if isinstance(size, torch.SymInt) and size.node.expr.free_symbols in alone
+    )
+
+
+def of_size(
+    program: ExportedProgram, asked: Sequence[Request], symbols: Iterable[sympy.Symbol]
+) -> list[Request]:
+    """The dims that have the size of one which these symbols stand for."""
+    placeholders, env = user_placeholders(program), shape_env(program)
+    assert env is not None
+    known = {free for symbol in symbols for free in env.replace(symbol).free_symbols}
+    sizes = set()
+    for request in asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        if isinstance(size, torch.SymInt) and known & size.node.expr.free_symbols:
+            sizes.add(request.size)
+    return [request for request in asked if request.size in sizes]

@@ -11,6 +11,8 @@ where there is nothing to pad.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import add
 from typing import Any, TypeAlias
 
 import sympy
@@ -19,6 +21,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from attngraph.frontend.program_dims import user_placeholders
+from attngraph.frontend.rounded_for_speed import Function, left_out, stood_in
 from attngraph.frontend.shapes import Request
 from attngraph.inference import inference
 
@@ -29,6 +32,9 @@ _SMALLER: tuple[Callable[[int], int], ...] = (
     lambda size: -(-size // 2),
     lambda size: min(size, 2),
 )
+_MORE = (0, 1, 2, 3, 5, -1)
+"""Sizes beyond the sample's at which a rounding is left out; two of them it must change."""
+_ROUNDING = 2
 _WITHOUT_RESULT = (torch.ops.aten._assert_scalar.default, torch.ops.aten.copy_.default)
 """Demands on sizes, and what is kept for a next call."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
@@ -91,6 +97,32 @@ def is_model(
         if not excludes:
             break
     return True
+
+
+def is_rounded_for_speed(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    requests: Sequence[Request],
+    functions: Sequence[Function],
+) -> bool:
+    """Whether a model computes the same where functions that round these dims' sizes don't.
+
+    It is tried at the sample's sizes and at others, at two of which they would have rounded.
+    """
+    rounding = 0
+    for more in _MORE:
+        inputs = _resized((args, dict(kwargs)), requests, partial(add, more))
+        expected = _output(module, inputs)
+        if expected is None and more:
+            continue
+        rounds: list[int] = []
+        with stood_in(functions, left_out(rounds)):
+            found = _output(module, inputs)
+        if expected is None or not _same(found, expected):
+            return False
+        rounding += bool(rounds)
+    return rounding >= _ROUNDING
 
 
 def _least(program: ExportedProgram, request: Request) -> int | None:

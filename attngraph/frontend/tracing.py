@@ -35,11 +35,11 @@ from attngraph.frontend.numbers import (
     sizes_as_numbers,
 )
 from attngraph.frontend.output_classes import make_known
-from attngraph.frontend.program_dims import shape_env, user_placeholders
+from attngraph.frontend.program_dims import bounded, demanded, of_size, shape_env, user_placeholders
 from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.quiet import quiet, watched_specialisations
 from attngraph.frontend.recurrent import recurrent_layers
-from attngraph.frontend.resampled import is_model, other_samples
+from attngraph.frontend.resampled import is_model, is_rounded_for_speed, other_samples
 from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.rounded_sizes import rounded_up
 from attngraph.frontend.shapes import Request, combine, requested_dims
@@ -95,7 +95,8 @@ class Traced:
     what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes, which
     are `constant`.
     `branches` are the places where the code chooses by a tensor's values, with the side followed.
-    `replayed` are functions of libraries whose operators were traced in their stead. What is
+    `replayed` are functions of libraries whose operators were traced in their stead, `unrounded`
+    are roundings of sizes that were left out, and some are `written` as arithmetic. What is
     `resampled` was traced at other sizes than the sample's.
     """
 
@@ -108,6 +109,8 @@ class Traced:
     constant: tuple[Request, ...] = ()
     replayed: tuple[str, ...] = ()
     resampled: bool = False
+    unrounded: Mapping[str, set[sympy.Symbol]] = field(default_factory=dict)
+    written: bool = False
 
 
 def trace(
@@ -127,7 +130,7 @@ def trace(
     Where the code makes numbers of sizes, it is traced again with those that may stay sizes.
     Raises CaptureError with torch's reason and the user's line.
     """
-    numbers = Numbers()
+    numbers = Numbers(rounded={} if elsewhere else None)
     constant: tuple[Request, ...] = ()
     best: Traced | CaptureError | None = None
     for _ in range(_AGAIN):
@@ -138,12 +141,18 @@ def trace(
             )
         except CaptureError as error:
             found = error
+        if isinstance(found, Traced) and found.unrounded:
+            sized = of_size(found.program, found.asked, set().union(*found.unrounded.values()))
+            if not is_rounded_for_speed(module, args, kwargs, sized, numbers.functions):
+                numbers.rounded = None
+                continue
         best = found if best is None else _better(best, found)
         if isinstance(found, Traced):
             constant = constant or found.constant
         if (len(numbers), constant) == known:
             break
     assert best is not None
+    numbers = replace(numbers, rounded=None)
     if elsewhere:
         best = _elsewhere(best, module, args, kwargs, combined, dynamic_shapes, sides, numbers)
     if isinstance(best, Traced):
@@ -165,9 +174,9 @@ def _elsewhere(
     asked = requested_dims(combined, dynamic_shapes)
     is_multiple = isinstance(best, Specialised) and best.multiple
     if isinstance(best, Traced):
-        constant = best.constant or _bounded(best)
+        constant = best.constant or bounded(best.program, best.asked)
         if not constant:
-            constant, is_multiple = _demanded(best.program, asked), True
+            constant, is_multiple = demanded(best.program, asked), True
     else:
         constant = best.requests if isinstance(best, Specialised) else ()
     if not constant:
@@ -196,31 +205,6 @@ def _elsewhere(
     return best
 
 
-def _bounded(traced: Traced) -> tuple[Request, ...]:
-    """The dims that are no longer than the sample, as tables are that an earlier call left."""
-    placeholders, ranges = user_placeholders(traced.program), traced.program.range_constraints
-    found = []
-    for request in traced.asked:
-        size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        bounds = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
-        if bounds is not None and bounds.upper == request.size != request.high:
-            found.append(request)
-    return tuple(found)
-
-
-def _demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
-    """The dims of which a trace demands an equation, as the sample's n = 4 * ((n + 3) // 4)."""
-    placeholders, env = user_placeholders(program), shape_env(program)
-    equations = [guard.expr for guard in env.guards] if env is not None else []
-    alone = [each.free_symbols for each in equations if isinstance(each, sympy.Eq)]
-    sizes = [placeholders[each.leaf].meta["val"].shape[each.axis] for each in asked]
-    return tuple(
-        request
-        for request, size in zip(asked, sizes, strict=True)
-        if isinstance(size, torch.SymInt) and size.node.expr.free_symbols in alone
-    )
-
-
 def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
     """The trace that fixes fewer sizes; the first where neither does."""
     if isinstance(after, CaptureError):
@@ -230,12 +214,18 @@ def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Trac
     return before
 
 
-def _fixes(traced: Traced) -> tuple[int, int, int]:
-    """How many dims a trace has made constants of, bounded, and how many expressions of them."""
+def _fixes(traced: Traced) -> tuple[int, bool, int, int]:
+    """How many dims a trace has made constants of, bounded, and how many expressions of them; and
+    whether it took functions that round for what they make of the sample."""
     env = shape_env(traced.program)
     guards = [guard.expr for guard in env.guards] if env is not None else []
     equations = sum(isinstance(guard, sympy.Eq) for guard in guards)
-    return len(traced.notes), len(_bounded(traced)), equations
+    return (
+        len(traced.notes),
+        not traced.written,
+        len(bounded(traced.program, traced.asked)),
+        equations,
+    )
 
 
 def _trace(
@@ -308,6 +298,8 @@ def _trace(
                 continue
             if bytecode is None and (_reads_better(str(error)) or looks_up_a_size(str(error))):
                 bytecode = error
+                if looks_up_a_size(str(error)):
+                    add_raising(numbers, deepest(error).__traceback__)
                 continue
             if not constant and (constant := _constants(error, requests)):
                 continue
@@ -323,9 +315,17 @@ def _trace(
         else:
             made = _made_constant(program, requests, fixed)
             notes = tuple(_fixed_note(request, fixed) for request in made)
-            replayed = tuple(known.replayed)
             return Traced(
-                program, requests, asked, tuple(questions), notes, branches, made, replayed
+                program,
+                requests,
+                asked,
+                tuple(questions),
+                notes,
+                branches,
+                made,
+                tuple(known.replayed),
+                unrounded=known.rounded or {},
+                written=bool(known.rounded or known.exact),
             )
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
