@@ -187,12 +187,16 @@ def test_a_row_alone_gives_what_it_gives_in_a_batch(name: str) -> None:
 
 
 def test_an_encoder_runs_once_and_its_keys_are_no_work_of_a_step() -> None:
-    """No step reads a weight of the cross-attentions' keys and values."""
+    """No step reads a weight of the cross-attentions' keys and values, or lays them out anew."""
     _, model = compiled("bart")
     assert model.encoder is not None
     assert model.decoder.optimized is not None
     held = [name for name in model.decoder.layout.memory if "encoder.key" in name]
     assert held == ["past_key_values.0.encoder.key"]
+    nodes = list(model.decoder.optimized.model.graph)
+    own = [value for value in model.decoder.optimized.model.graph.inputs if value.name in held]
+    reads = [node.op_type for node in nodes for value in node.inputs if value in own]
+    assert reads == ["Attention"]
     names = {value.name for value in model.decoder.optimized.graph.constants.values()}
     assert not any("encoder_attn.k_proj" in name or "encoder_attn.v_proj" in name for name in names)
     assert any("encoder_attn.q_proj" in name for name in names)

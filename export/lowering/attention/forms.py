@@ -12,10 +12,16 @@ from attngraph.export.lowering.attention.blocks import in_blocks, prepare_blocks
 from attngraph.export.lowering.attention.cache import in_cache
 from attngraph.export.lowering.attention.grouped_query import grouped, key_counts, prepare_grouped
 from attngraph.export.lowering.attention.masks import Prepared
-from attngraph.export.lowering.attention.operator import attention_op, padded, with_sink_key
+from attngraph.export.lowering.attention.operator import (
+    attention_op,
+    on_given,
+    padded,
+    with_sink_key,
+)
 from attngraph.export.lowering.attention.primitive import primitive
 from attngraph.export.lowering.attention.site import Emitted, Packed
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
+from attngraph.ir import Value
 
 
 def emit(
@@ -39,6 +45,7 @@ def _form(
 ) -> Callable[[], Emitted]:
     """Emits what layers share, and returns what emits the rest."""
     qkv = ctx.value(site.query), ctx.value(site.key), ctx.value(site.value)
+    given = site.given if ctx.target.provider == "cpu" and not ctx.target.portable else None
     if form.blocks:
         blocks = prepare_blocks(
             ctx, form.blocks, site.query, site.key, prepared, site.masking.window
@@ -55,7 +62,7 @@ def _form(
         shared = prepare_grouped(ctx, form, site)
         return lambda: (grouped(ctx, shared, site), None)
     if form == MULTI_HEAD:
-        return lambda: (_multi_head(ctx, qkv, site), None)
+        return lambda: (_multi_head(ctx, (qkv[0], *_packed(ctx, site, given)), site), None)
     if form == PRIMITIVE:
         return lambda: primitive(ctx, qkv, prepared, site)
     if form.padded:
@@ -65,7 +72,24 @@ def _form(
         return lambda: attention_op(ctx, qkv, prepared, site, counts)
     if site.sinks is not None:
         return lambda: with_sink_key(ctx, qkv, prepared, site)
+    if given is not None:
+        return lambda: on_given(ctx, qkv[0], given, prepared, site)
     return lambda: attention_op(ctx, qkv, prepared, site)
+
+
+def _packed(
+    ctx: LoweringContext, site: Packed, given: tuple[Value, Value] | None
+) -> tuple[ir.Value, ir.Value]:
+    """Packed keys and values; made of given ones here, which may be one branch of two."""
+    if given is None:
+        return ctx.value(site.key), ctx.value(site.value)
+    turned = (ctx.op("Transpose", ctx.value(each), perm=[0, 2, 1, 3]) for each in given)
+    shapes = ([each.shape[n] for n in (0, 2, 1, 3)] for each in given)
+    key, value = (
+        ctx.reshape(each, shape, packed.shape)
+        for each, shape, packed in zip(turned, shapes, (site.key, site.value), strict=True)
+    )
+    return key, value
 
 
 def _multi_head(

@@ -10,7 +10,7 @@ import torch
 
 from attngraph.export.lowering.attention.cache import pasts_of
 from attngraph.export.lowering.attention.masks import Prepared
-from attngraph.export.lowering.attention.site import Emitted, Packed
+from attngraph.export.lowering.attention.site import Emitted, Packed, by_head
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.values import onnx_shape
 from attngraph.ir import TensorType, Value
@@ -39,6 +39,33 @@ def attention_op(
         pasts=pasts_of(ctx, site),
         keys=keys,
     )
+
+
+def on_given(
+    ctx: LoweringContext,
+    query: ir.Value,
+    given: tuple[Value, Value],
+    prepared: Prepared,
+    site: Packed,
+) -> Emitted:
+    """The same of keys and values as they were `given`, which the kernel would copy packed ones to.
+
+    A step has one query, so the layouts of query and context cost nothing beside theirs.
+    """
+    shape, width = site.query.shape, site.value.shape[2] // site.groups
+    context, *rest = emit_attention(
+        ctx,
+        (by_head(ctx, query, shape, site.heads), ctx.value(given[0]), ctx.value(given[1])),
+        prepared,
+        site.dtype,
+        scale=site.scale,
+        softcap=site.softcap,
+        weights=site.weights,
+    )
+    context = ctx.op("Transpose", context, perm=[0, 2, 1, 3])
+    lead = list(shape[:2])
+    packed = ctx.reshape(context, [*lead, site.heads, width], [*lead, site.heads * width])
+    return packed, *rest
 
 
 def emit_attention(
