@@ -71,6 +71,12 @@ def class_of(
     return kind, found
 
 
+def unfilled(folder: Folder, kind: Any, *, trust_code: bool = False) -> Any:
+    """The model of the folder's config without its numbers: all of it on the meta device."""
+    with torch.device("meta"), _quiet():
+        return kind(_config(folder, kind, trust_code=trust_code))
+
+
 def pretrained(
     folder: Folder,
     kind: Any,

@@ -12,13 +12,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from attngraph.checkpoints.adapters import merge, of_ties, require_plain, split
-from attngraph.checkpoints.classes import class_of, pretrained
+from attngraph.checkpoints.classes import class_of, pretrained, unfilled
 from attngraph.checkpoints.folder import Folder, pickled
 from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.tasks import ADAPTED, Task
 from attngraph.errors import LoadError
 from attngraph.frontend.factory import Built, build
-from attngraph.frontend.modalities import beside_text, is_joined, refuse_mixed
+from attngraph.frontend.modalities import (
+    beside_text,
+    is_joined,
+    places_otherwise,
+    refuse_mixed,
+)
 from attngraph.frontend.names import kind_of, refuse_factory, require_factory
 from attngraph.frontend.pickles import load_pickle, unwrap_state_dict
 from attngraph.frontend.pt2 import load_program
@@ -110,8 +115,8 @@ def _from_folder(
         require_plain(adapter.path, adapter.settings)
         task = task or ADAPTED.get(str(adapter.settings.get("task_type")))
     kind, found = class_of(folder, task, trust_code=trust_code)
-    if samples and found is not None and _is_mixed(kind, found):
-        refuse_mixed(kind, str(folder.path))
+    if samples and found is not None:
+        _refuse_mixed(folder, kind, found, trust_code=trust_code)
     weights = _read_shards(folder.weights, folder.listed, trust_pickle=trust_pickle)
     factors: dict[str, dict[str, torch.Tensor]] = {}
     whole: dict[str, torch.Tensor] = {}
@@ -136,11 +141,22 @@ def _from_folder(
     )
 
 
-def _is_mixed(kind: Any, task: Task) -> bool:
-    """Whether prompts of a class hold images or sound among the text, joined by an unknown rule."""
+def _refuse_mixed(folder: Folder, kind: Any, task: Task, *, trust_code: bool) -> None:
+    """Raises UsageError where prompts hold images or sound that no compiler joins to the text."""
     if task.kind == "multimodal":
-        return not is_joined(kind)
-    return task.kind == "seq2seq" and bool(beside_text(kind))
+        is_known = is_joined(kind) and not _moves_tokens(folder, kind, trust_code=trust_code)
+    else:
+        is_known = task.kind != "seq2seq" or not beside_text(kind)
+    if not is_known:
+        refuse_mixed(kind, str(folder.path))
+
+
+def _moves_tokens(folder: Folder, kind: Any, *, trust_code: bool) -> bool:
+    try:
+        model = unfilled(folder, kind, trust_code=trust_code)
+        return places_otherwise(model, torch.ones(1, 2, dtype=torch.long))
+    except Exception:  # it wants numbers for that: it is tried again when it has them
+        return False
 
 
 def _read_shards(

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Collection
 from typing import Any, NoReturn
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from attngraph.errors import UsageError
 
@@ -92,6 +93,17 @@ def is_joined(kind: type[Any]) -> bool:
         and beside <= _IMAGES
         and {PIXELS, "input_ids", "inputs_embeds", "past_key_values"} <= set(taken)
     )
+
+
+def places_otherwise(model: Any, ids: Tensor) -> bool:
+    """Whether a model's generate gives the tokens of rows (B, S) without padding other positions
+    than 0, 1, 2 …, as PaliGemma's counts from 1. It reads no weights."""
+    own = torch.arange(ids.shape[1]).expand(ids.shape)
+    given = model.prepare_inputs_for_generation(
+        ids, attention_mask=torch.ones_like(ids), position_ids=own.clone(), use_cache=True
+    )
+    found = given.get("position_ids")
+    return found is not None and not torch.equal(found, own)
 
 
 def refuse_mixed(kind: type[Any], source: str) -> NoReturn:

@@ -22,7 +22,13 @@ from attngraph.frontend.cache import Layout
 from attngraph.frontend.causal_lm import Cached, Layers, places
 from attngraph.frontend.image_grids import Places, patches_placed, within_segments
 from attngraph.frontend.image_samples import SHAPES, sample_images
-from attngraph.frontend.modalities import GRID, PIXELS, is_multimodal, refuse_mixed
+from attngraph.frontend.modalities import (
+    GRID,
+    PIXELS,
+    is_multimodal,
+    places_otherwise,
+    refuse_mixed,
+)
 from attngraph.frontend.model import Model
 from attngraph.frontend.together import Together
 from attngraph.inference import inference
@@ -373,15 +379,10 @@ class _Tried:
                 use_cache=False,
                 **kinds,
             ).logits
-            given = model.prepare_inputs_for_generation(
-                self.ids, attention_mask=mask, position_ids=places(mask), use_cache=True
-            )
-        same_places = given.get("position_ids") is None or torch.equal(
-            given["position_ids"], places(mask)
-        )
+            otherwise = places_otherwise(model, self.ids)
         error = (found - expected).abs().max()
         limit = min(_ROUNDINGS * torch.finfo(found.dtype).eps, _MOST)
-        if not same_places or not error <= limit * expected.abs().max():
+        if otherwise or not error <= limit * expected.abs().max():
             refuse_mixed(type(model), self.name)
 
 

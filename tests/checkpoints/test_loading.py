@@ -379,6 +379,11 @@ def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) ->
         ("Mistral3", "pixel_values, image_sizes"),
         ("Qwen3VL", "pixel_values, pixel_values_videos, image_grid_thw"),
         ("Qwen2Audio", "input_features"),
+        ("PaliGemma", "pixel_values"),
+        ("LlavaNext", "pixel_values"),
+        ("Idefics3", "pixel_values"),
+        ("SmolVLM", "pixel_values"),
+        ("Gemma3n", "pixel_values, input_features"),
         ("Florence2", "pixel_values"),
     ],
 )

@@ -53,7 +53,7 @@ def on_given(
     A step has one query, so the layouts of query and context cost nothing beside theirs.
     """
     shape, width = site.query.shape, site.value.shape[2] // site.groups
-    context, *rest = emit_attention(
+    context, weights, *_ = emit_attention(
         ctx,
         (by_head(ctx, query, shape, site.heads), ctx.value(given[0]), ctx.value(given[1])),
         prepared,
@@ -65,7 +65,7 @@ def on_given(
     context = ctx.op("Transpose", context, perm=[0, 2, 1, 3])
     lead = list(shape[:2])
     packed = ctx.reshape(context, [*lead, site.heads, width], [*lead, site.heads * width])
-    return packed, *rest
+    return packed, weights
 
 
 def emit_attention(
