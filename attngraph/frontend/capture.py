@@ -32,6 +32,7 @@ from attngraph.frontend.program_dims import (
     user_placeholders,
 )
 from attngraph.frontend.requirements import requirement_notes
+from attngraph.frontend.rounded_for_speed import left_out_note
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, named_dims, nested_shapes, requested_dims
 from attngraph.frontend.signature import Signature
@@ -242,7 +243,7 @@ def _captured(
         (
             *traced.notes,
             *map(_replayed, traced.replayed),
-            *map(_unrounded, traced.unrounded),
+            *map(left_out_note, traced.unrounded),
             *limits.notes,
             *pairs,
             *map(_unread, unread),
@@ -422,13 +423,6 @@ def _replayed(function: str) -> str:
         f"Calls of {function}, which makes numbers of sizes, were traced as what they ran at four "
         "sizes: that they run the same at every other one is assumed, and checked where the "
         "outputs are."
-    )
-
-
-def _unrounded(function: str) -> str:
-    return (
-        f"{function} rounds a size up, and the outputs were the same without it at every size that "
-        "was tried: the graph leaves it out."
     )
 
 

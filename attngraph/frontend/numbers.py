@@ -8,12 +8,14 @@ return is what the code would compute at any size, so conditions on it are kept 
 from __future__ import annotations
 
 import builtins
+import linecache
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
@@ -24,6 +26,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from attngraph.frontend.library_calls import calls_of_any_size, library_call
+from attngraph.frontend.python_loops import scanned_loops
 from attngraph.frontend.rounded_for_speed import (
     Function,
     Rounded,
@@ -37,6 +40,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[1])
 _NUMPY = str(Path(np.__file__).parent)
 _ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
+_LOOP = re.compile(r"\bfor\b.*\brange\(")
 _SIZES = (torch.SymInt, torch.SymFloat)
 _SYM_INT, _SYM_FLOAT, _SYM_SQRT = (
     getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")
@@ -52,23 +56,32 @@ class Numbers:
 
     `replayed` names those of the functions whose operators a trace ran in their stead. `functions`
     take numbers alone; those that round may be `rounded` not at all, unless that is None.
+    `loops` are functions in which Python counts to a size.
     """
 
     spaces: list[Namespace] = field(default_factory=list)
     entries: list[CodeType] = field(default_factory=list)
     replayed: dict[str, None] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
+    loops: list[CodeType] = field(default_factory=list)
     rounded: Rounded | None = None
     exact: Rounded = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.spaces) + len(self.entries) + len(self.functions)
+        return len(self.spaces) + len(self.entries) + len(self.functions) + len(self.loops)
 
     def copy(self) -> Numbers:
         """The same places; nothing that a trace has found of them."""
         rounded = None if self.rounded is None else Rounded()
-        return Numbers(
-            list(self.spaces), list(self.entries), functions=list(self.functions), rounded=rounded
+        return replace(
+            self,
+            spaces=list(self.spaces),
+            entries=list(self.entries),
+            replayed={},
+            functions=list(self.functions),
+            loops=list(self.loops),
+            rounded=rounded,
+            exact={},
         )
 
 
@@ -118,6 +131,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
+        stack.enter_context(scanned_loops(known.loops))
         stack.enter_context(stood_in(known.functions, written_out(known.rounded, known.exact)))
         stack.enter_context(calls_of_any_size(known.entries, known.replayed))
         for names in known.spaces:
@@ -218,6 +232,11 @@ def _add_functions(found: Numbers, functions: Iterable[Function]) -> None:
 
 def _add(found: Numbers, frame: FrameType | None) -> None:
     _add_functions(found, number_functions(frame))
+    own = frame
+    while own is not None and _is_library(own):
+        own = own.f_back
+    if own is not None and _LOOP.search(linecache.getline(own.f_code.co_filename, own.f_lineno)):
+        found.loops += [own.f_code] if own.f_code not in found.loops else []
     if entry := library_call(frame):
         if entry not in found.entries:
             found.entries.append(entry)

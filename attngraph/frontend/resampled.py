@@ -84,7 +84,7 @@ def is_model(
         return False
     excludes = any(low > r.size for low, r in zip(least, constant, strict=True) if low is not None)
     for node in reversed(list(own.graph.nodes)):
-        if node.target in _WITHOUT_RESULT and not node.users and not _demands_a_size(node):
+        if node.target in _WITHOUT_RESULT and not node.users and not _matters(node):
             own.graph.erase_node(node)
     own.recompile()
     for place, smaller in enumerate(_SMALLER):
@@ -135,10 +135,17 @@ def _least(program: ExportedProgram, request: Request) -> int | None:
     return int(bounds.lower)
 
 
-def _demands_a_size(node: torch.fx.Node) -> bool:
-    """Whether a node of a trace asserts that sizes are equal, which no other sizes may break."""
-    asserted = node.args[0]
-    value = asserted.meta.get("val") if isinstance(asserted, torch.fx.Node) else None
+def _matters(node: torch.fx.Node) -> bool:
+    """Whether an assertion of a trace holds sizes equal, which no other sizes may break, or what is
+    copied goes into a tensor that the trace makes."""
+    of: Any = node.args[0]
+    if node.target is torch.ops.aten.copy_.default:
+        while (
+            isinstance(of.target, torch._ops.OpOverload) and of.target._schema.returns[0].alias_info
+        ):
+            of = of.args[0]
+        return bool(of.op == "call_function")
+    value = of.meta.get("val") if isinstance(of, torch.fx.Node) else None
     return isinstance(value, torch.SymBool) and isinstance(value.node.expr, sympy.Eq)
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from attngraph.frontend.loop_steps import Steps
 from attngraph.ir.dims import divide
 
 _DATA: Any = torch.Tensor.data
 _DATA_OF = _DATA.__get__
+_JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
 _SPLITS = (torch.split, torch.Tensor.split)
 _CHUNKS = (torch.chunk, torch.Tensor.chunk)
 
@@ -37,6 +39,9 @@ class Rewordings(TorchFunctionMode):
         if func is torch.arange and _counts_in_floats(args):
             named.setdefault("dtype", torch.get_default_dtype())
             args = [int(arg) if isinstance(arg, float) else arg for arg in args]
+        if func in _JOINS and args and isinstance(args[0], Steps):
+            axis = named.get("dim", args[1] if len(args) > 1 else 0)
+            return args[0].joined(axis, new=func is torch.stack)
         if (func in _SPLITS or func in _CHUNKS) and args:
             dim = named.get("dim", args[2] if len(args) > 2 else 0)
             size = args[1] if len(args) > 1 else next(iter(named.values()))

@@ -111,6 +111,7 @@ class Traced:
     resampled: bool = False
     unrounded: Mapping[str, set[sympy.Symbol]] = field(default_factory=dict)
     written: bool = False
+    scanned: bool = False
 
 
 def trace(
@@ -146,6 +147,9 @@ def trace(
             if not is_rounded_for_speed(module, args, kwargs, sized, numbers.functions):
                 numbers.rounded = None
                 continue
+        scanned = found.program if isinstance(found, Traced) and found.scanned else None
+        if scanned is not None and not is_model(scanned, module, args, kwargs, ()):
+            break
         best = found if best is None else _better(best, found)
         if isinstance(found, Traced):
             constant = constant or found.constant
@@ -326,6 +330,7 @@ def _trace(
                 tuple(known.replayed),
                 unrounded=known.rounded or {},
                 written=bool(known.rounded or known.exact),
+                scanned=bool(known.loops),
             )
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."

@@ -1,0 +1,211 @@
+"""What a rewritten loop of Python calls while it is traced: its steps in a scan, or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._higher_order_ops.scan import scan
+from torch.utils import _pytree as pytree
+
+
+class Unread(Exception):
+    """What no scan gives."""
+
+
+class Steps(list[torch.Tensor]):
+    """The list of what a loop appended, of which torch.stack and torch.cat alone can be had.
+
+    `stacked` has the steps along its first axis.
+    """
+
+    def __init__(self, before: Sequence[torch.Tensor], stacked: torch.Tensor) -> None:
+        super().__init__([*before, stacked[0]])
+        self.before, self.stacked = list(before), stacked
+
+    def joined(self, axis: int, *, new: bool) -> torch.Tensor:
+        """All of them along a new axis, or along one that they have."""
+        rank = self.stacked.dim() - 1 + new
+        axis %= rank
+        whole = self.stacked.movedim(0, axis)
+        if not new:
+            whole = whole.flatten(axis, axis + 1)
+        if not self.before:
+            return whole
+        return torch.cat(
+            [each.unsqueeze(axis) if new else each for each in self.before] + [whole], axis
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == -1:
+            return self.stacked[-1]
+        raise Unread("an element of a list that a loop fills")
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        raise Unread("the elements of a list that a loop fills")
+
+    def __len__(self) -> int:
+        raise Unread("the length of a list that a loop fills")
+
+
+class _Index:
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+class Helpers:
+    """What a rewritten function calls."""
+
+    Steps = Steps
+    index = _Index()
+
+    @staticmethod
+    def is_open(bounds: Sequence[Any]) -> bool:
+        return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in bounds)
+
+    @staticmethod
+    def run(
+        bounds: Sequence[Any],
+        body: Callable[..., Any],
+        initial: Sequence[Callable[[], Any]],
+        sequences: Sequence[tuple[torch.Tensor, int]],
+    ) -> tuple[list[Any], list[torch.Tensor]]:
+        """What is carried out of the last step, and what the steps made, stacked."""
+        start, stop = _ends(bounds)
+        given = [_defined(value) for value in initial]
+        leaves, spec = pytree.tree_flatten(given)
+        leaves = [_as_tensor(leaf) for leaf in leaves]
+        places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        items = [torch.arange(start, stop)]
+        items += [_part(of, axis, start, stop).movedim(axis, 0) for of, axis in sequences]
+
+        def step(carry: list[torch.Tensor], now: list[torch.Tensor]) -> Any:
+            own = list(leaves)
+            for at, leaf in zip(places, carry, strict=True):
+                own[at] = leaf
+            after, made = body(now[0], *pytree.tree_unflatten(own, spec), *now[1:])
+            last = [after[at] for at in new]
+            for at in new:
+                after[at] = _UNDEFINED
+            flat, how = pytree.tree_flatten(after)
+            if how != spec or any(flat[at] is not leaves[at] for at in others):
+                raise Unread("another kind of thing is carried")
+            flat = [_as_tensor(leaf) for leaf in flat]
+            return [flat[at] for at in places], [each.clone() for each in (*made, *last)]
+
+        new = [at for at, value in enumerate(given) if value is _UNDEFINED]
+        others = [at for at in range(len(leaves)) if at not in places]
+        if places:
+            carry, made = scan(step, [leaves[at] for at in places], items)
+        else:
+            carry, made = [], torch.vmap(lambda *now: step([], list(now))[1])(*items)
+        for at, leaf in zip(places, carry, strict=True):
+            leaves[at] = leaf
+        after = pytree.tree_unflatten(leaves, spec)
+        for at, values in zip(new, made[len(made) - len(new) :], strict=True):
+            after[at] = values[-1]
+        return after, list(made[: len(made) - len(new)])
+
+    @staticmethod
+    def put(
+        bounds: Sequence[Any],
+        written: Sequence[tuple[torch.Tensor, int]],
+        rows: Sequence[torch.Tensor],
+    ) -> None:
+        """Writes the rows of all steps, stacked, where the loop would have written each."""
+        start, stop = _ends(bounds)
+        for (tensor, axis), stacked in zip(written, rows, strict=True):
+            _part(tensor, axis, start, stop).copy_(stacked.movedim(0, axis))
+
+    @staticmethod
+    def row(row: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+        """A row with a value written at an index, whose slices may end at numbers in tensors."""
+        items = index if isinstance(index, tuple) else (index,)
+        open_at = [at for at, item in enumerate(items) if _is_open_slice(item)]
+        if not open_at:
+            row = row.clone()
+            row[index] = value
+            return row
+        (at,) = open_at
+        if any(not isinstance(item, slice) for item in items) or items[at].step is not None:
+            raise Unread("an index beside a slice that each step places elsewhere")
+        if isinstance(value, torch.Tensor) and value.dim():
+            raise Unread("more than a number in a slice that each step places elsewhere")
+        place = torch.arange(row.shape[at])
+        inside = torch.ones_like(place, dtype=torch.bool)
+        if items[at].start is not None:
+            inside = inside & (place >= _from_end(items[at].start, row.shape[at]))
+        if items[at].stop is not None:
+            inside = inside & (place < _from_end(items[at].stop, row.shape[at]))
+        inside = inside.reshape([-1 if axis == at else 1 for axis in range(row.dim())])
+        others = [slice(None) if axis == at else item for axis, item in enumerate(items)]
+        for axis, item in enumerate(others):
+            if item != slice(None):
+                raise Unread(f"a part of axis {axis}")
+        return torch.where(inside, torch.as_tensor(value, dtype=row.dtype), row)
+
+    @staticmethod
+    def min(*numbers: Any) -> Any:
+        return _extreme(min, torch.minimum, numbers)
+
+    @staticmethod
+    def max(*numbers: Any) -> Any:
+        return _extreme(max, torch.maximum, numbers)
+
+
+class _Undefined:
+    """Stands for a name that nothing has been assigned to."""
+
+
+_UNDEFINED = _Undefined()
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """What is carried, in memory of its own; a number becomes a tensor."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone(memory_format=torch.contiguous_format)
+    if type(leaf) in (int, float):
+        return torch.full((), leaf, dtype=torch.int64 if type(leaf) is int else torch.float64)
+    return leaf
+
+
+def _defined(value: Callable[[], Any]) -> Any:
+    try:
+        return value()
+    except NameError:
+        return _UNDEFINED
+
+
+def _ends(bounds: Sequence[Any]) -> tuple[Any, Any]:
+    if len(bounds) == 3 and bounds[2] != 1:
+        raise Unread("a step other than 1")
+    return (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
+
+
+def _part(tensor: torch.Tensor, axis: int, start: Any, stop: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise Unread("a slice of what is no tensor")
+    is_whole = isinstance(start, int) and start == 0 and stop is tensor.shape[axis]
+    return tensor if is_whole else tensor.narrow(axis, start, stop - start)
+
+
+def _is_open_slice(item: Any) -> bool:
+    return isinstance(item, slice) and any(
+        isinstance(end, torch.Tensor) for end in (item.start, item.stop)
+    )
+
+
+def _from_end(place: Any, size: Any) -> Any:
+    """Where Python's slice begins or ends: a negative number counts from the end."""
+    place = torch.as_tensor(place)
+    return torch.where(place < 0, place + size, place)
+
+
+def _extreme(plain: Any, of_two: Any, numbers: Sequence[Any]) -> Any:
+    if not any(isinstance(number, torch.Tensor) for number in numbers):
+        return plain(*numbers)
+    found = torch.as_tensor(numbers[0])
+    for number in numbers[1:]:
+        found = of_two(found, torch.as_tensor(number))
+    return found

@@ -1,0 +1,138 @@
+"""Loops of Python over an open size are scans, or computed for all steps at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from attngraph.frontend.capture import Captured, capture
+from attngraph.ir import interpret
+from attngraph.ir.ranges import Ranges
+
+
+class Recurrence(nn.Module):
+    """A scan with a list that is stacked, one that begins before it, and a state read after it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        decay, state = torch.sigmoid(x), torch.zeros(x.size(0), x.size(2))
+        states, sums = [], [state.unsqueeze(1)]
+        for t in range(x.shape[1]):
+            state = decay[:, t] * state + x[:, t, :]
+            states.append(state)
+            sums.append(state.unsqueeze(1) + t)
+        return torch.stack(states, dim=1), torch.cat(sums, 1), states[-1]
+
+
+class Windows(nn.Module):
+    """A mask that is filled row by row, within limits that depend on the row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        mask = torch.full((n, n), float("-inf"))
+        for i in range(n):
+            start = max(0, i - self.window + 1)
+            mask[i, start : i + 1] = 0.0
+        return (x @ x.mT + mask).softmax(-1) @ x
+
+
+class Cells(nn.Module):
+    """States in a tuple, in a cell with weights, and results that are written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        state = (torch.zeros(x.shape[0], 4), torch.zeros(x.shape[0], 4))
+        out = torch.zeros_like(x)
+        for t in range(x.size(1)):
+            hidden, memory = self.cell(x[:, t], state)
+            state = (hidden, memory)
+            out[:, t] = hidden * (t + 1)
+        return out, memory
+
+
+class Later(nn.Module):
+    """Begins behind the first step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x[:, 0]
+        means = [mean]
+        for t in range(1, x.shape[1]):
+            mean = 0.5 * mean + 0.5 * x[:, t]
+            means.append(mean)
+        return torch.stack(means).transpose(0, 1)
+
+
+class Alias(nn.Module):
+    """Reads under another name what it writes: no step is alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        same = y
+        for t in range(x.shape[1]):
+            y[:, t] = same.sum(1) / 8
+        return y
+
+
+class Earlier(nn.Module):
+    """Reads what an earlier step wrote."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        for t in range(1, x.shape[1]):
+            y[:, t] = y[:, t - 1] * 0.5 + x[:, t]
+        return y
+
+
+class Value(nn.Module):
+    """Asks a tensor that is carried for its value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            state = state + x[:, t] if t % 2 else state - x[:, t]
+        return state
+
+
+def _captured(module: nn.Module) -> Captured:
+    shapes = ({0: Dim.AUTO, 1: Dim.AUTO},)
+    return capture(module, (torch.randn(2, 6, 4),), dynamic_shapes=shapes)
+
+
+_SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (Recurrence, Cells, Later)]
+
+
+@pytest.mark.parametrize("module", [Windows, *_SLOW])
+def test_a_loop_takes_every_length(module: Callable[[], nn.Module]) -> None:
+    model = module().eval()
+    graph = _captured(model).graph
+    for batch, length in ((2, 6), (3, 9), (1, 3), (2, 1)):
+        if Ranges.of(graph).broken({"x_0": batch, "x_1": length}):
+            assert module is Later
+            assert length == 1
+            continue
+        x = torch.randn(batch, length, 4)
+        with torch.no_grad():
+            expected = model(x)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        torch.testing.assert_close(interpret(graph, (x,)), tuple(expected))
+
+
+@pytest.mark.parametrize(
+    "module", [Alias, *(pytest.param(each, marks=pytest.mark.slow) for each in (Earlier, Value))]
+)
+def test_steps_that_read_each_other_stay_as_many(module: Callable[[], nn.Module]) -> None:
+    model = module().eval()
+    captured = _captured(model)
+    assert any("stays 6" in note for note in captured.notes)
+    x = torch.randn(3, 6, 4)
+    torch.testing.assert_close(interpret(captured.graph, (x,)), (model(x),))
