@@ -111,7 +111,8 @@ class Options:
         str | None,
         Flag(
             "Beside --activations: the most that the first output may be off, in rms, on your "
-            "sample, such as 1%. The linears that cost the most error stay in float.",
+            "sample, such as 1%. The linears that cost the most error are given 16 bits, or stay "
+            "in float.",
             metavar="SHARE",
         ),
     ] = None

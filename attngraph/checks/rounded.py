@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import onnx_ir
 import torch
 
-from attngraph.dialect.quantized import block_steps, dequantized, row_steps
+from attngraph.dialect.quantized import FINER, block_steps, dequantized, row_steps
 from attngraph.errors import ParityError
 from attngraph.export.files.save import to_session
 from attngraph.export.lowering.lower import value_names
@@ -44,6 +44,8 @@ GIVEN, LINEARS, FUSED = "(between)", "(linears)", "(fused)"
 """Names of the three comparisons."""
 TIE = 2.0**-12
 """Steps: 255 of them in float32, divided twice, are off by less."""
+_FINE_TIE = 2.0**-7
+"""Steps of a second code: 127 · 254 of them in float32 are off by 2⁻⁹ at most."""
 _ROUNDINGS = 16  # of a product, its scales and its bias
 
 
@@ -227,7 +229,11 @@ def _formula(node: Node, x: torch.Tensor, *, rounds: bool) -> tuple[torch.Tensor
         block = codes.shape[2] * 8 // int(attribute(node, "bits"))
         multiples, step = block_steps(wide, block)
         sums = multiples.shape[-2] if rounds else x.shape[-1]
-    ties = ((multiples - multiples.floor() - 0.5).abs() < TIE).double() * step
+    near = TIE
+    if node.op == "attn.int8_linear" and attribute(node, "fine"):
+        # Where the first code is the neighbour, the second makes up for it: only its ties count.
+        multiples, step, near, sums = multiples * FINER, step / FINER, _FINE_TIE, 2
+    ties = ((multiples - multiples.floor() - 0.5).abs() < near).double() * step
     used = multiples.round() * step if rounds else multiples * step
     if node.op != "attn.int8_linear":
         used, ties = (each.flatten(-2)[..., : x.shape[-1]] for each in (used, ties))

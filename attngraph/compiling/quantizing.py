@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from attngraph.checks.check import Check
-from attngraph.checks.shares import error, errors_of_each, to_keep
+from attngraph.checks.shares import allotted, error, errors_of_each
 from attngraph.errors import AttngraphError, UsageError
 from attngraph.export.formats import Weights
 from attngraph.export.precision.calibrated import chosen_on
@@ -27,8 +27,9 @@ _PATIENCE = 10.0
 @dataclass
 class Quantizing:
     """A graph whose linears are to be quantized. `keep` are the names of what those return that
-    stay in float, `moves` the exponents of the features that were divided (smooth.py), `chosen` the
-    codes of weights that were chosen on --calibrate or on samples (calibrated.py).
+    stay in float, `fine` of those that are given 16 bits, `moves` the exponents of the features
+    that were divided (smooth.py), `chosen` the codes of weights that were chosen on --calibrate or
+    on samples (calibrated.py).
     """
 
     graph: Graph
@@ -37,6 +38,7 @@ class Quantizing:
     check: Check
     is_large: bool
     keep: frozenset[str] = frozenset()
+    fine: frozenset[str] = frozenset()
     moves: Mapping[str, str] = field(default_factory=dict)
     chosen: Mapping[str, Stored] = field(default_factory=dict)
 
@@ -67,7 +69,7 @@ class Quantizing:
         activations = self.options.activations
         if activations is None:
             return None
-        return Rounding(activations, saturates(), self.keep, self.moves)
+        return Rounding(activations, saturates(), self.keep, self.moves, self.fine)
 
     def _smooth(
         self, weights: Weights, samples: Sequence[tuple[torch.Tensor, ...]]
@@ -126,9 +128,9 @@ class Quantizing:
             ) from error
         return [given]
 
-    def _allot(self, weights: Weights) -> dict[str, float]:
-        """Decides which linears stay in float. Returns the errors of all, where they are measured:
-        for a budget, or where it takes little time.
+    def _allot(self, weights: Weights) -> Mapping[str, float]:
+        """Decides which linears have 16 bits or stay in float. Returns the errors of all, where
+        they are measured: for a budget, or where it takes little time.
         """
         share = self.options.share
         if self.options.activations is None or not self.options.verifies:
@@ -140,7 +142,7 @@ class Quantizing:
         if share is None:
             patient = linears * (time.perf_counter() - start) <= _PATIENCE
             return errors_of_each(self.graph, trial, tensors) if patient else {}
-        self.keep, errors = to_keep(self.graph, trial, tensors, share)
+        self.keep, self.fine, errors = allotted(self.graph, trial, tensors, share)
         if linears and self.keep >= errors.keys():
             raise UsageError(
                 f"No linear of {self.source} can have {weights} weights and int8 activations "

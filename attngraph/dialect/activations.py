@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.ops import op
-from attngraph.ir.traits import ACTIVATION, POINTWISE
+from attngraph.ir.traits import ACTIVATION, GELU, POINTWISE
 
 
-@op("attn.bias_gelu", [ACTIVATION, POINTWISE])
+@op("attn.bias_gelu", [ACTIVATION, GELU, POINTWISE])
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """GELU(x + bias) by erf (Hendrycks and Gimpel 2016). x (…, H), bias (H,)."""
     return torch.nn.functional.gelu(x + bias)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from attngraph.ir.ops import op
-from attngraph.ir.traits import FEATURE_NORM
+from attngraph.ir.traits import CENTRED_NORM, FEATURE_NORM
 
 
-@op("attn.skip_layer_norm", [FEATURE_NORM], outputs=2)
+@op("attn.skip_layer_norm", [CENTRED_NORM, FEATURE_NORM], outputs=2)
 def skip_layer_norm(
     x: torch.Tensor,
     skip: torch.Tensor,

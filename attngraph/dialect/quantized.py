@@ -16,6 +16,8 @@ TINY = 1e-30
 LEVELS = 127
 CODES = 255
 """The steps between the least and the largest code of 8 bits."""
+FINER = 254
+"""Steps of a second code in one of the first, which leaves at most half a step to either side."""
 
 
 @op("attn.quantized_linear", [LINEAR, QUANTIZED])
@@ -91,18 +93,21 @@ def int8_linear(
     *,
     rounds: bool = True,
     one_sided: bool = False,
+    fine: bool = False,
 ) -> torch.Tensor:
     """x̂ Wᵀ + b with W = code · scale, one scale for each row of W, as MatMulIntegerToFloat has it.
 
     x (…, K); codes (N, K), int8; scales (N,) and bias (N,) in x's dtype. x̂ is x with each row
     rounded to a multiple of a 127th of its largest magnitude, or if `one_sided` of a 255th of the
-    range that its elements and 0 take; without `rounds` it is x.
+    range that its elements and 0 take; without `rounds` it is x. If `fine` a second code is added,
+    of what the first leaves, so that x̂ has 16 bits for the price of two products.
     """
     if not rounds:
         weight = codes.to(x.dtype) * scales.unsqueeze(-1)
         return torch.nn.functional.linear(x, weight, bias)
     steps, step = row_steps(x, one_sided=one_sided)
-    product = torch.nn.functional.linear(steps.round(), codes.to(x.dtype)) * scales * step
+    rounded = (steps * FINER).round() / FINER if fine else steps.round()
+    product = torch.nn.functional.linear(rounded, codes.to(x.dtype)) * scales * step
     return product if bias is None else product + bias
 
 

@@ -179,6 +179,7 @@ COMMUTATIVE = _trait(  # in its two operands
 )
 ROUNDING = _trait("rounding", "floor ceil round trunc")
 WAVE = _trait("wave", "sin cos")
+GELU = _trait("gelu", "gelu")
 ACTIVATION = _trait("activation", "gelu silu relu sigmoid tanh leaky_relu hardswish")
 POINTWISE = _trait(
     "pointwise",
@@ -213,6 +214,7 @@ PLAIN_SOFTMAX = _trait("plain softmax", "softmax.int _softmax")  # exp(x) / Σ e
 SOFTMAX = _trait("softmax", "softmax.int _softmax _safe_softmax")
 LOG_SUM = _trait("log of a sum of exponentials", "logsumexp")
 LOG_SOFTMAX = _trait("log softmax", "log_softmax.int _log_softmax")
+CENTRED_NORM = _trait("centred norm", "layer_norm")  # subtracts the mean
 FEATURE_NORM = _trait(  # over the last axes, with a weight for each feature
     "feature norm", "layer_norm rms_norm"
 )

@@ -70,24 +70,27 @@ class OutputError:
 @dataclass(frozen=True)
 class Rounding:
     """How activations are rounded: to what, whether two neighbours of a weight must keep within 16
-    bits (`narrow`), the linears that stay in float, by the name of what they return, and the
-    features that were divided by powers of two before (smooth.py), by the value's name.
+    bits (`narrow`), the linears that stay in float and those that are given 16 bits (`fine`), by
+    the name of what they return, and the features that were divided by powers of two before
+    (smooth.py), by the value's name.
     """
 
     activations: Activations
     narrow: bool
     keep: frozenset[str] = frozenset()
     moves: Mapping[str, str] = field(default_factory=dict)
+    fine: frozenset[str] = frozenset()
 
     def to_json(self) -> str:
-        """What `from_json` reads; `keep` is sorted."""
-        return json.dumps({**asdict(self), "keep": sorted(self.keep)})
+        """What `from_json` reads; names are sorted."""
+        return json.dumps({**asdict(self), "keep": sorted(self.keep), "fine": sorted(self.fine)})
 
     @classmethod
     def from_json(cls, text: str) -> Rounding:
         """Raises TypeError, KeyError or ValueError for what `to_json` never writes."""
         found = json.loads(text)
-        return cls(**{**found, "keep": frozenset(found["keep"])})
+        names = {key: frozenset(found.get(key, ())) for key in ("keep", "fine")}
+        return cls(**{**found, **names})
 
 
 @dataclass
@@ -95,7 +98,7 @@ class Linear:
     """One linear: the weight that it has, how that is stored, and the value that it returns.
 
     `share` is what it has of the squared error of the first output, None where that was not
-    measured; of one that stays in float, what it would have.
+    measured; of one that has 16 bits or stays in float, what it would have with 8.
     """
 
     weight: str
@@ -204,12 +207,16 @@ def quantise(
             x, bias = input_of(node, "input"), input_of(node, "bias")
             build = builder.at(node, node.loc)
             if form == ROWS:
-                sides = {"one_sided": True} if rounding and is_one_sided(x, known) else {}
-                new = build("attn.int8_linear", x, *constants, bias, **sides)
+                fine = rounding is not None and node.output.name in rounding.fine
+                one_sided = not fine and rounding is not None and is_one_sided(x, known)
+                how = {"fine": True} if fine else {"one_sided": True} if one_sided else {}
+                new = build("attn.int8_linear", x, *constants, bias, **how)
+                told = FINE if fine else form
             else:
                 rounds = {"rounds": True} if rounding else {}
                 new = build("attn.quantized_linear", x, *constants, bias, bits=bits, **rounds)
-            found.forms.append(Linear(value.name, form, node.output.name))
+                told = form
+            found.forms.append(Linear(value.name, told, node.output.name))
             graph.replace_uses(node.output, new)
             graph.erase(node)
             if new.producer is not None:
@@ -227,6 +234,7 @@ def quantise(
 
 
 ROWS = "int8, one scale a row"
+FINE = f"{ROWS}, inputs in 16 bits"
 _BLOCKS = "{} bits, blocks of 32"
 
 

@@ -112,7 +112,7 @@ def _rounded(dtype: torch.dtype) -> list[Call]:
     constants = codes, ordinary(dtype, 8).abs(), ordinary(dtype, 8, seed=1)
     return [
         Call(f"attn.int8_linear(%0, %1, %2, %3){attrs}", (rows, *constants), modes=("mixed",))
-        for attrs in ("", " {one_sided = true}")
+        for attrs in ("", " {one_sided = true}", " {fine = true}")
         for rows in (x[:2], x[None], x[:0], x[None, :0], x[:1].relu())
     ]
 

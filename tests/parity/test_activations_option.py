@@ -24,7 +24,7 @@ from attngraph.compiling import quantizing
 from attngraph.dialect import quantized
 from attngraph.errors import ParityError, ProviderError, UsageError
 from attngraph.export.lowering.ops import linear as lowering
-from attngraph.export.precision.quantize import packed_rows
+from attngraph.export.precision.quantize import FINE, ROWS, packed_rows
 from attngraph.export.runtime import saturation
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
@@ -221,7 +221,9 @@ def _half_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         lowering,
         "_peaks",
-        lambda ctx, x: ctx.op("Mul", real(ctx, x), ctx.constant(1.002, torch.float32)),
+        lambda ctx, x, **how: ctx.op(
+            "Mul", real(ctx, x, **how), ctx.constant(1.002, torch.float32)
+        ),
     )
 
 
@@ -319,28 +321,61 @@ def test_the_table_says_which_linear_costs_what() -> None:
     assert all(share > 0 for share in shares.values())
 
 
-def test_a_budget_keeps_the_linears_in_float_that_cost_the_most() -> None:
-    free, bound = uneven().report.quantised, uneven(budget="2%").report.quantised
+@functools.cache
+def within(budget: str) -> Optimized:
+    return uneven(budget=budget)
+
+
+def test_a_budget_gives_more_bits_to_the_linears_that_cost_the_most() -> None:
+    free, bound, tight = (
+        model.report.quantised for model in (uneven(), within("2%"), within("0.6%"))
+    )
     assert free is not None
     assert bound is not None
+    assert tight is not None
     assert free.errors[0].rms > 0.1
     assert bound.errors[0].rms < 0.02
     forms = {linear.weight: linear.form for linear in bound.forms}
-    assert forms["second.weight"] == "float32"
-    assert forms["first.weight"] == forms["third.weight"] == "int8, one scale a row"
+    assert forms["second.weight"] == FINE
+    assert forms["first.weight"] == forms["third.weight"] == ROWS
+    assert tight.errors[0].rms < 0.006
+    forms = {linear.weight: linear.form for linear in tight.forms}
+    assert set(forms.values()) == {ROWS, FINE, "float32"}
+    assert (tight.linears, tight.total) == (2, 3)
     with pytest.raises(UsageError, match=r"within 0\.001% of the output's rms: allow more"):
         uneven(budget="0.001%")
 
 
-def test_a_file_that_keeps_linears_for_a_budget_is_verified(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", ["2%", "0.6%"])
+def test_a_file_that_was_made_for_a_budget_is_verified(budget: str, tmp_path: Path) -> None:
     path = tmp_path / "kept.onnx"
-    uneven(budget="2%").save(path)
+    model = within(budget)
+    model.save(path)
     torch.manual_seed(0)
-    model = Model(Uneven().eval(), None, inputs()[:1], {}, None)
-    found = verify_file(model, path, Session.open(path, CPU))
+    original = Model(Uneven().eval(), None, inputs()[:1], {}, None)
+    found = verify_file(original, path, Session.open(path, CPU))
     assert found.passed
     assert found.quantised is not None
-    assert (found.quantised.linears, found.quantised.total) == (2, 3)
+    assert model.report.quantised is not None
+    assert found.quantised.linears == model.report.quantised.linears
+
+
+@pytest.mark.parametrize("largest", [1.0, 500.0])
+def test_inputs_of_16_bits_are_off_by_half_a_step_of_the_second_code(largest: float) -> None:
+    x = inputs()[0].double()
+    x[..., 3] = largest
+    codes = packed_rows(torch.randn(48, WIDTH), narrow=False)[0]
+    steps = torch.ones(48, dtype=torch.float64)
+    off = quantized.int8_linear(x, codes, steps, fine=True) - x @ codes.double().T
+    half = x.abs().amax(-1, keepdim=True) / (127 * 254 * 2)
+    assert float(off.abs().max()) > 0
+    assert bool((off.abs() <= half * codes.double().abs().sum(-1)).all())
+
+
+def test_the_kernels_of_a_second_code_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "FINER", 200)
+    with pytest.raises(ParityError, match="int8 kernels of Uneven are out of their error budget"):
+        uneven(budget="2%")
 
 
 class Outliers(nn.Module):

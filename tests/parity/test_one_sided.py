@@ -161,3 +161,36 @@ def test_the_least_that_an_activation_gives_is_not_below_its_bound(kind: str) ->
     assert low <= least < low * 0.99
     if kind == "gelu":
         assert low <= float(nn.functional.gelu(x, approximate="tanh").min())
+
+
+class Normed(nn.Module):
+    """A feed-forward part behind a norm, whose rows are NaN as a whole where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return result
+
+
+def test_what_is_not_finite_stays_so_behind_a_norm() -> None:
+    """No sum over rows looks for NaN there; wherever it stands, its row and no other has it."""
+    torch.manual_seed(0)
+    module = Normed().eval()
+    model = attngraph.optimize(module, (given(5),), weights="int8", activations="int8")
+    ops, others = (
+        [node.op_type for node in each.model.graph] for each in (model, compiled("gelu"))
+    )
+    assert "MatMulIntegerToFloat" in ops
+    assert "ReduceSum" not in ops
+    assert "ReduceSum" in others
+    for at in (0, 17, WIDTH - 1):
+        x = given(5)
+        x[0, at], x[1, at], x[2, at] = torch.nan, torch.inf, -torch.inf
+        with torch.no_grad():
+            eager = module(x)
+        assert eager[:3].isnan().all()
+        assert torch.equal(model(x).isfinite(), eager.isfinite())

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import onnx_ir as ir
 import torch
 
-from attngraph.dialect.quantized import CODES, LEVELS, TINY
+from attngraph.dialect.quantized import CODES, FINER, LEVELS, TINY
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.products import einsum, matmul, may_be_empty
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.traits import CENTRED_NORM, GELU
 
 
 @register_lowering("aten.linear")
@@ -132,7 +133,7 @@ def lower_int8_linear(ctx: LoweringContext, node: Node) -> ir.Value:
     """MatMulIntegerToFloat of rows that were divided by their largest magnitude.
 
     The input's zero point is 128: the kernel for signed inputs is several times slower. Linears of
-    one input share its codes.
+    one input share its codes. Of a `fine` input there are two, and two products are added up.
     """
     if attribute(node, "one_sided"):
         return _of_one_side(ctx, node)
@@ -141,40 +142,76 @@ def lower_int8_linear(ctx: LoweringContext, node: Node) -> ir.Value:
     unit = ctx.constant(1 / LEVELS, torch.float32)
     middle = ctx.constant(128, torch.uint8)
 
-    def rounded() -> tuple[ir.Value, ir.Value]:
-        peak = _peaks(ctx, x)
+    def rounded() -> tuple[ir.Value, ir.Value, ir.Value]:
+        peak = _peaks(ctx, x, whole=_is_nan_as_a_whole(input_of(node, "x")))
         within = ctx.op("Div", x, peak)
-        return ctx.op("QuantizeLinear", within, unit, middle, dtype=ir.DataType.UINT8), peak
+        return coded(within, unit), peak, within
 
-    steps, peak = ctx.once(("int8 rows", x), rounded)
-    product = ctx.op(
-        "MatMulIntegerToFloat",
-        *(steps, ctx.transposed(input_of(node, "codes")), unit, args["scales"], middle),
-        domain=MICROSOFT,
-        dtype=ir.DataType.FLOAT,
-    )
+    def coded(numbers: ir.Value, step: ir.Value) -> ir.Value:
+        return ctx.op("QuantizeLinear", numbers, step, middle, dtype=ir.DataType.UINT8)
+
+    def product_of(taken: ir.Value, step: ir.Value) -> ir.Value:
+        return ctx.op(
+            "MatMulIntegerToFloat",
+            *(taken, ctx.transposed(input_of(node, "codes")), step, args["scales"], middle),
+            domain=MICROSOFT,
+            dtype=ir.DataType.FLOAT,
+        )
+
+    steps, peak, within = ctx.once(("int8 rows", x), rounded)
+    product = product_of(steps, unit)
+    if attribute(node, "fine"):
+        finer = ctx.constant(1 / (LEVELS * FINER), torch.float32)
+
+        def left() -> ir.Value:
+            held = ctx.op("DequantizeLinear", steps, unit, middle)
+            return coded(ctx.op("Sub", within, held), finer)
+
+        second = ctx.once(("int8 rows, what is left", x), left)
+        product = ctx.op("Add", product, product_of(second, finer))
     scaled = ctx.op("Mul", product, peak)
     return scaled if args["bias"] is None else ctx.op("Add", scaled, args["bias"])
 
 
-def _peaks(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """The largest magnitude of each row (…, 1); NaN where the row has what isn't finite.
+def _peaks(ctx: LoweringContext, x: ir.Value, *, whole: bool = False) -> ir.Value:
+    """The largest magnitude of each row (…, 1); NaN where the row has NaN.
 
-    The extremes pass over NaN, which only a sum hands on. Where there are no rows, onnxruntime
-    leaves the axis as long as it is.
+    The extremes pass over NaN, which only a sum hands on; of rows that are NaN as a `whole` any
+    element does. Where there are no rows, onnxruntime leaves the axis as long as it is.
     """
-    most, least, nothing = _extremes(ctx, x)
+    most, least, nothing = _extremes(ctx, x, whole=whole)
     peak = ctx.op("Max", most, ctx.op("Neg", least), ctx.constant(TINY, torch.float32))
     return _of_rows(ctx, ctx.op("Add", peak, nothing))
 
 
-def _extremes(ctx: LoweringContext, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Of each row the greatest, the least, and 0, or NaN if it has what isn't finite."""
-    most, least, total = (
-        ctx.op(kind, x, ctx.constant([-1]), keepdims=1)
-        for kind in ("ReduceMax", "ReduceMin", "ReduceSum")
-    )
-    return most, least, ctx.op("Mul", total, ctx.constant(0.0, torch.float32))
+def _extremes(
+    ctx: LoweringContext, x: ir.Value, *, whole: bool
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Of each row the greatest, the least, and 0, or NaN if it has NaN."""
+    kinds = ("ReduceMax", "ReduceMin") if whole else ("ReduceMax", "ReduceMin", "ReduceSum")
+    found = [ctx.op(kind, x, ctx.constant([-1]), keepdims=1) for kind in kinds]
+    any_nan = _of_rows(ctx, x) if whole else found[2]
+    return found[0], found[1], ctx.op("Mul", any_nan, ctx.constant(0.0, torch.float32))
+
+
+def _is_nan_as_a_whole(x: Value) -> bool:
+    """Whether a row (last axis) with NaN holds nothing else, as its mean or its step is NaN."""
+    node = x.producer
+    if node is not None and node.op in GELU:
+        # It makes NaN of −∞ as well, which no linear has on rows that a norm bounds.
+        node = node.inputs[0].producer if node.inputs[0] is not None else None
+        if not _is_int8(node) or not _is_normed(input_of(node, "x")):
+            return False
+    return _is_int8(node) or _is_normed(x)
+
+
+def _is_int8(node: Node | None) -> TypeGuard[Node]:
+    return node is not None and node.op == "attn.int8_linear"
+
+
+def _is_normed(x: Value) -> bool:
+    node = x.producer
+    return node is not None and node.op in CENTRED_NORM and x is node.outputs[0]
 
 
 def _of_rows(ctx: LoweringContext, figures: ir.Value) -> ir.Value:
@@ -186,14 +223,15 @@ def _of_one_side(ctx: LoweringContext, node: Node) -> ir.Value:
     """MatMulIntegerToFloat of rows with a zero point z each, of which the kernel takes only one.
 
     With codes c = round(x / step) + z and weights q · s, the product step · Σ (c − z) q s is the
-    kernel's, step · Σ c q s, less (z · step) (Σ q s), whose last factor is a constant.
+    kernel's, step · Σ c q s, and (z · step) (−Σ q s), whose last factor is a constant.
     """
     args, codes, scales = ctx.args(node), input_of(node, "codes"), input_of(node, "scales")
     x, single, last = args["x"], torch.float32, ctx.constant([-1])
 
     def rounded() -> tuple[ir.Value, ...]:
         flat = ctx.op("Reshape", x, ctx.constant([-1, codes.shape[1]]))
-        most, least, nothing = _extremes(ctx, flat)
+        whole = _is_nan_as_a_whole(input_of(node, "x"))
+        most, least, nothing = _extremes(ctx, flat, whole=whole)
         unit, zero = ctx.constant(1 / CODES, single), ctx.constant(0.0, single)
         above = ctx.op("Mul", ctx.op("Max", most, ctx.constant(TINY, single)), unit)
         below = ctx.op("Mul", ctx.op("Min", least, zero), unit)
@@ -220,7 +258,7 @@ def _of_one_side(ctx: LoweringContext, node: Node) -> ir.Value:
     def sums() -> torch.Tensor:
         assert codes.data is not None
         assert scales.data is not None
-        found: torch.Tensor = codes.data.sum(-1, dtype=torch.int64) * scales.data.double()
+        found: torch.Tensor = codes.data.sum(-1, dtype=torch.int64) * -scales.data.double()
         return found.float()
 
     taken, step, moved = ctx.once(("int8 rows of their range", x), rounded)
@@ -231,8 +269,9 @@ def _of_one_side(ctx: LoweringContext, node: Node) -> ir.Value:
         dtype=ir.DataType.FLOAT,
     )
     held = ctx.derived(codes, "sums", sums, (codes.shape[0],), kind=ir.DataType.FLOAT)
-    less = ctx.op("Mul", moved, held)
-    shift = ctx.op("Neg", less) if args["bias"] is None else ctx.op("Sub", args["bias"], less)
+    shift = ctx.op("Mul", moved, held)
+    if args["bias"] is not None:
+        shift = ctx.op("Add", args["bias"], shift)
     return ctx.op("Add", ctx.op("Mul", product, step), shift)
 
 
