@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from attngraph.analysis.layout.axes import Operand, climb, fresh_axes, resolve
+from attngraph.analysis.layout.moves import Cut, counted_start, move_of
 from attngraph.analysis.values.matching import same_type
 from attngraph.ir import Dim, Node, TensorType, Value
-from attngraph.ir.dims import as_dim, same_shape
+from attngraph.ir.dims import as_dim, same, same_shape
 from attngraph.ir.ops import attribute, input_of
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
@@ -89,11 +93,54 @@ def _joined(
 def added_in_part(rewriter: Rewriter, node: Node) -> Replacement:
     """`x[…, 1:] += d` is x + d padded by −0, which changes no number, not even −0."""
     x, written = source_of(node), input_of(node, "src")
-    padding = _padding(node, written)
-    if padding is None or x.dtype != written.dtype or not x.dtype.is_floating_point:
+    padding = _padding(node, attribute(node, "start") or 0, written)
+    if padding is None or attribute(node, "step") != 1 or not _are_floats([x, written]):
         return None
-    path = _path_to_part(written, node)
-    for place, (step, added) in enumerate(path or ()):
+    path = _path_to_part(written, lambda value: _is_part(value, node))
+    return None if path is None else _added(rewriter, node, x, path, padding)
+
+
+@rule("aten.cat")
+def added_in_joined_part(rewriter: Rewriter, node: Node) -> Replacement:
+    """cat(x[:1], x[1:] + d) is x + d padded by −0, along any axis and for any of its parts."""
+    parts: list[Value] = input_of(node, "tensors")
+    if not _are_floats(parts):
+        return None
+    dim = attribute(node, "dim") % len(node.output.shape)
+    end: Dim = 0
+    wholes: list[Value] = []
+    found: list[tuple[list[tuple[Node, Value | None]], list[Dim]]] = []
+    for part in parts:
+        path = _path_to_part(part, partial(_starts, dim=dim, first=end, found=wholes))
+        if path is None or not _is_same(wholes[-1], wholes[0]):
+            return None
+        if any(added is not None for _, added in path):
+            padding = _padding(node, end, part)
+            if padding is None:
+                return None
+            found.append((path, padding))
+        end = as_dim(end + part.shape[dim])
+    if not found or not same_type(wholes[0], node.output):
+        return None
+    x = wholes[0]
+    for path, padding in found:
+        x = _added(rewriter, node, x, path, padding)
+    return x
+
+
+def _are_floats(values: list[Value]) -> bool:
+    return len({value.dtype for value in values}) == 1 and values[0].dtype.is_floating_point
+
+
+def _added(
+    rewriter: Rewriter,
+    node: Node,
+    x: Value,
+    path: list[tuple[Node, Value | None]],
+    padding: list[Dim],
+) -> Value:
+    """x and what a path to one of its parts adds to that."""
+    for place, (step, added) in enumerate(path):
         if added is None:
             continue
         emit, shape = rewriter.emit, step.output.shape
@@ -101,29 +148,31 @@ def added_in_part(rewriter: Rewriter, node: Node) -> Replacement:
             kind = [TensorType(x.dtype, shape)]
             attrs = {"size": list(shape)}
             added = emit("aten.expand", [added], attrs, at=node, types=kind)[0]
-        for layout, other in (path or ())[place + 1 :]:
+        for layout, other in path[place + 1 :]:
             if other is None:
                 kind = [layout.output.tensor_type]
                 added = emit(layout.op, [added], layout.attrs, at=node, types=kind)[0]
         added = emit("aten.pad", [added], {"pad": padding, "value": -0.0}, at=node)[0]
         x = emit("aten.add.Tensor", [x, added], {}, at=node, fused=[step])[0]
-    return x if path is not None else None
+    return x
 
 
-def _path_to_part(written: Value, scatter: Node) -> list[tuple[Node, Value | None]] | None:
-    """The layouts, and the sums with what they add, from the part that a scatter replaces down to
-    what it writes there. None where some element is moved, or is no sum with the one before.
+def _path_to_part(
+    written: Value, is_part: Callable[[Value], bool]
+) -> list[tuple[Node, Value | None]] | None:
+    """The layouts, and the sums with what they add, from a part of a tensor down to what is written
+    in its place. None where some element is moved, or is no sum with the one before.
     """
     start = fresh_axes(written.shape)
     stack: list[tuple[Operand, list[tuple[Node, Value | None]]]] = [(Operand(written, start), [])]
     while stack:
         operand, path = stack.pop()
         value, node = operand.value, operand.value.producer
-        if _is_part(value, scatter):
+        if is_part(value):
             if operand.dims == tuple(map(resolve, start)):
                 return path
             continue
-        if node is None or len(path) == _LONGEST or value.dtype != scatter.output.dtype:
+        if node is None or len(path) == _LONGEST or value.dtype != written.dtype:
             continue
         if node.op == "aten.add.Tensor" and attribute(node, "alpha") == 1:
             left, right = input_of(node, "self"), input_of(node, "other")
@@ -133,6 +182,17 @@ def _path_to_part(written: Value, scatter: Node) -> list[tuple[Node, Value | Non
         elif len(node.inputs) == 1 and (above := climb(operand)) is not None:
             stack.append((above, [(node, None), *path]))
     return None
+
+
+def _starts(value: Value, dim: int, first: Dim, found: list[Value]) -> bool:
+    """Whether a value is cut out along a dim from `first` on; `found` gains what it is cut from."""
+    cut = move_of(value)
+    if not isinstance(cut, Cut) or cut.single or cut.dim != dim or cut.step != 1:
+        return False
+    if not same(counted_start(cut), first):
+        return False
+    found.append(cut.source)
+    return True
 
 
 def _is_part(value: Value, scatter: Node) -> bool:
@@ -155,17 +215,16 @@ def _is_same(one: Value, other: Value) -> bool:
     return is_slice and _is_same(source_of(first), source_of(second))
 
 
-def _padding(scatter: Node, written: Value) -> list[Dim] | None:
-    """How many elements lie around the written part, as pad takes them: the last axis first."""
-    shape = scatter.output.shape
-    dim, start = attribute(scatter, "dim") % len(shape), attribute(scatter, "start") or 0
-    if attribute(scatter, "step") != 1 or not isinstance(start, int):
-        return None
-    first = as_dim(start + shape[dim]) if start < 0 else start
+def _padding(node: Node, start: Dim, written: Value) -> list[Dim] | None:
+    """How many elements lie around a part of a node's result, as pad takes them: the last axis
+    first."""
+    shape = node.output.shape
+    dim = attribute(node, "dim") % len(shape)
+    first = as_dim(start + shape[dim]) if isinstance(start, int) and start < 0 else start
     after = as_dim(shape[dim] - first - written.shape[dim])
     if not (isinstance(first, int) and isinstance(after, int)) or min(first, after) < 0:
         return None
     return [0, 0] * (len(shape) - 1 - dim) + [first, after]
 
 
-SCATTER_RULES = [scatters, added_in_part]
+SCATTER_RULES = [scatters, added_in_part, added_in_joined_part]

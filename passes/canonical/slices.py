@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from attngraph.analysis.layout.moves import Cut, move_of
+from attngraph.analysis.layout.moves import Cut, counted_start, move_of
 from attngraph.analysis.values.matching import same_type
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import as_dim, same, same_shape
@@ -62,10 +62,7 @@ def cat_of_all_parts(rewriter: Rewriter, node: Node) -> Replacement:
         cut = move_of(part)
         if not isinstance(cut, Cut) or cut.single or cut.dim != dim or cut.step != 1:
             return None
-        size, start = cut.source.shape[dim], cut.start
-        if isinstance(start, int) and start < 0:
-            start = as_dim(start + size)
-        if not same(start, end) or (whole is not None and cut.source is not whole):
+        if not same(counted_start(cut), end) or (whole is not None and cut.source is not whole):
             return None
         whole, end = cut.source, as_dim(end + part.shape[dim])
     return whole if whole is not None and same_type(whole, node.output) else None

@@ -31,7 +31,7 @@ from attngraph.analysis.layout.axes import (
     resolve,
 )
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.layout.moves import Cut, move_of
+from attngraph.analysis.layout.moves import Cut, counted_start, move_of
 from attngraph.analysis.values.scalars import widens
 from attngraph.analysis.walks import sources
 from attngraph.ir import Dim, Node, Value
@@ -175,10 +175,7 @@ def read_split_weights(node: Node) -> SplitWeights | None:
             d for i, d in enumerate(first.dims) if i != dim
         ]:
             return None
-        start = cut.start
-        if isinstance(start, int) and start < 0:
-            start = as_dim(size + start)
-        starts.append(start)
+        starts.append(counted_start(cut))
         parts.append(Part(value, summed, weight.value.shape[dim]))
     ordered: list[Part] = []
     end: Dim = 0

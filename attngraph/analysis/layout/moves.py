@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attngraph.ir import Dim, Node, TensorType, Value
+from attngraph.ir.dims import as_dim
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
     COPY,
@@ -78,6 +79,12 @@ class Cut(Move):
         if not isinstance(self.start, int) or self.start >= 0:
             return self.start if isinstance(self.start, int) else None
         return max(self.start + size, 0) if isinstance(size, int) else None
+
+
+def counted_start(cut: Cut) -> Dim:
+    """The start, where it is a number counted from the front."""
+    is_from_end = isinstance(cut.start, int) and cut.start < 0
+    return as_dim(cut.start + cut.source.shape[cut.dim]) if is_from_end else cut.start
 
 
 @dataclass(frozen=True, slots=True)

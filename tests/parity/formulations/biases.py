@@ -308,3 +308,18 @@ def part_of_scores_swapped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = _scores(q, k)
     scores[:, :, 1:, 1:] = scores[:, :, 1:, 1:].mT * 2 + scores[:, :, :-1, :-1]
     return scores.softmax(-1) @ v
+
+
+@formulation(Q, K, V, "b h 4 6", "h 1 t", dynamic="b")
+def bias_of_joined_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, first: Tensor) -> Tensor:
+    """The same, with the class token's row and column joined again to the rest."""
+    scores = _scores(q, k)
+    rest = torch.cat([scores[..., 1:, :1], scores[..., 1:, 1:] + bias], -1)
+    return torch.cat([scores[..., :1, :] + first, rest], -2).softmax(-1) @ v
+
+
+@formulation(Q, K, V, "b h 4 t", dynamic="b t")
+def bias_of_later_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """All queries but the first have a bias."""
+    scores = _scores(q, k)
+    return torch.cat([scores[:, :, :1], scores[:, :, 1:] + bias], 2).softmax(-1) @ v
