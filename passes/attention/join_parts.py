@@ -6,7 +6,8 @@ whose scores are concatenated for the softmax, and whose values meet their part 
 Proof, for all sizes: element (i, j) of ⟨Q, cat(K₁, K₂)⟩ is that of the product whose part j lies
 in. A scale or factor of one part is one of its keys; a bias or mask of one part is joined with
 zeros, or with what hides nothing, for the others. The weights' product with cat(V₁, V₂) is the sum
-over the parts, associated otherwise. It is only made where an attention is then read.
+over the parts, associated otherwise. An online softmax over blocks of keys is one softmax of the
+joined scores (online.py has the proof). It is only made where an attention is then read.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from attngraph.analysis.attention.joined import (
     read_split_weights,
 )
 from attngraph.analysis.attention.logits import Bias, Factor
+from attngraph.analysis.attention.online import Block, read_online
+from attngraph.analysis.attention.roles import computed
 from attngraph.analysis.attention.shapes import is_product, keeps_scores
 from attngraph.analysis.attention.site import Site, understand
 from attngraph.analysis.attention.weighted_sum import Below, find_below, hands_on
-from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, size_of
+from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, size_of, top
+from attngraph.analysis.masks.reach import is_scorelike
 from attngraph.analysis.walks import readers
 from attngraph.ir import Builder, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
@@ -40,8 +44,9 @@ from attngraph.ir.traits import ADDITIVE, ADDMM, MATMUL, SHIFT, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.materialize import materialize
-from attngraph.passes.rewriting.trials import LOGITS
+from attngraph.passes.rewriting.trials import ATTENTION, LOGITS
 
+_ONLINE = "The blocks of keys are normalised once, and not rescaled by a running maximum."
 _JOINED = "The scores of all parts, and the sums of their values, are one product each."
 
 
@@ -55,28 +60,84 @@ class JoinParts:
 
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name, kinds=LOGITS)
+        online = Checked(graph, self.name, kinds=ATTENTION, depth=None)
+        if any(node.op == "aten.exp" for node in graph):
+            for node in reversed(list(graph)):
+                if node.graph is not None and (found := read_online(node)) is not None:
+                    _raise_online(graph, build, (checked, online), node, *found)
         for node in list(graph):
             if node.op != "aten.cat" or not any(map(is_product, input_of(node, "tensors"))):
                 continue
             below = readers(node, lambda at: keeps_scores(at) or at.op in SHIFT)
             softmax = next((at for at in below if at.op in SOFTMAX), None)
             scores = None if softmax is None else read_joined_scores(node)
-            if softmax is not None and isinstance(scores, JoinedScores):
-                _join(graph, build, checked, softmax, scores)
-        return checked.remarks
+            if softmax is None or not isinstance(scores, JoinedScores):
+                continue
+            if (pairs := _joined(graph, build, softmax, scores)) is not None:
+                checked.replace(pairs, proved=True, reassociates=_JOINED)
+        return [*checked.remarks, *online.remarks]
 
 
-def _join(
-    graph: Graph, build: Builder, checked: Checked, softmax: Node, joined: JoinedScores
+def _raise_online(
+    graph: Graph,
+    build: Builder,
+    checks: tuple[Checked, Checked],
+    node: Node,
+    blocks: Sequence[Block],
+    output: Axes,
 ) -> None:
-    """Writes both products anew, if the softmax between them is then read as an attention."""
+    """Writes one softmax over all blocks, if attention is read there and no row has other numbers.
+
+    Where masks may hide all keys of the first blocks from a row, the running maximum is -inf and
+    the row NaN, which the softmax isn't: nothing is changed then, nor said but by fuse-attention.
+    """
+    mark = graph.created
+    build.at(node, node.loc)
+    rows = [tuple(a for a in b.scores.atoms if a not in resolve(b.keys)) for b in blocks]
+    order = max(rows, key=len)
+    index = tuple((atom,) for atom in order)
+    if any(set(own) - set(order) for own in rows):
+        return
+    scores = [materialize(build, block.scores, (*index, block.keys)) for block in blocks]
+    cat = build.node("aten.cat", *scores, dim=len(order))
+    softmax = build.node("aten.softmax.int", cat.output, dim=len(order))
+    values = [
+        Part(block.value, block.keys, size_of(resolve(block.keys)))
+        for block in blocks
+        if block.value is not None
+    ]
+    split = SplitWeights(node, softmax.output, len(order), (*index, ()), tuple(values), output)
+    context = _as(build, _context(build, split), node.output.dtype)
+    joined = read_joined_scores(cat)
+    pairs = _joined(graph, build, softmax, joined) if isinstance(joined, JoinedScores) else None
+    if pairs is None or not isinstance(joined, JoinedScores):
+        erase_dead(graph, [context.producer], since=mark)
+        return
+    checked, online = checks
+    steps = [term for terms in joined.steps for term in terms]
+    biases = [top(step.operand).value for step in steps if isinstance(step, Bias)]
+    operands = [part.operand for part in (*joined.parts, *values)]
+    leaves = [joined.query.value, *(computed(operand).value for operand in operands)]
+    biases = [value for value in biases if not is_scorelike(value)]
+    if not online.is_equal([(node.output, context)], leaves, biases):
+        erase_dead(graph, [context.producer, *(new.producer for _, new in pairs)], since=mark)
+        return
+    if checked.replace(pairs, proved=True, reassociates=_JOINED):
+        online.replace([(node.output, context)], leaves=leaves, biases=biases, reassociates=_ONLINE)
+    erase_dead(graph, [node, context.producer])
+
+
+def _joined(
+    graph: Graph, build: Builder, softmax: Node, joined: JoinedScores
+) -> list[tuple[Value, Value]] | None:
+    """Both products written anew, if the softmax between them is then read as an attention."""
     sums = [
         found
         for at in readers(softmax, _leads_to_a_sum, limit=None)
         if _sums(at) and (found := read_split_weights(at)) is not None
     ]
     if not sums and not isinstance(find_below(softmax.output, attribute(softmax, "dim")), Below):
-        return
+        return None
     mark = graph.created
     build.at(joined.node, fuse_locs(joined.nodes, joined.node))
     pairs = [(joined.node.output, _scores(build, joined))]
@@ -88,10 +149,10 @@ def _join(
     is_read = isinstance(understand(softmax), Site)
     for old, new in pairs:
         graph.replace_uses(new, old)
-    if not is_read:
-        erase_dead(graph, [new.producer for _, new in pairs], since=mark)
-        return
-    checked.replace(pairs, proved=True, reassociates=_JOINED)
+    if is_read:
+        return pairs
+    erase_dead(graph, [new.producer for _, new in pairs], since=mark)
+    return None
 
 
 def _leads_to_a_sum(node: Node) -> bool:

@@ -132,11 +132,17 @@ class Checked:
         self._settle()
         return True
 
-    def is_equal(self, pairs: Sequence[tuple[Value, Value]], leaves: Iterable[Value]) -> bool:
+    def is_equal(
+        self,
+        pairs: Sequence[tuple[Value, Value]],
+        leaves: Iterable[Value],
+        biases: Iterable[Value] = (),
+    ) -> bool:
         """Whether the pairs are equal as functions of these leaves: a proposal, not yet made."""
         outcome = self._evidence.compare(
             pairs,
             leaves,
+            biases,
             kinds=self.kinds,
             tolerance=self._tolerance(pairs),
             depth=self.depth,

@@ -171,9 +171,8 @@ def read_split_weights(node: Node) -> SplitWeights | None:
     for cut, weight, value, summed in terms:
         if cut.source is not weights or cut.dim != dim:
             return None
-        if [d for i, d in enumerate(weight.dims) if i != dim] != [
-            d for i, d in enumerate(first.dims) if i != dim
-        ]:
+        places, wanted = weight.places, first.places
+        if places[:dim] != wanted[:dim] or places[dim + 1 :] != wanted[dim + 1 :]:
             return None
         starts.append(counted_start(cut))
         parts.append(Part(value, summed, weight.value.shape[dim]))
@@ -256,7 +255,7 @@ def _with_query(
         if not all(same(ours.size, theirs.size) for ours, theirs in names.items()):
             continue
         renamed = tuple(tuple(names.get(atom, atom) for atom in dim) for dim in stage.operand.dims)
-        if renamed != goal.operand.dims:
+        if Operand(stage.operand.value, renamed).places != goal.operand.places:
             continue
         operand = computed(key)
         factor = stage.factor * stages(key)[-1].factor * logits.scale
@@ -270,7 +269,7 @@ def _shared_factors(factors: Sequence[tuple[Factor, ...]]) -> tuple[Factor, ...]
 
     def named(factor: Factor) -> tuple[object, ...]:
         operand = factor.operand
-        known = None if operand is None else (operand.value, operand.dims)
+        known = None if operand is None else (operand.value, operand.places)
         return known, factor.divides, factor.number
 
     kinds = [[named(factor) for factor in of_part] for of_part in factors]

@@ -74,7 +74,9 @@ class Refusal(Enum):
     )
     ONLINE = (
         "online-softmax",
-        "The softmax is taken over the keys in blocks, with a running maximum and sum.",
+        "The softmax is taken over the keys in blocks, with a running maximum and sum, and is not "
+        "read as one over all keys: sums may be rescaled otherwise, or rows become NaN whose first "
+        "blocks are masked by -inf.",
         _BLOCKS_HINT,
     )
     NO_SOFTMAX = (

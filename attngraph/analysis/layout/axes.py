@@ -90,6 +90,13 @@ class Operand:
         return tuple(resolve(dim) for dim in self.axes)
 
     @property
+    def places(self) -> tuple[tuple[Atom | tuple[Dim, int], ...], ...]:
+        """The dims, to be compared: a fixed index is equal to the same one of another atom."""
+        return tuple(
+            tuple(a if a.const is None else (a.size, a.const) for a in dim) for dim in self.dims
+        )
+
+    @property
     def atoms(self) -> tuple[Atom, ...]:
         """All variable atoms, in storage order."""
         return tuple(a for dim in self.dims for a in dim if a.const is None)

@@ -310,7 +310,7 @@ def part_of_scores_swapped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-@formulation(Q, K, V, "b h 4 6", "h 1 t", dynamic="b")
+@formulation(Q, K, V, "b h 4 6", "h 1 t")
 def bias_of_joined_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, first: Tensor) -> Tensor:
     """The same, with the class token's row and column joined again to the rest."""
     scores = _scores(q, k)

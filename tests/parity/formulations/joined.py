@@ -15,14 +15,7 @@ def _both(weights: Tensor, v: Tensor, memory: Tensor) -> Tensor:
     return weights[..., : v.shape[-2]] @ v + weights[..., v.shape[-2] :] @ memory
 
 
-@formulation(Q, K, V, *MEMORY, dynamic="b s t")
-def joined_memory(q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor) -> Tensor:
-    """Two products joined, each part of the weights with values of its own."""
-    scores = torch.cat([q @ k.mT, q @ mk.mT], -1) * 0.4
-    return _both(scores.softmax(-1), v, mv)
-
-
-@formulation(Q, K, V, *MEMORY, "b 1 s t:mask", "h s t", dynamic="b s t")
+@formulation(Q, K, V, *MEMORY, "b 1 s t:mask", "h s t")
 def joined_one_masked(
     q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor, mask: Tensor, bias: Tensor
 ) -> Tensor:
@@ -31,7 +24,7 @@ def joined_one_masked(
     return _both(torch.cat([own, q @ mk.mT * 0.4], -1).softmax(-1), v, mv)
 
 
-@formulation(Q, K, V, *MEMORY, "b t:padding", "b 4:padding", dynamic="b s t")
+@formulation(Q, K, V, *MEMORY, "b t:padding", "b 4:padding")
 def joined_both_masked(
     q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor, one: Tensor, two: Tensor
 ) -> Tensor:
@@ -41,7 +34,7 @@ def joined_both_masked(
     return _both(torch.cat([own, others], -1).softmax(-1), v, mv)
 
 
-@formulation(Q, K, V, *MEMORY, "h", dynamic="t")
+@formulation(Q, K, V, *MEMORY, "h")
 def joined_scales(q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor, gate: Tensor) -> Tensor:
     """Each part has a scale, and one has a factor per head."""
     own = (0.3 * q) @ k.mT
@@ -49,7 +42,7 @@ def joined_scales(q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor, gate:
     return _both(torch.cat([own, others], -1).softmax(-1), v, mv)
 
 
-@formulation(Q, "b 1 t d", "b 1 t e", "h 4 d", "h 4 e", dynamic="b s t")
+@formulation(Q, "b 1 t d", "b 1 t e", "h 4 d", "h 4 e")
 def joined_shared_prefix(q: Tensor, k: Tensor, v: Tensor, pk: Tensor, pv: Tensor) -> Tensor:
     """A prefix that all sequences share, beside keys that all heads share."""
     prefix = torch.einsum("bhsd,hpd->bhsp", q, pk)
@@ -76,46 +69,7 @@ def joined_scores_alone(q: Tensor, k: Tensor, v: Tensor, mk: Tensor) -> Tensor:
     return (torch.cat([q @ k.mT, q @ mk.mT], -1) * 0.4).softmax(-1) @ v
 
 
-@formulation(Q, K, V, *MEMORY)
-def joined_capped(q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor) -> Tensor:
-    """Both parts are capped by the same number."""
-    parts = [3.0 * torch.tanh(0.4 * q @ keys.mT / 3.0) for keys in (k, mk)]
-    return _both(torch.cat(parts, -1).softmax(-1), v, mv)
-
-
-@formulation(Q, K, V, *MEMORY, fused=0, declined=("joined",))
-def joined_one_capped(q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor) -> Tensor:
-    """One part alone is capped."""
-    parts = [3.0 * torch.tanh(0.4 * q @ k.mT / 3.0), 0.4 * q @ mk.mT]
-    return _both(torch.cat(parts, -1).softmax(-1), v, mv)
-
-
-@formulation(Q, K, V, *MEMORY, Q, fused=0, declined=("joined",))
-def joined_queries_apart(
-    q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor, other: Tensor
-) -> Tensor:
-    """Each part has queries of its own."""
-    weights = (torch.cat([q @ k.mT, other @ mk.mT], -1) * 0.4).softmax(-1)
-    return _both(weights, v, mv)
-
-
-@formulation(Q, K, V, *MEMORY, fused=0, declined=("joined",))
-def joined_overlapping(q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor) -> Tensor:
-    """One key's weight is taken with the values of both parts."""
-    weights = (torch.cat([q @ k.mT, q @ mk.mT], -1) * 0.4).softmax(-1)
-    return weights[..., :7] @ v + weights[..., 6:] @ nn.functional.pad(mv, (0, 0, 1, 0))
-
-
-@formulation(Q, K, V, *MEMORY, "h s 4", fused=0, declined=("joined",))
-def joined_factor_of_pairs(
-    q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor, factor: Tensor
-) -> Tensor:
-    """One part is multiplied by a factor for each pair."""
-    scores = torch.cat([q @ k.mT, q @ mk.mT * factor], -1)
-    return _both((scores * 0.4).softmax(-1), v, mv)
-
-
-@formulation("b 5 7 d", "b 5 7 d", "b 5 7 d", fused=0, declined=("joined",), dynamic="b")
+@formulation("b 5 7 d", "b 5 7 d", "b 5 7 d", fused=0, declined=("joined",))
 def criss_cross(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Each place attends to its row and its column (Huang et al., 2019)."""
     columns = torch.einsum("bhwd,bgwd->bhwg", q, k)
@@ -128,7 +82,7 @@ def criss_cross(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return of_column + torch.einsum("bhwu,bhud->bhwd", row, v)
 
 
-@formulation("b h 3 4 d", "b h 3 4 d", "b h 3 4 d", "b h 2 d", "b h 2 d", "b 3 4:mask", dynamic="b")
+@formulation("b h 3 4 d", "b h 3 4 d", "b h 3 4 d", "b h 2 d", "b h 2 d", "b 3 4:mask")
 def joined_global_tokens(
     q: Tensor, k: Tensor, v: Tensor, gk: Tensor, gv: Tensor, mask: Tensor
 ) -> Tensor:
@@ -143,7 +97,7 @@ def joined_global_tokens(
     return context + torch.einsum("BHNKX,BHNXF->BHNKF", weights[..., 2:], v)
 
 
-@formulation(Q, K, V, dynamic="b s t")
+@formulation(Q, K, V)
 class PersistentMemory(nn.Module):
     """All-attention (Sukhbaatar et al., 2019): learned keys and values, as a linear layer has."""
 

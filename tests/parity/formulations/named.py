@@ -135,7 +135,7 @@ class ExternalAttention(nn.Module):
         return self.values(weights / weights.sum(2, keepdim=True))
 
 
-@formulation(Q, K, V, fused=0, declined=("online-softmax",) * 2)
+@formulation(Q, K, V, dynamic="b s")
 def blocks_online(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """FlashAttention in Python: a running maximum and sum over two blocks of keys."""
     high = q.new_full((*q.shape[:-1], 1), float("-inf"))
@@ -147,6 +147,57 @@ def blocks_online(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         total = total * shrink + weights.sum(-1, keepdim=True)
         context, high = context * shrink + weights @ values, higher
     return context / total
+
+
+@formulation(Q, K, V, "b 1 s t:mask", fused=0, declined=("online-softmax",) * 2)
+def blocks_online_hidden(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The same under a mask: -inf less a maximum of -inf is NaN, where a block is hidden first."""
+    high = q.new_full((*q.shape[:-1], 1), float("-inf"))
+    total, context = torch.zeros_like(high), q.new_zeros(*q.shape[:-1], v.shape[-1])
+    parts = zip(k.split(4, 2), v.split(4, 2), mask.split(4, 3), strict=True)
+    for keys, values, seen in parts:
+        scores = (q @ keys.mT * 0.4).masked_fill(~seen, -torch.inf)
+        higher = torch.maximum(high, scores.amax(-1, keepdim=True))
+        weights, shrink = (scores - higher).exp(), (high - higher).exp()
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        context, high = context * shrink + weights @ values, higher
+    return context / total
+
+
+@formulation(Q, K, V, "b t:padding", fused=2)
+def blocks_normalised(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """FlashAttention's first form, in blocks of queries too: each step's context is divided."""
+    made = []
+    for rows in q.split(3, 2):
+        high = q.new_full(rows.shape[:-1], -1e30)
+        total, context = torch.zeros_like(high), q.new_zeros(*rows.shape[:-1], v.shape[-1])
+        for keys, values, seen in zip(k.split(3, 2), v.split(3, 2), mask.split(3, 1), strict=True):
+            scores = (rows @ keys.mT * 0.4).masked_fill(~seen[:, None, None], -1e9)
+            own = scores.max(-1).values
+            weights, higher = (scores - own[..., None]).exp(), torch.maximum(high, own)
+            before, after = (high - higher).exp(), (own - higher).exp()
+            larger = before * total + after * weights.sum(-1)
+            context = (before * total)[..., None] * context
+            context = (context + after[..., None] * (weights @ values)) / larger[..., None]
+            high, total = higher, larger
+        made.append(context)
+    return torch.cat(made, 2)
+
+
+@formulation(Q, K, V)
+def blocks_chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rabe and Staats: sums and contexts of all chunks, rescaled by their maxima at the end."""
+    contexts, sums, maxima = [], [], []
+    for keys, values in zip(k.split(3, 2), v.split(3, 2), strict=True):
+        scores = torch.einsum("bhsd,bhtd->bhst", q, keys) * 0.4
+        high = scores.amax(-1, keepdim=True).detach()
+        weights = (scores - high).exp()
+        contexts.append(torch.einsum("bhst,bhte->bhse", weights, values))
+        sums.append(weights.sum(-1))
+        maxima.append(high.squeeze(-1))
+    scale = (torch.stack(maxima) - torch.stack(maxima).amax(0, keepdim=True)).exp()
+    context = (torch.stack(contexts) * scale[..., None]).sum(0)
+    return context / (torch.stack(sums) * scale).sum(0)[..., None]
 
 
 @formulation(Q, K, V, fused=0, declined=("logsumexp",) * 2)

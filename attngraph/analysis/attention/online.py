@@ -1,0 +1,317 @@
+"""Reads an online softmax: Σ cᵢ exp(Sᵢ) Vᵢ over Σ cᵢ exp(Sᵢ), for blocks of keys, as rescaled.
+
+A running maximum, and whatever else is the same for all keys of a row, is a factor: products of
+powers, of which exp(m) · exp(−m) is 1. What m is doesn't matter, for each block ends with the same
+factor as every other, above and below. So the quotient is softmax(cat Sᵢ) · cat Vᵢ wherever it is
+finite (Milakov and Gimelshein, 2018; Rabe and Staats, 2021; Dao et al., 2022).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from attngraph.analysis.attention.exponentials import EXP, SUM, reciprocal_of
+from attngraph.analysis.layout.axes import (
+    Atom,
+    Axes,
+    Operand,
+    broadcast_axes,
+    climb,
+    fresh_axes,
+    resolve,
+    top,
+)
+from attngraph.analysis.layout.contraction import Contraction, read_contraction
+from attngraph.analysis.values.scalars import uniform, widens
+from attngraph.analysis.walks import sources
+from attngraph.ir import Node, Value
+from attngraph.ir.ops import attribute
+from attngraph.ir.traits import ADDITIVE, JOIN, MULTIPLICATIVE
+
+_MOST_STACKED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A value that is the same for all keys of a row, or with `is_exponent` its exponential."""
+
+    value: Value
+    places: tuple[object, ...]
+    is_exponent: bool
+    operand: Operand = field(compare=False)
+
+
+_Powers = Counter[_Base]
+"""What multiplies a row, as powers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """exp(`scores`) summed over `keys`, times `value` if that is given."""
+
+    scores: Operand
+    keys: tuple[Atom, ...]
+    value: Operand | None = None
+
+    @property
+    def place(self) -> tuple[Value, tuple[object, ...]]:
+        """The scores, with one name for all keys."""
+        keys = set(resolve(self.keys))
+        dims = tuple(() if keys & set(dim) else dim for dim in self.scores.dims)
+        return self.scores.value, Operand(self.scores.value, dims).places
+
+
+_Terms = list[tuple[Block, _Powers]]
+
+
+def read_online(node: Node) -> tuple[list[Block], Axes] | None:
+    """The blocks whose quotient a node is, and its axes; None where it is another one."""
+    if node.op not in MULTIPLICATIVE or not node.output.dtype.is_floating_point:
+        return None
+    output = fresh_axes(node.output.shape)
+    above: _Terms | None = None
+    for _ in range(2):  # axes that are split on the way are whole in what was read before
+        above = _rows(Operand(node.output, output))
+    if above is None or len(above) < 2 or any(block.value is None for block, _ in above):
+        return None
+    totals = [b for b, power in above[0][1].items() if power == -1 and not b.is_exponent]
+    for base in totals:
+        below: _Terms | None = None
+        for _ in range(2):
+            below = _rows(base.operand)
+        if below is not None and _is_quotient(above, below, base):
+            return [block for block, _ in above], output
+    return None
+
+
+def _is_quotient(above: _Terms, below: _Terms, total: _Base) -> bool:
+    """Whether both are sums over the same blocks, each with the factor that all have."""
+    factor = below[0][1] if below else _Powers()
+    known = {block.place: powers for block, powers in below if block.value is None}
+    if len(known) != len(below) or len({block.place for block, _ in above}) != len(above):
+        return False
+    if set(known) != {block.place for block, _ in above}:
+        return False
+    divided = _times(factor, _Powers({total: 1}), -1)
+    return all(p == factor for p in known.values()) and all(p == divided for _, p in above)
+
+
+def _power(operand: Operand, power: int, *, is_exponent: bool = False) -> _Powers:
+    return _Powers({_Base(operand.value, operand.places, is_exponent, operand): power})
+
+
+def _times(one: _Powers, other: _Powers, sign: int = 1) -> _Powers:
+    product = _Powers(one)
+    for base, power in other.items():
+        product[base] += sign * power
+    return _Powers({base: power for base, power in product.items() if power})
+
+
+def _rows(operand: Operand) -> _Terms | None:
+    """A value as a sum of blocks, each times a factor per row."""
+    node = operand.value.producer
+    if uniform(operand.value) == 0.0:
+        return []
+    if node is None or len(node.outputs) != 1:
+        return None
+    if (inner := _inner(operand)) is not None:
+        return _rows(inner)
+    if (chosen := _chosen(operand)) is not None:
+        return _rows(chosen)
+    if node.op == "aten.add.Tensor" and attribute(node, "alpha") == 1:
+        found = [(_rows(side), side) for side in _sides(operand)]
+        left, right = (_single(side) if own is None else own for own, side in found)
+        return None if left is None or right is None else [*left, *right]
+    if node.op in MULTIPLICATIVE:
+        return _multiplied(operand)
+    if node.op == SUM and (stacked := _over_places(node, operand.axes)) is not None:
+        return stacked
+    if (product := read_contraction(node, operand.axes)) is not None:
+        return _weighed(product)
+    summed = _summed(node, operand.axes) if node.op == SUM else None
+    if summed is None:
+        return None
+    inner, keys = summed[0], summed[0].axes[summed[1]]
+    weights = _weights(inner, keys)
+    return None if weights is None else [(Block(weights[0], keys), weights[1])]
+
+
+def _single(operand: Operand) -> _Terms | None:
+    """A block of one key, whose sum is itself."""
+    while (inner := _inner(operand)) is not None:
+        operand = inner
+    node = operand.value.producer
+    weights = _weights(operand, ()) if node is not None and node.op == EXP else None
+    return None if weights is None else [(Block(weights[0], ()), weights[1])]
+
+
+def _multiplied(operand: Operand) -> _Terms | None:
+    """Blocks times a factor; a running sum is a factor of the context, and not the other way."""
+    sums: _Terms | None = None
+    for terms, factor, sign in _factored(operand):
+        found = _rows(terms)
+        if found is None:
+            continue
+        powers = _factor(factor)
+        found = [(block, _times(own, powers, sign)) for block, own in found]
+        if any(block.value is not None for block, _ in found):
+            return found
+        sums = found if sums is None else sums
+    return sums
+
+
+def _weighed(product: Contraction) -> _Terms | None:
+    """A product of weights and values, and what is added to it."""
+    if product.factor != 1.0:
+        return None
+    for mine, other in (product.sides, product.sides[::-1]):
+        weights = _weights(mine, product.summed)
+        if weights is None or set(resolve(product.summed)) - set(other.atoms):
+            continue
+        found: _Terms = [(Block(weights[0], product.summed, other), weights[1])]
+        for addend, scale in product.addends:
+            more = _rows(addend) if scale == 1.0 else None
+            if more is None:
+                return None
+            found += more
+        return found
+    return None
+
+
+def _summed(node: Node, axes: Axes) -> tuple[Operand, int] | None:
+    """What is summed over one axis, and which that is."""
+    dims: Sequence[int] = attribute(node, "dim") or ()
+    source = node.inputs[0]
+    if len(dims) != 1 or source is None:
+        return None
+    dim = dims[0] % len(source.shape)
+    keys = fresh_axes([source.shape[dim]])[0]
+    after = dim + bool(attribute(node, "keepdim"))
+    return Operand(source, (*axes[:dim], keys, *axes[after:])), dim
+
+
+def _over_places(node: Node, axes: Axes) -> _Terms | None:
+    """A sum over a few places of an axis: of what was stacked there."""
+    summed = _summed(node, axes)
+    size = None if summed is None else summed[0].value.shape[summed[1]]
+    if summed is None or not isinstance(size, int) or not 1 < size <= _MOST_STACKED:
+        return None
+    (source, dim), found = summed, []
+    for place in range(size):
+        index = (*source.axes[:dim], (Atom(size, place),), *source.axes[dim + 1 :])
+        terms = _rows(Operand(source.value, index))
+        if terms is None:
+            return None
+        found += terms
+    return found
+
+
+def _weights(operand: Operand, keys: tuple[Atom, ...]) -> tuple[Operand, _Powers] | None:
+    """(S, factor) where a value is exp(S), with the axis of keys, times a factor per row."""
+    wanted = set(resolve(keys))
+    node = operand.value.producer
+    if node is None:
+        return None
+    if node.op == EXP and node.inputs[0] is not None:
+        scores, powers = _exponent(Operand(node.inputs[0], operand.axes), 1, wanted)
+        if wanted:
+            return (scores[0], powers) if len(scores) == 1 else None
+        single = [base for base, power in powers.items() if base.is_exponent and power == 1]
+        if len(single) != 1:
+            return None
+        return single[0].operand, _times(powers, _Powers({single[0]: 1}), -1)
+    if (inner := _inner(operand)) is not None:
+        return _weights(inner, keys)
+    if node.op in MULTIPLICATIVE:
+        for mine, factor, sign in _factored(operand):
+            found = _weights(mine, keys) if not wanted & set(top(factor).atoms) else None
+            if found is not None:
+                return found[0], _times(found[1], _factor(factor), sign)
+    return None
+
+
+def _exponent(operand: Operand, sign: int, keys: set[Atom]) -> tuple[list[Operand], _Powers]:
+    """What has an axis of `keys` in a sum, and exp of what hasn't."""
+    node = operand.value.producer
+    if node is not None and node.op in ADDITIVE and attribute(node, "alpha") == 1:
+        sides = _sides(operand)
+        having = [bool(keys & set(top(side).atoms)) for side in sides]
+        signs = [sign, -sign if node.op == "aten.sub.Tensor" else sign]
+        if not (all(having) or (having[1] and signs[1] < 0)):
+            found = [_exponent(side, s, keys) for side, s in zip(sides, signs, strict=True)]
+            return [*found[0][0], *found[1][0]], _times(found[0][1], found[1][1])
+    if keys & set(top(operand).atoms):
+        return ([operand] if sign > 0 else []), _Powers()
+    for inner in (_inner(operand), _chosen(operand)):
+        if inner is not None:
+            return _exponent(inner, sign, keys)
+    if node is not None and node.op == "aten.log" and node.inputs[0] is not None:
+        return [], _times(_Powers(), _factor(Operand(node.inputs[0], operand.axes)), sign)
+    return [], _power(operand, sign, is_exponent=True)
+
+
+def _factor(operand: Operand) -> _Powers:
+    """A factor per row as powers."""
+    node = operand.value.producer
+    for inner in (_inner(operand), _chosen(operand)):
+        if inner is not None:
+            return _factor(inner)
+    if node is not None and node.op == EXP and node.inputs[0] is not None:
+        return _exponent(Operand(node.inputs[0], operand.axes), 1, set())[1]
+    if (inverse := reciprocal_of(node)) is not None:
+        return _times(_Powers(), _factor(Operand(inverse, operand.axes)), -1)
+    if node is not None and node.op in MULTIPLICATIVE:
+        left, right = map(_factor, _sides(operand))
+        return _times(left, right, 1 if node.op == "aten.mul.Tensor" else -1)
+    return _power(operand, 1)
+
+
+def _inner(operand: Operand) -> Operand | None:
+    """Past a layout op, or a cast to more bits."""
+    node = operand.value.producer
+    if node is not None and widens(node) and node.inputs[0] is not None:
+        return Operand(node.inputs[0], operand.axes)
+    return climb(operand)
+
+
+def _chosen(operand: Operand) -> Operand | None:
+    """The part of a concatenation in which a fixed place lies."""
+    node = operand.value.producer
+    if node is None or node.op not in JOIN:
+        return None
+    dim = attribute(node, "dim") % len(operand.axes)
+    atoms = operand.dims[dim]
+    if len(atoms) != 1 or atoms[0].const is None:
+        return None
+    place, before, after = atoms[0].const, operand.axes[:dim], operand.axes[dim + 1 :]
+    for part in sources(node):
+        size = part.shape[dim] if node.op != "aten.stack" else 1
+        if not isinstance(size, int):
+            return None
+        if place < size:
+            index = () if size == 1 else (Atom(size, place),)
+            inner = (*before, *after) if node.op == "aten.stack" else (*before, index, *after)
+            return Operand(part, inner)
+        place -= size
+    return None
+
+
+def _sides(operand: Operand) -> list[Operand]:
+    """The inputs of an elementwise node."""
+    node = operand.value.producer
+    assert node is not None
+    shape = node.output.shape
+    return [Operand(v, broadcast_axes(operand.axes, v.shape, shape)) for v in sources(node)]
+
+
+def _factored(operand: Operand) -> Iterator[tuple[Operand, Operand, int]]:
+    """(a side of a product or quotient, the other, its power)."""
+    node = operand.value.producer
+    left, right = _sides(operand)
+    if node is not None and node.op == "aten.div.Tensor":
+        yield left, right, -1
+    else:
+        yield left, right, 1
+        yield right, left, 1
