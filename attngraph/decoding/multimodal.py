@@ -27,7 +27,7 @@ from attngraph.decoding.tokens import Fed, Seen, end_tokens, shown_tokens, token
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.modalities import GRID
+from attngraph.frontend.modalities import FILE_NAMES, GRID
 from attngraph.optimized import Optimized
 from attngraph.reports.report import Report
 
@@ -258,10 +258,11 @@ class Multimodal:
         return stream
 
     def _features(self, images: Images) -> torch.Tensor:
-        for name, tensor in images.items():
-            wanted = self.session(VISION)
-            if name in wanted.input_names and isinstance(tensor, torch.Tensor):
-                is_float = wanted.input_dtype(name).is_floating_point
+        wanted = self.session(VISION)
+        for own in wanted.input_names:
+            name = FILE_NAMES.get(own, own)
+            if isinstance(tensor := images.get(name), torch.Tensor):
+                is_float = wanted.input_dtype(own).is_floating_point
                 if tensor.dtype.is_floating_point != is_float:
                     kind = "floating, as the preprocessor gives them" if is_float else "integers"
                     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -292,7 +293,7 @@ class Multimodal:
         return part if isinstance(part, Session) else part.session
 
     def _run(self, name: str, given: Mapping[str, Any], what: str) -> tuple[torch.Tensor, ...]:
-        feeds, part = fitting_feeds(self.session(name), given, what), self.parts[name]
+        feeds, part = fitting_feeds(self.session(name), given, what, FILE_NAMES), self.parts[name]
         if isinstance(part, Optimized):
             part.check_sizes(feeds)
         return tuple(self.session(name).run(feeds))

@@ -41,19 +41,21 @@ def save_parts(parts: Mapping[str, Optimized], path: str | Path) -> list[Path]:
     return written
 
 
-def fitting_feeds(session: Session, given: Mapping[str, Any], what: str) -> dict[str, torch.Tensor]:
+def fitting_feeds(
+    session: Session, given: Mapping[str, Any], what: str, called: Mapping[str, str] | None = None
+) -> dict[str, torch.Tensor]:
     """Tensors as a session takes them. `what` names the part in messages, such as "The encoder".
 
+    `called` are the names under which inputs are given, by the session's, where they are others.
     Raises UsageError for inputs that it lacks or that are missing, for anything but tensors, and
     for other shapes.
     """
-    if unknown := [name for name in given if name not in session.input_names]:
-        raise UsageError(
-            f"{what} has no input {', '.join(unknown)}; it takes {', '.join(session.input_names)}."
-        )
-    if missing := [name for name in session.input_names if name not in given]:
+    own = {(called or {}).get(name, name): name for name in session.input_names}
+    if unknown := [name for name in given if name not in own]:
+        raise UsageError(f"{what} has no input {', '.join(unknown)}; it takes {', '.join(own)}.")
+    if missing := [name for name in own if name not in given]:
         raise UsageError(f"{what}'s input {', '.join(missing)} is missing.")
-    wanted = {name: session.input_shape(name) for name in given}
+    wanted = {name: session.input_shape(own[name]) for name in given}
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}.")
@@ -63,4 +65,5 @@ def fitting_feeds(session: Session, given: Mapping[str, Any], what: str) -> dict
                 f"{name} has shape {tuple(tensor.shape)}; it must be "
                 f"({', '.join(map(str, wanted[name]))})."
             )
-    return {name: tensor.detach().to(session.input_dtype(name)) for name, tensor in given.items()}
+    names = {name: (own[name], session.input_dtype(own[name])) for name in given}
+    return {names[name][0]: tensor.detach().to(names[name][1]) for name, tensor in given.items()}

@@ -24,6 +24,8 @@ _KEPT = frozenset(
 _KEPT_NAMES = frozenset(("LICENSE", "NOTICE", "LICENCE", "COPYING"))
 _LEFT = ("trainer_state.json", "adapter_config.json", "all_results.json", *BESIDE)
 _DEPTH = 2
+_FLAT = frozenset(("qwen2_vl",))
+"""Those of which transformers.js reads the settings of the text at the top of the config."""
 _ONNX = (
     *("model", "encoder_model", "decoder_model", "decoder_with_past_model"),
     *("vision_encoder", "embed_tokens", "join_images", "image_positions", "decoder_model_merged"),
@@ -205,8 +207,9 @@ class OutputFolder:
     def _adapt_config(self, parts: Iterable[str]) -> None:
         """Makes config.json say what is true of the files here.
 
-        It names those with their weights beside them, which transformers.js asks for, and says
-        nothing of how the source's weights are quantized: a reader would look for their codes.
+        It names those with their weights beside them, and repeats settings where transformers.js
+        asks for them. It says nothing of how the source's weights are quantized: a reader would
+        look for their codes.
         """
         config = self._partial / CONFIG
         if not config.is_file():
@@ -216,6 +219,8 @@ class OutputFolder:
         for part in (said, *(each for each in said.values() if isinstance(each, dict))):
             for key in KEYS:
                 part.pop(key, None)
+        if said.get("model_type") in _FLAT:
+            said = {**said.get("text_config", {}), **said}
         if beside := [name for name in parts if data_beside(self._partial / name).exists()]:
             settings = said.setdefault("transformers.js_config", {})
             settings["use_external_data_format"] = dict.fromkeys(beside, 1)

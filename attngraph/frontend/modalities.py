@@ -31,6 +31,9 @@ _FILLS = ("decoder_", "_mask")
 PIXELS = "pixel_values"
 GRID = "image_grid_thw"
 """(N, 3): frames, rows and columns of patches of each image."""
+OF_QWEN2_VL = "grid_thw"
+FILE_NAMES = {OF_QWEN2_VL: GRID}
+"""Inputs of vision encoders whose name in a file, which transformers.js looks for, is another."""
 _IMAGES = {PIXELS, GRID}
 _LEFT_OUT = {
     *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts", "image_sizes"),

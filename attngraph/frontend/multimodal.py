@@ -24,6 +24,7 @@ from attngraph.frontend.image_grids import Places, patches_placed, within_segmen
 from attngraph.frontend.image_samples import SHAPES, sample_images
 from attngraph.frontend.modalities import (
     GRID,
+    OF_QWEN2_VL,
     PIXELS,
     is_multimodal,
     places_otherwise,
@@ -250,6 +251,7 @@ def of_images(
         ) from error
     text = tried.embeds[:, :3]
     placed = GRID in images
+    grids = OF_QWEN2_VL if config.model_type == "qwen2_vl" else GRID
     cached = CachedEmbeds(module, text, sees_images=sees_images, placed=placed)
     args, decoder_shapes = cached.sample()
     batch, seq, count = Dim("batch_size"), Dim("seq"), Dim("image_rows")
@@ -262,7 +264,7 @@ def of_images(
             {},
             {"images": {each: (shapes or {}).get(each) for each in images}},
             f"the vision encoder of {name}",
-            names={f"images_{each}": each for each in images},
+            names={f"images_{each}": grids if each == GRID else each for each in images},
         ),
         Model(
             Embed(module, token), None, (ids,), {}, {"input_ids": axes}, f"the embeddings of {name}"

@@ -136,6 +136,16 @@ def test_nothing_says_that_the_files_are_quantized_as_the_source_was(
     assert not (tmp_path / "out" / "quantize_config.json").exists()
 
 
+def test_settings_stand_where_a_runtime_looks_for_them(bert: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(bert, tmp_path / "source"))
+    text, own = {"hidden_size": 32, "model_type": "qwen2_vl_text"}, {"model_type": "qwen2_vl"}
+    (source / "config.json").write_text(json.dumps({**own, "text_config": text}))
+    with OutputFolder(tmp_path / "out", source) as place:
+        place.write({}, {})
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert said == {**own, "text_config": text, "hidden_size": 32}
+
+
 def test_a_link_to_a_folder_goes_on_leading_there(
     compiled: attngraph.OptimizedCheckpoint, tmp_path: Path
 ) -> None:

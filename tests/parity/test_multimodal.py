@@ -230,6 +230,7 @@ def test_positions_go_on_behind_an_image_in_another_call() -> None:
 def test_grids_that_are_not_those_of_the_patches_are_told() -> None:
     (ids, mask), given, model = prompt("qwen2_vl", 1), images("qwen2_vl", 1), compiled("qwen2_vl")
     grid, pixels = given["image_grid_thw"], given["pixel_values"]
+    assert model.session(VISION).input_names == ("pixel_values", "grid_thw")  # as others call it
     for name, other, told in (
         ("image_grid_thw", None, "input image_grid_thw is missing"),
         ("image_grid_thw", grid + 1, "each a multiple of 2"),
