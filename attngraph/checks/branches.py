@@ -7,23 +7,29 @@ computes what the trace does: for inputs on which it takes the same, the trace i
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 
+from attngraph.analysis.walks import made_of
+from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
-from attngraph.checks.probing import roles_of
-from attngraph.checks.traced import agrees
-from attngraph.errors import CaptureError, UsageError
+from attngraph.checks.probing import roles_of, singled_out
+from attngraph.checks.traced import agrees, is_traced
+from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
 from attngraph.frontend.branches import Place, is_assertion, recorded_sides
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.locations import quote
 from attngraph.frontend.model import Model, trace
+from attngraph.ir import Graph, interpret
 
 _MOST = 3
 """Branches of a model whose sides are tried in every combination."""
+_ROUNDING = 2.0**-8
+"""The difference, of the outputs' scale, from which on two sides are told apart."""
 
 
 def settled(
@@ -49,6 +55,7 @@ def settled(
                 captured = trace(model, dict(zip(places, way, strict=True)), elsewhere=elsewhere)
                 check = checked(captured)
             wrong = _unsettled(captured, check, _taken(captured, check))
+            wrong = wrong or _mistaken(model, captured, check, elsewhere=elsewhere)
         except UsageError as error:
             wrong = f"then {error}"
         if not wrong:
@@ -57,6 +64,53 @@ def settled(
             return replace(captured, notes=(*captured.notes, *notes)), check
         tried[way] = wrong
     raise _refused(places[0], tried[first])
+
+
+def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool) -> str:
+    """Why the other side of a branch is the right one, where no case tells the two apart; else "".
+
+    Of `if keep.all(): keep = ones`, both are equal while nothing that counts is hidden: then masks
+    are looked through until the two differ, and the model says which of them is right. Where they
+    never do, the side that reads more of the inputs is.
+    """
+    for place in captured.branches:
+        if is_assertion(place):
+            continue
+        sides = {**captured.branches, place: not captured.branches[place]}
+        try:
+            other = trace(model, sides, elsewhere=elsewhere)
+        except AttngraphError:
+            continue
+        if other.input_names != captured.input_names or not agrees(check, other.graph):
+            continue
+        roles = roles_of(check.pristine, captured.args)
+        for tensors in singled_out(roles, captured.args):
+            if _is_equal(captured.graph, other.graph, tensors):
+                continue
+            with contextlib.suppress(UsageError):  # the model takes no such mask
+                check.references(tensors)
+                if not is_traced(check, captured.graph, tensors):
+                    return "its sides compute different things"
+                break
+        else:
+            if _read(captured.graph) < _read(other.graph):
+                return "the other side reads more of the inputs"
+    return ""
+
+
+def _is_equal(graph: Graph, other: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether two graphs compute the same, but for rounding, where both compute anything."""
+    try:
+        pairs = zip(interpret(graph, tensors), interpret(other, tensors), strict=True)
+        return all(difference(a, b) <= _ROUNDING for a, b in pairs)
+    except (IRError, RuntimeError):
+        return True
+
+
+def _read(graph: Graph) -> set[str]:
+    """The inputs on which outputs depend."""
+    made = {value for output in graph.outputs for value in made_of(output)}
+    return {value.name for value in graph.inputs if value in made}
 
 
 def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:

@@ -7,6 +7,8 @@ value of a mask leaves a key visible. Values are drawn from a fixed seed.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +28,7 @@ from attngraph.ir.traits import (
     COMPARISON,
     EMBEDDING,
     EXPONENTIAL,
+    FLOAT_TEST,
     INDEX,
     LAYOUT,
     LOG_SOFTMAX,
@@ -51,6 +54,8 @@ _SDPA = "aten.scaled_dot_product_attention"
 _DEPTH = 12
 _BOX = 4
 """Integers in a row that are the corners of a box: their order is part of what they say."""
+_SINGLED_OUT = 8
+"""Draws in which the positions of one mask are hidden one by one."""
 _BATCH = 4
 """Rows of a batch: one for each shape of a mask."""
 
@@ -60,13 +65,14 @@ class Role:
     """What the graph does with an input.
 
     `rows` is the size of the smallest table that it indexes; `marks` are the numbers that it is
-    compared with; `visible` and `hidden` are the two values of a mask. A `length` is compared with
-    positions, a `segment` with other elements of itself. The rows of a `tested` float are compared,
-    so that zeros may hide them.
+    compared with; if `low`, what lies below is told from zero. `visible` and `hidden` are the two
+    values of a mask. A `length` is compared with positions, a `segment` with other elements of
+    itself. The rows of a `tested` float are compared, so that zeros may hide them.
     """
 
     rows: int | None = None
     marks: list[float] = field(default_factory=list)
+    low: bool = False
     visible: float | None = None
     hidden: float | None = None
     length: bool = False
@@ -110,12 +116,14 @@ def _role(value: Value, tensor: torch.Tensor) -> Role:
             tables.append(size)
         elif node.op in COMPARISON:
             _compared(node, held, role)
+        elif node.op in FLOAT_TEST and is_mask(tensor):
+            role.marks.append(-math.inf)
+            role.low = True
         elif node.op in CAST and node.outputs[0].dtype is torch.bool:
             role.marks.append(0)
     if is_float:
         role.tested = any(node.op in COMPARISON for node, _ in _readers(value, _SUMMED))
-        if not role.marks:
-            _additive(value, tensor, role)
+        _additive(value, tensor, role)
     elif tables:
         role.rows = min(tables)
     if not role.masks and not tables and not role.length and is_mask(tensor):
@@ -180,16 +188,19 @@ def _table(node: Node, held: Value) -> int | None:
 
 def _compared(node: Node, held: Value, role: Role) -> None:
     others = [value for value in node.inputs if value is not held and value is not None]
+    is_below = node.op.split(".")[1] in (("lt", "ge") if node.inputs[0] is held else ("gt", "le"))
     if not others:
         number = node.attrs.get("other")
         if isinstance(number, (int, float)):
             role.marks.append(float(number))
+            role.low |= is_below or number < 0
         elif len(node.inputs) == 1:
             role.length = True  # a size
         return
     (other, *_) = others
     if other.data is not None and other.data.numel() == 1:
         role.marks.append(float(other.data))
+        role.low |= is_below or role.marks[-1] < 0
     elif not _depends_on_inputs(other):
         role.length = True
     elif held.producer is not None:
@@ -201,16 +212,17 @@ def _depends_on_inputs(value: Value) -> bool:
 
 
 def _additive(value: Value, tensor: torch.Tensor, role: Role) -> None:
-    """A float of zeros, or zeros and large negatives, that is added to scores."""
+    """A float of zeros and large negatives, or zeros that are added or told from what is below."""
     if not is_mask(tensor) or bool((tensor > 0).any()):
         return
     low = float(tensor.min())
-    added = any(
+    added = not role.marks and any(
         node.op in _NORMALISED or (node.op == _SDPA and held in node.inputs[3:])
         for node, held in _readers(value, _ADDED)
     )
-    if low < 0 or added:
-        role.visible, role.hidden = 0.0, low if low < 0 else torch.finfo(tensor.dtype).min
+    if low < 0 or added or role.low:
+        lowest = min(torch.finfo(tensor.dtype).min, *role.marks, 0.0)
+        role.visible, role.hidden = 0.0, low if low < 0 else lowest
 
 
 def _polarity(tensor: torch.Tensor, role: Role) -> None:
@@ -281,6 +293,30 @@ def drawn(
             made = _marked(made, role, draw, place)
         found.append(made)
     return tuple(found)
+
+
+def singled_out(
+    roles: Sequence[Role], args: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The sample with one position of a row hidden at a time, then with all but one hidden.
+
+    Each row of a batch hides another, so that a mask is looked through in some draws.
+    """
+    masks = [
+        place
+        for place, (role, tensor) in enumerate(zip(roles, args, strict=True))
+        if (role.masks or role.marks) and tensor.dim()
+    ]
+    for place, alone in itertools.product(masks, (True, False)):
+        role, tensor = roles[place], args[place]
+        rows, keys = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+        for first in range(0, min(keys, _SINGLED_OUT * rows), max(rows, 1)):
+            chosen = (torch.arange(rows) + first) % keys
+            hidden = (torch.arange(keys) == chosen[:, None]).view(tensor.shape)
+            hidden = hidden if alone else ~hidden
+            value = role.marks[0] if role.hidden is None else role.hidden
+            open_ = tensor if role.visible is None else torch.full_like(tensor, role.visible)
+            yield (*args[:place], open_.masked_fill(hidden, value), *args[place + 1 :])
 
 
 def _is_scaled(role: Role, sample: torch.Tensor) -> bool:

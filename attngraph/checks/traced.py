@@ -80,7 +80,7 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
         for sizes in broken:
             label = str(sizes)
             if label not in known:
-                known[label] = _is_traced(check, graph, check.samples.at(sizes))
+                known[label] = is_traced(check, graph, check.samples.at(sizes))
             if not known[label]:
                 found.append(suspect)
                 break
@@ -122,7 +122,7 @@ def _not_one(check: Check, graph: Graph, known: Ranges) -> list[Suspect]:
         tensors = check.samples.at(sizes)
         with contextlib.suppress(UsageError):
             check.references(tensors)
-            return not _is_traced(check, graph, tensors)
+            return not is_traced(check, graph, tensors)
         return False
 
     if not assumed or not differs(assumed):
@@ -132,10 +132,10 @@ def _not_one(check: Check, graph: Graph, known: Ranges) -> list[Suspect]:
 
 def agrees(check: Check, graph: Graph) -> bool:
     """Whether a captured graph computes what the model does in every case."""
-    return all(_is_traced(check, graph, tensors) for tensors in check.all_cases().values())
+    return all(is_traced(check, graph, tensors) for tensors in check.all_cases().values())
 
 
-def _is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
+def is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
     """Whether the captured graph is what the model computes, in the shapes that its types say;
     False where that fails.
 

@@ -53,6 +53,29 @@ class OfIds(Attends):
         return self.attend(self.embed(ids), hidden if hidden.any() else None)
 
 
+class Additive(Attends):
+    """The mask is told by what would be added to the scores."""
+
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:
+        visible = added > -1.0
+        if visible.all():
+            visible = torch.ones_like(visible)
+        banded = (torch.arange(7)[:, None] - torch.arange(7)).abs() < 2
+        scores = (x @ x.mT).masked_fill(~(visible[:, None] & banded), -1e9)
+        return (scores.softmax(-1) @ x)[:, -1:]
+
+
+class OnePlace(nn.Module):
+    """Only what hides one of the tokens shows, and not what hides all of them."""
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        visible = ~hidden
+        if visible.all():
+            visible = torch.ones_like(visible)
+        visible = visible | hidden.all(-1, keepdim=True)
+        return x[:, 3:4] * 2.0 + (x * visible[..., None])[:, 3:4]
+
+
 class Clamped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * 3
@@ -108,6 +131,26 @@ def test_a_shortcut_is_left_out(kind: type[Attends], sample: Tensor, shapes: Any
     with torch.no_grad():
         for hidden in (OPEN, PADDED, PADDED.flip(1)):
             torch.testing.assert_close(optimized(X, hidden), module(X, hidden))
+
+
+@pytest.mark.parametrize("hidden", [[], [0], [5, 6]], ids=["open", "left", "right"])
+def test_a_mask_of_zeros_and_lowest_numbers_is_hidden_by_these(hidden: list[int]) -> None:
+    lowest = torch.finfo(torch.float32).min
+    sample = torch.zeros(3, 7)
+    sample[:, hidden] = lowest
+    optimized = _optimized(Additive(), (X, sample))
+    with torch.no_grad():
+        for mask in (OPEN, PADDED, PADDED.flip(1), torch.arange(7).expand(3, 7) == 5):
+            added = mask * lowest
+            torch.testing.assert_close(optimized(X, added), Additive()(X, added))
+
+
+@pytest.mark.parametrize("sample", [OPEN, PADDED], ids=["open", "padded"])
+def test_sides_that_are_equal_on_every_usual_mask_are_told_apart(sample: Tensor) -> None:
+    optimized = _optimized(OnePlace(), (X, sample))
+    for place in range(7):
+        hidden = (torch.arange(7) == place).expand(3, 7)
+        torch.testing.assert_close(optimized(X, hidden), OnePlace()(X, hidden))
 
 
 @pytest.mark.parametrize("pads", [0, 2])
