@@ -235,9 +235,10 @@ class Options:
             "recurrences": self.device.provider == "cpu" and not self.portable,
             "part": self._parts,
             "apart": self.device.provider == "cpu",
-            # the operator for experts was tried on the CPU, in float32
+            # the operator for experts was tried on the CPU, in float32 and with codes of 4 bits;
+            # with 8 bits it rounds the rows to 8 as well, or takes longer than in floats
             "experts": self.device.provider == "cpu"
-            and not (self.portable or self.weights)
+            and not (self.portable or self.weights == "int8")
             and self.precision in (None, "fp32"),
         }
 

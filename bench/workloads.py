@@ -47,6 +47,10 @@ WORKLOADS = (
     Workload("vit", "ViT-B/16 B4", 12),
     Workload("t5", "T5-small without its head, B4 S128, 64 decoded", 6),
     Workload("per_head", "12 heads written one by one, B4 S128", 4),
+    Workload("mixtral", "Mixtral-shaped (2 of 8 experts), prefill B1 S1024", 12),
+    Workload("qwen3_moe", "Qwen3-MoE-shaped (8 of 64 experts), prefill B1 S1024", 12),
+    Workload("qwen3_next", "Qwen3-Next-shaped (3 gated delta nets to an attention), B1 S1024", 12),
+    Workload("mamba2", "Mamba-2-shaped (24 heads of 64, states of 128), prefill B1 S1024", 12),
 )
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 
@@ -184,3 +188,47 @@ def per_head() -> Built:
     mask[1:, -seq // 4 :] = False
     x = torch.randn(4, seq, 64 * heads, generator=torch.Generator().manual_seed(0))
     return module, (x, mask), (_dims(4096), _dims(4096))
+
+
+def _stacked(name: str, **config: Any) -> Built:
+    """A decoder of transformers without its head, that keeps no cache."""
+    import transformers
+
+    width = {"hidden_size": 64 * _size(12, 2), "num_hidden_layers": _layers(12)}
+    made = getattr(transformers, f"{name}Config")(
+        **{"vocab_size": _size(32000, 100), "use_cache": False, **width, **config}
+    )
+    module: Any = getattr(transformers, f"{name}Model")(made)
+    ids = _ids(made.vocab_size, 1, _size(1024, 32))
+    return module.eval(), (ids,), (_dims(4096, batch=False),)
+
+
+def _grouped_heads() -> dict[str, Any]:
+    groups = _size(4, 1)
+    heads = {"num_attention_heads": _size(12, 2), "num_key_value_heads": groups, "head_dim": 64}
+    return {**heads, "max_position_embeddings": 4096}
+
+
+def mixtral() -> Built:
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    return _stacked("Mixtral", intermediate_size=_size(2048, 64), **experts, **_grouped_heads())
+
+
+def qwen3_moe() -> Built:
+    experts = {"num_experts": _size(64, 16), "num_experts_per_tok": 8, "norm_topk_prob": True}
+    width = {"moe_intermediate_size": _size(256, 32)}
+    return _stacked("Qwen3Moe", **experts, **width, **_grouped_heads())
+
+
+def qwen3_next() -> Built:
+    """With few experts, so that most of the time is that of its layers."""
+    heads = {"linear_num_key_heads": _size(6, 1), "linear_num_value_heads": _size(12, 2)}
+    widths = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": _size(512, 32)}
+    shared = {"shared_expert_intermediate_size": _size(512, 32)}
+    return _stacked("Qwen3Next", **heads, **widths, **experts, **shared, **_grouped_heads())
+
+
+def mamba2() -> Built:
+    sizes = {"num_heads": _size(24, 4), "head_dim": 64, "state_size": _size(128, 16), "n_groups": 1}
+    return _stacked("Mamba2", **sizes, chunk_size=_size(256, 16))

@@ -11,6 +11,7 @@ from attngraph.options import check_assumptions
 from attngraph.passes import Pass, make, only_exact
 from attngraph.passes.attention.fold_masks import FoldMasks
 from attngraph.passes.attention.raise_softmax import RaiseSoftmax
+from attngraph.passes.fusion.fuse_experts import FuseExperts
 from attngraph.passes.loops.loop_bodies import LoopBodies
 from attngraph.passes.loops.split_loops import SplitLoops
 from attngraph.passes.padding.pack_tokens import PackTokens
@@ -114,6 +115,10 @@ def pipeline(
         ]
     stages = [
         replace(item, recurrences=recurrences) if isinstance(item, SplitLoops) else item
+        for item in stages
+    ]
+    stages = [
+        replace(item, in_codes=few_bits) if isinstance(item, FuseExperts) else item
         for item in stages
     ]
     stages = [

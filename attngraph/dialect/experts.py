@@ -8,9 +8,12 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from attngraph.dialect.quantized import dequantized
 from attngraph.ir.ops import op
 from attngraph.ir.traits import EXPERTS
 
+CODE_BITS = 4
+"""Of the codes that experts' matrices may have."""
 GATED = "swiglu"
 """The activation that takes pairs of features."""
 _PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -42,6 +45,15 @@ def _fake(x: torch.Tensor, *others: torch.Tensor | None, **attrs: object) -> tor
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _matrix(
+    given: torch.Tensor, scales: torch.Tensor | None, expert: int, x: torch.Tensor
+) -> torch.Tensor:
+    if scales is None:
+        return given[expert].to(x.dtype)
+    own = scales[expert].to(x.dtype)
+    return dequantized(given[expert].view(*own.shape, -1), own, CODE_BITS)
+
+
 def _run(
     x: torch.Tensor,
     weights: torch.Tensor,
@@ -50,6 +62,8 @@ def _run(
     down: torch.Tensor,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
+    up_scales: torch.Tensor | None = None,
+    down_scales: torch.Tensor | None = None,
     *,
     activation: str,
     alpha: float = 1.0,
@@ -61,12 +75,11 @@ def _run(
     for expert in sorted({*experts.flatten().tolist()}):
         rows, places = torch.where(experts == expert)
         hidden = functional.linear(
-            x[rows], up[expert].to(x.dtype), None if up_bias is None else up_bias[expert]
+            x[rows], _matrix(up, up_scales, expert, x), None if up_bias is None else up_bias[expert]
         )
         hidden = activated(hidden, activation, alpha, beta, limit)
-        made = functional.linear(
-            hidden, down[expert].to(x.dtype), None if down_bias is None else down_bias[expert]
-        )
+        matrix = _matrix(down, down_scales, expert, x)
+        made = functional.linear(hidden, matrix, None if down_bias is None else down_bias[expert])
         result.index_add_(0, rows, made * weights[rows, places, None])
     return result
 
@@ -80,6 +93,8 @@ def moe(
     down: torch.Tensor,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
+    up_scales: torch.Tensor | None = None,
+    down_scales: torch.Tensor | None = None,
     *,
     activation: str,
     alpha: float = 1.0,
@@ -91,10 +106,12 @@ def moe(
     x (T, H); weights (T, k) in x's dtype, at least 0; experts (T, k), int64, below E. An expert is
     f_e(x) = down[e] · act(up[e] · x + up_bias[e]) + down_bias[e], with up (E, N, H), down
     (E, H, I), up_bias (E, N), down_bias (E, H), and act one of `ACTIVATIONS`, as `activated` has
-    it. Weights of any sum; an expert that a row names twice counts twice.
+    it. Weights of any sum; an expert that a row names twice counts twice. With `up_scales`
+    (E, N, H/block) and `down_scales` (E, H, I/block) the matrices are codes of 4 bits, (E, N, H/2)
+    and (E, H, I/2), in the layout of `attn.quantized_linear`.
     """
     result: torch.Tensor = torch.ops.attn.moe.default(
-        *(x, weights, experts, up, down, up_bias, down_bias),
+        *(x, weights, experts, up, down, up_bias, down_bias, up_scales, down_scales),
         activation=activation,
         alpha=alpha,
         beta=beta,
@@ -111,6 +128,8 @@ def routed_moe(
     down: torch.Tensor,
     up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
+    up_scales: torch.Tensor | None = None,
+    down_scales: torch.Tensor | None = None,
     *,
     count: int,
     normalized: bool,
@@ -126,7 +145,7 @@ def routed_moe(
     weights, experts = scores.softmax(-1).topk(count, -1)
     if normalized:
         weights = weights / weights.sum(-1, keepdim=True)
-    given = (up, down, up_bias, down_bias)
+    given = (up, down, up_bias, down_bias, up_scales, down_scales)
     numbers = {"alpha": alpha, "beta": beta, "limit": limit}
     result: torch.Tensor = torch.ops.attn.moe.default(
         *(x, weights, experts, *given), activation=activation, **numbers

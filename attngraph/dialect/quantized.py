@@ -11,6 +11,8 @@ import torch
 from attngraph.ir.ops import op
 from attngraph.ir.traits import DEQUANTIZED, LINEAR, QUANTIZED
 
+BLOCK = 32
+"""The features of a row that share a scale where a compile quantizes weights in blocks."""
 TINY = 1e-30
 """The least magnitude that a step is taken from: a row of zeros has one too."""
 LEVELS = 127

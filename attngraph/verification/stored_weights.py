@@ -11,12 +11,13 @@ import numpy
 import onnx_ir
 import torch
 
-from attngraph.dialect.quantized import dequantized
+from attngraph.dialect.quantized import BLOCK, dequantized
 from attngraph.export.formats import Weights as Format
 from attngraph.export.kernels import choose_all
 from attngraph.export.lowering.emission.buffers import Buffers, part_joined
 from attngraph.export.lowering.lower import lower, value_names
-from attngraph.export.precision.quantize import BITS, BLOCK, digest_of, error_bound
+from attngraph.export.precision.codes import error_bound
+from attngraph.export.precision.quantize import BITS, digest_of
 from attngraph.export.target import Target
 from attngraph.ir import Graph, Value
 from attngraph.ir.ops import input_of

@@ -20,16 +20,14 @@ from collections.abc import Sequence
 
 import torch
 
-from attngraph.dialect.quantized import dequantized
+from attngraph.dialect.quantized import BLOCK, dequantized
 from attngraph.export.formats import Weights
+from attngraph.export.precision.codes import chunks, error_bound
 from attngraph.export.precision.quantize import (
     BITS,
-    BLOCK,
     ROWS,
     Rounding,
     Stored,
-    chunks,
-    error_bound,
     linears_of,
     stored,
 )

@@ -27,33 +27,33 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
+from attngraph.analysis.experts.products import GROUPED
 from attngraph.analysis.values.intervals import Intervals
-from attngraph.dialect.quantized import LEVELS, dequantized
+from attngraph.dialect.experts import CODE_BITS
+from attngraph.dialect.quantized import BLOCK
 from attngraph.errors import UsageError
 from attngraph.export.formats import Activations, Weights
+from attngraph.export.precision.codes import error_bound, packed, packed_rows
 from attngraph.ir import Builder, Graph, Node, Value
-from attngraph.ir.ops import input_of
+from attngraph.ir.ops import input_of, op_def, split_inputs
 from attngraph.ir.storage import address_of
+from attngraph.ir.traits import EXPERTS
 from attngraph.mapped import Reader
 
 BITS: dict[Weights, int] = {"int8": 8, "int4": 4}
-BLOCK = 32
 SMALLEST = 1024
 """The fewest elements of a weight that is worth quantizing."""
 
-_DIVISORS = {8: (127.0,), 4: (7.0, -8.0, -8.5)}
-"""Of the largest element, for the step; the first has room for it on both sides of zero."""
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _WIDEST = 1 << 16
 """Elements of a row whose products with 8 bits, 255 · 127 each, add up in 32."""
-_CHUNK = 4 << 20  # elements that are quantised at once
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,6 @@ def require_linears(graph: Graph, weights: Weights, source: str) -> None:
     )
 
 
-def error_bound(bits: int, width: int = BLOCK) -> float:
-    """The relative error from which on a weight is not quantised: 2 q, for steps of `width`."""
-    levels = (1 << bits - 1) - 1
-    largest = 2.3 if width <= BLOCK else math.sqrt(2 * math.log(width))
-    return 2 * largest / (math.sqrt(12) * levels)
-
-
 def quantise(
     graph: Graph,
     weights: Weights,
@@ -189,10 +182,7 @@ def quantise(
         reader.read(data.nbytes)
         limit = error_bound(bits, data.shape[1] if form == ROWS else BLOCK)
         if not error <= limit:
-            found.kept.append(
-                f"The weight {value.name} stays as it is: in {weights} it would be off by "
-                f"{error:.2g} of its norm, and {limit:.2g} is the most."
-            )
+            found.kept.append(_too_far(f"The weight {value.name}", found, error, limit))
             continue
         found.bound = max(found.bound, limit)
         found.linears += len(nodes)
@@ -222,6 +212,11 @@ def quantise(
             if new.producer is not None:
                 graph.take_place(new.producer, node)
         graph.erase_constant(value)
+    if bits == CODE_BITS:
+        _quantise_experts(graph, found)
+    if grouped := sum(node.op in GROUPED for node in graph):
+        why = "only int4, in blocks of 32 features, has an operator for them."
+        found.kept.append(f"{grouped} products of experts stay as they are: {why}")
     kept = 0 if rounding is None else len(rounding.keep)
     if kept:
         found.kept.append(f"{kept} of {total} linears stay in float for the sake of the budget.")
@@ -231,6 +226,48 @@ def quantise(
             "embedding too."
         )
     return found
+
+
+def _too_far(what: str, found: Quantised, error: float, limit: float) -> str:
+    return (
+        f"{what} stays as it is: in {found.weights} it would be off by {error:.2g} of its norm, "
+        f"and {limit:.2g} is the most."
+    )
+
+
+def _quantise_experts(graph: Graph, found: Quantised) -> None:
+    """Quantizes the experts of mixtures, where the error of each of their matrices allows.
+
+    The operator takes the codes of both products or of none. Each counts as a linear.
+    """
+    builder, form, limit = Builder(graph), _BLOCKS.format(CODE_BITS), error_bound(CODE_BITS)
+    for node in [node for node in graph if node.op in EXPERTS]:
+        sides = [input_of(node, name) for name in ("up", "down")]
+        found.total += len(sides)
+        if not all(_holds_experts(node, value) for value in sides) or {*sides} & {*graph.outputs}:
+            continue
+        made = [_packed_experts(value) for value in sides]
+        error = max(each[2] for each in made)
+        if not error <= limit:
+            found.kept.append(_too_far(f"One of the experts {sides[0].name}", found, error, limit))
+            continue
+        given = split_inputs(op_def(node.op), node.inputs, node.attrs)
+        for value, (codes, scales, error), side in zip(sides, made, ("up", "down"), strict=True):
+            assert value.data is not None
+            given[side] = builder.constant(codes, f"{value.name}.{found.weights}")
+            given[f"{side}_scales"] = builder.constant(scales, f"{value.name}.scales")
+            found.bytes_before += value.data.nbytes
+            found.bytes_after += codes.nbytes + scales.nbytes
+            found.weight_error = max(found.weight_error, error)
+            found.forms.append(Linear(value.name, form, node.output.name))
+        found.linears += len(sides)
+        new = builder.at(node, node.loc)(node.op, *given.values(), **node.attrs)
+        graph.replace_uses(node.output, new)
+        graph.erase(node)
+        if new.producer is not None:
+            graph.take_place(new.producer, node)
+        for value in sides:
+            graph.erase_constant(value)
 
 
 ROWS = "int8, one scale a row"
@@ -267,93 +304,21 @@ def stored(data: torch.Tensor, bits: int, rounding: Rounding | None) -> Stored:
     return Stored(_BLOCKS.format(bits), *packed(data, bits))
 
 
-def packed_rows(data: torch.Tensor, *, narrow: bool) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """A matrix (N, K) as the codes and scales of `attn.int8_linear`, and its relative error.
-
-    With `narrow` no sum of two neighbours leaves 16 bits.
-    """
-    codes = torch.empty(data.shape, dtype=torch.int8)
-    scales = torch.empty(len(data), dtype=data.dtype)
-    lost = norm = 0.0
-    for part in chunks(*data.shape):
-        exact = data[part].cpu().float()
-        steps = exact.abs().amax(-1) / LEVELS
-        if narrow:
-            sums = [each[:, :-1] + each[:, 1:] for each in (exact.relu(), (-exact).relu())]
-            # Each code may be rounded up by a half, so two of them by one.
-            steps = torch.maximum(steps, torch.maximum(*sums).amax(-1) / LEVELS)
-        scales[part] = steps
-        wide = scales[part].float().unsqueeze(-1)
-        found = torch.where(wide > 0, exact / wide, 0.0).round_().clamp_(-LEVELS, LEVELS)
-        codes[part] = found.nan_to_num_(0.0).to(torch.int8)
-        lost += float((codes[part].float() * wide - exact).double().square().sum())
-        norm += float(exact.double().square().sum())
-    if not math.isfinite(norm) or not math.isfinite(lost):
-        return codes, scales, math.inf
-    return codes, scales, math.sqrt(lost / norm) if norm else 0.0
+def _packed_experts(value: Value) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Matrices (E, N, K) as the codes and scales of `attn.moe`, and the largest of their errors."""
+    assert value.data is not None
+    codes, scales, errors = zip(
+        *(packed(each, CODE_BITS) for each in value.data.detach()), strict=True
+    )
+    return torch.stack(codes).flatten(2), torch.stack(scales), max(errors)
 
 
-def packed(data: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """A matrix (N, K) as the codes and scales of `attn.quantized_linear`, and its relative error.
-
-    The error is infinite where the matrix holds what is not finite.
-    """
-    rows, width = data.shape
-    blocks = -(-width // BLOCK)
-    codes = torch.empty(rows, blocks, BLOCK * bits // 8, dtype=torch.uint8)
-    scales = torch.empty(rows, blocks, dtype=data.dtype)
-    lost = norm = 0.0
-    for part in chunks(rows, blocks * BLOCK):
-        exact = data[part].cpu().float()
-        whole = torch.nn.functional.pad(exact, (0, blocks * BLOCK - width))
-        near, wide = _rounded(whole.view(-1, blocks, BLOCK), data.dtype, bits)
-        scales[part] = wide.squeeze(-1)
-        near = near.to(torch.uint8)
-        codes[part] = near if bits == 8 else near[..., ::2] | near[..., 1::2] << 4
-        off = dequantized(codes[part], wide.squeeze(-1), bits)[:, :width] - exact
-        lost += float(off.double().square().sum())
-        norm += float(exact.double().square().sum())
-    if not math.isfinite(norm) or not math.isfinite(lost):
-        return codes, scales, math.inf
-    return codes, scales, math.sqrt(lost / norm) if norm else 0.0
-
-
-def _rounded(split: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:
-    """Codes (N, blocks, BLOCK), and each block's step (N, blocks, 1): of `_DIVISORS`, the one with
-    the least squared error. Steps are numbers of `dtype`.
-    """
-    middle, last = 1 << (bits - 1), (1 << bits) - 1
-    top = _largest(split)
-
-    def by(divisor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        steps = ((top.abs() if divisor > 0 else top) / divisor).to(dtype).float()
-        near = torch.where(steps != 0, split / steps, 0.0).round_().add_(middle)
-        return near.clamp_(0, last).nan_to_num_(middle), steps
-
-    def missed(near: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-        return ((near - middle) * steps - split).square_().sum(-1, keepdim=True)
-
-    first, *others = _DIVISORS[bits]
-    best = by(first)
-    for divisor in others:
-        tried = by(divisor)
-        better = missed(*tried) < missed(*best)
-        best = torch.where(better, tried[0], best[0]), torch.where(better, tried[1], best[1])
-    return best
-
-
-def _largest(split: torch.Tensor) -> torch.Tensor:
-    """The element of the largest magnitude of each block (…, 1), with its sign."""
-    if not split.numel():
-        return split[..., :1]
-    return split.gather(-1, split.abs().argmax(-1, keepdim=True))
-
-
-def chunks(count: int, width: int) -> Iterator[slice]:
-    """Slices of the rows of a matrix, each of some million elements."""
-    step = max(1, _CHUNK // width)
-    for start in range(0, count, step):
-        yield slice(start, min(start + step, count))
+def _holds_experts(node: Node, value: Value) -> bool:
+    """Whether this is a constant of floats, read by the node alone, that can be cut into blocks."""
+    data = value.data if value.is_constant else None
+    if data is None or data.is_meta or data.dtype != torch.float32:
+        return False
+    return value.shape[-1] % BLOCK == 0 and [user for user, _ in value.uses] == [node]
 
 
 def linears_of(graph: Graph, keep: Collection[str] = ()) -> tuple[int, dict[Value, list[Node]]]:

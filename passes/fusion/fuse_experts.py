@@ -20,6 +20,7 @@ from attngraph.analysis.experts.reading import (
 from attngraph.analysis.experts.router import softmax_near, softmax_of
 from attngraph.analysis.experts.uniform import switch_in
 from attngraph.analysis.values.intervals import Intervals
+from attngraph.dialect.quantized import BLOCK
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import divide, product, same_shape, substitute, symbols_of
@@ -48,11 +49,12 @@ class FuseExperts:
 
     Left as they are: experts with an activation that the operator lacks, weights that may be
     negative, large matrices in grouped products, and all that trials can't tell. The op is for a
-    target that has the operator.
+    target that has the operator; with `in_codes` its matrices are to be codes of 4 bits.
     """
 
     name: ClassVar[str] = "fuse-experts"
     exact: ClassVar[bool] = False
+    in_codes: bool = False
 
     def run(self, graph: Graph) -> list[Remark]:
         every: dict[tuple[int, int], Checked] = {}
@@ -64,19 +66,19 @@ class FuseExperts:
             found = mixture_of(graph, choice)
             if found is None:
                 continue
-            remark = _read(every[size], found)
+            remark = _read(every[size], found, self.in_codes)
             every[size].remarks.append(remark)
             eliminate_dead_code(graph)
         return [remark for checked in every.values() for remark in checked.remarks]
 
 
-def _read(checked: Checked, found: Mixture | Unread) -> Remark:
+def _read(checked: Checked, found: Mixture | Unread, in_codes: bool) -> Remark:
     """Makes the op, if a mixture is one; what became of it."""
     if isinstance(found, Unread):
         return _kept(found.choice, _NO_ACTIVATION, found.node)
     if found.x.dtype != torch.float32 or found.result.dtype != torch.float32:
         return _kept(found.choice, _NO_KERNEL, found.experts[0].down.node)
-    if _is_slower(checked.graph, found):
+    if not (in_codes and _fits_codes(found)) and _is_slower(checked.graph, found):
         return _kept(found.choice, _IS_FASTER, found.experts[0].down.node)
     place = _place(found.choice)
     why = _fuse(checked, found)
@@ -105,10 +107,9 @@ def _place(choice: Choice) -> dict[str, Any]:
 def _is_slower(graph: Graph, mixture: Mixture) -> bool:
     """Whether onnxruntime's `MoE` may take longer on the CPU than what is written.
 
-    Its kernel goes through an expert's matrix once for every row or so, where a product of the rows
-    that take the expert goes through it once. With 8 and 64 experts of 8,000 to 1,000,000 elements,
-    one row took 1 to 0.24 of the time that such products take, 16 rows 0.8 to 5 of it, 256 rows 2.
-    So these stay unless there is one row, as in a step of decoding. Matrices that are gathered for
+    With 8 and 64 experts of 8,000 to 4,700,000 elements one row took 1.5 to 0.24 of the time that
+    products of the rows of each expert take, 16 rows 0.8 to 5 of it, 256 rows 1.4 to 2 and 1024
+    rows 1.1 to 1.2. So these stay unless there is one row. Matrices that are gathered for
     each row took 8 to 48 times as long as the operator; all experts on every row, as `_FEW` says.
     """
     choice, (up, *_) = mixture.choice, mixture.experts[0].ups
@@ -121,6 +122,16 @@ def _is_slower(graph: Graph, mixture: Mixture) -> bool:
     highs = {name: info.high for name, info in graph.dims.items() if info.high is not None}
     rows = product(mixture.x.shape[:-1])
     return any(str(dim) not in highs for dim in symbols_of(rows)) or substitute(rows, highs) > 1
+
+
+def _fits_codes(mixture: Mixture) -> bool:
+    """Whether both matrices can be cut into blocks of codes.
+
+    The operator's kernel then reads an eighth of the bytes: at one row it took 0.3 of the time of
+    products in floats, at 16 and 256 rows 1.2 (docs/architecture.md has the sizes).
+    """
+    widths = mixture.x.shape[-1], mixture.experts[0].down.matrices.shape[2]
+    return all(isinstance(width, int) and width % BLOCK == 0 for width in widths)
 
 
 def _fuse(checked: Checked, mixture: Mixture) -> tuple[str, Node] | None:

@@ -24,7 +24,8 @@ from attngraph.compiling import quantizing
 from attngraph.dialect import quantized
 from attngraph.errors import ParityError, ProviderError, UsageError
 from attngraph.export.lowering.ops import linear as lowering
-from attngraph.export.precision.quantize import FINE, ROWS, packed_rows
+from attngraph.export.precision.codes import packed_rows
+from attngraph.export.precision.quantize import FINE, ROWS
 from attngraph.export.runtime import saturation
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target

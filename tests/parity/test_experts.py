@@ -14,7 +14,9 @@ import attngraph
 from attngraph.analysis.experts import activation, reading
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.compiling.pipeline import pipeline
-from attngraph.ir import Builder, Graph, TensorType, interpret
+from attngraph.export.precision.quantize import quantise
+from attngraph.ir import Builder, Graph, TensorType, clone, interpret
+from attngraph.ir.ops import input_of
 from attngraph.ir.traits import EXPERTS
 from attngraph.options import Options
 from attngraph.passes import make, run
@@ -139,6 +141,54 @@ def test_the_faster_form_is_taken(
     assert _count(graph) == is_made
 
 
+class _Wide(experts.Stacked):
+    """Experts whose first matrices can be cut into blocks of codes."""
+
+    def __init__(self, hidden: int) -> None:
+        torch.nn.Module.__init__(self)
+        torch.manual_seed(0)
+        self.gate = torch.nn.Linear(64, E, bias=False)
+        self.w1, self.w3 = (torch.nn.Parameter(torch.randn(E, hidden, 64) / 8) for _ in range(2))
+        self.w2 = torch.nn.Parameter(torch.randn(E, 64, hidden) / 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mix(x)
+
+
+def _in_codes(module: torch.nn.Module) -> Graph:
+    x = torch.randn(7, 64)
+    graph = attngraph.capture(module, (x,), dynamic_shapes=({0: Dim("rows", max=64)},))
+    run(graph, [*make(PASSES[:-2]), fuse_experts.FuseExperts(in_codes=True)])
+    return graph
+
+
+def test_where_codes_are_faster_experts_are_in_int4() -> None:
+    module, x = _Wide(hidden=96).eval(), torch.randn(7, 64)
+    graph = _in_codes(module)
+    infinite = clone(graph)
+    found = quantise(graph, "int4")
+    (node,) = (node for node in graph if node.op in EXPERTS)
+    assert input_of(node, "up_scales") is not None
+    assert found.linears == 2
+    assert found.bytes_after * 6 < found.bytes_before
+    assert not [line for line in found.kept if "experts" in line]
+    (made,) = interpret(graph, [x])
+    assert (made - module(x)).norm() <= found.bound * module(x).norm()
+
+    (node,) = (node for node in infinite if node.op in EXPERTS)
+    down = input_of(node, "down")
+    down.data = down.data.clone()
+    down.data[0, 0, 0] = torch.inf
+    kept = quantise(infinite, "int4").kept
+    assert [line for line in kept if "experts" in line]
+    (node,) = (node for node in infinite if node.op in EXPERTS)
+    assert input_of(node, "up_scales") is None
+
+
+def test_where_codes_do_not_fit_the_faster_form_stays() -> None:
+    assert _count(_in_codes(_Wide(hidden=72).eval())) == 0
+
+
 def test_rows_that_are_dropped_by_number_are_no_mixture() -> None:
     """At the sizes of trials none are."""
     assert _count(_fused(near_misses.CutRows)) == 0
@@ -207,6 +257,7 @@ def test_trials_choose_each_expert_even_in_one_row() -> None:
         (Options(), True),
         (Options(exact=True), False),
         (Options(weights="int8"), False),
+        (Options(weights="int4"), True),
         (Options(target="cuda"), False),
         (Options(portable=True), False),
         (Options(precision="fp16"), False),

@@ -21,9 +21,11 @@ import attngraph
 from attngraph.cli import run
 from attngraph.compiling.compiler import compile_model
 from attngraph.dialect import quantized
+from attngraph.dialect.quantized import BLOCK
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.kernels.weight_only import FORMS, _measured, cost_on_cpu
-from attngraph.export.precision.quantize import BITS, BLOCK, error_bound, packed
+from attngraph.export.precision.codes import error_bound, packed
+from attngraph.export.precision.quantize import BITS
 from attngraph.frontend.model import Model
 from attngraph.optimized import Optimized
 from attngraph.options import Options

@@ -7,12 +7,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from attngraph.dialect.experts import GATED
+from attngraph.dialect.experts import CODE_BITS, GATED
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.export.lowering.emission.products import matmul
 from attngraph.export.lowering.emission.registry import register_lowering
-from attngraph.ir import Node, Value
+from attngraph.ir import Dim, Node, Value
 from attngraph.ir.ops import attribute, input_of
 
 _ACTIVATIONS = {
@@ -72,15 +72,30 @@ def _mixture(ctx: LoweringContext, node: Node, logits: ir.Value, count: int) -> 
         "activation_beta": float(attribute(node, "beta")),
         "swiglu_limit": None if limit is None else float(limit),
     }
+    sides: dict[str, list[ir.Value | None]] = {"up": [], "down": []}
+    coded: dict[str, Any] = {}
+    for side, inputs in sides.items():
+        inputs.append(args[side])
+        if (scales := args[f"{side}_scales"]) is not None:
+            inputs.append(scales)
+            coded = {"expert_weight_bits": CODE_BITS, "block_size": _block(node)}
+        inputs.append(args[f"{side}_bias"])
     return ctx.op(
-        "MoE",
-        *(args["x"], logits, args["up"], args["up_bias"], args["down"], args["down_bias"]),
+        "QMoE" if coded else "MoE",
+        *(args["x"], logits, *sides["up"], *sides["down"]),
         domain=MICROSOFT,
         k=count,
         normalize_routing_weights=1,
         activation_type=_ACTIVATIONS[activation],
         **(gated if activation == GATED else {}),
+        **coded,
     )
+
+
+def _block(node: Node) -> Dim:
+    """Of features that share a scale."""
+    codes, scales = input_of(node, "up"), input_of(node, "up_scales")
+    return codes.shape[-1] * 8 // CODE_BITS // scales.shape[-1]
 
 
 @register_lowering("aten._grouped_mm")
@@ -111,17 +126,14 @@ def _by_rows(ctx: LoweringContext, left: Value, right: Value, offsets: ir.Value)
     groups = right.shape[0]
     if not isinstance(groups, int):
         raise LoweringError("its number of groups is dynamic; make it a constant of the model")
-    rows, width = left.shape[0], right.shape[2]
+    (_, inner, width), rows = right.shape, left.shape[0]
     ends = ctx.op("Concat", ctx.cast(offsets, torch.int64), ctx.shape([rows]), axis=0)
     starts = ctx.op("Pad", ends, ctx.constant([1, -1]), mode="constant")
     counts = ctx.op("Sub", ends, starts)
     parts = ctx.ops("Split", ctx.value(left), counts, outputs=groups + 1, axis=0)
-    matrices = ctx.ops("Split", ctx.value(right), outputs=groups, axis=0, num_outputs=groups)
-    axis = ctx.constant([0])
-    done = [
-        ctx.op("MatMul", part, ctx.op("Squeeze", matrix, axis))
-        for part, matrix in zip(parts, matrices, strict=False)
-    ]
+    beneath = ctx.op("Reshape", ctx.value(right), ctx.shape([groups * inner, width]))
+    matrices = ctx.ops("Split", beneath, outputs=groups, axis=0, num_outputs=groups)
+    done = [ctx.op("MatMul", part, matrix) for part, matrix in zip(parts, matrices, strict=False)]
     rest = ctx.op("Slice", counts, ctx.constant([groups]), ctx.constant([groups + 1]))
     size = ctx.op("Concat", rest, ctx.shape([width]), axis=0)
     done.append(ctx.op("Expand", ctx.constant(0.0, left.dtype), size))

@@ -23,6 +23,7 @@ LOADS = [(2, 3, 5, 7), (0, 0, 7, 7), (7, 7, 7, 7), (0, 1, 1, 7), (0, 0, 0, 7)]
 def test_each_row_meets_the_matrix_of_its_group(ends: tuple[int, ...]) -> None:
     inputs = [torch.randn(7, 8), torch.tensor(ends, dtype=torch.int32)]
     model = check(DIM + GROUPED, {"w": torch.randn(4, 8, 4)}, inputs=inputs)
+    assert len(list(model.graph)) <= 4 + 16, "a product for each group, and how rows are split"
     assert not {"Loop", "Scan", "If"} & {node.op_type for node in model.graph}
 
 
@@ -95,6 +96,7 @@ def test_a_mixture_between_two_nodes(count: int, normalized: str) -> None:
     node = ROUTED.format(kind='"silu"', count=count, normalized=normalized, more="")
     model = check(MIXTURE.format(width=12, chosen=node), _weights(12))
     assert sum(node.op_type == "MoE" for node in model.graph) == 1
+    assert len(list(model.graph)) <= 12
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
@@ -117,6 +119,40 @@ def test_rows_whose_scores_have_no_softmax_are_nan(normalized: str) -> None:
     check(MIXTURE.format(width=12, chosen=node), _weights(12), inputs=[torch.randn(5, 8), scores])
 
 
+CODES = """
+  input %x : f32[seq, 64]
+  input %scores : f32[seq, 4]
+  parameter %up : u8[4, 192, 32]
+  parameter %down : u8[4, 64, 48]
+  parameter %s : f32[4, 192, 2]
+  parameter %t : f32[4, 64, 3]
+  parameter %b : f32[4, 192]
+  {chosen}
+  return %y
+"""
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "%y = attn.routed_moe(%x, %scores, %up, %down, %b, none, %s, %t) "
+        '{activation = "swiglu", count = 2, normalized = false}',
+        "%w, %e = aten.topk(%scores) {k = 2}\n  %p = aten.relu(%w)\n  "
+        '%y = attn.moe(%x, %p, %e, %up, %down, %b, none, %s, %t) {activation = "swiglu"}',
+    ],
+)
+def test_matrices_in_codes_of_4_bits(chosen: str) -> None:
+    weights = {
+        "up": torch.randint(0, 256, (4, 192, 32), dtype=torch.uint8),
+        "down": torch.randint(0, 256, (4, 64, 48), dtype=torch.uint8),
+        "s": torch.rand(4, 192, 2) / 32,
+        "t": torch.rand(4, 64, 3) / 32,
+        "b": torch.randn(4, 192),
+    }
+    model = check(CODES.format(chosen=chosen), weights)
+    assert sum(node.op_type == "QMoE" for node in model.graph) == 1
+
+
 def test_no_rows_and_many() -> None:
     node = ROUTED.format(kind='"silu"', count=2, normalized="false", more="")
     for rows in (0, 1000):
@@ -130,6 +166,7 @@ def test_weights_of_any_sum_and_none_at_all() -> None:
     scores[1] = torch.tensor([-1.0, 3, -1, -1])  # one
     inputs = [torch.randn(5, 8), scores]
     model = check(MIXTURE.format(width=12, chosen=GIVEN), _weights(12), inputs=inputs)
+    assert len(list(model.graph)) <= 12 + 3, "a top-k, a ReLU and two negations are the test's"
     assert sum(node.op_type == "MoE" for node in model.graph) == 1
 
 

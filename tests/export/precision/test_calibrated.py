@@ -17,7 +17,8 @@ import attngraph
 from attngraph.compiling import quantizing
 from attngraph.dialect.quantized import dequantized
 from attngraph.export.precision.calibrated import improved
-from attngraph.export.precision.quantize import BITS, ROWS, Rounding, Stored, error_bound, stored
+from attngraph.export.precision.codes import error_bound
+from attngraph.export.precision.quantize import BITS, ROWS, Rounding, Stored, stored
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
 from attngraph.frontend.model import Model
