@@ -30,10 +30,10 @@ class _Drawn(torch.nn.Module):
         super().__init__()
         self.model, self._noise = model, noise
 
-    def forward(self, inputs: torch.Tensor, noise: torch.Tensor) -> Any:
+    def forward(self, inputs: Any, noise: torch.Tensor) -> Any:
         self._noise[:] = [noise]
         try:
-            return self.model(inputs)
+            return self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
         finally:
             self._noise.clear()
 
@@ -108,14 +108,43 @@ def _sampled() -> Any:
     return _Drawn(model, noise), lambda b, n: (*images(32)(b, n), drawn.sample((b, 16, 16)))
 
 
-@row(f"point-transformer-pytorch layer{ADVISED}")
-def _points() -> Any:
-    def topk(self: Any, k: int, dim: int = -1, largest: bool = True) -> Any:
+def _first_of_equals() -> None:
+    def topk(self: Any, k: int, dim: int = -1, largest: bool = True, **kwargs: Any) -> Any:
         values, places = torch.sort(self, dim=dim, descending=largest, stable=True)
         return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
 
     setattr(torch.Tensor, "topk", topk)  # noqa: B010
+
+
+@row(f"point-transformer-pytorch layer{ADVISED}")
+def _points() -> Any:
+    _first_of_equals()
     return _of("point-transformer-pytorch layer")
+
+
+@row(f"mixture-of-attention experts{ADVISED}", length=16, others=(24, 9))
+def _experts() -> Any:
+    _first_of_equals()
+    return _of("mixture-of-attention experts")
+
+
+@row(f"adjacent-attention-pytorch network{ADVISED}")
+def _neighbours() -> Any:
+    from adjacent_attention_network import adjacent_attention_network as adjacent
+
+    class _Asked:
+        def uniform_(self, low: float, high: float) -> torch.Tensor:
+            return noise[0]
+
+    noise: list[torch.Tensor] = []
+    vars(adjacent).update(int=lambda most: 1 << 30)  # the noise, whatever the tensor says
+    vars(adjacent).update(torch=_Torch(empty=lambda *size, **kwargs: _Asked()))
+    model, inputs = _of("adjacent-attention-pytorch network")
+
+    def drawn(b: int, n: int) -> Any:
+        return {"inputs": inputs(b, n), "noise": torch.rand(n, n) / 50 - 0.01}
+
+    return _Drawn(model, noise), drawn
 
 
 @row(f"sinkhorn-transformer language model{ADVISED}", length=8, others=())
