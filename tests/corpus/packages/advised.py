@@ -43,46 +43,6 @@ def _of(label: str) -> tuple[Any, Callable[[int, int], Any]]:
     return model, inputs
 
 
-@row(f"litgpt Gemma-2-2b{ADVISED}")
-def _gemma() -> Any:
-    from litgpt import model as litgpt
-
-    def full(size: Any, *args: Any, **kwargs: Any) -> Any:
-        place = torch.arange(size[0])
-        behind = place[:, None] - place
-        seen = (behind >= 0) & (behind < 4096)
-        return torch.zeros(size[0], size[0]).masked_fill(~seen, float("-inf"))
-
-    made = _of("litgpt Gemma-2-2b")
-    vars(litgpt).update(range=lambda size: (), torch=_Torch(full=full))  # the rows all at once
-    return made
-
-
-@row(f"mega-pytorch whole{ADVISED}")
-def _mega() -> Any:
-    from mega_pytorch import mega_pytorch as mega
-
-    vars(mega).update(next_fast_len=lambda size: size)  # a size, however fast
-    return _of("mega-pytorch whole")
-
-
-@row(f"mambapy Mamba{ADVISED}")
-def _mamba() -> Any:
-    from mambapy.mamba import MambaBlock
-
-    def at_once(self: Any, x: Any, delta: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-        steps = (delta.unsqueeze(-1) * a).cumsum(1)
-        place = torch.arange(x.shape[1])
-        later = (place[:, None] < place)[..., None, None]
-        decays = (steps[:, :, None] - steps[:, None]).masked_fill(later, float("-inf")).exp()
-        written = delta.unsqueeze(-1) * b.unsqueeze(2) * x.unsqueeze(-1)
-        states = torch.einsum("btsdn,bsdn->btdn", decays, written)
-        return (states @ c.unsqueeze(-1)).squeeze(3) + d * x
-
-    MambaBlock.selective_scan_seq = at_once
-    return _of("mambapy Mamba")
-
-
 @row(f"slot-attention multi-head{ADVISED}")
 def _slots() -> Any:
     from slot_attention import multi_head_slot_attention as slots
