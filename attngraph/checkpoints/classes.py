@@ -18,7 +18,7 @@ import torch
 from attngraph.checkpoints.codes import take_stored
 from attngraph.checkpoints.folder import CONFIG, Folder, within
 from attngraph.checkpoints.prefixes import shared_prefixes, taken_off
-from attngraph.checkpoints.scheme import require_plain_weights
+from attngraph.checkpoints.scheme import require_floats, require_plain_weights
 from attngraph.checkpoints.stored import Held
 from attngraph.checkpoints.tasks import NAMES, TASKS, Task, class_for, task_of
 from attngraph.errors import LoadError
@@ -132,6 +132,7 @@ def _loaded(
             continue
         if prefix:
             notes.append(taken_off(prefix))
+        require_floats(folder.path, named, module)
         notes += _rounded(config, named)
         if left := sorted(info["unexpected_keys"]):
             require_plain_weights(folder.path, left)

@@ -116,6 +116,12 @@ def folders_of(path: Path) -> tuple[Path, ...]:
     return base, path
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether a checkpoint has the files that a tokenizer is read from, itself or in its base."""
+    names = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+    return any((each / name).is_file() for each in folders_of(path) for name in names)
+
+
 def _base(path: Path, name: Any, revision: Any) -> Path | None:
     """The folder of an adapter's base, here or in the hub's cache; nothing is fetched."""
     if not isinstance(name, str) or not name:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attngraph
+from attngraph.checkpoints.folder import has_tokenizer
 from attngraph.errors import AttngraphError, LoadError, UsageError
 from attngraph.frontend.load import Loaded, load
 from tests.checkpoints.models import NAMES, made, saved
@@ -287,6 +288,12 @@ def _in_int8(path: Path) -> None:
     save_file({**weights, "classifier.SCB": torch.ones(1)}, path / "model.safetensors")
 
 
+def _codes_alone(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    weights["classifier.weight"] = weights["classifier.weight"].to(torch.int8)
+    save_file(weights, path / "model.safetensors")
+
+
 def _packed(path: Path) -> None:
     weights = load_file(path / "model.safetensors")
     weights["classifier.qweight"] = weights.pop("classifier.weight").int()
@@ -333,6 +340,7 @@ _BROKEN = {
     "mlx": (lambda p: _rewritten(p, quantization={"bits": 4}), "by mlx"),
     "gptq beside": (lambda p: _beside(p, "quantize_config.json"), r"by gptq \(quantize_config"),
     "scales": (_scaled, r"scales beside them \(classifier.weight_scale_inv\)"),
+    "codes alone": (_codes_alone, r"stored as int8 without a scale \(classifier.weight\)"),
     "packed": (_packed, r"scales beside them \(classifier.qweight\)"),
     "half of what bitsandbytes stores": (
         lambda p: (_in_int8(p), _rewritten(p, quantization_config={"load_in_8bit": True})),
@@ -361,6 +369,16 @@ def test_what_is_read_otherwise_than_it_is_written_is_told(bert: Path) -> None:
     weights = load_file(bert / "model.safetensors")
     save_file({n: data.bfloat16() for n, data in weights.items()}, bert / "model.safetensors")
     assert load(bert).notes == (first,)
+
+
+def test_a_tokenizer_is_looked_for_in_an_adapters_base_too(bert: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "base_model_name_or_path": str(bert)}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    assert not has_tokenizer(adapter)
+    (bert / "tokenizer.json").write_text("{}")
+    assert has_tokenizer(adapter)
 
 
 def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
     path = saved(tmp_path / "llama", "llama")
     (path / "generation_config.json").write_text('{"eos_token_id": [2, 5], "top_k": 7}')
     made = attngraph.optimize_checkpoint(path, verify="off", runtime="genai")
+    assert any("has no tokenizer" in note for note in made.report.notes)
     assert made.task == "text-generation"
     made.save(tmp_path / "out")
     decoder = attngraph.Decoder.load(tmp_path / "out" / "model.onnx")
