@@ -107,6 +107,7 @@ def explained(draw: Draw) -> set[str]:
     ):
         found.add("weights-masked")
     hides = draw["mask"] != "none" or draw["bias"].startswith("given")
+    hides |= draw["after"] == "guarded"  # which makes zeros of weights that overflowed, too
     return found if hides else found - {"no-softmax"}
 
 

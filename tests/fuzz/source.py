@@ -25,6 +25,7 @@ DYNAMIC = "{dynamic}"
 OPTIONS = {options}
 EXPLAINED = {explained}  # codes with which a site may be declined
 NEAR_MISS = {near}
+OVERFLOWS = {overflows}  # whether large scores have no weights in eager, though a softmax has them
 H, G, D, M = {h}, {g}, {d}, {m}
 
 
@@ -67,6 +68,7 @@ def write(draw: Draw) -> str:
         explained=sorted(explained(draw)),
         options=OPTIONS[draw["option"]],
         near=is_near_miss(draw),
+        overflows=draw["softmax"] == "exp",
         name="Layer" if twice else "Model",
         made=_lines(w.made),
         arguments=arguments,
