@@ -28,9 +28,25 @@ from attngraph.analysis.values.scalars import uniform, widens
 from attngraph.analysis.walks import sources
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import ADDITIVE, JOIN, MULTIPLICATIVE
+from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import (
+    ADDITIVE,
+    CAST,
+    EXPONENTIAL,
+    JOIN,
+    LAYOUT,
+    MATMUL,
+    MULTIPLICATIVE,
+    POINTWISE,
+    REDUCTION,
+)
 
 _MOST_STACKED = 32
+_MOST_WAYS = 1 << 12
+_DEEPEST = 160
+_THROUGH = (
+    ADDITIVE | MULTIPLICATIVE | LAYOUT | CAST | JOIN | EXPONENTIAL | REDUCTION | MATMUL | POINTWISE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +86,8 @@ def read_online(node: Node) -> tuple[list[Block], Axes] | None:
     """The blocks whose quotient a node is, and its axes; None where it is another one."""
     if node.op not in MULTIPLICATIVE or not node.output.dtype.is_floating_point:
         return None
+    if not _is_small(node):
+        return None
     output = fresh_axes(node.output.shape)
     above: _Terms | None = None
     for _ in range(2):  # axes that are split on the way are whole in what was read before
@@ -84,6 +102,26 @@ def read_online(node: Node) -> tuple[list[Block], Axes] | None:
         if below is not None and _is_quotient(above, below, base):
             return [block for block, _ in above], output
     return None
+
+
+def _is_small(root: Node) -> bool:
+    """Whether few ways lead up from a node through what is read, and none is long.
+
+    In an unrolled recurrence their number may double with each step.
+    """
+
+    def is_end(value: Value) -> bool:
+        node = value.producer
+        return node is None or node.op not in _THROUGH
+
+    ways: dict[Value, tuple[int, int]] = {}
+    for node in backward_slice([root.output], is_end)[1]:
+        found = [ways.get(source, (1, 1)) for source in sources(node)]
+        count, depth = sum(n for n, _ in found), 1 + max((d for _, d in found), default=0)
+        if count > _MOST_WAYS or depth > _DEEPEST:
+            return False
+        ways.update(dict.fromkeys(node.outputs, (count, depth)))
+    return True
 
 
 def _is_quotient(above: _Terms, below: _Terms, total: _Base) -> bool:
