@@ -19,7 +19,9 @@ from typing import TypeAlias
 from unittest.mock import patch
 
 import torch
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, uninteresting_files
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from attngraph.frontend.quiet import passed_over
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _TORCH_MODULES = str(Path(torch.nn.__file__).parent) + os.sep
@@ -50,15 +52,8 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
                 raise
             return found.setdefault(place, sides.get(place, True))
 
-    files = uninteresting_files()
-    is_new = __file__ not in files
-    files.add(__file__)
-    try:
-        with _replaced(answer):
-            yield
-    finally:
-        if is_new:
-            files.discard(__file__)
+    with passed_over(__file__), _replaced(answer):
+        yield
 
 
 @contextmanager

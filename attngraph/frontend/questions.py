@@ -18,7 +18,8 @@ from unittest.mock import patch
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import uninteresting_files
+
+from attngraph.frontend.quiet import passed_over
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
@@ -37,26 +38,10 @@ class Question:
 def recorded_questions(found: list[Question]) -> Iterator[None]:
     """Adds each question with its answer while the model is traced."""
     with ExitStack() as stack:
-        stack.enter_context(_passed_over(__file__))
+        stack.enter_context(passed_over(__file__))
         for kind in (torch.SymBool, torch.SymInt):
             stack.enter_context(patch.object(kind, "__bool__", _recording(kind, found)))
         yield
-
-
-@contextmanager
-def _passed_over(file: str) -> Iterator[None]:
-    """Has torch look past the frames of a file for the model's own.
-
-    It reads the bytecode of the frame that asked: an `assert` on data becomes a check at run time.
-    """
-    files = uninteresting_files()
-    is_new = file not in files
-    files.add(file)
-    try:
-        yield
-    finally:
-        if is_new:
-            files.discard(file)
 
 
 def _recording(kind: Any, found: list[Question]) -> Callable[[Any], bool]:

@@ -1,4 +1,6 @@
-"""What is around a call of torch.export: its messages left out, its constants recorded."""
+"""What is around a call of torch.export: its messages left out, our frames too, its constants
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from typing import Any, TextIO, cast
 
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from attngraph.frontend.locations import user_frame
 
@@ -59,6 +61,22 @@ def quiet() -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeFilter(silence)
+
+
+@contextmanager
+def passed_over(file: str) -> Iterator[None]:
+    """Has torch look past the frames of a file for the model's own.
+
+    It reads the bytecode of the frame that asked: an `assert` on data becomes a check at run time.
+    """
+    files = uninteresting_files()
+    is_new = file not in files
+    files.add(file)
+    try:
+        yield
+    finally:
+        if is_new:
+            files.discard(file)
 
 
 @contextmanager
