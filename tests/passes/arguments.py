@@ -280,6 +280,9 @@ def _places(make: Making, size: int) -> list[int]:
 
 
 def _joined(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    long = [axis for axis, dim in enumerate(x.shape) if isinstance(dim, int) and dim > 1]
+    if long and make.one_of([True, True, False]):
+        return _joined_again(make, x, make.one_of(long))
     axis = make.axis(len(x.shape))
     parts: list[Value | None] = [x]
     for _ in range(make.number(0, 2)):
@@ -288,6 +291,19 @@ def _joined(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]
         dtype = x.dtype if make.flag() else make.one_of(DTYPES)
         parts.insert(make.number(0, len(parts)), make.input(dtype, shape))
     return parts, {"dim": axis}
+
+
+def _joined_again(make: Making, x: Value, axis: int) -> tuple[list[Value | None], dict[str, Any]]:
+    """The slices of x, or most of them, of which something may be added to one."""
+    size = int(x.shape[axis])
+    last = make.one_of([size, size, size, size - 1])
+    parts: list[Value | None] = []
+    for start, end in ((0, 1), (1, last)):
+        part = make.build("aten.slice.Tensor", x, dim=axis, start=start, end=end)
+        if make.one_of([False, False, True]):
+            part = make.build("aten.add.Tensor", part, make.input(x.dtype, part.shape))
+        parts.append(part)
+    return parts if make.one_of([True, True, True, False]) else parts[::-1], {"dim": axis}
 
 
 def _copied(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
