@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Models are built from configs with random weights; nothing is fetched while anything runs.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test test-machine test-other-blas test-all lint docs corpus corpus-packages runtimes wheel-test fuzz bench bench-quick gpu clean
+.PHONY: demo test test-wide test-machine test-other-blas test-all lint docs corpus corpus-packages runtimes wheel-test fuzz bench bench-quick gpu clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m examples.make_checkpoint out/bert
@@ -18,9 +18,13 @@ demo: $(INSTALLED)
 # One thread per worker; a file's tests stay on one worker, where they share what they compiled.
 # Files are dealt in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder
-test test-machine test-other-blas test-all: export OMP_NUM_THREADS := 1
+test test-wide test-machine test-other-blas test-all: export OMP_NUM_THREADS := 1
 test: $(INSTALLED)
-	$(PYTEST) -m 'not slow and not machine'
+	$(PYTEST) -m 'not slow and not machine and not wide'
+
+# The same claims over more architectures, lengths and spellings.
+test-wide: $(INSTALLED)
+	$(PYTEST) -m 'wide and not slow and not machine'
 
 # What no change to a pass can break: onnxruntime's kernels, hostile files, clocks, memory.
 test-machine: $(INSTALLED)

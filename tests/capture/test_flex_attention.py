@@ -18,7 +18,10 @@ from attngraph.frontend.capture import capture
 from attngraph.frontend.functional import functionalize
 from attngraph.inference import inference
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without"),
+    pytest.mark.wide,
+]
 Function = Callable[..., Tensor]
 BIAS = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
 

@@ -13,6 +13,8 @@ from attngraph.frontend.capture import Captured, capture
 from attngraph.ir import interpret
 from attngraph.ir.ranges import Ranges
 
+pytestmark = pytest.mark.wide
+
 
 class Recurrence(nn.Module):
     """A scan with a list that is stacked, one that begins before it, and a state read after it."""

@@ -13,6 +13,8 @@ from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture
 from attngraph.ir import interpret
 
+pytestmark = pytest.mark.wide
+
 X = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
 
 

@@ -15,6 +15,8 @@ from attngraph.frontend.capture import Captured, capture
 from attngraph.ir import interpret
 from attngraph.ir.ranges import Ranges
 
+pytestmark = pytest.mark.wide
+
 
 def doubled(number: int) -> int:
     power = 1

@@ -33,6 +33,8 @@ from attngraph.frontend.model import Model
 from attngraph.optimized import Optimized
 from attngraph.verification.verify import verify_file
 
+pytestmark = pytest.mark.wide
+
 CPU = parse_target("cpu")
 WEIGHTS = ("int8", "int4")
 WIDTH = 80

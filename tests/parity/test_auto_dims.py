@@ -21,6 +21,8 @@ from attngraph.ir.dims import symbol
 from attngraph.ir.printer import format_graph
 from attngraph.ir.ranges import Ranges
 
+pytestmark = pytest.mark.wide
+
 AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
 
 

@@ -12,6 +12,8 @@ from torch.export import Dim
 import attngraph
 from attngraph.errors import CaptureError
 
+pytestmark = pytest.mark.wide
+
 X = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
 OPEN = torch.zeros(3, 7, dtype=torch.bool)
 PADDED = torch.arange(7).expand(3, 7) > 4

@@ -18,6 +18,8 @@ from attngraph.export.target import parse_target
 from attngraph.frontend.model import Model
 from attngraph.verification.verify import verify_file
 
+pytestmark = pytest.mark.wide
+
 HEADS, WIDTH = 2, 8
 BATCH, SEQ, PAST = Dim("batch", max=8), Dim("seq", max=32), Dim("past", max=32)
 SHAPES = (

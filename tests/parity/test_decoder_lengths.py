@@ -29,6 +29,8 @@ from attngraph.verification.verify import verify_file
 from tests.models.kit import VOCABULARY, peaked
 from tests.parity.test_decode import MODELS, common, compiled, prompts
 
+pytestmark = pytest.mark.wide
+
 SHORT = 16
 """Up to so many tokens, LongRoPE turns keys by the short factors."""
 

@@ -27,6 +27,8 @@ from tests.parity import experts
 from tests.parity.expert_near_misses import NEAR_MISSES, ROUTED_BY_ITSELF, SWITCHING
 from tests.parity.experts import PUBLISHED, E, H
 
+pytestmark = pytest.mark.wide
+
 SLOW = {
     *(experts.Dense, experts.Masked, experts.All, experts.Rectified, experts.Shared),
     *(near_misses.Capacity, near_misses.Cleaned, near_misses.CutInput, near_misses.HalfLimits),

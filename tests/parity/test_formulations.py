@@ -33,13 +33,17 @@ def _optimized(formulation: Formulation, dynamic: bool) -> Optimized:
 
 
 def _runs(field: str) -> list[ParameterSet]:
-    """Every formulation, static and dynamic; where `field` names a defect it must still fail."""
+    """Every formulation, static and dynamic; where `field` names a defect it must still fail.
+
+    That of static sizes is `wide` where there is the other.
+    """
     runs = []
     for name, formulation in FORMULATIONS.items():
         reason = getattr(formulation, field) or formulation.broken
         known = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
         static = [] if reason.startswith("dynamic: ") else known
-        runs.append(pytest.param(formulation, False, id=name, marks=static))
+        wide = [pytest.mark.wide] if formulation.dynamic else []
+        runs.append(pytest.param(formulation, False, id=name, marks=[*static, *wide]))
         if formulation.dynamic:
             runs.append(pytest.param(formulation, True, id=f"{name}-dynamic", marks=known))
     return runs

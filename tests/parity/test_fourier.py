@@ -13,6 +13,8 @@ from attngraph.compiling.compiler import optimize
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import Reference
 
+pytestmark = pytest.mark.wide
+
 _BATCH, _SEQ = Dim("batch", max=9), Dim("seq", max=40)
 _WIDTH = 6  # of the features
 

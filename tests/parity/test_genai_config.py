@@ -22,6 +22,8 @@ from examples import cached_gpt
 from tests.models.kit import HIDDEN, LAYERS, POSITIONS, VOCABULARY
 from tests.parity.test_decode import MODELS
 
+pytestmark = pytest.mark.wide
+
 ROOM = 16
 TOLD = Generation(eos=(7,), pad=0, length=POSITIONS)
 

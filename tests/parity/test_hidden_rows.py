@@ -25,6 +25,8 @@ from tests.parity.hidden_rows import (
     sample,
 )
 
+pytestmark = pytest.mark.wide
+
 # Logits of a few units next to a fill of 1e4 keep 10 bits behind the point: 5e-4, relative.
 _ROUNDING = {"rtol": 2e-3, "atol": 2e-4}
 _STRICT = {"rtol": 1e-4, "atol": 1e-5}

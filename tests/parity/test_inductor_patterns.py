@@ -20,6 +20,8 @@ from torch.torch_version import TorchVersion
 from attngraph.compiling.compiler import optimize
 from attngraph.reports.report import Report
 
+pytestmark = pytest.mark.wide
+
 Shape = tuple[int, ...]
 
 

@@ -24,6 +24,8 @@ from attngraph.optimized import Optimized
 from tests.models import CASES, KEPT, Built, Case
 from tests.models.kit import HEADS
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).parents[2]
 BY_NAME = {case.name: case for case in (*CASES, *KEPT)}
 

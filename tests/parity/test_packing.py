@@ -22,6 +22,8 @@ from attngraph.optimized import Optimized
 from attngraph.passes import run
 from examples import bert, nanogpt
 
+pytestmark = pytest.mark.wide
+
 BATCH, LENGTH, WIDTH = 3, 12, 32
 CPU = Target("cpu")
 

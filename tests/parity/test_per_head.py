@@ -19,6 +19,8 @@ from attngraph.options import Options
 from tests.parity.per_head import CASES
 from tests.parity.per_head.kit import BATCH, MEMORY, SEQ, Case, M
 
+pytestmark = pytest.mark.wide
+
 
 def _example(case: Case) -> tuple[nn.Module, tuple[Tensor, ...], tuple[dict[int, Dim], ...]]:
     torch.manual_seed(0)

@@ -32,6 +32,8 @@ from attngraph.reports.report import Report
 from tests.models import CASES, Built, Case
 from tests.models.kit import peaked, states
 
+pytestmark = pytest.mark.wide
+
 CPU, CUDA = parse_target("cpu"), parse_target("cuda:sm80")
 BY_NAME = {case.name: case for case in CASES}
 NAMES = ("bert-sdpa", "gpt2-eager", "llama-sdpa", "t5-eager", "encoder", "gqa")

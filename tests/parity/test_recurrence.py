@@ -20,6 +20,8 @@ from tests.parity.cells import (
     reset_on_the_input,
 )
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_a_scan_over_a_cell_is_its_operator(cell: Cell) -> None:

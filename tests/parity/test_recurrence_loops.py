@@ -26,6 +26,8 @@ from tests.parity.cells import (
     rnn,
 )
 
+pytestmark = pytest.mark.wide
+
 
 class Variant(Loop):
     """Loops over static steps that are written in other ways."""

@@ -28,6 +28,8 @@ from attngraph.frontend.seq2seq import Parts, of_transformers
 from attngraph.options import DecoderOptions
 from tests.models.kit import peaked
 
+pytestmark = pytest.mark.wide
+
 VOCABULARY, STEPS = 60, 20
 
 

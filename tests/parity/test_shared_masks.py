@@ -8,6 +8,8 @@ from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute, input_of
 from tests.parity.shared import assert_built_once, compiled
 
+pytestmark = pytest.mark.wide
+
 WINDOW = "sliding_window=6 num_hidden_layers={n}"
 
 # the corpus's row, the attention, its options, the two types of its layers

@@ -18,6 +18,8 @@ from attngraph.export.lowering.lower import lower
 from attngraph.ir import Graph
 from tests.parity.shared import assert_built_once, built_of, compiled
 
+pytestmark = pytest.mark.wide
+
 HEADS, DEPTH = 2, 8
 WIDTH = HEADS * DEPTH
 

@@ -29,6 +29,8 @@ from tests.parity.test_decode import (
     prompts,
 )
 
+pytestmark = pytest.mark.wide
+
 ROOM = PROMPT + STEPS
 IN_PLACE = {"gpt2": True, "llama": True, "mistral": True, "gpt-neox": False}
 """Eager gpt-neox averages all values in rows without a key, which no operator in place does."""

@@ -32,6 +32,8 @@ from attngraph.options import Options
 from examples import cached_gpt
 from tests.models.kit import BATCH, FEED_FORWARD, HEADS, HIDDEN, LAYERS, POSITIONS, SEQ, VOCABULARY
 
+pytestmark = pytest.mark.wide
+
 WEIGHTS = ("int8", "int4")
 WIDTH = 80  # two blocks and a half
 STORED = {"int8": 1 + 4 / BLOCK, "int4": 0.5 + 4 / BLOCK}

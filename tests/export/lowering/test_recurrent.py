@@ -18,6 +18,8 @@ from attngraph.export.lowering.lower import lower
 from attngraph.ir import interpret, parse
 from tests.export.lowered import run, session_of
 
+pytestmark = pytest.mark.wide
+
 BATCH, SEQ = Dim("batch"), Dim("seq", min=2, max=64)
 OPERATORS = {nn.RNN: "RNN", nn.LSTM: "LSTM", nn.GRU: "GRU"}
 
