@@ -6,6 +6,7 @@ The pictures lie in the page: SVG with its style sheet's classes, and images as 
 from __future__ import annotations
 
 import base64
+import contextlib
 import linecache
 import os
 import sys
@@ -171,8 +172,8 @@ def _width(label: str) -> float:
 def _mask(graph: Graph, node: Node) -> tuple[str, str]:
     """(a data URL, the size shown) of which keys each query of one head sees; "" where all do.
 
-    Rows are queries, columns keys. Inputs are all ones at the sizes of the sample, so nothing is
-    padded.
+    Rows are queries, columns keys. Inputs are all ones at the sizes of the sample, or all zeros
+    where more is seen with these, so nothing is padded.
     """
     if node.op != "attn.attention":
         return "", ""
@@ -184,26 +185,28 @@ def _mask(graph: Graph, node: Node) -> tuple[str, str]:
     causal, window = masking.causal, masking.window
     if not (wanted or causal or window) or max(queries, keys) > _LONGEST:
         return "", ""
-    try:
-        held = _evaluated(graph, wanted, hints)
-        zeros = torch.zeros(batch, heads, queries, keys)
-        shares = masked_softmax(
-            zeros,
-            *(held.get(name) for name in ("bias", "mask", "lengths")),
-            queries=queries,
-            past=int(substitute(masking.past, hints)),
-            causal=causal,
-            window=window,
-        )
-    except (AttngraphError, RuntimeError, KeyError):
+    found = []
+    for fill in (1, 0):
+        with contextlib.suppress(AttngraphError, RuntimeError, KeyError):
+            held = _evaluated(graph, wanted, hints, fill)
+            shares = masked_softmax(
+                torch.zeros(batch, heads, queries, keys),
+                *(held.get(name) for name in ("bias", "mask", "lengths")),
+                queries=queries,
+                past=int(substitute(masking.past, hints)),
+                causal=causal,
+                window=window,
+            )
+            found.append((shares[-1, 0] > 0).float())
+    if not found:
         return "", ""
-    seen = (shares[-1, 0] > 0).float()
+    seen = max(found, key=lambda each: float(each.sum()))
     data = base64.b64encode(png(seen * 0.5)).decode()
     return f"data:image/png;base64,{data}", f"{queries} queries × {keys} keys"
 
 
 def _evaluated(
-    graph: Graph, wanted: Mapping[str, Value], hints: Mapping[str, int]
+    graph: Graph, wanted: Mapping[str, Value], hints: Mapping[str, int], fill: int
 ) -> dict[str, torch.Tensor]:
     if not wanted:
         return {}
@@ -216,7 +219,7 @@ def _evaluated(
     for value in part.inputs:
         assert isinstance(value.type, TensorType)
         shape = [int(substitute(dim, hints)) for dim in value.shape]
-        inputs.append(torch.ones(shape, dtype=value.dtype))
+        inputs.append(torch.full(shape, fill, dtype=value.dtype))
     with torch.no_grad():
         return dict(zip(wanted, interpret(part, inputs), strict=True))
 

@@ -42,6 +42,20 @@ def test_an_attention_is_drawn_as_it_was_as_it_is_and_with_its_mask() -> None:
     assert found.line.startswith("return scores.masked_fill")
 
 
+class Padded(nn.Module):
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        scores = (x @ x.transpose(-1, -2)).masked_fill(hidden[:, None], float("-inf"))
+        return scores.softmax(-1) @ x
+
+
+def test_a_mask_that_is_true_where_keys_are_hidden_hides_none_in_its_picture() -> None:
+    hidden = torch.arange(5).expand(2, 5) > 3
+    made: Any = attngraph.optimize(Padded(), (torch.randn(2, 5, 8), hidden))
+    (site,) = made.report.sites
+    found = pictures([site], made.graph, made.origin, made.model)[site.location, site.module]
+    assert _rows(found.mask) == torch.ones(5, 5).bool().tolist()
+
+
 def test_names_in_a_drawing_are_escaped_and_many_nodes_are_counted() -> None:
     assert "&lt;b&gt;" in drawing({1: "<b>", 2: "c"}, [(1, 2)])
     assert drawing(dict.fromkeys(range(80), "op"), []).count("<rect") == 0
