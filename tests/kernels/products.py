@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import torch
@@ -101,6 +102,21 @@ def _quantized(bits: int) -> Calls:
         return [Call(text, operands, modes=("mixed",))]
 
     return calls
+
+
+def _coded_experts(dtype: torch.dtype) -> list[Call]:
+    """Of two experts of three, whose matrices are codes of 4 bits in blocks of 32."""
+
+    def codes(*shape: int) -> torch.Tensor:
+        return (torch.arange(math.prod(shape)) * 37 % 256).to(torch.uint8).reshape(shape)
+
+    steps = (ordinary(dtype, 3, 128, 1).abs() / 16, ordinary(dtype, 3, 32, 2).abs() / 16)
+    operands = (ordinary(dtype, 5, 32), ordinary(dtype, 5, 3), codes(3, 128, 16), codes(3, 32, 32))
+    text = (
+        "attn.routed_moe(%0, %1, %2, %3, none, none, %4, %5) "
+        '{activation = "swiglu", count = 2, normalized = false}'
+    )
+    return [Call(text, (*operands, *steps), modes=("mixed",))]
 
 
 def _rounded(dtype: torch.dtype) -> list[Call]:
@@ -202,6 +218,7 @@ CASES = [
         )
         for kind in ACTIVATIONS
     ],
+    Case("moe-codes", _coded_experts, F32, **NEAR),
     Case("det", on("aten.linalg_det(%0)", some(3, 3)), FLOATS, **NEAR),
     Case("attention", attention(), FLOATS, **NEAR),
     Case("attention-causal", attention(", causal = true"), FLOATS, **NEAR),
