@@ -193,18 +193,23 @@ def _compared(node: Node, held: Value, role: Role) -> None:
         number = node.attrs.get("other")
         if isinstance(number, (int, float)):
             role.marks.append(float(number))
-            role.low |= is_below or number < 0
+            role.low |= _tells_below(number, is_below)
         elif len(node.inputs) == 1:
             role.length = True  # a size
         return
     (other, *_) = others
     if other.data is not None and other.data.numel() == 1:
         role.marks.append(float(other.data))
-        role.low |= is_below or role.marks[-1] < 0
+        role.low |= _tells_below(role.marks[-1], is_below)
     elif not _depends_on_inputs(other):
         role.length = True
     elif held.producer is not None:
         role.segment = True
+
+
+def _tells_below(number: float, is_below: bool) -> bool:
+    """Whether the comparison tells negatives from zero; `mask >= 0.5` tells ones from zeros."""
+    return number < 0 or (is_below and number == 0)
 
 
 def _depends_on_inputs(value: Value) -> bool:

@@ -39,7 +39,7 @@ from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.labels import reassociated
 from attngraph.passes.rewriting.manager import register
-from attngraph.passes.rewriting.materialize import materialize
+from attngraph.passes.rewriting.materialize import cast_to, materialize, scaled_by
 from attngraph.passes.rewriting.outcomes import Different, NotEvaluated
 
 _NOT_ATTENTION = frozenset(["pooling", "distribution", "linear-attention", "graph-attention"])
@@ -262,18 +262,18 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
     roles, (query, key, value) = site.roles, plan.operands
     dtype = max((s.operand.value.dtype for s in plan.operands), key=lambda d: torch.finfo(d).bits)
     dtype = dtype_for(site.steps, dtype)
-    q = _as(build, materialize(build, query.operand, roles.query), dtype)
+    q = cast_to(build, materialize(build, query.operand, roles.query), dtype)
     for factor in site.factors:
         if factor not in plan.on_keys:
-            q = _times(build, q, factor, roles.query)
+            q = scaled_by(build, q, factor, roles.query)
     if plan.scale < 0:
         q = build("aten.neg", q)
-    k = _as(build, materialize(build, key.operand, roles.key), dtype)
+    k = cast_to(build, materialize(build, key.operand, roles.key), dtype)
     for factor in plan.on_keys:
-        k = _times(build, k, factor, roles.key)
-    v = _as(build, materialize(build, value.operand, roles.value), dtype)
+        k = scaled_by(build, k, factor, roles.key)
+    v = cast_to(build, materialize(build, value.operand, roles.value), dtype)
     for gain in plan.inner:
-        v = _times(build, v, gain, roles.value)
+        v = scaled_by(build, v, gain, roles.value)
     masking = written(
         build, roles.scores, q.dtype, site.steps, site.masked_rows, causal=site.causal
     )
@@ -282,7 +282,7 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
         heads = set(resolve((*roles.kv_heads, *roles.groups)))
         is_per_head = set(site.sinks.atoms) <= heads
         place = (site.sinks, (roles.scores[1],)) if is_per_head else plan.sinks
-        sinks = _as(build, materialize(build, *place), q.dtype)
+        sinks = cast_to(build, materialize(build, *place), q.dtype)
     return build.node(
         "attn.attention",
         q,
@@ -309,15 +309,15 @@ def _replacements(build: Builder, site: Site, plan: _Plan, node: Node) -> list[t
         zero = build.constant(torch.tensor(0.0, dtype=packed.dtype), "zero")
         packed = build("aten.where.self", where, *((packed, zero) if cut.keep else (zero, packed)))
     for gain in plan.outer:
-        packed = _times(build, packed, gain, site.roles.context)
+        packed = scaled_by(build, packed, gain, site.roles.context)
     if site.gain != 1.0:
         packed = build("aten.mul.Scalar", packed, other=site.gain)
     context = materialize(build, Operand(packed, site.roles.context), site.output)
-    pairs = [(site.root.output, _as(build, context, site.root.output.dtype))]
+    pairs = [(site.root.output, cast_to(build, context, site.root.output.dtype))]
     if site.weights is not None:
         scores = Operand(node.outputs[1], site.roles.scores)
         weights = materialize(build, scores, site.weights.axes)
-        pairs.append((site.weights.value, _as(build, weights, site.weights.value.dtype)))
+        pairs.append((site.weights.value, cast_to(build, weights, site.weights.value.dtype)))
     return pairs
 
 
@@ -341,15 +341,6 @@ def _operands(site: Site) -> tuple[Stage, Stage, Stage] | None:
         if found[0] is not None and found[1] is not None and found[2] is not None:
             return found[0], found[1], found[2]
     return None
-
-
-def _times(build: Builder, value: Value, factor: Factor, axes: Axes) -> Value:
-    if factor.operand is None:
-        op = "aten.div.Scalar" if factor.divides else "aten.mul.Scalar"
-        return build(op, value, other=factor.number)
-    spread = materialize(build, factor.operand, axes, broadcast=False)
-    op = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
-    return build(op, value, _as(build, spread, value.dtype))
 
 
 def _gains(site: Site) -> tuple[list[Factor] | None, list[Factor] | None]:
@@ -383,7 +374,3 @@ def _describe(site: Site, heads: int, kv_heads: int) -> str:
 
 def _bias_after(steps: Sequence[Bias | Mask], mask: Mask) -> bool:
     return any(isinstance(step, Bias) for step in steps[steps.index(mask) + 1 :])
-
-
-def _as(build: Builder, value: Value, dtype: torch.dtype) -> Value:
-    return value if value.dtype == dtype else build("aten._to_copy", value, dtype=dtype)

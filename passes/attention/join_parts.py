@@ -27,7 +27,7 @@ from attngraph.analysis.attention.joined import (
     read_joined_scores,
     read_split_weights,
 )
-from attngraph.analysis.attention.logits import Bias, Factor
+from attngraph.analysis.attention.logits import Bias
 from attngraph.analysis.attention.online import Block, read_online
 from attngraph.analysis.attention.roles import computed
 from attngraph.analysis.attention.shapes import is_product, keeps_scores
@@ -43,7 +43,7 @@ from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import ADDITIVE, ADDMM, MATMUL, SHIFT, SOFTMAX
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
-from attngraph.passes.rewriting.materialize import materialize
+from attngraph.passes.rewriting.materialize import cast_to, materialize, scaled_by
 from attngraph.passes.rewriting.trials import ATTENTION, LOGITS
 
 _ONLINE = "The blocks of keys are normalised once, and not rescaled by a running maximum."
@@ -107,7 +107,7 @@ def _raise_online(
         if block.value is not None
     ]
     split = SplitWeights(node, softmax.output, len(order), (*index, ()), tuple(values), output)
-    context = _as(build, _context(build, split), node.output.dtype)
+    context = cast_to(build, _context(build, split), node.output.dtype)
     joined = read_joined_scores(cat)
     pairs = _joined(graph, build, softmax, joined) if isinstance(joined, JoinedScores) else None
     if pairs is None or not isinstance(joined, JoinedScores):
@@ -177,13 +177,13 @@ def _scores(build: Builder, joined: JoinedScores) -> Value:
     query = materialize(build, joined.query, (*index, tuple(own), features), broadcast=False)
     turned = materialize(build, key, (*index, features, keys))
     axes = (*index, tuple(own), keys)
-    product = Operand(build("aten.matmul", _as(build, query, dtype), turned), axes)
+    product = Operand(build("aten.matmul", cast_to(build, query, dtype), turned), axes)
     target = (*joined.axes[: joined.dim], keys, *joined.axes[joined.dim + 1 :])
     scores = materialize(build, product, target)
     if scale != 1.0:
         scores = build("aten.mul.Scalar", scores, other=scale)
     for factor in joined.factors:
-        scores = _times(build, scores, factor, target)
+        scores = scaled_by(build, scores, factor, target)
     if joined.outer is not None:
         scores = build("aten.mul.Scalar", build("aten.tanh", scores), other=joined.outer)
     for terms in joined.steps:
@@ -210,7 +210,7 @@ def _context(build: Builder, split: SplitWeights) -> Value:
     axes = (*split.axes[: split.dim], keys, *split.axes[split.dim + 1 :])
     weights = materialize(build, Operand(split.weights, axes), (*index, rows, keys))
     values = materialize(build, value, (*index, keys, features))
-    product = build("aten.matmul", _as(build, weights, split.node.output.dtype), values)
+    product = build("aten.matmul", cast_to(build, weights, split.node.output.dtype), values)
     return materialize(build, Operand(product, (*index, rows, features)), split.output)
 
 
@@ -239,11 +239,11 @@ def _concatenated(
     made = []
     for part in parts:
         target = (*((a,) for a in rest[:place]), part.keys, *((a,) for a in rest[place:]))
-        value = _as(build, materialize(build, part.operand, target), dtype)
+        value = cast_to(build, materialize(build, part.operand, target), dtype)
         if scale is not None and part.scale != scale:
             value = build("aten.mul.Scalar", value, other=part.scale / scale)
         for factor in part.factors:
-            value = _times(build, value, factor, target)
+            value = scaled_by(build, value, factor, target)
         made.append(value)
     axes = (*((a,) for a in rest[:place]), keys, *((a,) for a in rest[place:]))
     return Operand(build("aten.cat", *made, dim=place), axes)
@@ -271,7 +271,7 @@ def _stepped(build: Builder, scores: Value, joined: JoinedScores, terms: Terms) 
             continue
         value = materialize(build, term.operand, tuple(axes))
         if isinstance(term, Bias):
-            value = _as(build, value, scores.dtype)
+            value = cast_to(build, value, scores.dtype)
             if term.factor != 1.0:
                 value = build("aten.mul.Scalar", value, other=term.factor)
         elif not term.keep:
@@ -282,16 +282,3 @@ def _stepped(build: Builder, scores: Value, joined: JoinedScores, terms: Terms) 
         return build("aten.add.Tensor", scores, all_parts)
     fill = build.constant(torch.tensor(first.fill, dtype=scores.dtype), "masked")
     return build("aten.where.self", all_parts, scores, fill)
-
-
-def _times(build: Builder, value: Value, factor: Factor, axes: Axes) -> Value:
-    if factor.operand is None:
-        op = "aten.div.Scalar" if factor.divides else "aten.mul.Scalar"
-        return build(op, value, other=factor.number)
-    spread = materialize(build, factor.operand, axes, broadcast=False)
-    op = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
-    return build(op, value, _as(build, spread, value.dtype))
-
-
-def _as(build: Builder, value: Value, dtype: torch.dtype) -> Value:
-    return value if value.dtype == dtype else build("aten._to_copy", value, dtype=dtype)

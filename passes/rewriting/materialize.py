@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from attngraph.analysis.attention.logits import Factor
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, resolve, size_of
 from attngraph.analysis.layout.cost import _Plan
 from attngraph.ir import Builder, Dim, Value
@@ -88,3 +91,17 @@ def materialize(build: Builder, operand: Operand, target: Axes, *, broadcast: bo
         ):  # what is lacking may have size 1, as a single token
             value = build("aten.expand", value, size=wanted)
     return _reshape(build, value, plan.shape)
+
+
+def cast_to(build: Builder, value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else build("aten._to_copy", value, dtype=dtype)
+
+
+def scaled_by(build: Builder, value: Value, factor: Factor, axes: Axes) -> Value:
+    """The value, which is indexed by `axes`, times or divided by the factor."""
+    if factor.operand is None:
+        op = "aten.div.Scalar" if factor.divides else "aten.mul.Scalar"
+        return build(op, value, other=factor.number)
+    spread = materialize(build, factor.operand, axes, broadcast=False)
+    op = "aten.div.Tensor" if factor.divides else "aten.mul.Tensor"
+    return build(op, value, cast_to(build, spread, value.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -160,6 +161,28 @@ def test_what_an_input_is_for_is_read_off_the_graph() -> None:
     assert (bias.visible, bias.hidden) == (0.0, torch.finfo(torch.float32).min)
     assert x.tested
     assert len(draws_of([ids, lengths, segments, bias, x], READ)) == 4
+
+
+@pytest.mark.parametrize(
+    ("seen", "hidden"),
+    [
+        (lambda mask: mask > -1.0, torch.finfo(torch.float32).min),
+        (lambda mask: mask >= 0, torch.finfo(torch.float32).min),
+        (lambda mask: ~(mask < 0), torch.finfo(torch.float32).min),
+        (lambda mask: ~(mask >= 0.5), 1.0),
+        (lambda mask: mask < 1, 1.0),
+    ],
+)
+def test_what_hides_in_a_float_mask_of_zeros_is_what_its_comparison_tells(
+    seen: Callable[[Tensor], Tensor], hidden: float
+) -> None:
+    class Compares(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            scores = (x @ x.mT).masked_fill(~seen(mask)[:, None], -1e9)
+            return scores.softmax(-1) @ x
+
+    _, role = _roles(Compares(), torch.randn(2, 6, 16), torch.zeros(2, 6))
+    assert {role.visible, role.hidden} == {0.0, hidden}
 
 
 def test_every_kind_of_mask_is_seen_both_ways() -> None:

@@ -34,6 +34,16 @@ def joined_both_masked(
     return _both(torch.cat([own, others], -1).softmax(-1), v, mv)
 
 
+@formulation(Q, K, V, *MEMORY, "b t:padding", "b 4:padding")
+def joined_rows_without_keys(
+    q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor, one: Tensor, two: Tensor
+) -> Tensor:
+    """A row that sees nothing in either part is NaN in eager, and zeros after it."""
+    own = (q @ k.mT * 0.4).masked_fill(~one[:, None, None], -torch.inf)
+    others = (q @ mk.mT * 0.4).masked_fill(~two[:, None, None], -torch.inf)
+    return _both(torch.cat([own, others], -1).softmax(-1).nan_to_num(), v, mv)
+
+
 @formulation(Q, K, V, *MEMORY, "h")
 def joined_scales(q: Tensor, k: Tensor, v: Tensor, mk: Tensor, mv: Tensor, gate: Tensor) -> Tensor:
     """Each part has a scale, and one has a factor per head."""
