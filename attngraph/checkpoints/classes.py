@@ -24,6 +24,7 @@ from attngraph.checkpoints.tasks import NAMES, TASKS, Task, class_for, task_of
 from attngraph.errors import LoadError
 
 _POOLER, _POOLING = "pooler.", "add_pooling_layer"
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
 _SHOWN = 3
 
 
@@ -62,13 +63,22 @@ def class_of(
     else:
         found = task_of(name)
     kind = getattr(transformers, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+    if kind is None or not _is_model(transformers, kind):
+        said = f"{folder.path / CONFIG} names the architecture {name}, which"
+        version = f"transformers {transformers.__version__}"
         raise LoadError(
-            f"{folder.path / CONFIG} names the architecture {name}, which transformers "
-            f"{transformers.__version__} lacks: install the version that it was saved with"
+            f"{said} {version} lacks: install the version that it was saved with"
             f"{_version(folder)}, or give the weights to a --factory of your own."
+            if kind is None
+            else f"{said} is no model in {version}: write the class that was saved, or pass --task."
         )
     return kind, found
+
+
+def _is_model(transformers: Any, kind: Any) -> bool:
+    """Whether it is a class of a model that can be run; that of a family's models can't."""
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    return is_model and kind.forward is not torch.nn.Module.forward
 
 
 def unfilled(folder: Folder, kind: Any, *, trust_code: bool = False) -> Any:
@@ -133,7 +143,7 @@ def _loaded(
         if prefix:
             notes.append(taken_off(prefix))
         require_floats(folder.path, named, module)
-        notes += _rounded(config, named)
+        notes += _rounded(module, named)
         if left := sorted(info["unexpected_keys"]):
             require_plain_weights(folder.path, left)
             notes.append(
@@ -146,22 +156,21 @@ def _loaded(
     raise LoadError(f"{folder.path} doesn't fit {kind.__name__}: {faults[0]}.")
 
 
-def _rounded(config: Any, weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """A sentence where config.json asks for a dtype that has fewer digits than the files' own."""
-    asked = getattr(config, "dtype", None)
-    if not isinstance(asked, torch.dtype) or not asked.is_floating_point:
-        return []
+def _rounded(module: Any, weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """A sentence where the model's dtype has fewer digits than weights have in the files."""
+    own = module.dtype
     finer = [
         data.dtype
         for data in weights.values()
-        if data.is_floating_point() and torch.finfo(data.dtype).eps < torch.finfo(asked).eps
+        if data.is_floating_point() and torch.finfo(data.dtype).eps < torch.finfo(own).eps
     ]
     if not finer:
         return []
-    own, other = (str(dtype).removeprefix("torch.") for dtype in (asked, finer[0]))
+    here, there = (str(dtype).removeprefix("torch.") for dtype in (own, finer[0]))
     return [
-        f"{CONFIG} says {own}, and {len(finer)} weights are {other} in the files: they are rounded "
-        f"to {own}, as transformers does. Take dtype out of {CONFIG} to keep them."
+        f"{len(finer)} weights are {there} in the files and rounded to {here}, as transformers "
+        f"rounds them: {CONFIG} says that dtype, or none and the first weight has it. Write "
+        f"{there} there to keep them."
     ]
 
 
@@ -221,6 +230,12 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _config(folder: Folder, kind: Any, *, trust_code: bool) -> Any:
+    asked = folder.config.get("dtype", folder.config.get("torch_dtype"))
+    if not (asked is None or isinstance(asked, dict) or asked in _FLOATS):
+        raise LoadError(
+            f"{folder.path / CONFIG} asks for the dtype {asked!r}, in which no model is computed: "
+            f"write one of {', '.join(_FLOATS)}, or leave it out."
+        )
     try:
         with _quiet():
             config = kind.config_class.from_pretrained(

@@ -66,9 +66,8 @@ class Folder:
     def architecture(self) -> str | None:
         """The name of the class that was saved, if config.json says it."""
         names = self.config.get("architectures")
-        if isinstance(names, list) and names and isinstance(names[0], str):
-            return names[0]
-        return None
+        first = names[0] if isinstance(names, list) and names else names
+        return first if isinstance(first, str) and first else None
 
     @property
     def notes(self) -> list[str]:

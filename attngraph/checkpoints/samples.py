@@ -33,10 +33,14 @@ _UNBOUNDED = 1 << 24  # tokens; tokenizers and configs write "no limit" as a ver
 
 @dataclass
 class Samples:
-    """`kwargs` of a call, and torch.export's `shapes` for them; what is no tensor is a constant."""
+    """`kwargs` of a call, and torch.export's `shapes` for them; what is no tensor is a constant.
+
+    `notes` are sentences for the user.
+    """
 
     kwargs: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, value: Tensor, dims: Mapping[int, Any] | None) -> None:
         self.kwargs[name] = value
@@ -180,8 +184,16 @@ class _Maker:
         if not settings:
             settings = self.folder.optional("processor_config.json").get("image_processor") or {}
         crops = settings.get("do_center_crop") and settings.get("crop_size")
-        for size in (crops, settings.get("size"), self._of_vision("image_size")):
+        pads = settings.get("do_pad") and settings.get("pad_size")
+        resized = settings.get("do_resize", True) and settings.get("size")
+        for size in (crops, pads, resized, self._of_vision("image_size")):
             if (found := _height_and_width(size)) is not None:
+                if size is resized and isinstance(size, Mapping) and "shortest_edge" in size:
+                    self.found.notes.append(
+                        f"The preprocessor makes the shorter edge of an image {found[0]} and cuts "
+                        f"nothing off: the file takes images of {found[0]} by {found[1]} alone. "
+                        "Resize to that, or describe other ones with --input."
+                    )
                 return found
         return _SIDE, _SIDE
 
@@ -225,15 +237,12 @@ _VISION = ("vision_config", "backbone_config", "encoder")
 
 
 def _height_and_width(size: Any) -> tuple[int, int] | None:
-    if isinstance(size, int):
-        return size, size
-    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) for n in size):
-        return size[0], size[1]
-    if not isinstance(size, Mapping):
-        return None
-    for names in (("height", "width"), ("shortest_edge", "shortest_edge")):
-        if all(isinstance(size.get(name), int) for name in names):
-            return size[names[0]], size[names[1]]
+    if isinstance(size, Mapping):
+        names = ("height", "width") if "height" in size else ("shortest_edge", "shortest_edge")
+        size = [size.get(name) for name in names]
+    both = size if isinstance(size, list | tuple) else [size, size]
+    if len(both) == 2 and all(isinstance(n, int) and n > 0 for n in both):
+        return both[0], both[1]
     return None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from attngraph.checks.branches import settled
+from attngraph.checks.broken_weights import require_sound
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.traced import required_conditions
 from attngraph.compiling.precision_search import check_precision
@@ -108,10 +109,11 @@ def _begun(
         return Check(model, captured, own, cases, hides_rows=hides_rows, at=at)
 
     check = checked(captured)
+    told = require_sound(check, verifies=options.verifies)
     if captured.branches:
         with stage("capture", report, progress):
             captured, check = settled(model, check, checked, elsewhere=elsewhere)
-    notes = [*model.notes, *captured.notes]
+    notes = [*model.notes, *captured.notes, *told]
     if prepared.cases is None:  # those of a decoder have sizes of 1
         required = _require_suspects(captured, check, options.verifies)
         if required is None:

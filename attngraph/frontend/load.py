@@ -137,7 +137,14 @@ def _from_folder(
         return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
     made = samples_of(folder, module, found)
     return Loaded(
-        module, None, (), made.kwargs, made.shapes, source, task=found, notes=tuple(notes)
+        module,
+        None,
+        (),
+        made.kwargs,
+        made.shapes,
+        source,
+        task=found,
+        notes=(*notes, *made.notes),
     )
 
 
@@ -257,8 +264,9 @@ def _filled_on_meta(
 
 
 def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """By name, as transformers reads them: the first one's dtype may be that of all."""
     try:
-        return load_file(path)
+        return dict(sorted(load_file(path).items()))
     except (SafetensorError, OSError, ValueError) as error:
         raise LoadError(
             f"{path} is a damaged safetensors file ({error}); save or fetch it again."

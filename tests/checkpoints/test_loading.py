@@ -328,6 +328,12 @@ _BROKEN = {
         lambda p: _rewritten(p, architectures=["pipeline"]),
         "the architecture pipeline, which",
     ),
+    "an architecture without a forward": (
+        lambda p: _rewritten(p, architectures=["BertPreTrainedModel"]),
+        "the architecture BertPreTrainedModel, which is no model in transformers",
+    ),
+    "no number's dtype": (lambda p: _rewritten(p, dtype=16), "the dtype 16, in which no model"),
+    "a dtype of codes": (lambda p: _rewritten(p, torch_dtype="int8", dtype="int8"), "dtype 'int8'"),
     "no architecture": (lambda p: _rewritten(p, architectures=None), "pass --task"),
     "gptq": (lambda p: _rewritten(p, quantization_config={"quant_method": "gptq"}), "by gptq"),
     **{
@@ -360,15 +366,47 @@ def test_what_is_wrong_with_a_folder_is_one_sentence(bert: Path, how: str) -> No
 
 
 def test_what_is_read_otherwise_than_it_is_written_is_told(bert: Path) -> None:
+    _rewritten(bert, architectures="BertForSequenceClassification")
+    assert not load(bert).notes
     _rewritten(bert, dtype="bfloat16", architectures=["BertForSequenceClassification", "BertModel"])
     loaded = load(bert)
     _assert_as_transformers_loads_it(loaded, bert)
     rounded, first = loaded.notes
-    assert rounded.startswith("config.json says bfloat16, and 25 weights are float32")
+    assert rounded.startswith("25 weights are float32 in the files and rounded to bfloat16")
     assert first.startswith("config.json names BertForSequenceClassification and BertModel: this")
     weights = load_file(bert / "model.safetensors")
     save_file({n: data.bfloat16() for n, data in weights.items()}, bert / "model.safetensors")
     assert load(bert).notes == (first,)
+    weights = {n: data.float() if "query" in n else data.half() for n, data in weights.items()}
+    save_file(weights, bert / "model.safetensors")
+    _rewritten(bert, dtype=None)
+    loaded = load(bert)
+    _assert_as_transformers_loads_it(loaded, bert)
+    assert loaded.notes[0].startswith("2 weights are float32 in the files and rounded to float16")
+
+
+_SIZES: dict[str, tuple[dict[str, Any], bool]] = {
+    "cut out": (
+        {"size": 20, "crop_size": {"height": 8, "width": 16}, "do_center_crop": True},
+        False,
+    ),
+    "padded": ({"size": 4, "pad_size": [8, 16], "do_pad": True}, False),
+    "not resized": ({"size": {"height": 64, "width": 64}, "do_resize": False}, False),
+    "none": ({"size": {"height": 0, "width": -1}}, False),
+    "longest": ({"size": {"longest_edge": 64}}, False),
+    "any shape": ({"size": {"shortest_edge": 16}}, True),
+}
+
+
+@pytest.mark.parametrize("how", _SIZES)
+def test_images_have_the_size_that_the_preprocessor_makes(tmp_path: Path, how: str) -> None:
+    path = saved(tmp_path, "vit")
+    settings, is_told = _SIZES[how]
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    loaded = load(path)
+    expected = (8, 16) if how in ("cut out", "padded") else (16, 16)
+    assert loaded.kwargs["pixel_values"].shape[-2:] == expected
+    assert any("takes images of 16 by 16 alone" in note for note in loaded.notes) == is_told
 
 
 def test_a_tokenizer_is_looked_for_in_an_adapters_base_too(bert: Path, tmp_path: Path) -> None:

@@ -144,9 +144,42 @@ def test_a_model_that_returns_no_number_is_not_passed(
     module = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.LayerNorm(64)).eval()
     with torch.no_grad():
         module[2].weight[:, 3] = broken
-    with pytest.raises(ParityError, match=r"no finite number.*2\.weight holds NaN") as caught:
+    told = r"There is (NaN|infinity) in 64 of 4096 elements of the weight 2\.weight, and Sequential"
+    with pytest.raises(ParityError, match=told) as caught:
         attngraph.optimize(module, (torch.randn(4, 64),), weights=weights)
     assert str(caught.value).endswith("Nothing was written.")
+
+
+class _Spare(nn.Module):
+    """A table with a row for each id below 40000, and a mask of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.unread = nn.Embedding(40000, 4), nn.Linear(4, 4)
+        self.hidden: Tensor
+        self.register_buffer("hidden", torch.full((6, 6), -torch.inf).triu(1))
+        self.spare = nn.Parameter(torch.full((6,), -torch.inf), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        weights = (x @ x.mT + self.hidden).softmax(-1)
+        return weights @ x
+
+
+def test_a_weight_without_numbers_is_told_where_no_output_shows_it() -> None:
+    module = _Spare().eval()
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        module.unread.weight.fill_(torch.nan)  # nothing reads it: nothing to say
+    assert not [n for n in attngraph.optimize(module, (ids,)).report.notes if "There is" in n]
+    with torch.no_grad():
+        module.table.weight[20001, 1] = torch.nan
+    told = "There is NaN in 1 of 160000 elements of the weight table.weight"
+    for verify, end in (("final", "no output of what was checked has any"), ("off", "nothing was")):
+        notes = attngraph.optimize(module, (ids,), verify=verify).report.notes
+        assert any(note.startswith(told) and end in note for note in notes)
+    with pytest.raises(ParityError, match=told):
+        attngraph.optimize(module, (ids + 19995,))
 
 
 def test_a_sample_that_gives_no_number_is_refused_and_one_element_is_enough() -> None:
