@@ -86,24 +86,24 @@ class Padding:
 
         An output of another shape than the reference's stays whole, which parity then says.
         """
-        eager, exact, kept = list(reference.eager), list(reference.exact), list(outputs)
-        single = list(reference.single)
+        kept, told = list(outputs), {}
         notes: dict[str, str] = {}
         for at, rows in self.rows(inputs).items():
-            shape = eager[at].shape
+            shape = reference.eager[at].shape
             if outputs[at].shape != shape or shape[: rows.dim()] != rows.shape:
                 continue
-            eager[at], kept[at] = eager[at][rows], outputs[at][rows]
-            if single:
-                single[at] = single[at][rows]
-            wide = exact[at]
-            exact[at] = None if wide is None else wide[rows]
+            kept[at], told[at] = outputs[at][rows], rows
             notes[reference.names[at]] = (
                 f"compared in {int(rows.sum())} of {rows.numel()} rows: the others are padding"
             )
-        cut = dataclasses.replace(
-            reference, eager=tuple(eager), exact=tuple(exact), single=tuple(single)
-        )
+
+        def part(run: Sequence[Any]) -> tuple[Any, ...]:
+            found = list(run)
+            for at, rows in told.items():
+                found[at] = None if found[at] is None else found[at][rows]
+            return tuple(found)
+
+        cut = reference.cut(part) if told else reference
         return cut, kept, notes
 
 

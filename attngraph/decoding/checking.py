@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -419,14 +419,7 @@ def _last_logits(outputs: ReferenceOutputs, place: int, name: str) -> ReferenceO
     def cut(tensors: Sequence[Any]) -> tuple[Any, ...]:
         return (None if tensors[place] is None else tensors[place][:, -1:],)
 
-    return ReferenceOutputs(
-        (name,),
-        cut(outputs.eager),
-        cut(outputs.exact),
-        outputs.note,
-        lambda: tuple(cut(run) for run in outputs.sample()),
-        cut(outputs.single) if outputs.single else (),
-    )
+    return replace(outputs.cut(cut), names=(name,))
 
 
 def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
@@ -434,9 +427,16 @@ def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
     exact = [step.exact[0] for step in steps if step.exact[0] is not None]
     single = [tensor for step in steps for tensor in step.single]
 
+    def joined(run: Sequence[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor]:
+        return (torch.cat([tensor for (tensor,) in run], 1),)
+
     def sample() -> tuple[tuple[torch.Tensor, ...], ...]:
         runs = zip(*(step.sample() for step in steps), strict=True)
-        return tuple((torch.cat([tensor for (tensor,) in run], 1),) for run in runs)
+        return tuple(map(joined, runs))
+
+    def gates() -> tuple[tuple[tuple[torch.Tensor, ...], ...], ...]:
+        runs = zip(*(step.gates() for step in steps), strict=False)  # none without float64
+        return tuple(tuple(map(joined, zip(*each, strict=True))) for each in runs)
 
     return ReferenceOutputs(
         steps[0].names,
@@ -445,4 +445,5 @@ def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
         next((step.note for step in steps if step.note), ""),
         sample,
         (torch.cat(single, 1),) if len(single) == len(steps) else (),
+        gates,
     )

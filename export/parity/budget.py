@@ -24,6 +24,10 @@ and input off by one rounding, and e_ref is the largest of their errors. Each of
 run as eager's, so what they show is the model's own noise and nothing that a candidate did. Rows in
 which such a run is past what rounding explains (below) took another branch, and widen nothing.
 
+**Saturated outputs.** A kernel's sigmoid is accurate to eps of its range, 1, and torch's to eps of
+each value. Where an output still fails, what the former makes of it counts as well
+(export/parity/saturation.py), if it is proportional, as rounding is.
+
 **Where float64 is another function.** A finite fill such as −1e9 absorbs a score in float32 and
 not in float64, so a fully masked row is uniform in one and not in the other; e_ref would be huge
 there and admit anything. Rows (last axis) where eager is off by more than 2¹³ eps, at most a
@@ -221,12 +225,14 @@ def compare(
             f"The candidate returns {len(candidate)} outputs and the module "
             f"{len(reference.names)} ({', '.join(reference.names)})."
         )
-    found = _against(reference, candidate, precision, logits, ())
-    return (
-        found
-        if found.passed
-        else _against(reference, candidate, precision, logits, reference.sample())
-    )
+    found = _against(reference, candidate, precision, logits)
+    if found.passed:
+        return found
+    runs = reference.sample()
+    found = _against(reference, candidate, precision, logits, runs)
+    if found.passed:
+        return found
+    return _against(reference, candidate, precision, logits, runs, reference.gates())
 
 
 def _against(
@@ -234,9 +240,10 @@ def _against(
     candidate: Sequence[torch.Tensor],
     precision: Precision,
     logits: Collection[str],
-    runs: Sequence[Sequence[torch.Tensor]],
+    runs: Sequence[Sequence[torch.Tensor]] = (),
+    gates: Sequence[Sequence[Sequence[torch.Tensor]]] = (),
 ) -> Parity:
-    """`runs` are eager's further ones, each with a tensor per output."""
+    """`runs` are eager's further ones, each with a tensor per output, and `gates` pairs of such."""
     samples = [
         Sample.of(
             eager,
@@ -244,6 +251,7 @@ def _against(
             precision,
             [run[place] for run in runs],
             reference.single[place] if reference.single else None,
+            [[run[place] for run in pair] for pair in gates],
         )
         for place, (eager, exact) in enumerate(zip(reference.eager, reference.exact, strict=True))
     ]

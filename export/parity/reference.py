@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from attngraph.errors import UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity.eager_loops import plain_loops
 from attngraph.export.parity.half_rounding import is_as_finite, narrow, rounded, rounding
+from attngraph.export.parity.saturation import SMALLER, nudging
 from attngraph.inference import inference, restored
 from attngraph.ir.storage import as_pairs, wraps
 
@@ -52,6 +54,8 @@ class ReferenceOutputs:
     Integer and bool outputs have no float64 form: theirs is the eager tensor. `sample` runs the
     module again, SAMPLES times, on weights and inputs that differ by one rounding: what eager could
     as well have returned. `single` are the outputs in float32 where `eager` are those in a half.
+    `gates` runs it in float64 with bounded functions as far off as a kernel's are, and with less of
+    that (saturation.py).
     """
 
     names: tuple[str, ...]
@@ -60,6 +64,18 @@ class ReferenceOutputs:
     note: str = ""
     sample: Callable[[], tuple[tuple[torch.Tensor, ...], ...]] = tuple
     single: tuple[torch.Tensor, ...] = ()
+    gates: Callable[[], tuple[tuple[tuple[torch.Tensor, ...], ...], ...]] = tuple
+
+    def cut(self, part: Callable[[Sequence[Any]], tuple[Any, ...]]) -> ReferenceOutputs:
+        """Part of what each run returns; `part` is given None where float64 can't be had."""
+        return dataclasses.replace(
+            self,
+            eager=part(self.eager),
+            exact=part(self.exact),
+            sample=lambda: tuple(map(part, self.sample())),
+            single=part(self.single) if self.single else (),
+            gates=lambda: tuple(tuple(map(part, pair)) for pair in self.gates()),
+        )
 
     def in_its_dtypes(self, candidate: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs of a converted model, which keep the dtypes of the original, as eager's."""
@@ -125,7 +141,8 @@ class Reference:
             return ReferenceOutputs(names, tensors, _only_exact(tensors), note, sample)
         pairs = zip(tensors, exact, strict=True)
         doubled = tuple(e if t.is_floating_point() else t for t, (_, e) in pairs)
-        return ReferenceOutputs(names, tensors, doubled, sample=sample, single=single)
+        gates = functools.partial(self._gates, args, kwargs or {})
+        return ReferenceOutputs(names, tensors, doubled, sample=sample, single=single, gates=gates)
 
     def _exact(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -148,6 +165,16 @@ class Reference:
                 single = self._tensors(args, kwargs, _copy)
                 return tuple(self._halved(single, args, kwargs, nudge) for _ in range(SAMPLES))
             return tuple(self._tensors(args, kwargs, nudge) for _ in range(SAMPLES))
+
+    def _gates(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[tuple[torch.Tensor, ...], ...], ...]:
+        def run(seed: int, size: float) -> tuple[torch.Tensor, ...]:
+            with inference(self.module), plain_loops(), nudging(size, seed):
+                return tuple(tensor for _, tensor in self._exact(args, kwargs))
+
+        eps = torch.finfo(torch.float32).eps
+        return tuple((run(seed, eps), run(seed, eps / SMALLER)) for seed in range(SAMPLES))
 
     def _halved(
         self,

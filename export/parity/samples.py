@@ -10,6 +10,7 @@ import torch
 
 from attngraph.export.formats import Precision
 from attngraph.export.parity.cancellation import cancelled
+from attngraph.export.parity.saturation import is_proportional
 
 DTYPE: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -54,6 +55,7 @@ class Sample:
         precision: Precision,
         runs: Sequence[torch.Tensor] = (),
         single: torch.Tensor | None = None,
+        gates: Sequence[Sequence[torch.Tensor]] = (),
     ) -> Sample:
         eager = eager.detach().cpu()
         wide = eager.double()
@@ -88,6 +90,12 @@ class Sample:
         for error, whole in zip(off[1:], explained[1:], strict=True):
             branched = zero & (error.abs() > most)
             errors.append(torch.where(measured & whole & ~branched, error, 0.0))
+        for whole, part in gates:
+            if whole.shape != eager.shape:
+                continue
+            noise, less = whole.double() - exact, part.double() - exact
+            told = measured & is_proportional(noise, less) & ~extreme(whole, eager.dtype)
+            errors.append(torch.where(told, noise, 0.0))
         target = torch.where(sound, exact, wide)
         return cls(eager, exact, target, sound, tuple(errors), measured, large, zero, either)
 

@@ -136,9 +136,9 @@ def test_a_run_that_breaks_a_relation_is_told() -> None:
         return [2 * x]
 
     def told(run: Forward, eager: Forward) -> set[str]:
-        return {
-            said.partition(":")[0] for said in broken(run, eager, inputs, tensors, free, Rounding())
-        }
+        oracle = Oracle(_Calling(eager), _Calling(eager), Rounding())
+        found = broken(run, oracle, inputs, tensors, free, Rounding())
+        return {said.partition(":")[0] for said in found}
 
     ordered, parts, padded = (
         "a batch in another order", "a batch in parts", "a sequence with more padding"
@@ -147,6 +147,27 @@ def test_a_run_that_breaks_a_relation_is_told() -> None:
     assert told(lambda x, _: [x + x[:1]], double) == {ordered, parts}
     assert told(lambda x, _: [x + x.mean(1, keepdim=True)], double) == {padded}
     assert told(lambda x, _: [x + x[:1]], lambda x, _: [x + x.mean(0)]) == {ordered}
+
+
+@pytest.mark.parametrize(("gain", "passes"), [(100.0, False), (1e5, True)])
+def test_a_relation_is_held_to_what_the_model_amplifies(gain: float, passes: bool) -> None:
+    inputs, tensors = {"x": "b s m"}, make({"x": "b s m"}, {"b": 3, "s": 4, "m": 2})
+    module = _Calling(lambda x: [(gain * x).sin()])
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(gain * x).sin() + 1e-3 * (x[:1] > 0)]
+
+    found = [*broken(run, Oracle(module, module, Rounding()), inputs, tensors, {}, Rounding())]
+    assert (not found) is passes, found
+
+
+class _Calling(torch.nn.Module):
+    def __init__(self, function: Forward) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.function(*tensors)
 
 
 def test_what_a_report_states_is_right_beside_eager_and_nothing_else() -> None:
@@ -169,11 +190,14 @@ def test_what_a_report_states_is_right_beside_eager_and_nothing_else() -> None:
 
 
 def test_where_eager_overflows_float64_is_right_too() -> None:
-    """Which square is beyond float32 is a matter of the order of sums, in large numbers only."""
+    """On the way to a small number as well; what is not finite is right beside large ones only."""
     exact, eager = torch.tensor([2e25, 1.0], dtype=torch.float64), torch.tensor([torch.nan, 1.0])
     assert not over(exact.float(), exact, [eager])
     assert over(exact.float() * 1.1, exact, [eager])
-    assert over((exact / 1e20).float(), exact / 1e20, [eager])
+    small = exact / 1e20
+    assert not over(small.float(), small, [eager])
+    assert over(small.float() * 1.1, small, [eager])
+    assert over(torch.full((2,), torch.inf), small, [eager])
 
 
 def test_what_cancels_may_leave_rounding_and_what_is_small_may_not() -> None:

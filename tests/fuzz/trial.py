@@ -32,6 +32,7 @@ from attngraph.optimized import Optimized
 from tests.fuzz.inputs import LIMITS, STYLES, Args, cases, make
 from tests.fuzz.oracle import ROUNDINGS, Forward, Oracle, Rounding, doubled
 from tests.fuzz.relations import broken
+from tests.fuzz.stored import differs, taken_apart
 from tests.models.kit import peaked
 
 Record = dict[str, Any]
@@ -94,7 +95,7 @@ def _attempt(path: Path) -> Record:
             file = Path(folder) / "model.onnx"
             optimized.save(file)
             told = _as_told(optimized, path, oracle)
-            found = _tried(file, source, told, optimized)
+            found = _tried(file, source, told, optimized, sample)
             if "outcome" not in found:
                 told_as = partial(_as_told, path=path, oracle=oracle)
                 found |= _compiled_again(file, source, told_as, sample)
@@ -104,7 +105,7 @@ def _attempt(path: Path) -> Record:
 
 
 def _rounding(options: Mapping[str, Any]) -> Rounding:
-    kinds = [options.get("precision"), options.get("weights"), options.get("activations")]
+    kinds = [options.get("precision"), options.get("activations")]
     found = [ROUNDINGS[kind] for kind in kinds if kind in ROUNDINGS]
     return max(found, key=lambda one: one.eps, default=Rounding())
 
@@ -157,10 +158,20 @@ def _as_told(optimized: Optimized, path: Path, oracle: Oracle) -> Oracle:
     return Oracle(oracle.module, oracle.doubled, oracle.rounding, other)
 
 
-def _tried(file: Path, source: Any, oracle: Oracle, optimized: Optimized) -> Record:
+def _tried(file: Path, source: Any, oracle: Oracle, optimized: Optimized, sample: Args) -> Record:
     """What is wrong with a file at inputs that its compile never saw, if anything is."""
     free, limits = _free(source, optimized), Ranges.of(optimized.graph)
     run, sides = _session(file)
+    held: list[Forward] = []
+    if "weights" in source.OPTIONS and "activations" not in source.OPTIONS:
+        floats = file.with_name("floats.onnx")
+        options = {name: each for name, each in source.OPTIONS.items() if name != "weights"}
+        shapes = _dynamic_shapes(source)
+        optimize(_module(source), sample, dynamic_shapes=shapes, **options).save(floats)
+        parts, said = taken_apart(file, floats, oracle.module)
+        if said:
+            return {"outcome": "wrong", "said": said}
+        coded, run, *held = run, *(_session(part)[0] for part in parts)
     valid = getattr(source, "VALID", None)
     fresh = list(cases(source.INPUTS, source.SIZES, free, lambda sizes: not limits.broken(sizes)))
     if getattr(source, "OVERFLOWS", False):
@@ -170,6 +181,8 @@ def _tried(file: Path, source: Any, oracle: Oracle, optimized: Optimized) -> Rec
         for label, tensors in fresh
         if (said := oracle.differs(run, tensors, label, valid and valid(*tensors)))
     ]
+    if held:
+        wrong += [said for label, given in fresh if (said := differs(coded, held, given, label))]
     found: Record = {"sides": [sum(map(len, sides.values())), 2 * len(sides)]} if sides else {}
     if wrong:
         return {**found, "outcome": "wrong", "said": "; ".join(wrong)}

@@ -1,0 +1,61 @@
+"""Gates of which most are shut: what a kernel's sigmoid costs passes, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attngraph.export.parity.budget import compare
+from attngraph.export.parity.reference import Reference
+from attngraph.export.parity.saturation import is_proportional
+
+EPS = torch.finfo(torch.float32).eps
+
+
+class Shut(nn.Module):
+    """About 2⁻²⁰ in most features and 1/2 in the last, by a sigmoid or by an exponential."""
+
+    def __init__(self, *, gated: bool) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.tensor([-14.0] * 7 + [0.0]))
+        self.gated = gated
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = x / 8 + self.offset
+        return moved.sigmoid() if self.gated else moved.exp() / 2
+
+
+@pytest.mark.parametrize(
+    ("gated", "off", "passes"),
+    [
+        (True, EPS, True),
+        (True, 8 * EPS, False),
+        (False, EPS, False),
+        (False, EPS / 2**26, True),
+    ],
+)
+def test_a_gate_may_be_off_by_eps_of_its_range(gated: bool, off: float, passes: bool) -> None:
+    torch.manual_seed(0)
+    x, module = torch.randn(64, 8), Shut(gated=gated)
+    reference = Reference(module, precision="fp32")((x,))
+    sign = torch.where(torch.rand(64, 8) > 0.5, off, -off)
+    candidate = reference.eager[0] + torch.where(reference.eager[0] < 0.1, sign, 0.0)
+    assert compare(reference, [candidate], "fp32").passed is passes
+
+
+def test_a_branch_is_not_proportional() -> None:
+    """What a comparison makes of a gate's noise is no rounding: it is as large for less noise."""
+    whole = torch.tensor([[1e-7, -2e-7], [1.0, 1.0]])
+    assert is_proportional(whole, whole / 16).tolist() == [[True], [True]]
+    part = torch.tensor([[1e-7 / 16, -2e-7 / 16], [1.0, 0.0]])
+    assert is_proportional(whole, part).tolist() == [[True], [False]]
+
+
+def test_noise_of_gates_is_cut_as_the_outputs_are() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.GLU()).requires_grad_(False), torch.randn(6, 4)
+    cut = Reference(module, precision="fp32")((x,)).cut(lambda run: (run[0][:2],))
+    pairs = cut.gates()
+    assert all(each.shape == (2, 2) for pair in pairs for (each,) in pair)
+    assert all(bool((whole[0] != cut.exact[0]).any()) for whole, _ in pairs)
+    assert cut.sample()[0][0].shape == (2, 2)
