@@ -224,6 +224,7 @@ NAMES_OPS = {
     "export/lowering/ops/reduction.py": "the registry of lowerings",
     "export/parity/half_rounding.py": "what torch's dispatcher calls the ops of a module",
     "passes/rewriting/sparse_products.py": "the axes that each product sums over",
+    "export/parity/saturation.py": "what each bounded function is bounded by",
 }
 _OP = re.compile(r"\b(?:aten|attn)\.")
 _BARE = frozenset(
