@@ -15,7 +15,7 @@ from attngraph.errors import IRError, UsageError
 from attngraph.frontend.limits import Suspect
 from attngraph.ir import Dim, Graph, TensorType, Value, interpret
 from attngraph.ir.conditions import multiples
-from attngraph.ir.dims import substitute, symbols_of
+from attngraph.ir.dims import DIVIDING, functions_of, substitute, symbols_of
 from attngraph.ir.interpreter import Observer
 from attngraph.ir.ranges import Ranges
 
@@ -70,7 +70,7 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
         common = [1, *steps.values(), *(sample[name] for name in names)]
         tried = [{name: n} for name in names for n in (1, steps.get(name, 1))] + [steps]
         tried += [dict.fromkeys(names, n) for n in common]
-        if suspect.beyond:
+        if suspect.beyond or functions_of(suspect.condition) & DIVIDING:
             tried += _elsewhere(suspect, sample)
         broken = [
             sizes

@@ -138,8 +138,8 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
             name = min(suspect.asked)
             raise CaptureError(
                 f"Dim {name!r} can't be 1: the model demands {shown(suspect.condition)}"
-                f"{suspect.place}, as torch.export traces it. Ask for a range from 2 on, or for "
-                f"whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
+                f"{suspect.place}, as torch.export traces it. Ask for a range where that holds, "
+                f"or for whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
             )
     graph.conditions += tuple(suspect.condition for suspect in required)
     beyond = [suspect for suspect in captured.suspects if suspect.beyond]

@@ -12,7 +12,10 @@ from collections.abc import Iterable, Iterator
 
 import sympy
 
+from attngraph.errors import IRError
 from attngraph.frontend.expression_cost import cost
+from attngraph.ir.conditions import always, parse_condition
+from attngraph.ir.dims import DimInfo
 
 _GUARD = re.compile(
     r"Not all values of (\w+) = .*? in the specified range(?: (.*?))? satisfy the generated guard "
@@ -88,6 +91,8 @@ def _holds(guard: str, range_: str) -> bool:
     sizes = list(dict.fromkeys(_SIZE.findall(guard)))
     for at, size in enumerate(sizes):
         guard = guard.replace(size, f"n{at}")
+    if _is_proved(guard, [f"n{at}" for at in range(len(sizes))]):
+        return True
     safe = _SAFE.fullmatch(guard) or _MULTIPLES.fullmatch(guard)
     if not sizes or len(sizes) > 3 or "//" in guard or not safe:
         return False
@@ -104,6 +109,14 @@ def _holds(guard: str, range_: str) -> bool:
         if not eval(code, names, known):
             return False
     return True
+
+
+def _is_proved(guard: str, sizes: Iterable[str]) -> bool:
+    """Whether it follows for all sizes, as min(n, 4·((n + 3) // 4)) = n does."""
+    try:
+        return always(parse_condition(guard), {size: DimInfo(low=1) for size in sizes}) is True
+    except IRError:
+        return False
 
 
 def _sizes(range_: str) -> Iterator[int]:

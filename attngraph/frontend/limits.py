@@ -98,7 +98,9 @@ def settled_limits(
         ),
         *(sympy.Ge(symbol(n), info.low) for n, info in dims.items() if info.low > info.hint),
     ]
-    known = [condition for condition in known if condition not in beyond]
+    # Which torch takes for 2 or more, as any size: the numbers of chunks that lengths have.
+    counts = [condition for condition in known if _is_count(condition)]
+    known = [condition for condition in known if condition not in (*beyond, *counts)]
     dims = {n: replace(i, low=2) if i.low > i.hint else i for n, i in dims.items()}
     relations = [condition for condition in known if len(symbols_of(condition)) > 1]
     for name, info in list(dims.items()):
@@ -109,10 +111,15 @@ def settled_limits(
             dims[name] = replace(dims[name], high=high)
         if info.low > max(low, 2) and _explained(name, info.low - 1, relations, symbols.infos):
             dims[name] = replace(dims[name], low=max(low, 1))
+        if info.low > max(low, 2) and _tells(counts, name, info.low):
+            dims[name] = replace(dims[name], low=max(low, 1))
     from_two = {name: replace(info, low=max(info.low, 2)) for name, info in dims.items()}
     from_one = {n: replace(i, low=1) if i.low == 2 else i for n, i in dims.items()}
     kept: dict[str, Condition] = {}
     suspects = {shown(condition): condition for condition in beyond}
+    for condition in counts:
+        if always(condition, from_one) is not True:
+            suspects.setdefault(shown(condition), condition)
     steps = multiples(known)
     equal = _equal(known, steps)
     known += [sympy.Eq(symbol(name), symbol(other)) for name, other in equal.items()]
@@ -177,6 +184,22 @@ def _leaves_out(
         low, high = _asked(wanted[name])
         asked[name] = replace(dims[name], low=max(low, 2), high=high)
     return always(condition, asked) is not True
+
+
+def _is_count(condition: Condition) -> bool:
+    """Whether it says that a quotient of one dim, rounded down, is 2 or more."""
+    names = symbols_of(condition)
+    is_least = isinstance(condition, sympy.Ge) and condition.args[1] == 2
+    return is_least and len(names) == 1 and isinstance(condition.args[0], torch_sympy.FloorDiv)
+
+
+def _tells(counts: Iterable[Condition], name: str, low: int) -> bool:
+    """Whether one of them is what makes this the least size of a dim."""
+    sizes = [{symbol(name): sympy.Integer(size)} for size in (low - 1, low)]
+    return any(
+        [condition.xreplace(size) for size in sizes] == [sympy.false, sympy.true]
+        for condition in counts
+    )
 
 
 def _equal(conditions: Sequence[Condition], steps: Mapping[str, int]) -> dict[str, str]:
@@ -317,7 +340,7 @@ class _Places:
     def _first(self, fits: object) -> str:
         assert callable(fits)
         for condition, question in self._own:
-            if fits(condition):
+            if fits(condition) and not question.file.startswith("<"):  # code that torch made
                 return f" at {quote(question.file, question.line)}"
         return ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
 import sympy
@@ -15,7 +16,18 @@ from torch.utils._sympy import functions as torch_sympy
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import Dim, DimInfo, as_dim, divide, format_dim, parse_dim, settled, symbol
+from attngraph.ir.dims import (
+    Dim,
+    DimInfo,
+    as_dim,
+    at_least,
+    divide,
+    format_dim,
+    parse_dim,
+    settled,
+    symbol,
+    without_floors,
+)
 
 Condition: TypeAlias = sympy.Basic
 
@@ -140,10 +152,14 @@ def _is_mod(expr: sympy.Basic) -> bool:
     return isinstance(expr, (torch_sympy.Mod, torch_sympy.PythonMod))
 
 
-def _remainder(expr: sympy.Expr) -> sympy.Expr:
-    """0 where one size is a multiple of the other for every size of the dims."""
-    whole = divide(as_dim(expr.args[0]), as_dim(expr.args[1]))
-    return expr if whole is None else sympy.Integer(0)
+def _remainder(expr: sympy.Expr, infos: Mapping[str, DimInfo]) -> sympy.Expr:
+    """0 where one size is a multiple of the other for every size of the dims, and the size itself
+    where it is the smaller one."""
+    number, divisor = expr.args
+    if divide(as_dim(number), as_dim(divisor)) is not None:
+        return sympy.Integer(0)
+    is_less = at_least(number, 0, infos) and at_least(divisor - number, 1, infos)
+    return number if is_less else expr
 
 
 def holds(
@@ -173,7 +189,7 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
         return None if None in parts else not decides
     if isinstance(condition, sympy.Rel):
         sides = (
-            sympy.sympify(settled(side, infos)).replace(_is_mod, _remainder)
+            sympy.sympify(settled(side, infos)).replace(_is_mod, lambda e: _remainder(e, infos))
             for side in condition.args
         )
         condition = condition.func(*sides)
@@ -184,15 +200,19 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
         info = infos.get(str(free), DimInfo(low=0))
         high = sympy.oo if info.high is None else info.high
         ranges[free] = ValueRanges(info.low, high)
+    forms = [condition]
     if isinstance(condition, sympy.Rel):
         # Of the sides' difference, terms that both have are counted once.
         difference = sympy.expand(condition.lhs - condition.rhs)
         if difference.is_zero or not isinstance(condition, (sympy.Eq, sympy.Ne)):
-            condition = condition.func(difference, 0)
-    if condition in (sympy.true, sympy.false):
-        return bool(condition)
-    try:
-        found = bound_sympy(condition, ranges)
-    except Exception:  # torch bounds what it knows; of anything else nothing is known
-        return None
-    return bool(found.lower) if found.lower == found.upper else None
+            forms = [condition.func(difference, 0)]
+            without = without_floors(difference, ranges)
+            forms += [] if without is None else [condition.func(without, 0)]
+    for form in forms:
+        if form in (sympy.true, sympy.false):
+            return bool(form)
+        with suppress(Exception):  # torch bounds what it knows; of anything else nothing is known
+            found = bound_sympy(form, ranges)
+            if found.lower == found.upper:
+                return bool(found.lower)
+    return None

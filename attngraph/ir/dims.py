@@ -263,7 +263,42 @@ def _range(expr: sympy.Expr, infos: Mapping[str, DimInfo]) -> ValueRanges[sympy.
         symbol(name): ValueRanges(info.low, int_oo if info.high is None else info.high)
         for name, info in known.items()
     }
-    return bound_sympy(expr, ranges)
+    found = bound_sympy(expr, ranges)
+    without = without_floors(expr, ranges)
+    if without is None:
+        return found
+    other = bound_sympy(without, ranges)
+    if found.is_int and not other.is_int:  # its ends are quotients
+        low, high = other.lower, other.upper
+        low = sympy.ceiling(low) if low.is_Rational else -int_oo
+        high = sympy.floor(high) if high.is_Rational else int_oo
+        other = ValueRanges(low, high)
+    return found & other
+
+
+def without_floors(
+    expr: sympy.Expr, ranges: dict[sympy.Symbol, ValueRanges[sympy.Expr]]
+) -> sympy.Expr | None:
+    """A sum with (a − m) / n in the place of each a // n, whose remainder m it adds to the ranges.
+
+    So 4·((3 + s) // 4) − s is 3 − m with m in 0..3, which isn't below 0. None without such a term.
+    """
+    if not expr.has(torch_sympy.FloorDiv):
+        return None
+    rest: Any = sympy.Integer(0)
+    remainders: dict[sympy.Expr, sympy.Symbol] = {}
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        factor, quotient = term.as_coeff_Mul()
+        if not isinstance(quotient, torch_sympy.FloorDiv):
+            rest += term
+            continue
+        above, below = quotient.args
+        if not (below.is_Integer and below.is_positive and above.is_integer):
+            return None
+        left = remainders.setdefault(quotient, sympy.Dummy("m", integer=True))
+        ranges[left] = ValueRanges(0, below - 1)
+        rest += factor * (above - left) / below
+    return sympy.expand(rest) if remainders else None
 
 
 _EXTREMES = (torch_sympy.Max, torch_sympy.Min, sympy.Max, sympy.Min)

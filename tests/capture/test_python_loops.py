@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+import attngraph
+from attngraph.errors import CaptureError
 from attngraph.frontend.capture import Captured, capture
 from attngraph.ir import interpret
 from attngraph.ir.ranges import Ranges
@@ -95,6 +97,26 @@ class Earlier(nn.Module):
         return y
 
 
+class Chunks(nn.Module):
+    """A state from chunk to chunk of a padded length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 4)).unflatten(1, (-1, 4))
+        state, given = torch.zeros_like(x[:, 0]), []
+        for c in range(padded.shape[1]):
+            state = 0.5 * state + padded[:, c].sum(1)
+            given.append(padded[:, c] + state[:, None])
+        return torch.stack(given, 1).flatten(1, 2)[:, : x.shape[1]]
+
+
+class OneChunk(Chunks):
+    """Does something else where there is one chunk."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = super().forward(x)
+        return given if (x.shape[1] + 3) // 4 >= 2 else 2 * given
+
+
 class Value(nn.Module):
     """Asks a tensor that is carried for its value."""
 
@@ -108,6 +130,19 @@ class Value(nn.Module):
 def _captured(module: nn.Module) -> Captured:
     shapes = ({0: Dim.AUTO, 1: Dim.AUTO},)
     return capture(module, (torch.randn(2, 6, 4),), dynamic_shapes=shapes)
+
+
+@pytest.mark.slow
+def test_one_chunk_is_a_number_of_chunks_like_any() -> None:
+    """Which torch.export takes for two or more; what the model does with one is looked at."""
+    shapes = ({0: Dim("batch", min=1, max=8), 1: Dim("seq", min=1, max=64)},)
+    model, x = Chunks().eval(), torch.randn(2, 6, 4)
+    optimized = attngraph.optimize(model, (x,), dynamic_shapes=shapes)
+    for batch, length in ((1, 1), (2, 3), (3, 4), (1, 5), (2, 17)):
+        x = torch.randn(batch, length, 4)
+        torch.testing.assert_close(optimized(x), model(x))
+    with pytest.raises(CaptureError, match=r"the model demands \(3 \+ seq\) // 4 ≥ 2 at"):
+        attngraph.optimize(OneChunk().eval(), (torch.randn(2, 6, 4),), dynamic_shapes=shapes)
 
 
 _SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (Recurrence, Cells, Later)]

@@ -29,6 +29,10 @@ def message(guard: str, range_: str = "seq <= 512") -> str:
         "min(6*S, 12*S) != (36*S)",
         "max(1, S) == S",
         "B*S >= S",
+        "(S // 2) <= S",
+        "min(S, 4*((3 + S) // 4)) == S",
+        "(4*((3 + S) // 4)) - S < 4",
+        "(((4 + S) // 5) % (5*((4 + S) // 5))) != 0",
     ],
 )
 def test_what_is_true_of_every_size(guard: str) -> None:
@@ -46,7 +50,10 @@ def test_what_is_true_of_every_size(guard: str) -> None:
         ("S*S != 12*S", "seq <= 512"),
         ("B == S", "seq <= 512"),
         ("(S % 2) == 0", "seq <= 512"),
-        ("(S // 2) <= S", "seq <= 512"),
+        ("min(S, 4*((2 + S) // 4)) == S", "seq <= 512"),
+        ("min(S, 5*((3 + S) // 4)) == (5*((3 + S) // 4))", "seq <= 512"),
+        ("(4*((3 + S) // 4)) - S < 3", "seq <= 512"),
+        ("(((4 + S) // 5) % (3 + ((4 + S) // 5))) != 1", "seq <= 512"),
         ("Mod(S, 8) == 0", "seq <= 512"),
         ("__import__('os').getcwd() == S", "seq <= 512"),
     ],
@@ -123,3 +130,20 @@ def test_a_size_above_another_follows_from_no_less_and_another(
 def test_equal_products_are_told_whatever_the_order(told: str, expected: bool | None) -> None:
     infos = {name: DimInfo(0, None, 8) for name in "bps"}
     assert always(parse_condition(told), infos) is expected
+
+
+@pytest.mark.parametrize(
+    ("told", "low", "expected"),
+    [
+        ("4 * ((n + 3) // 4) >= n", 0, True),
+        ("n // 4 >= 1", 4, True),
+        ("n // 4 >= 1", 3, None),
+        ("4 * (n // 4) > n", 1, False),
+        ("n - 8 * (n // 8) < 8", 1, True),
+        ("n - 8 * (n // 8) < 7", 1, None),
+        ("n // 2 + n // 3 <= n", 0, True),
+        ("n // 2 + n // 3 >= n - 1", 0, None),
+    ],
+)
+def test_a_quotient_is_within_its_remainder(told: str, low: int, expected: bool | None) -> None:
+    assert always(parse_condition(told), {"n": DimInfo(low, None, 8)}) is expected
