@@ -253,6 +253,7 @@ class DecoderOptions:
     cache: CacheKind = "growing"
     max_length: int | None = None
     presents: Mapping[str, str] | None = None
+    position_ids: bool = False
 
     def __post_init__(self) -> None:
         _check("cache", self.cache, get_args(CacheKind))

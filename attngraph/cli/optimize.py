@@ -92,6 +92,15 @@ class _DecoderFlags:
             "to a step on CUDA (models of transformers).",
         ),
     ] = False
+    position_ids: Annotated[
+        bool,
+        switch(
+            "--position-ids",
+            rich_help_panel=_DECODING,
+            help="Positions as an input, for a caller with other ones than the mask says (models "
+            "of transformers).",
+        ),
+    ] = False
 
     runtime: Annotated[
         Runtime | None,
@@ -114,12 +123,16 @@ class _DecoderFlags:
             raise UsageError(
                 f"--for {self.runtime} needs the mask that --no-padding leaves out: drop one."
             )
+        if self.position_ids and self.no_padding:
+            raise UsageError(
+                "--position-ids goes with the mask that --no-padding leaves out: drop one."
+            )
         if self.decode or may_decode:
-            return DecoderOptions(self.cache, self.max_length, presents or None)
+            return DecoderOptions(self.cache, self.max_length, presents or None, self.position_ids)
         if self != _DecoderFlags():
             raise UsageError(
-                "--cache, --max-length, --present, --all-logits, --no-padding and --for are for "
-                "--decode; add it."
+                "--cache, --max-length, --present, --all-logits, --no-padding, --position-ids and "
+                "--for are for --decode; add it."
             )
         return None
 

@@ -140,11 +140,17 @@ def decoder(
                 )
             model = Model(loaded.module, None, (), {}, None, loaded.source, notes=loaded.notes)
             every = all_logits or runtime is not None
-            model = of_causal_lm(model, all_logits=every, padding=padding)
-        elif all_logits or not padding:
+            model = of_causal_lm(
+                model,
+                all_logits=every,
+                padding=padding,
+                position_ids=decoding.position_ids,
+            )
+        elif all_logits or not padding or decoding.position_ids:
             raise UsageError(
                 f"{loaded.source} is no causal language model of transformers: it takes the inputs "
-                "and returns the logits that it does; leave out --all-logits and --no-padding."
+                "and returns the logits that it does; leave out --all-logits, --no-padding "
+                "and --position-ids."
             )
         else:
             model = model_of(loaded, source, given)

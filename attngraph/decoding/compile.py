@@ -30,7 +30,7 @@ from attngraph.export.parity.budget import merge
 from attngraph.export.target import OPSET
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.causal_lm import CausalLM, UnpaddedCausalLM, is_causal_lm
+from attngraph.frontend.causal_lm import CausalLM, PlacedCausalLM, UnpaddedCausalLM, is_causal_lm
 from attngraph.frontend.kept import kept_states, states_of_modules
 from attngraph.frontend.model import Model
 from attngraph.frontend.multimodal import CachedEmbeds
@@ -59,6 +59,7 @@ def optimize_decoder(
     presents: Mapping[str, str] | None = None,
     all_logits: bool = False,
     padding: bool = True,
+    position_ids: bool = False,
     target: str = "cpu",
     precision: Precision | None = None,
     verify: Verify = "final",
@@ -78,17 +79,18 @@ def optimize_decoder(
 
     A model of transformers needs no `args`; its graph gives the logits of the last position, or
     with `all_logits` of all. Without `padding` it takes no mask, which leaves faster kernels to a
-    step on CUDA, and no row may be padded. Any other module takes its past as tensors and returns
-    them joined to what is new: `args` are samples and `dynamic_shapes` torch.export's, with dims
-    for batch, new and past tokens; `presents` names the output of each past where it isn't plain
-    (`find_layout`).
+    step on CUDA, and no row may be padded. With `position_ids` it takes positions (B, S) beside the
+    mask, which otherwise says where tokens stand. Any other module takes its past as tensors and
+    returns them joined to what is new: `args` are samples and `dynamic_shapes` torch.export's, with
+    dims for batch, new and past tokens; `presents` names the output of each past where it isn't
+    plain (`find_layout`).
 
     `cache` is "growing", where a step makes new tensors one token longer, or "static": buffers of
     `max_length` tokens, which a step writes into where they lie.
 
     Raises UsageError where no cache is found or it can't be static, and as `optimize` does.
     """
-    decoding = DecoderOptions(cache, max_length, presents)
+    decoding = DecoderOptions(cache, max_length, presents, position_ids)
     options = Options(
         target=target,
         precision=precision,
@@ -107,7 +109,9 @@ def optimize_decoder(
     name = type(module).__name__
     if args is None and not kwargs:
         model = Model(module, None, (), {}, None, name)
-        model = of_causal_lm(model, all_logits=all_logits, padding=padding)
+        model = of_causal_lm(
+            model, all_logits=all_logits, padding=padding, position_ids=position_ids
+        )
     else:
         samples = () if args is None else args
         model = Model(module, None, samples, dict(kwargs or {}), dynamic_shapes, name)
@@ -115,12 +119,19 @@ def optimize_decoder(
 
 
 def of_causal_lm(
-    model: Model, *, all_logits: bool = False, padding: bool = True, by_token: bool = False
+    model: Model,
+    *,
+    all_logits: bool = False,
+    padding: bool = True,
+    position_ids: bool = False,
+    by_token: bool = False,
 ) -> Model:
     """A model of transformers with its cache as inputs and outputs. Raises UsageError.
 
     One that keeps states takes one token a call if `by_token`, or where it can't take several.
     """
+    if position_ids and not padding:
+        raise UsageError("Positions of one's own are for a model with a mask: keep the padding.")
     if model.module is None or not is_causal_lm(model.module):
         raise UsageError(
             f"The cache of {model.source} can't be found: it is no causal language model of "
@@ -128,9 +139,12 @@ def of_causal_lm(
             f"{adapters(model.module)}"
         )
     wrap: type[CausalLM | UnpaddedCausalLM] = CausalLM if padding else UnpaddedCausalLM
+    wrap = PlacedCausalLM if position_ids else wrap
     try:
         return _wrapped(model, wrap(model.module, all_logits=all_logits))
     except UsageError as error:
+        if position_ids:
+            raise
         if (kept := kept_states(model.module)) is None:
             if names := states_of_modules(model.module):
                 raise UsageError(

@@ -69,6 +69,7 @@ def optimize_checkpoint(
     max_length: int | None = None,
     all_logits: bool = False,
     padding: bool = True,
+    position_ids: bool = False,
     runtime: Runtime | None = None,
     target: str = "cpu",
     precision: Precision | None = None,
@@ -92,8 +93,9 @@ def optimize_checkpoint(
     another, such as "feature-extraction". Samples and dynamic dims follow from both. Weights are
     read from safetensors; from a pickle (.bin) only with `trust_pickle`. A class of the
     checkpoint's author's own is imported with `trust_code` only. A causal language model becomes a
-    decoder: `cache`, `max_length`, `all_logits` and `padding` are those of `optimize_decoder`, and
-    `runtime` "genai" adds genai_config.json. The other options are those of `optimize`.
+    decoder: `cache`, `max_length`, `all_logits`, `padding` and `position_ids` are those of
+    `optimize_decoder`, and `runtime` "genai" adds genai_config.json. The other options are those of
+    `optimize`.
 
     Raises LoadError for what the folder lacks or is not trusted with, UsageError for a task that
     the model isn't for, and as `optimize` does.
@@ -120,7 +122,7 @@ def optimize_checkpoint(
     source.check()
     if not source.is_folder:
         raise UsageError(f"{path} is a file; optimize_checkpoint takes the folder of a checkpoint.")
-    decoding = DecoderOptions(cache, max_length)
+    decoding = DecoderOptions(cache, max_length, position_ids=position_ids)
     return checkpoint_of(
         source,
         options,

@@ -113,7 +113,12 @@ def _decoder(request: Request) -> Parts:
         )
     model = Model(loaded.module, None, (), {}, None, loaded.source, notes=loaded.notes)
     every = request.all_logits or request.runtime is not None
-    model = of_causal_lm(model, all_logits=every, padding=request.padding)
+    model = of_causal_lm(
+        model,
+        all_logits=every,
+        padding=request.padding,
+        position_ids=request.decoding.position_ids,
+    )
     decoder = compile_decoder(
         model,
         request.decoding,
@@ -158,10 +163,11 @@ def _multimodal(request: Request) -> Parts:
 def _require_plain(request: Request, kind: str, file: str) -> None:
     """Raises UsageError for options, or a place, that a model of several files can't have."""
     source, place = request.loaded.source, request.place
-    if request.all_logits or not request.padding or request.runtime is not None:
+    own = request.decoding.position_ids or request.all_logits or not request.padding
+    if own or request.runtime is not None:
         raise UsageError(
             f"{source} is {kind}, whose files are the same for each runtime: leave out --for, "
-            "--all-logits and --no-padding."
+            "--all-logits, --no-padding and --position-ids."
         )
     if place is not None and place.name_of(file) != file:
         raise UsageError(f"{source} is {kind}, which becomes several files: give -o a folder.")

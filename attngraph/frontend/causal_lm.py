@@ -132,6 +132,35 @@ class CausalLM(_OfText):
         return (inputs["input_ids"], inputs["attention_mask"], inputs["past"]), shapes
 
 
+class PlacedCausalLM(CausalLM):
+    """The same with the tokens' positions (B, S) as an input, whatever the mask shows."""
+
+    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
+        super().__init__(model, all_logits=all_logits)
+        if not self.takes_positions:
+            raise UsageError(
+                f"{type(model).__name__} takes no position_ids: it tells from the mask where a "
+                "token stands, so leave out --position-ids (position_ids=True)."
+            )
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: Layers
+    ) -> dict[str, Any]:
+        fits: Any = torch._check
+        fits(attention_mask.shape[1] == past[0]["key"].shape[2] + input_ids.shape[1])
+        return self._run({"input_ids": input_ids}, attention_mask, position_ids, past)
+
+    def sample(  # type: ignore[override]
+        self, batch: int = 2, seq: int = 3, past: int = 5
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Layers], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        (ids, mask, layers), shapes = super().sample(batch, seq, past)
+        positions = torch.arange(past, past + seq).expand(batch, seq)
+        names = ("input_ids", "attention_mask", "position_ids", "past")
+        shapes["position_ids"] = shapes["input_ids"]
+        return (ids, mask, positions, layers), {name: shapes[name] for name in names}
+
+
 class UnpaddedCausalLM(_OfText):
     """The same where no row is padded: it takes no mask, and all rows have the same positions."""
 

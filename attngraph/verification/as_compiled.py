@@ -35,6 +35,7 @@ def captured_as_compiled(
             model,
             all_logits=whole,
             padding=layout.mask is not None,
+            position_ids=layout.positions is not None,
             by_token=layout.piece == 1,
         )
         if set(layout.pasts) <= set(model.names):  # a file from before its names were the runtimes'

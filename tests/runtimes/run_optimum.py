@@ -19,6 +19,9 @@ def main(kind: str, folder: str, given: str, found: str) -> None:
         result = torch.tensor(pipe(bytes(feeds["text"].tolist()).decode()))
     else:
         model = getattr(onnxruntime, kind).from_pretrained(folder)
+        if "sizes" in feeds:  # of the empty cache
+            heads, width = feeds.pop("sizes").tolist()
+            model.num_key_value_heads, model.embed_size_per_head = heads, width
         if "new" in feeds:
             new = int(feeds.pop("new"))
             result = model.generate(**feeds, max_new_tokens=new, do_sample=False, num_beams=1)

@@ -136,6 +136,21 @@ def test_tokens_appended_mid_way(written: Written, record: Record) -> None:
     record(PACKAGE, written.family, "append, static cache")
 
 
+def test_positions_are_given_where_the_file_takes_them(tmp_path: Path, record: Record) -> None:
+    module = decoder("GPT-2")
+    compiled = attngraph.optimize_decoder(
+        module, cache="static", max_length=ROOM, all_logits=True, position_ids=True, verify="off"
+    )
+    compiled.save(tmp_path / "model.onnx")
+    write_config(tmp_path, compiled, Generation.of(module))
+    made = Written("GPT-2", "static", module, compiled, tmp_path)
+    generator = finished(made.generator([ROW, SHORTER]))
+    for place, row in enumerate([ROW, SHORTER]):
+        after = generator.get_sequence(place).tolist()[PROMPT:]
+        assert after == made.expected(row, len(row) + len(after))[len(row) :]
+    record(PACKAGE, "GPT-2", "positions given")
+
+
 @pytest.mark.parametrize("cache", ["growing", "static"])
 def test_weights_of_4_bits_give_the_tokens_of_our_own_session(
     cache: CacheKind, tmp_path: Path, record: Record

@@ -26,7 +26,8 @@ NEW = 12
 SCRIPT = Path(__file__).with_name("run_optimum.py")
 RUNTIME = "optimum-onnx 0.1.0"
 OF_OTHER_SIZES = {"Phi-3", "Qwen3"}
-"""It makes the empty cache of these with as many heads, or as wide ones, as their queries have."""
+"""It makes the empty cache of these with as many heads, or as wide ones, as their queries have,
+unless it is told otherwise."""
 
 
 def ran(kind: str, folder: Path, **feeds: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def ran(kind: str, folder: Path, **feeds: Tensor) -> Tensor:
         return torch.from_numpy(file["result"])
 
 
-@pytest.mark.parametrize("family", sorted(DECODERS.keys() - OF_OTHER_SIZES))
+@pytest.mark.parametrize("family", sorted(DECODERS))
 def test_a_decoder_generates_the_tokens_of_transformers(
     family: str, tmp_path: Path, record: Record
 ) -> None:
@@ -51,9 +52,11 @@ def test_a_decoder_generates_the_tokens_of_transformers(
     made = attngraph.optimize_decoder(module, all_logits=True, verify="off")
     made.save(tmp_path / "model.onnx")
     ids, mask = prompts(3)
-    found = ran(
-        "ORTModelForCausalLM", tmp_path, input_ids=ids, attention_mask=mask, new=torch.tensor(NEW)
-    )
+    past = made.layout.pasts[0]
+    _, heads, _, width = made.session.input_shape(past)
+    sizes = {"sizes": torch.tensor([heads, width])} if family in OF_OTHER_SIZES else {}
+    given = {"input_ids": ids, "attention_mask": mask, "new": torch.tensor(NEW), **sizes}
+    found = ran("ORTModelForCausalLM", tmp_path, **given)
     expected = module.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
     assert torch.equal(found, expected)
     record(RUNTIME, family, "growing cache, rows padded on the left")
@@ -80,6 +83,20 @@ def test_an_encoder_decoders_folder(family: str, tmp_path: Path, record: Record)
     found = ran(f"ORTModelFor{kind}", out, **source, new=torch.tensor(STEPS))
     assert torch.equal(found, expected)
     record(RUNTIME, title, "growing cache, merged")
+
+
+def test_a_decoder_that_takes_positions(tmp_path: Path, record: Record) -> None:
+    """From the mask it makes the same ones as are computed in a file without them."""
+    module = decoder("GPT-2")
+    module.save_pretrained(tmp_path)
+    made = attngraph.optimize_decoder(module, all_logits=True, position_ids=True, verify="off")
+    made.save(tmp_path / "model.onnx")
+    ids, mask = prompts(3)
+    feeds = {"input_ids": ids, "attention_mask": mask, "new": torch.tensor(NEW)}
+    found = ran("ORTModelForCausalLM", tmp_path, **feeds)
+    expected = module.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(found, expected)
+    record(RUNTIME, "GPT-2", "growing cache, positions given")
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2"])
