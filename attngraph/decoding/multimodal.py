@@ -27,7 +27,7 @@ from attngraph.decoding.tokens import Fed, Seen, end_tokens, shown_tokens, token
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.modalities import FILE_NAMES, GRID
+from attngraph.frontend.modalities import FILE_NAMES, GRID, SHOWN
 from attngraph.optimized import Optimized
 from attngraph.reports.report import Report
 
@@ -269,6 +269,8 @@ class Multimodal:
                     raise UsageError(f"{name} is {dtype}; its numbers must be {kind}.")
         if isinstance(grid := images.get(GRID), torch.Tensor):
             self._require_grid(grid, images)
+        if SHOWN in images:  # rows of images, where the file takes one; those of zeros are padding
+            images = {n: t.flatten(0, 1)[None] if _is_rows(t) else t for n, t in images.items()}
         (features,) = self._run(VISION, images, "The vision encoder")
         return features
 
@@ -332,6 +334,10 @@ class _Conversation:
     ) -> tuple[torch.Tensor, Cache]:
         fed, self.fed = self.fed or self.model.fed(ids, mask, cache, None), None
         return self.model.decoder(ids, mask, cache, fed=fed)
+
+
+def _is_rows(images: object) -> bool:
+    return isinstance(images, torch.Tensor) and images.ndim > 1
 
 
 def _require_as_many(features: torch.Tensor, count: int, token: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from attngraph.errors import UsageError
-from attngraph.frontend.modalities import GRID, PIXELS
+from attngraph.frontend.modalities import GRID, PIXELS, SHOWN
 
 SHAPES = ((2, 3), (1, 2), (3, 1), (2, 2))  # of images in tokens, in checks
 
@@ -29,8 +29,18 @@ def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
     height, width = (size, size) if isinstance(size, int) else size
     channels = int(getattr(vision, "num_channels", 3))
     seed = torch.Generator().manual_seed(0)
-    drawn = torch.randn(2, channels, int(height), int(width), generator=seed)
-    return {PIXELS: drawn.to(model.dtype)}, {PIXELS: {0: Dim("images")}}
+    drawn = torch.randn(2, channels, int(height), int(width), generator=seed).to(model.dtype)
+    if SHOWN not in inspect.signature(model.forward).parameters:
+        return {PIXELS: drawn}, {PIXELS: {0: Dim("images")}}
+    axes = {1: Dim("images")}
+    return {PIXELS: drawn[None], SHOWN: parts_shown(drawn)[None]}, {PIXELS: axes, SHOWN: axes}
+
+
+def parts_shown(pixels: Tensor) -> Tensor:
+    """A mask (N, H, W) of images (N, C, H, W): all of every second one, the left half of others."""
+    shown = torch.ones(len(pixels), *pixels.shape[2:], dtype=torch.bool)
+    shown[1::2, :, pixels.shape[-1] // 2 :] = False
+    return shown
 
 
 def _patches(vision: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -34,7 +34,9 @@ GRID = "image_grid_thw"
 OF_QWEN2_VL = "grid_thw"
 FILE_NAMES = {OF_QWEN2_VL: GRID}
 """Inputs of vision encoders whose name in a file, which transformers.js looks for, is another."""
-_IMAGES = {PIXELS, GRID}
+SHOWN = "pixel_attention_mask"
+"""(rows, N, height, width): where rows of images have pixels, and so are five axes of `PIXELS`."""
+_IMAGES = {PIXELS, GRID, SHOWN}
 _LEFT_OUT = {
     *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts", "image_sizes"),
     *("mm_encoder_outputs", "mm_token_type_ids", "rope_deltas"),

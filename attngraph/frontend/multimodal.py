@@ -21,11 +21,12 @@ from attngraph.errors import UsageError
 from attngraph.frontend.cache import Layout
 from attngraph.frontend.causal_lm import Cached, Layers, places
 from attngraph.frontend.image_grids import Places, patches_placed, within_segments
-from attngraph.frontend.image_samples import SHAPES, sample_images
+from attngraph.frontend.image_samples import SHAPES, parts_shown, sample_images
 from attngraph.frontend.modalities import (
     GRID,
     OF_QWEN2_VL,
     PIXELS,
+    SHOWN,
     is_multimodal,
     places_otherwise,
     refuse_mixed,
@@ -83,7 +84,7 @@ class Vision(nn.Module):
                 given |= patches_placed(grids, images[PIXELS].shape[0], merged, window)
                 given |= {"image_max_seqlen": 1} | ({} if window is None else _NO_LENGTH)
                 held.enter_context(within_segments(model))
-            held.enter_context(Together(grids=grids is not None))
+            held.enter_context(Together(grids=grids is not None or SHOWN in images))
             rows = model.get_image_features(**given, return_dict=True).pooler_output
         rows = rows if isinstance(rows, Tensor) else torch.cat(list(rows))
         return {"image_features": rows.reshape(-1, rows.shape[-1])}
@@ -331,13 +332,17 @@ class _Tried:
         if GRID in images:
             found: list[int] = (images[GRID].prod(-1) // self.merged**2).tolist()
             return found
-        count = len(self.images[PIXELS])
-        return [len(self.rows) // count] * len(images[PIXELS])
+        own, given = (self.pixels(each).shape[0] for each in (self.images, images))
+        return [len(self.rows) // own] * given
+
+    def pixels(self, images: Mapping[str, Tensor]) -> Tensor:
+        """Those of all images (N, …), whatever rows they come in."""
+        return images[PIXELS].flatten(0, 1) if SHOWN in images else images[PIXELS]
 
     def drawn(self, count: int, random: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:
         """So many other images, and how many tokens each takes."""
         found = {}
-        pixels = self.images[PIXELS]
+        pixels = self.pixels(self.images)
         if GRID in self.images:
             sizes = [(1, *SHAPES[each % len(SHAPES)]) for each in range(count)]
             found[GRID] = torch.tensor(sizes).reshape(-1, 3) * torch.tensor(
@@ -346,6 +351,9 @@ class _Tried:
             count = int(found[GRID].prod(-1).sum())
         shape = (count, *pixels.shape[1:])
         found[PIXELS] = torch.randn(shape, generator=random).to(pixels.dtype)
+        if SHOWN in self.images:
+            found[SHOWN] = parts_shown(found[PIXELS])[None]
+            found[PIXELS] = found[PIXELS][None]
         found = {name: found[name] for name in self.images}
         return found, self.counts(found)
 

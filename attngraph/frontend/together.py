@@ -18,7 +18,8 @@ class _Every:
 
 class Together(TorchFunctionMode):
     """A list of any number of images' features is one of all their rows: while it is traced, and
-    where `grids` say how many rows each has, which other sizes of a check don't fit.
+    where `grids` say how many rows each has, which other sizes of a check don't fit. There, what
+    takes the images that a mask shows finds their places once.
 
     A trace can't take a tensor apart along a dim whose size it doesn't know. Where the parts are
     joined again, as a model does with the features of its images, nothing is lost; where they are
@@ -28,12 +29,15 @@ class Together(TorchFunctionMode):
     def __init__(self, *, grids: bool) -> None:
         super().__init__()
         self.grids = grids
+        self.places: list[tuple[Tensor, Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.split, Tensor.split) and _is_every(args[1:2]):
             return (args[0],)
         if func is Tensor.tolist and self.grids:
             return [_Every()]
+        if func is Tensor.__getitem__ and self.grids and _is_mask(args[1]):
+            return args[0][self._places(args[1])]
         is_any = func in (Tensor.unbind, Tensor.__len__) and isinstance(
             args[0].shape[0], torch.SymInt
         )
@@ -42,6 +46,17 @@ class Together(TorchFunctionMode):
         if is_any and not any((*args[1:], *(kwargs or {}).values())):
             return (_Every(),) if args[0].dim() == 1 else (args[0].flatten(0, 1),)
         return func(*args, **(kwargs or {}))
+
+    def _places(self, mask: Tensor) -> Tensor:
+        for known, places in self.places:
+            if known is mask:
+                return places
+        self.places.append((mask, mask.nonzero()[:, 0]))
+        return self.places[-1][1]
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype is torch.bool and index.dim() == 1
 
 
 def _is_every(sizes: tuple[Any, ...]) -> bool:

@@ -437,8 +437,6 @@ def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) ->
         ("Qwen2Audio", "input_features"),
         ("PaliGemma", "pixel_values"),
         ("LlavaNext", "pixel_values"),
-        ("Idefics3", "pixel_values"),
-        ("SmolVLM", "pixel_values"),
         ("Gemma3n", "pixel_values, input_features"),
         ("Florence2", "pixel_values"),
     ],

@@ -127,14 +127,34 @@ def _internvl() -> nn.Module:
     )
 
 
+def _in_rows(kind: str) -> nn.Module:
+    """Rows of images, with a mask of where they have pixels."""
+    import transformers
+
+    vision = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 16, "image_size": 16, "patch_size": 4,
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config=vision,
+        text_config=transformers.LlamaConfig(**common(num_hidden_layers=1)),
+        image_token_id=TOKEN,
+        scale_factor=2,
+    )
+    made: nn.Module = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    return made
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "internvl": _internvl,
+    "smolvlm": lambda: _in_rows("SmolVLM"),
+    "idefics3": lambda: _in_rows("Idefics3"),
 }
-_TAKES_MINUTES = {"gemma3", "qwen2_5_vl", "internvl"}
+_TAKES_MINUTES = {"gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3"}
 
 
 @functools.cache
@@ -204,6 +224,23 @@ def test_the_tokens_are_those_of_the_eager_model(family: str, rows: tuple[int, .
     given = images(family, sum(rows)) if any(rows) else {}
     found = compiled(family).generate(ids, STEPS, mask, eos_token_id=[], **given)
     assert torch.equal(found, expected(family, ids, mask, given))
+
+
+@pytest.mark.machine
+@pytest.mark.slow
+def test_rows_of_images_are_one_behind_the_other_without_what_pads_them() -> None:
+    (ids, mask), given = prompt("smolvlm", 2, 1), images("smolvlm", 3)
+    rows = {}
+    for name, each in given.items():
+        rows[name] = torch.stack([each[0, :2], torch.cat([each[0, 2:], each[0, :1] * 0])])
+    assert rows["pixel_values"].shape[:2] == (2, 2)
+    model = compiled("smolvlm")
+    found = model.generate(ids, STEPS, mask, eos_token_id=[], **rows)
+    assert torch.equal(found, expected("smolvlm", ids, mask, rows))
+    assert torch.equal(found, model.generate(ids, STEPS, mask, eos_token_id=[], **given))
+    given["pixel_attention_mask"] = ~given["pixel_attention_mask"].flip(-1)  # it is looked at
+    other = model.generate(ids, STEPS, mask, eos_token_id=[], **given)
+    assert torch.equal(other, expected("smolvlm", ids, mask, given))
 
 
 @pytest.mark.machine
