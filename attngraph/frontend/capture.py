@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.binding import keywords_stated
 from attngraph.frontend.branches import Place
+from attngraph.frontend.conditionals import conditional_notes
 from attngraph.frontend.conditions import conditions_of
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
@@ -250,6 +251,7 @@ def _captured(
             *map(_taken_apart, dict.fromkeys(names_of_known(out_spec))),
             *_mutation_notes(functional.program, module),
             *_wrapped_notes(translator.wrapped),
+            *conditional_notes(functional.program.graph_module),
             *requirement_notes(functional.program),
         ),
         apart,

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from attngraph.errors import CaptureError
+from attngraph.frontend.conditionals import chosen, is_conditional
 from attngraph.frontend.locations import Locator
 
 _SUBGRAPH_AND_OPERANDS = {
@@ -18,6 +19,8 @@ _SUBGRAPH_AND_OPERANDS = {
 }
 """Positions of the subgraph and of its first operand among the operator's arguments."""
 _AUTOCAST_ENABLED = 2
+_PATH = "attngraph.path"
+"""Where a subgraph keeps its name, as found from the outermost one."""
 BODY = "attngraph.body"
 """Where a loop's node keeps the GraphModule that is its body."""
 
@@ -55,11 +58,12 @@ def batches(module: fx.GraphModule) -> bool:
 def inline(module: fx.GraphModule) -> fx.Graph:
     """The module's graph without subgraphs; the module itself is left as it is.
 
-    A scan stays, with its body in its `meta`. Raises CaptureError for other control flow (cond,
-    while_loop, …), with the user's line.
+    A scan stays, with its body in its `meta`, and both sides of a cond are computed. Raises
+    CaptureError for other control flow (while_loop, …), with the user's line.
     """
     if not any(_wrapper(node) for node in module.graph.nodes):
         return module.graph
+    module.meta.pop(_PATH, None)  # a loop's body is the outermost of its own
     flat = fx.Graph()
     environment: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
@@ -83,8 +87,19 @@ def _copy(module: fx.GraphModule, flat: fx.Graph, environment: dict[fx.Node, Any
         part = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(part, fx.GraphModule):
             environment[node] = part
+            part.meta[_PATH] = _path(module, str(node.target))
+        elif node.op == "get_attr":  # a constant of a subgraph is found from the outermost one
+            environment[node] = flat.node_copy(node)
+            environment[node].target = _path(module, str(node.target))
         elif _wrapper(node) == "scan":
             environment[node] = _keep_scan(node, flat, environment)
+        elif is_conditional(node):
+            sides = [
+                _inlined(node, side, node.args[3], flat, environment) for side in node.args[1:3]
+            ]
+            asked = node.args[0]
+            asked = environment[asked] if isinstance(asked, fx.Node) else asked
+            environment[node] = chosen(node, flat, asked, sides)
         elif name := _wrapper(node):
             environment[node] = _inline_call(node, name, flat, environment)
         elif node.target is operator.getitem and isinstance(read(node.args[0]), (list, tuple)):
@@ -92,6 +107,11 @@ def _copy(module: fx.GraphModule, flat: fx.Graph, environment: dict[fx.Node, Any
         else:
             environment[node] = flat.node_copy(node, read)
     return None
+
+
+def _path(module: fx.GraphModule, name: str) -> str:
+    above = module.meta.get(_PATH)
+    return f"{above}.{name}" if above else name
 
 
 def _keep_scan(node: fx.Node, flat: fx.Graph, environment: dict[fx.Node, Any]) -> fx.Node:
@@ -111,15 +131,19 @@ def _inline_call(node: fx.Node, name: str, flat: fx.Graph, environment: dict[fx.
             "torch._higher_order_ops.scan)."
         )
     subgraph, first = _SUBGRAPH_AND_OPERANDS[name]
-    reference = node.args[subgraph]
+    return _inlined(node, node.args[subgraph], node.args[first:], flat, environment)
+
+
+def _inlined(
+    node: fx.Node, reference: Any, given: Any, flat: fx.Graph, environment: dict[fx.Node, Any]
+) -> Any:
+    """The results of the subgraph that `reference` names, on what it is given."""
     callee = environment[reference] if isinstance(reference, fx.Node) else None
     if not isinstance(callee, fx.GraphModule):
+        name = _wrapper(node)
         raise CaptureError(f"The {name} at {Locator().of(node)} names no subgraph to inline.")
     parameters = [inner for inner in callee.graph.nodes if inner.op == "placeholder"]
-    operands = [
-        environment[operand] if isinstance(operand, fx.Node) else operand
-        for operand in node.args[first:]
-    ]
+    operands = [environment[each] if isinstance(each, fx.Node) else each for each in given]
     return _copy(callee, flat, environment | dict(zip(parameters, operands, strict=True)))
 
 

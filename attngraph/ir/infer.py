@@ -12,6 +12,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.logic.boolalg import Boolean
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -137,6 +138,8 @@ class TypeInference:
             replaced = value.xreplace({s: self._size(s.name).node.expr for s in value.free_symbols})
             if value.is_integer:
                 return self._env.create_symintnode(replaced, hint=None)
+            if isinstance(replaced, Boolean):
+                return self._env.create_symboolnode(replaced)
             return self._env.create_symfloatnode(replaced, hint=None)
         if isinstance(value, (list, tuple)):
             return type(value)(self._materialize(item) for item in value)

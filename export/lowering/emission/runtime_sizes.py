@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import sympy
 import torch
+from sympy.logic.boolalg import Boolean
 
 from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.emitter import Emitter
@@ -15,8 +17,13 @@ from attngraph.ir import ScalarType, Value
 from attngraph.ir.dims import Dim, DimInfo, as_dim, at_least, format_dim, same, symbol, symbols_of
 
 INT64_MAX = 2**63 - 1
-
-
+_RELATIONS = {
+    sympy.StrictGreaterThan: "Greater",
+    sympy.GreaterThan: "GreaterOrEqual",
+    sympy.StrictLessThan: "Less",
+    sympy.LessThan: "LessOrEqual",
+    sympy.Equality: "Equal",
+}
 _ROUNDINGS = {
     "TruncToInt": "",  # a cast to an integer does it
     "FloorToInt": "Floor",
@@ -98,7 +105,7 @@ class Sizes:
             return self._emitter.constant(exact, dtype)
         key = ("number", value, dtype)
         if key not in self._emitter.cache:
-            whole = value.is_integer
+            whole = isinstance(value, Boolean) or value.is_integer
             size = self._size(value) if whole else self._double(value)
             scalar = self._as_scalar(("scalar", value), size)
             self._emitter.cache[key] = self._emitter.cast(scalar, dtype)
@@ -186,7 +193,21 @@ class Sizes:
             real = self._double(expr.args[0])
             rounding = _ROUNDINGS[kind]
             return self._emitter.cast(op(rounding, real) if rounding else real, torch.int64)
+        if isinstance(expr, Boolean):
+            return self._emitter.cast(self._holds(expr), torch.int64)
         raise LoweringError(f"The size {format_dim(expr)} has no ONNX form; reshape without it.")
+
+    def _holds(self, expr: Any) -> ir.Value:
+        """Whether a condition on sizes holds, (1,) bool."""
+        op = self._emitter.op
+        if isinstance(expr, (sympy.And, sympy.Or)):
+            each = [self._holds(part) for part in sorted(expr.args, key=str)]
+            return functools.reduce(functools.partial(op, type(expr).__name__), each)
+        if isinstance(expr, sympy.Not):
+            return op("Not", self._holds(expr.args[0]))
+        if isinstance(expr, sympy.Unequality):
+            return op("Not", op("Equal", *map(self._size, expr.args)))
+        return op(_RELATIONS[type(expr)], *map(self._size, expr.args))
 
     def _fold(self, op_type: str, terms: Sequence[Any]) -> ir.Value:
         result = self._size(terms[-1])
