@@ -239,7 +239,7 @@ class Compilation:
         made.write(onnx.metadata_props)
         if place := onnx.metadata_props.get(KEPT_KEY):
             note = (
-                f"{place} computes with a denormal number, so sessions don't flush these to zero, "
+                f"{place} computes with denormal numbers, so sessions don't flush these to zero, "
                 "and masked attentions take longer on the CPU."
             )
             report.notes += [] if note in report.notes else [note]

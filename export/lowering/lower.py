@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from attngraph.analysis.values.denormals import KEPT_KEY, written_in
+from attngraph.analysis.values.denormals import KEPT_KEY, denormal_at
 from attngraph.errors import AttngraphError, LoweringError
 from attngraph.export.kernels import Choice, choose_all
 from attngraph.export.lowering import find_lowering, registered
@@ -97,7 +97,7 @@ def lower(
         producer_name="attngraph",
         producer_version=own_version(),
     )
-    if (place := written_in(graph)) is not None:
+    if (place := denormal_at(graph)) is not None:
         model.metadata_props[KEPT_KEY] = f"{place.op} at {place.loc}"
     return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,19 @@ def narrow(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.detach().to(dtype) if single else tensor.detach().clone()
 
 
-def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A float32 tensor rounded to a half dtype; what overflows that stays as it is."""
+def rounded(
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    nudge: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """A float32 tensor rounded to a half dtype; what overflows that stays as it is.
+
+    `nudge` is given what is rounded already: one rounding of float32 would be lost in that.
+    """
     if tensor.dtype != torch.float32:
-        return tensor
-    short = tensor.detach().to(dtype).to(tensor.dtype)
+        return nudge(tensor) if nudge else tensor
+    half = tensor.detach().to(dtype)
+    short = (nudge(half) if nudge else half).to(tensor.dtype)
     return torch.where(torch.isfinite(short), short, tensor.detach())
 
 

@@ -195,7 +195,7 @@ class Reference:
             return nudge(narrow(tensor, dtype))
 
         def few_digits(tensor: torch.Tensor) -> torch.Tensor:
-            return rounded(nudge(tensor), dtype)
+            return rounded(tensor, dtype, nudge)
 
         found: tuple[torch.Tensor, ...] | None = None
         for buffers in (_copy, half):
