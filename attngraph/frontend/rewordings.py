@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.nn.attention import bias
+from torch.nn.attention.bias import CausalVariant
+from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 
 from attngraph.frontend.loop_steps import Steps
@@ -23,7 +28,9 @@ class Rewordings(TorchFunctionMode):
 
     `arange(n - 1, -1, -1.0)` counts in integers before it is floating: a length that is rounded
     from floats is no size that others can be compared with. `split` and `chunk` of an axis that is
-    a known multiple of a size, such as heads laid along the batch, are told how many parts.
+    a known multiple of a size, such as heads laid along the batch, are told how many parts. A
+    `one_hot` of as many classes as a size is compared with these, which the operator makes a
+    constant of.
     """
 
     def __torch_function__(
@@ -39,6 +46,10 @@ class Rewordings(TorchFunctionMode):
         if func is torch.arange and _counts_in_floats(args):
             named.setdefault("dtype", torch.get_default_dtype())
             args = [int(arg) if isinstance(arg, float) else arg for arg in args]
+        if func is one_hot and isinstance(_classes(args, named), torch.SymInt):
+            ids = args[0] if args else named["input"]
+            classes: Any = _classes(args, named)
+            return (ids.unsqueeze(-1) == torch.arange(classes, device=ids.device)).long()
         if func in _JOINS and args and isinstance(args[0], Steps):
             axis = named.get("dim", args[1] if len(args) > 1 else 0)
             return args[0].joined(axis, new=func is torch.stack)
@@ -49,6 +60,25 @@ class Rewordings(TorchFunctionMode):
             if parts is not None:
                 return args[0].split(parts, dim)
         return func(*args, **named)
+
+
+@contextmanager
+def plain_causal_biases() -> Iterator[None]:
+    """Within it torch.nn.attention.bias gives tensors, which it fills in itself where it has to.
+
+    Its own class is a tensor without a content, of which a trace can't make one of its own.
+    """
+
+    def filled(variant: CausalVariant, queries: int, keys: int) -> torch.Tensor:
+        first = keys - queries if variant is CausalVariant.LOWER_RIGHT else 0
+        return torch.ones(queries, keys, dtype=torch.bool).tril(first)
+
+    with mock.patch.object(bias, "CausalBias", filled):
+        yield
+
+
+def _classes(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else named.get("num_classes", -1)
 
 
 def _parts(total: Any, size: Any, *, counted: bool) -> list[Any] | None:

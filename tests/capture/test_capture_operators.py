@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.functional import one_hot, scaled_dot_product_attention
 
 from attngraph.frontend.capture import capture
 from attngraph.ir import format_graph, interpret
@@ -144,6 +147,29 @@ def test_data_is_the_tensor_itself() -> None:
         return scores + 1, x.gt(0).type_as(scores.data)
 
     check(forward, X, dims=({0: BATCH},), further=(states(4, 9),))
+
+
+def test_classes_may_be_as_many_as_a_size() -> None:
+    def forward(self: Formula, x: Tensor, y: None) -> Any:
+        nearest = (x @ x.mT).argmax(-1)
+        of_size = one_hot(nearest, x.shape[1])
+        return of_size, one_hot(num_classes=9, input=nearest.clamp(max=8))
+
+    check(forward, states(2, 4, 8), dims=(BOTH,), further=(states(3, 9, 8),))
+
+
+@pytest.mark.parametrize("kind", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("keys", [5, 3], ids=["longer", "shorter"])
+def test_a_causal_bias_of_torch_is_a_mask(kind: Any, keys: int) -> None:
+    """With fewer keys than queries the first rows of the second see none."""
+
+    def forward(self: Formula, x: Tensor, y: Tensor) -> Any:
+        mask = kind(x.shape[1], y.shape[1])
+        return scaled_dot_product_attention(x, y, y, mask).nan_to_num()
+
+    dims = (BOTH, {0: BATCH, 1: Dim("keys")})
+    further = (states(3, 3, 8), states(3, 6, 8))
+    check(forward, states(2, 4, 8), states(2, keys, 8), dims=dims, further=further)
 
 
 @pytest.mark.parametrize("spelling", ["int", "float"])
