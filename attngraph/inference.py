@@ -14,6 +14,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn.attention import bias
+from torch.nn.attention.bias import CausalVariant
 
 _DEEPEST = 4
 _MOST_THINGS = 1 << 16
@@ -47,9 +49,10 @@ def inference(module: torch.nn.Module) -> Iterator[None]:
 class _AsWritten:
     """While any thread is inside, attention is computed by the operators that it is written in.
 
-    torch.nn's fused fast path is off. flex_attention is computed as it is
-    defined, and is not one operator of which a trace, or a run in float64, sees nothing. These are
-    switches for all threads.
+    torch.nn's fused fast path is off. flex_attention is computed as it is defined, and is not one
+    operator of which a trace, or a run in float64, sees nothing. `causal_lower_right` and its like
+    are masks, and not of a class of tensors that neither can make. These are switches for all
+    threads.
     """
 
     def __init__(self) -> None:
@@ -64,6 +67,7 @@ class _AsWritten:
                 self._before.callback(torch.backends.mha.set_fastpath_enabled, enabled)
                 torch.backends.mha.set_fastpath_enabled(False)
                 self._before.enter_context(_flex_attention_as_defined())
+                self._before.enter_context(mock.patch.object(bias, "CausalBias", _causal_bias))
             self._inside += 1
 
     def __exit__(self, *raised: object) -> None:
@@ -71,6 +75,12 @@ class _AsWritten:
             self._inside -= 1
             if not self._inside:
                 self._before.close()
+
+
+def _causal_bias(variant: CausalVariant, queries: int, keys: int) -> torch.Tensor:
+    """(S, T), true where a key is seen."""
+    first = keys - queries if variant is CausalVariant.LOWER_RIGHT else 0
+    return torch.ones(queries, keys, dtype=torch.bool).tril(first)
 
 
 @contextmanager

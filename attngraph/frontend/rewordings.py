@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-from torch.nn.attention import bias
-from torch.nn.attention.bias import CausalVariant
 from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 
@@ -60,21 +56,6 @@ class Rewordings(TorchFunctionMode):
             if parts is not None:
                 return args[0].split(parts, dim)
         return func(*args, **named)
-
-
-@contextmanager
-def plain_causal_biases() -> Iterator[None]:
-    """Within it torch.nn.attention.bias gives tensors, which it fills in itself where it has to.
-
-    Its own class is a tensor without a content, of which a trace can't make one of its own.
-    """
-
-    def filled(variant: CausalVariant, queries: int, keys: int) -> torch.Tensor:
-        first = keys - queries if variant is CausalVariant.LOWER_RIGHT else 0
-        return torch.ones(queries, keys, dtype=torch.bool).tril(first)
-
-    with mock.patch.object(bias, "CausalBias", filled):
-        yield
 
 
 def _classes(args: Sequence[Any], named: Mapping[str, Any]) -> Any:

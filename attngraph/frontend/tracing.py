@@ -40,7 +40,7 @@ from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.quiet import quiet, watched_specialisations
 from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.resampled import is_model, is_rounded_for_speed, other_samples
-from attngraph.frontend.rewordings import Rewordings, plain_causal_biases
+from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.rounded_sizes import rounded_up
 from attngraph.frontend.shapes import Request, combine, requested_dims
 from attngraph.frontend.trace_errors import (
@@ -270,7 +270,6 @@ def _trace(
                     recurrent_layers,
                     rounded_up,
                     Rewordings,
-                    plain_causal_biases,
                     forgetting,
                     quiet,
                 ):
