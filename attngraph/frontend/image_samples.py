@@ -19,7 +19,13 @@ def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
     """Two images of the size that the config says, and their dynamic dims. Raises UsageError."""
     vision: Any = getattr(model.config, "vision_config", None)
     if GRID in inspect.signature(model.forward).parameters:
-        return _patches(vision, model.dtype)
+        try:
+            return _patches(vision, model.dtype)
+        except AttributeError as error:
+            raise UsageError(
+                f"The config of {name} says no {error.name} of its patches, so images can't be "
+                f"made: give samples, as images={{{PIXELS!r}: tensor, {GRID!r}: tensor}}."
+            ) from error
     size = getattr(vision, "image_size", None)
     if size is None:
         raise UsageError(

@@ -38,8 +38,8 @@ class Together(TorchFunctionMode):
             return [_Every()]
         if func is Tensor.__getitem__ and self.grids and _is_mask(args[1]):
             return args[0][self._places(args[1])]
-        is_any = func in (Tensor.unbind, Tensor.__len__) and isinstance(
-            args[0].shape[0], torch.SymInt
+        is_any = func in (Tensor.unbind, Tensor.__len__) and (
+            isinstance(args[0].shape[0], torch.SymInt) or (self.grids and _are_counts(args[0]))
         )
         if is_any and func is Tensor.__len__:
             return 1
@@ -53,6 +53,10 @@ class Together(TorchFunctionMode):
                 return places
         self.places.append((mask, mask.nonzero()[:, 0]))
         return self.places[-1][1]
+
+
+def _are_counts(numbers: Tensor) -> bool:
+    return numbers.dim() == 1 and numbers.dtype is torch.int64
 
 
 def _is_mask(index: Any) -> bool:

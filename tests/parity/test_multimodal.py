@@ -235,6 +235,7 @@ def test_rows_of_images_are_one_behind_the_other_without_what_pads_them() -> Non
         rows[name] = torch.stack([each[0, :2], torch.cat([each[0, 2:], each[0, :1] * 0])])
     assert rows["pixel_values"].shape[:2] == (2, 2)
     model = compiled("smolvlm")
+    assert not [note for note in model.reports[VISION].notes if "stops with an error" in note]
     found = model.generate(ids, STEPS, mask, eos_token_id=[], **rows)
     assert torch.equal(found, expected("smolvlm", ids, mask, rows))
     assert torch.equal(found, model.generate(ids, STEPS, mask, eos_token_id=[], **given))
@@ -261,6 +262,14 @@ def test_positions_go_on_behind_an_image_in_another_call() -> None:
     assert torch.equal(cache.seen.shift, other.seen.shift)
     assert int(other.seen.shift) < 0
     torch.testing.assert_close(logits[:, -1], whole[:, -1], rtol=0, atol=2e-5)
+
+
+def test_a_config_that_does_not_say_what_a_patch_is_is_told() -> None:
+    model = copy.deepcopy(eager("qwen2_vl"))
+    config = model.config.vision_config  # type: ignore[union-attr]
+    del config.temporal_patch_size
+    with pytest.raises(UsageError, match="no temporal_patch_size of its patches.*give samples"):
+        attngraph.optimize_multimodal(model)
 
 
 @pytest.mark.machine

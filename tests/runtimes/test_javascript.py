@@ -35,7 +35,13 @@ SCRIPT = Path(__file__).parent / "javascript" / "run.mjs"
 NEW = 12
 NEWER, OLDER = "onnxruntime-web", "onnxruntime-web-1.20.1"
 STATIC = "Llama, static cache"
-SEES = {"llava": "LLaVA", "qwen2_vl": "Qwen2-VL", "qwen2_5_vl": "Qwen2.5-VL"}
+SEES = {
+    "llava": "LLaVA",
+    "qwen2_vl": "Qwen2-VL",
+    "qwen2_5_vl": "Qwen2.5-VL",
+    "smolvlm": "SmolVLM",
+    "idefics3": "Idefics3",
+}
 _BEGINS = 11  # a token of no other meaning
 FAMILIES = ("BERT", "Llama, growing cache", STATIC)
 TAKEN = [

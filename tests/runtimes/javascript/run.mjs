@@ -8,7 +8,7 @@ import { createRequire } from "node:module";
 import { basename, dirname, join } from "node:path";
 import { pathToFileURL } from "node:url";
 
-const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
+const ARRAYS = { float32: Float32Array, int64: BigInt64Array, bool: Uint8Array };
 const [packages, name, folder, given, found] = process.argv.slice(2);
 
 function load(wanted) {
