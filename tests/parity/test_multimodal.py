@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -18,6 +19,7 @@ from attngraph import Multimodal
 from attngraph.decoding.multimodal import VISION
 from attngraph.errors import ParityError, UsageError
 from attngraph.frontend.image_grids import Places, patches_placed, within_segments
+from attngraph.frontend.image_samples import sample_images
 from attngraph.frontend.modalities import is_joined
 from attngraph.frontend.multimodal import Join, Parts, Vision, of_images
 from attngraph.inference import inference
@@ -265,11 +267,14 @@ def test_positions_go_on_behind_an_image_in_another_call() -> None:
 
 
 def test_a_config_that_does_not_say_what_a_patch_is_is_told() -> None:
-    model = copy.deepcopy(eager("qwen2_vl"))
-    config = model.config.vision_config  # type: ignore[union-attr]
-    del config.temporal_patch_size
-    with pytest.raises(UsageError, match="no temporal_patch_size of its patches.*give samples"):
-        attngraph.optimize_multimodal(model)
+    vision = SimpleNamespace(spatial_merge_size=2, in_chans=3, patch_size=4)
+    model = SimpleNamespace(
+        config=SimpleNamespace(vision_config=vision),
+        forward=eager("qwen2_vl").forward,
+        dtype=torch.float32,
+    )
+    with pytest.raises(UsageError, match=r"no temporal_patch_size of its patches.*give"):
+        sample_images(model, "it")
 
 
 @pytest.mark.machine
