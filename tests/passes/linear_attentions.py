@@ -69,6 +69,14 @@ class LeastDecay(SwitchingRetention):
         return torch.where(apart >= 0, (0.9 ** apart.clamp(min=0)).clamp_min(1e-4), 0.0)
 
 
+class FilledRetention(SwitchingRetention):
+    """RetNet's own code: an infinite distance ahead, and NaN made 0."""
+
+    def mask(self, apart: Tensor) -> Tensor:
+        ahead = ~torch.ones(apart.shape).tril().bool()
+        return (apart.float().masked_fill(ahead, torch.inf) * -0.1).exp().nan_to_num()
+
+
 class Window(SwitchingRetention):
     def mask(self, apart: Tensor) -> Tensor:
         return super().mask(apart) * (apart - 100 < 0)
@@ -275,9 +283,34 @@ class Chunked(Layer):
             seen = q[:, :, c] * total[:, :, c].exp()[..., None] @ state
             given.append(seen + (q[:, :, c] @ k[:, :, c].mT * inside[:, :, c]) @ v[:, :, c])
             left = (total[:, :, c, -1:] - total[:, :, c]).exp()[..., None]
-            state = state * total[:, :, c, -1].exp()[..., None, None]
+            state = self.kept(state, c) * total[:, :, c, -1].exp()[..., None, None]
             state = state + (k[:, :, c] * left).mT @ v[:, :, c]
-        return self.joined(torch.cat(given, 2)[:, :, :length])
+        return self.joined(torch.stack(given, 2).flatten(2, 3)[:, :, :length])
+
+    def kept(self, state: Tensor, c: int) -> Tensor:
+        return state
+
+
+class LateChunks(Chunked):
+    """Fades from chunk to chunk, which shows after millions of them."""
+
+    def kept(self, state: Tensor, c: int) -> Tensor:
+        return state - state * (c * 1e-3) * 1e-3 * 1e-3 * 1e-3
+
+
+class CubicChunks(Chunked):
+    """What is not affine in the state shows where it is large."""
+
+    def kept(self, state: Tensor, c: int) -> Tensor:
+        little = state * 1e-3
+        return state + little * 1e-3 * little * 1e-3 * little
+
+
+class ClampedChunks(Chunked):
+    """A limit that no trial reaches."""
+
+    def kept(self, state: Tensor, c: int) -> Tensor:
+        return state.clamp(max=1e3)
 
 
 class Ahead(Layer):
@@ -356,7 +389,9 @@ class LastToken(Retention):
         return super().forward(x)[:, -1:]
 
 
-OF_ANY_LENGTH: tuple[type[Layer], ...] = (Retention, Slopes, CountedPlaces, Causal, Gated)
+OF_ANY_LENGTH: tuple[type[Layer], ...] = (
+    *(Retention, FilledRetention, Slopes, CountedPlaces, Causal, Gated),
+)
 LOOPS: tuple[type[Layer], ...] = (
     *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),
     Chunked,
@@ -364,6 +399,8 @@ LOOPS: tuple[type[Layer], ...] = (
 NEAR_MISSES: tuple[type[Layer], ...] = (
     *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
 )
+CHUNKED = (LateChunks, CubicChunks, ClampedChunks)
+"""In which the loop over chunks is none of one recurrence at every length."""
 SWITCHING = (
     *(ClampedDistance, LeastDecay, Window, TableOfDecays, ClampedScores, SoftWindow, SteepPower),
     *(HiddenGrowth, FarFill, RoundedPlaces, HalfPlaces, PaddedPlaces, JoinedPlaces),

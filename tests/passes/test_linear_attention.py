@@ -30,6 +30,7 @@ def _graph(
     graph = capture(kind().eval(), tuple(args), dynamic_shapes=tuple(shapes))
     graph = getattr(graph, "graph", graph)
     before = clone(graph)
+    graph.settle_sizes()
     for item in make(_PASSES):
         item.run(graph)
     return before, graph
@@ -101,6 +102,22 @@ def test_the_same_mask_without_a_switch_is_read() -> None:
 
 @pytest.mark.parametrize("kind", written.SWITCHING)
 def test_what_switches_beyond_every_trial_stays(kind: type[written.Layer]) -> None:
+    _, after = _graph(kind, dynamic=True)
+    assert not _sites(after)
+
+
+def test_chunks_of_any_number_are_read() -> None:
+    """A scan over the chunks of a padded length."""
+    before, after = _graph(written.Chunked, dynamic=True)
+    assert [node for node in before if node.op == "attn.scan"]
+    assert len(_sites(after)) == 1
+    assert not [node for node in after if node.op == "attn.scan"]
+    _assert_same(before, after, (5, 8, 9, 19))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("kind", written.CHUNKED)
+def test_chunks_that_differ_beyond_every_trial_stay(kind: type[written.Layer]) -> None:
     _, after = _graph(kind, dynamic=True)
     assert not _sites(after)
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 import torch
 
 from attngraph.analysis.recurrence.mixing import (
+    MOST,
     Runs,
     Tokens,
     Trace,
@@ -43,7 +44,6 @@ from attngraph.ir.dims import bounds
 _FIRST = 7  # tokens of the run in which the terms are looked for
 _EXACT = 1e-8  # of float64 against itself, after some tens of tokens
 _NO_DECAY = 1e-12  # Lightning attention's last layers have slopes of 1e-8, a tenth after 10⁷ tokens
-_MOST = 700  # tokens of a confirming run
 _MANY = 48  # operands of one width
 _FEW = 4  # heads
 _NAMED = 12  # candidates for each term: the last ones are what the formula reads
@@ -227,7 +227,7 @@ class _Reading:
         low, high = bounds(self.tokens.dim, self.graph.dims)
         lengths = {low, low + 1, 3, 12, *sizes_around(dims)}
         for length in sorted(lengths):
-            if low <= length <= min(high or _MOST, _MOST):
+            if low <= length <= min(high or MOST, MOST):
                 yield self._trace(length, seed=length + 2, with_states=True)
 
     def _agrees(self, found: Recurrence, trace: Trace) -> bool:

@@ -57,6 +57,7 @@ _LOOP = "attn.scan"
 _NAMESPACES = ("aten", "attn")
 _LEAST = 2  # tokens: what is mixed shows from the second on
 _LONGEST = 16
+MOST = 700  # tokens of a confirming run
 
 
 class Tokens:

@@ -194,7 +194,7 @@ class Positions:
         fixed = [self.parts[v] for v in node.inputs if v is not None and v in self.parts]
         beside = {part.kind for part in fixed} - {Kind.NUMBERS, Kind.GATE}
         if node.op in ADDITIVE | SHIFT | REVERSED | MULTIPLICATIVE | SCALE:
-            numbers = [part for part in fixed if _is_one_number(part.numbers)]
+            numbers = [part for part in fixed if is_one_number(part.numbers)]
             numbers += _given(node, "other", "alpha")
             if not all(part.all(_is_visible) for part in numbers):
                 return False
@@ -245,6 +245,9 @@ class Positions:
             return _multiplied([*given, *_given(node, "other")], divided=".div." in f".{op}")
         if op in EXPONENTIAL:
             return _raised(given[0].kind)
+        if op == "aten.nan_to_num":  # RetNet's masks: e^(−∞ · log a) is 0 already
+            is_plain = not node.attrs.get("nan") and kinds == [Kind.GEOMETRIC]
+            return given[0] if is_plain else None
         if op in POWER:
             return _powered(given)
         if op in RUNNING_SUM:
@@ -384,7 +387,8 @@ def _filled_with(node: Node) -> object:
     return node.attrs.get("fill_value", 0 if "zeros" in node.op else 1)
 
 
-def _is_one_number(numbers: object) -> bool:
+def is_one_number(numbers: object) -> bool:
+    """Whether numbers are known and one for all elements."""
     return numbers is not None and (not isinstance(numbers, torch.Tensor) or numbers.numel() == 1)
 
 

@@ -8,6 +8,9 @@ were crossed does the same beyond them. So the region may hold
 - of the operands only analytic functions: sums, products, exponentials, layout, and choices by
   positions; no clamp, comparison or maximum, whose other side the drawn numbers may never reach,
   and no summand or factor too small to show;
+- a loop over chunks, whose step is such a function too, knows nothing of which one it is, and is
+  affine in its state: it is the same for all states if it is for those that one chunk leaves, as
+  k ⊗ v span all of them, so what agrees at three chunks, which read two states, always does;
 - of positions, where the length is dynamic, only the kinds of positions.py, and no cut, shift or
   repetition along the tokens by more than one place; no table, no slice from a fixed place on.
 
@@ -16,12 +19,12 @@ At a static length positions are constants, and the comparison at that length is
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from attngraph.analysis.recurrence.mixing import Tokens
-from attngraph.analysis.recurrence.positions import Positions, are_near
-from attngraph.ir import Dim, Node, TensorType, Value
-from attngraph.ir.dims import symbols_of
+from attngraph.analysis.recurrence.mixing import MOST, Tokens
+from attngraph.analysis.recurrence.positions import Kind, Part, Positions, are_near, is_one_number
+from attngraph.ir import Dim, Graph, Node, TensorType, Value
+from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
@@ -52,6 +55,8 @@ from attngraph.ir.traits import (
 _SUMS = ADDITIVE | SHIFT | NEGATION | REVERSED
 _ANALYTIC = _SUMS | MULTIPLICATIVE | SCALE | EXPONENTIAL | LOGARITHM | POWER | MATMUL | SUM
 _OF_OPERANDS = _ANALYTIC | LAYOUT | JOIN | PAD | CAST | RUNNING_SUM | TRIANGLE | CHOICE | SCATTER
+_LOOP = "attn.scan"
+_CHUNKS = 3
 _BEYOND = 1 << 31  # what stands for the end of an axis
 
 
@@ -84,9 +89,58 @@ def switch_in(output: Value, operands: Collection[Value], tokens: Tokens) -> Nod
                 positions.numbers(node)
             elif not positions.take(node):
                 return node
-        elif not is_analytic(node, known, is_dynamic) or not positions.admits(node):
+        elif node.op == _LOOP:
+            if not _steps_alike(node, known, tokens):
+                return node
+        elif not _is_analytic_along(node, known, tokens) or not positions.admits(node):
             return node
     return None
+
+
+def _steps_alike(loop: Node, known: Mapping[Value, Part], tokens: Tokens) -> bool:
+    """Whether each step is one function of the operands, affine in what it carries."""
+    step = loop.inputs[attribute(loop, "carried")]
+    assert step is not None
+    if symbols_of(step.shape[0]) != symbols_of(tokens.dim):
+        return False
+    if substitute(step.shape[0], dict.fromkeys(symbols_of(tokens.dim), MOST)) < _CHUNKS:
+        return False  # no trial has so many
+    body: Graph = attribute(loop, "body")
+    carried, scanned = attribute(loop, "carried"), attribute(loop, "scanned")
+    states: set[Value] = set(body.inputs[:carried])
+    inside = Positions()
+    leaves, nodes = backward_slice(body.outputs, states.__contains__)
+    for place, (value, given) in enumerate(zip(body.inputs, loop.inputs, strict=True)):
+        if place < carried or given is None or given not in known or value not in leaves:
+            continue
+        part = known[given]
+        is_alike = place >= carried + scanned or is_one_number(part.numbers)
+        if part.kind is not Kind.NUMBERS or not is_alike:
+            return False  # the number of the step, for instance
+        inside.parts[value] = part
+    for leaf in leaves:
+        if leaf.is_constant:
+            inside.constant(leaf)
+    for node in nodes:
+        if any(map(tokens.is_in, node.outputs)):
+            return False
+        if all(value is None or value in inside.parts for value in node.inputs):
+            inside.numbers(node)
+        elif not is_analytic(node, inside.parts) or not inside.admits(node):
+            return False
+        elif any(value in states for value in node.inputs):
+            if not _is_affine(node, states):
+                return False
+            states.update(node.outputs)
+    return True
+
+
+def _is_affine(node: Node, of: Collection[Value]) -> bool:
+    """Whether an analytic node is affine in these of its inputs."""
+    if node.op in MULTIPLICATIVE | MATMUL:
+        is_below = "div." in node.op and node.inputs[1] in of
+        return sum(value in of for value in node.inputs) == 1 and not is_below
+    return node.op in _SUMS | SCALE | SUM | LAYOUT | JOIN | CAST
 
 
 def _counts(node: Node) -> bool:
@@ -102,9 +156,22 @@ def _is_dynamic(node: Node, tokens: Tokens) -> bool:
     return any(value is not None and tokens.is_in(value) for value in sizes)
 
 
-def is_analytic(node: Node, fixed: Collection[Value], is_dynamic: bool = False) -> bool:
+def _is_analytic_along(node: Node, fixed: Collection[Value], tokens: Tokens) -> bool:
+    """`is_analytic`, of which along the tokens no place is written to."""
+    if node.op in SCATTER and _is_dynamic(node, tokens):
+        source = node.inputs[0]
+        assert source is not None
+        by_tensor = any(not _is_float(value) for value in node.inputs)
+        if by_tensor or "dim" not in node.attrs:
+            return False
+        if _has(source.shape[attribute(node, "dim")], tokens):
+            return False
+    return is_analytic(node, fixed)
+
+
+def is_analytic(node: Node, fixed: Collection[Value]) -> bool:
     """Whether a node is an analytic function of its inputs but `fixed` ones."""
-    if node.op not in _OF_OPERANDS or (is_dynamic and node.op in SCATTER):
+    if node.op not in _OF_OPERANDS:
         return False
     if node.op in CAST:
         return all(_is_float(value) for value in (*node.inputs, *node.outputs))
