@@ -37,7 +37,7 @@ class DimInfo:
 _OF_A_RUN = re.compile(r"u\d+_*")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16384)
 def symbol(name: str) -> sympy.Symbol:
     """The one symbol of that name: an integer ≥ 1, or any where only a run tells it (`u0`, …)."""
     if _OF_A_RUN.fullmatch(name):

@@ -161,7 +161,7 @@ def _as_told(optimized: Optimized, path: Path, oracle: Oracle) -> Oracle:
 def _tried(file: Path, source: Any, oracle: Oracle, optimized: Optimized, sample: Args) -> Record:
     """What is wrong with a file at inputs that its compile never saw, if anything is."""
     free, limits = _free(source, optimized), Ranges.of(optimized.graph)
-    run, sides = _session(file)
+    run, sides = session_of(file)
     held: list[Forward] = []
     if "weights" in source.OPTIONS and "activations" not in source.OPTIONS:
         floats = file.with_name("floats.onnx")
@@ -171,7 +171,7 @@ def _tried(file: Path, source: Any, oracle: Oracle, optimized: Optimized, sample
         parts, said = taken_apart(file, floats, oracle.module)
         if said:
             return {"outcome": "wrong", "said": said}
-        coded, run, *held = run, *(_session(part)[0] for part in parts)
+        coded, run, *held = run, *(session_of(part)[0] for part in parts)
     valid = getattr(source, "VALID", None)
     fresh = list(cases(source.INPUTS, source.SIZES, free, lambda sizes: not limits.broken(sizes)))
     if getattr(source, "OVERFLOWS", False):
@@ -209,7 +209,7 @@ def _compiled_again(
         options |= {"target": "cuda", "verify": "off"}
         options.pop("activations", None)
     if relation == "renamed":
-        module = _renamed(module, list(source.INPUTS))
+        module = renamed(module, list(source.INPUTS))
     shapes = _dynamic_shapes(source)
     other = optimize(module, sample, dynamic_shapes=shapes, **options)
     path = file.with_name("again.onnx")
@@ -219,7 +219,7 @@ def _compiled_again(
             return {"outcome": "unrelated", "said": "a second compile gives other bytes"}
         return {}
     try:
-        run, _ = _session(path)
+        run, _ = session_of(path)
     except Exception as error:
         if relation == "cuda" and "NOT_IMPLEMENTED" in str(error):
             return {}  # a kernel of CUDA alone
@@ -229,7 +229,7 @@ def _compiled_again(
         if relation == "cuda":
             said = told(other).differs(run, tensors, label)
         else:
-            both = zip(run(*tensors), _session(file)[0](*tensors), strict=True)
+            both = zip(run(*tensors), session_of(file)[0](*tensors), strict=True)
             same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in both)
             said = "" if same else f"{label}: other bits"
         wrong += [said] if said else []
@@ -238,7 +238,7 @@ def _compiled_again(
     return {}
 
 
-def _renamed(module: nn.Module, names: list[str]) -> nn.Module:
+def renamed(module: nn.Module, names: list[str]) -> nn.Module:
     """The module with inputs of other names, in another order of the alphabet."""
     class_ = type("Renamed", (nn.Module,), {})
     others = [f"n{99 - i}_{name[::-1]}" for i, name in enumerate(names)]
@@ -340,7 +340,7 @@ def _is_other(where: Any) -> bool:
     return where.line <= len(lines) and "# no attention" in lines[where.line - 1]
 
 
-def _session(file: Path) -> tuple[Forward, dict[str, set[bool]]]:
+def session_of(file: Path) -> tuple[Forward, dict[str, set[bool]]]:
     """A file's run, and the values that the conditions of its branches had in all runs."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
