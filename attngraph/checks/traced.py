@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
 from attngraph.checks.weight_only import reference_of
 from attngraph.errors import IRError, UsageError
-from attngraph.frontend.limits import Suspect
+from attngraph.frontend.limits import Suspect, blocks
 from attngraph.ir import Dim, Graph, TensorType, Value, interpret
-from attngraph.ir.conditions import multiples
+from attngraph.ir.conditions import Condition, multiples
 from attngraph.ir.dims import DIVIDING, functions_of, substitute, symbols_of
 from attngraph.ir.interpreter import Observer
 from attngraph.ir.ranges import Ranges
@@ -56,13 +57,16 @@ def trace_differs(check: Check, graph: Graph) -> str:
 def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
     """The suspects that the captured graph needs in order to compute what the model does.
 
-    Each is tried at sizes that break it: 1, what the dim is a multiple of, one that all its dims
-    have, and of one that the sample breaks, sizes all over.
+    Each is tried at sizes that break it: 1, what the dim is a multiple of, or is cut into, one that
+    all its dims have, and of one that the sample breaks, or that few sizes do, sizes all over.
     """
     sample, *_ = check.samples.sizes()
     steps = multiples(check.captured.graph.conditions)
     known: dict[str, bool] = {}
-    found, limits = [], check.samples.limits
+    chances = [suspect.condition for suspect in check.captured.suspects if suspect.chance]
+    limits = check.samples.limits
+    limits = replace(limits, relations=tuple(c for c in limits.relations if c not in chances))
+    found: list[Suspect] = []
     for suspect in check.captured.suspects:
         if suspect.assumed:
             continue
@@ -70,6 +74,10 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
         common = [1, *steps.values(), *(sample[name] for name in names)]
         tried = [{name: n} for name in names for n in (1, steps.get(name, 1))] + [steps]
         tried += [dict.fromkeys(names, n) for n in common]
+        cut = [each for each in blocks(suspect.condition).values() if each[0] in names]
+        tried += [{name: n} for name, size in cut for n in (size, size // 2)]
+        if suspect.chance:
+            tried += _together(suspect, sample)
         if suspect.beyond or functions_of(suspect.condition) & DIVIDING:
             tried += _elsewhere(suspect, sample)
         broken = [
@@ -77,6 +85,8 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
             for sizes in ({**sample, **ones} for ones in tried)
             if Ranges({}, (suspect.condition,)).broken(sizes) and not limits.broken(sizes)
         ]
+        if suspect.chance and not broken:
+            found.append(suspect)
         for sizes in broken:
             label = str(sizes)
             if label not in known:
@@ -85,6 +95,16 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
                 found.append(suspect)
                 break
     return [*found, *_not_one(check, graph, Ranges({}, tuple(s.condition for s in found)))]
+
+
+def conditions_with(
+    graph: Graph, suspects: Iterable[Suspect], required: Iterable[Suspect]
+) -> tuple[Condition, ...]:
+    """The conditions of a graph with those of its suspects that are required, and no others."""
+    needed = [suspect.condition for suspect in required]
+    own = [suspect.condition for suspect in suspects if suspect.chance]
+    kept = [each for each in graph.conditions if each not in own]
+    return (*kept, *needed)
 
 
 def _elsewhere(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, int]]:
@@ -98,6 +118,17 @@ def _elsewhere(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, in
         near = [size for size in left_out if abs(size - sample[name]) == 1]
         found += [{name: size} for size in (*left_out[::step], *left_out[-1:], *near)]
     return found
+
+
+def _together(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, int]]:
+    """Sizes that all dims of a condition have, and that break it."""
+    names = sorted(symbols_of(suspect.condition) & sample.keys())
+    only = Ranges({}, (suspect.condition,))
+    alike = [
+        dict.fromkeys(names, size)
+        for size in range(1, _TIMES * max((sample[name] for name in names), default=0) + 1)
+    ]
+    return [sizes for sizes in alike if only.broken({**sample, **sizes})][:_MOST_SIZES]
 
 
 def _not_one(check: Check, graph: Graph, known: Ranges) -> list[Suspect]:

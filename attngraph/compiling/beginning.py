@@ -12,7 +12,7 @@ import torch
 from attngraph.checks.branches import settled
 from attngraph.checks.broken_weights import require_sound
 from attngraph.checks.check import Cases, Check
-from attngraph.checks.traced import required_conditions
+from attngraph.checks.traced import conditions_with, required_conditions
 from attngraph.compiling.precision_search import check_precision
 from attngraph.errors import CaptureError, UsageError
 from attngraph.export.formats import Precision
@@ -141,7 +141,7 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
                 f"{suspect.place}, as torch.export traces it. Ask for a range where that holds, "
                 f"or for whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
             )
-    graph.conditions += tuple(suspect.condition for suspect in required)
+    graph.conditions = conditions_with(graph, captured.suspects, required)
     beyond = [suspect for suspect in captured.suspects if suspect.beyond]
     told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
     if not told and beyond:  # torch's own questions, such as whether two sizes are equal

@@ -21,6 +21,7 @@ from attngraph.frontend.binding import keywords_stated
 from attngraph.frontend.branches import Place
 from attngraph.frontend.conditionals import conditional_notes
 from attngraph.frontend.conditions import conditions_of
+from attngraph.frontend.cut_for_memory import whole_note
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
 from attngraph.frontend.loops import LoopTranslator
@@ -245,6 +246,7 @@ def _captured(
             *traced.notes,
             *map(_replayed, traced.replayed),
             *map(left_out_note, traced.unrounded),
+            *map(whole_note, traced.whole),
             *limits.notes,
             *pairs,
             *map(_unread, unread),

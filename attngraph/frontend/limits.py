@@ -46,7 +46,8 @@ class Suspect:
     the dims for which a size of 1 was asked for. Of every dim it is `assumed` that it isn't 1:
     torch drops what then decides nothing, `max(n - 1, 1)`. A trace at other sizes than the sample's
     leaves some out that are `beyond` it, the sample's own among them, where the model runs other
-    code.
+    code. By `chance` two sizes that torch compares, such as those of two shapes made of one dim,
+    are equal for a few numbers: a condition of the graph that says they aren't may not be needed.
     """
 
     condition: Condition
@@ -54,6 +55,7 @@ class Suspect:
     asked: frozenset[str]
     assumed: bool = False
     beyond: bool = False
+    chance: bool = False
 
 
 def settled_limits(
@@ -133,6 +135,11 @@ def settled_limits(
         if unequal(condition) is not None and shown(condition) in kept:
             suspects.setdefault(shown(condition), condition)
     places = _Places(own)
+    chances = [
+        each
+        for each in kept.values()
+        if isinstance(each, sympy.Ne) and unequal(each) is None and not places.of(each)
+    ]
     asked_one = frozenset(name for name, request in wanted.items() if request.low == 1)
     assumed = [
         Suspect(sympy.Ge(symbol(name), 2), "", asked_one & {name}, assumed=True)
@@ -154,8 +161,9 @@ def settled_limits(
                 for condition in suspects.values()
             ),
             *assumed,
+            *(Suspect(each, "", frozenset(), chance=True) for each in chances),
         ),
-        (*_notes(wanted, dims, kept.values(), places),),
+        (*_notes(wanted, dims, [each for each in kept.values() if each not in chances], places),),
     )
 
 
@@ -251,7 +259,8 @@ def _always(
     """Whether it holds for all sizes that are multiples as `steps` says, `least` times or more.
 
     That they are multiples, and which are `equal`, is left to the conditions that say it. To a
-    trace the number of windows of a length is a size like any other: 2 or more.
+    trace the number of windows of a length is a size like any other: 2 or more. So is that of the
+    blocks into which a length is cut, the last of them padded.
     """
     is_tie = isinstance(condition, sympy.Eq) and all(side.is_Symbol for side in condition.args)
     if multiples([condition]) or is_tie:
@@ -265,9 +274,27 @@ def _always(
             high=None if high is None else high // steps[name],
         )
         place[symbol(name)] = steps[name] * number
+    for count, (name, size) in blocks(condition).items():
+        if name in infos and name not in steps:
+            low, high = infos[name].low, infos[name].high
+            number = symbol(f"{name} by {size}s")
+            most = None if high is None else -(-high // size)
+            times[str(number)] = DimInfo(low=max(least, -(-low // size)), high=most)
+            place[count] = number
     if place:
         condition = _reduced(condition.xreplace(place), times)
     return always(condition, times) is True
+
+
+def blocks(condition: Condition) -> dict[sympy.Basic, tuple[str, int]]:
+    """The (n + k - 1) // k in a condition, with the name of n, and k."""
+    found = {}
+    for part in condition.atoms(torch_sympy.FloorDiv):
+        total, size = part.args
+        name = total - size + 1
+        if size.is_Integer and name.is_Symbol:
+            found[part] = str(name), int(size)
+    return found
 
 
 def _reduced(condition: Condition, infos: Mapping[str, DimInfo]) -> Condition:

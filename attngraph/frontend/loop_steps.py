@@ -153,6 +153,15 @@ class Helpers:
     def max(*numbers: Any) -> Any:
         return _extreme(max, torch.maximum, numbers)
 
+    @staticmethod
+    def power(base: Any, exponent: Any) -> Any:
+        """Of a number to a count of steps, rounded once: `0.9 ** t` is a double in Python."""
+        is_count = isinstance(exponent, torch.Tensor) and not exponent.is_floating_point()
+        if not is_count or type(base) is not float:
+            return base**exponent
+        exact = torch.full((), base, dtype=torch.float64) ** exponent
+        return exact.to(torch.get_default_dtype())
+
 
 class _Undefined:
     """Stands for a name that nothing has been assigned to."""

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
+from attngraph.frontend.branches import Place
 from attngraph.frontend.library_calls import calls_of_any_size, library_call
 from attngraph.frontend.python_loops import scanned_loops
 from attngraph.frontend.quiet import passed_over
@@ -57,7 +58,8 @@ class Numbers:
 
     `replayed` names those of the functions whose operators a trace ran in their stead. `functions`
     take numbers alone; those that round may be `rounded` not at all, unless that is None.
-    `loops` are functions in which Python counts to a size.
+    `loops` are functions in which Python counts to a size, and `cuts` the places at which an open
+    axis is cut into a number of parts; at those in `whole` it isn't.
     """
 
     spaces: list[Namespace] = field(default_factory=list)
@@ -67,6 +69,8 @@ class Numbers:
     loops: list[CodeType] = field(default_factory=list)
     rounded: Rounded | None = None
     exact: Rounded = field(default_factory=dict)
+    cuts: set[Place] = field(default_factory=set)
+    whole: frozenset[Place] = frozenset()
 
     def __len__(self) -> int:
         return len(self.spaces) + len(self.entries) + len(self.functions) + len(self.loops)

@@ -255,7 +255,7 @@ def _is_list(item: ast.expr) -> bool:
 
 
 class _Slices(ast.NodeTransformer):
-    """Has a body read slices of this step, and take the least of numbers that may be tensors."""
+    """Has a body read slices of this step, and compute with numbers that may be tensors."""
 
     def __init__(self, body: _Body) -> None:
         self._body = body
@@ -274,9 +274,19 @@ class _Slices(ast.NodeTransformer):
         self.generic_visit(node)
         name = ast.unparse(node.func)
         if name in ("min", "max") and len(node.args) > 1 and not node.keywords:
-            node.func = ast.parse(f"{_HELPERS}.{name}", mode="eval").body
-            ast.fix_missing_locations(ast.copy_location(node.func, node))
+            node.func = self._helper(name, node)
         return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Pow):
+            return node
+        call = ast.Call(self._helper("power", node), [node.left, node.right], [])
+        return ast.copy_location(call, node)
+
+    def _helper(self, name: str, at: ast.AST) -> ast.expr:
+        found = ast.parse(f"{_HELPERS}.{name}", mode="eval").body
+        return ast.fix_missing_locations(ast.copy_location(found, at))
 
 
 def _assigned(name: str, value: ast.expr, at: ast.AST) -> ast.Assign:

@@ -10,7 +10,7 @@ where there is nothing to pad.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from operator import add
 from typing import Any, TypeAlias
@@ -20,6 +20,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from attngraph.frontend.branches import Place
+from attngraph.frontend.cut_for_memory import Whole
 from attngraph.frontend.program_dims import user_placeholders
 from attngraph.frontend.rounded_for_speed import Function, left_out, stood_in
 from attngraph.frontend.shapes import Request
@@ -33,7 +35,7 @@ _SMALLER: tuple[Callable[[int], int], ...] = (
     lambda size: min(size, 2),
 )
 _MORE = (0, 1, 2, 3, 5, -1)
-"""Sizes beyond the sample's at which a rounding is left out; two of them it must change."""
+"""Sizes beyond the sample's at which something is left out; at two of them it must be there."""
 _ROUNDING = 2
 _WITHOUT_RESULT = (torch.ops.aten._assert_scalar.default, torch.ops.aten.copy_.default)
 """Demands on sizes, and what is kept for a next call."""
@@ -52,13 +54,15 @@ def other_samples(
 ) -> Iterator[Inputs]:
     """Samples with each dim longer that has the size of one which became constant.
 
-    It is twice as long; where the trace has taken it for a `multiple`, longer by one, or by two.
+    It is twice as long, or one more, which is no multiple of what the sample may be; where the
+    trace has taken it for a `multiple`, longer by one, or by two.
     Left out are those that the model doesn't take, or that lie beyond the ends asked for.
     """
     sizes = {request.size for request in constant}
     resized = [request for request in requests if request.size in sizes]
     longer: tuple[Callable[[int], int], ...] = (lambda n: n + 1, lambda n: n + 2)
-    for to in longer if multiple else (lambda n: 2 * n,):
+    twice: tuple[Callable[[int], int], ...] = (lambda n: 2 * n, lambda n: 2 * n + 1)
+    for to in longer if multiple else twice:
         if any(request.high is not None and request.high < to(request.size) for request in resized):
             continue
         inputs = _resized((args, dict(kwargs)), resized, to)
@@ -106,23 +110,53 @@ def is_rounded_for_speed(
     requests: Sequence[Request],
     functions: Sequence[Function],
 ) -> bool:
-    """Whether a model computes the same where functions that round these dims' sizes don't.
+    """Whether a model computes the same where functions that round these dims' sizes don't."""
 
-    It is tried at the sample's sizes and at others, at two of which they would have rounded.
+    def without(inputs: Inputs) -> tuple[list[torch.Tensor] | None, bool]:
+        rounds: list[int] = []
+        with stood_in(functions, left_out(rounds)):
+            return _output(module, inputs), bool(rounds)
+
+    return _is_same(module, (args, dict(kwargs)), requests, without)
+
+
+def is_cut_for_memory(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    requests: Sequence[Request],
+    places: Collection[Place],
+) -> bool:
+    """Whether a model computes the same where these places don't cut an axis into parts."""
+
+    def without(inputs: Inputs) -> tuple[list[torch.Tensor] | None, bool]:
+        with Whole(places) as mode:
+            return _output(module, inputs), mode.cut > 0
+
+    return _is_same(module, (args, dict(kwargs)), requests, without)
+
+
+def _is_same(
+    module: torch.nn.Module,
+    sample: Inputs,
+    requests: Sequence[Request],
+    without: Callable[[Inputs], tuple[list[torch.Tensor] | None, bool]],
+) -> bool:
+    """Whether a model's outputs are those `without` something, which also says if it was there.
+
+    It is tried at the sample's sizes and at others, at two of which it has to be.
     """
-    rounding = 0
+    counted = 0
     for more in _MORE:
-        inputs = _resized((args, dict(kwargs)), requests, partial(add, more))
+        inputs = _resized(sample, requests, partial(add, more))
         expected = _output(module, inputs)
         if expected is None and more:
             continue
-        rounds: list[int] = []
-        with stood_in(functions, left_out(rounds)):
-            found = _output(module, inputs)
+        found, was_there = without(inputs)
         if expected is None or not _same(found, expected):
             return False
-        rounding += bool(rounds)
-    return rounding >= _ROUNDING
+        counted += was_there
+    return counted >= _ROUNDING
 
 
 def _least(program: ExportedProgram, request: Request) -> int | None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 
+from attngraph.frontend.branches import Place
+from attngraph.frontend.cut_for_memory import CUTS, place
 from attngraph.frontend.loop_steps import Steps
 from attngraph.ir.dims import divide
 
 _DATA: Any = torch.Tensor.data
 _DATA_OF = _DATA.__get__
 _JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
-_SPLITS = (torch.split, torch.Tensor.split)
 _CHUNKS = (torch.chunk, torch.Tensor.chunk)
+_SLICES = (torch.ops.aten.slice, torch.ops.aten.slice.Tensor)
+"""As torch.export writes `x[a:b]` where an end is open: tensor, axis, start, end and step."""
 
 
 class Rewordings(TorchFunctionMode):
@@ -26,8 +29,14 @@ class Rewordings(TorchFunctionMode):
     from floats is no size that others can be compared with. `split` and `chunk` of an axis that is
     a known multiple of a size, such as heads laid along the batch, are told how many parts. A
     `one_hot` of as many classes as a size is compared with these, which the operator makes a
-    constant of.
+    constant of. The end of `x[:-padding]` is counted from the start, which is right for no padding
+    as well. Any other call that cuts an open axis is added to `cuts`, or at these places gives it
+    `whole`.
     """
+
+    def __init__(self, cuts: set[Place], whole: Collection[Place]) -> None:
+        super().__init__()
+        self._cuts, self._whole = cuts, whole
 
     def __torch_function__(
         self,
@@ -49,17 +58,30 @@ class Rewordings(TorchFunctionMode):
         if func in _JOINS and args and isinstance(args[0], Steps):
             axis = named.get("dim", args[1] if len(args) > 1 else 0)
             return args[0].joined(axis, new=func is torch.stack)
-        if (func in _SPLITS or func in _CHUNKS) and args:
+        if func in _SLICES and len(args) > 3 and _is_below(args[3]):
+            args = [*args[:3], args[0].shape[args[1]] + args[3], *args[4:]]
+        if func in CUTS and args:
             dim = named.get("dim", args[2] if len(args) > 2 else 0)
             size = args[1] if len(args) > 1 else next(iter(named.values()))
             parts = _parts(args[0].shape[dim], size, counted=func in _CHUNKS)
             if parts is not None:
                 return args[0].split(parts, dim)
+            if isinstance(args[0].shape[dim], torch.SymInt) and (at := place()) is not None:
+                if at in self._whole:
+                    return (args[0],)
+                self._cuts.add(at)
         return func(*args, **named)
 
 
 def _classes(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     return args[1] if len(args) > 1 else named.get("num_classes", -1)
+
+
+def _is_below(number: Any) -> bool:
+    """Whether an open size is negative, by the sample and then by what the trace demands."""
+    if not isinstance(number, torch.SymInt) or not number.node.has_hint():
+        return False
+    return bool(number.node.expr.free_symbols) and number.node.hint < 0 and bool(number < 0)
 
 
 def _parts(total: Any, size: Any, *, counted: bool) -> list[Any] | None:

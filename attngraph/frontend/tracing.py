@@ -39,7 +39,12 @@ from attngraph.frontend.program_dims import bounded, demanded, of_size, shape_en
 from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.quiet import quiet, watched_specialisations
 from attngraph.frontend.recurrent import recurrent_layers
-from attngraph.frontend.resampled import is_model, is_rounded_for_speed, other_samples
+from attngraph.frontend.resampled import (
+    is_cut_for_memory,
+    is_model,
+    is_rounded_for_speed,
+    other_samples,
+)
 from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.rounded_sizes import rounded_up
 from attngraph.frontend.shapes import Request, combine, requested_dims
@@ -112,6 +117,7 @@ class Traced:
     unrounded: Mapping[str, set[sympy.Symbol]] = field(default_factory=dict)
     written: bool = False
     scanned: bool = False
+    whole: tuple[Place, ...] = ()
 
 
 def trace(
@@ -174,17 +180,19 @@ def _elsewhere(
     sides: Mapping[Place, bool] | None,
     numbers: Numbers,
 ) -> Traced | CaptureError:
-    """The trace at a sample of other sizes, if it keeps dims that the own sample fixes."""
+    """The trace with axes that are cut into parts whole, or at other sizes, if it fixes less."""
     asked = requested_dims(combined, dynamic_shapes)
-    is_multiple = isinstance(best, Specialised) and best.multiple
-    if isinstance(best, Traced):
-        constant = best.constant or bounded(best.program, best.asked)
-        if not constant:
-            constant, is_multiple = demanded(best.program, asked), True
-    else:
-        constant = best.requests if isinstance(best, Specialised) else ()
+    constant, is_multiple = _constant(best, asked)
     if not constant:
         return best
+    if numbers.cuts and is_cut_for_memory(module, args, kwargs, constant, numbers.cuts):
+        numbers = replace(numbers, whole=frozenset(numbers.cuts))
+        with suppress(CaptureError):
+            whole = _trace(module, args, kwargs, combined, dynamic_shapes, sides, numbers, ())
+            best = _better(best, whole)
+        constant, is_multiple = _constant(best, asked)
+        if not constant:
+            return best
     for sample in other_samples(module, args, kwargs, asked, constant, multiple=is_multiple):
         known = -1
         for deferred in (True, True, False):
@@ -207,6 +215,18 @@ def _elsewhere(
                 ):
                     return replace(found, requests=asked, asked=asked, resampled=True)
     return best
+
+
+def _constant(
+    traced: Traced | CaptureError, asked: tuple[Request, ...]
+) -> tuple[tuple[Request, ...], bool]:
+    """The dims that a trace doesn't keep open, and whether it takes them for multiples."""
+    if isinstance(traced, Specialised):
+        return traced.requests, traced.multiple
+    if isinstance(traced, CaptureError):
+        return (), False
+    constant = traced.constant or bounded(traced.program, traced.asked)
+    return (constant, False) if constant else (demanded(traced.program, asked), True)
 
 
 def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
@@ -265,14 +285,10 @@ def _trace(
         branches: dict[Place, bool] = {}
         try:
             with ExitStack() as stack:
-                for context in (
-                    *taken,
-                    recurrent_layers,
-                    rounded_up,
-                    Rewordings,
-                    forgetting,
-                    quiet,
-                ):
+                for context in (*taken, recurrent_layers, rounded_up):
+                    stack.enter_context(context())
+                stack.enter_context(Rewordings(numbers.cuts, known.whole))
+                for context in (forgetting, quiet):
                     stack.enter_context(context())
                 stack.enter_context(inference(module))
                 _forget(module, args, kwargs, constant)
@@ -331,6 +347,7 @@ def _trace(
                 unrounded=known.rounded or {},
                 written=bool(known.rounded or known.exact),
                 scanned=bool(known.loops),
+                whole=tuple(sorted(known.whole)),
             )
     raise CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."

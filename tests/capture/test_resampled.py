@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -173,6 +175,48 @@ def test_a_full_last_window_that_is_treated_otherwise_is_refused() -> None:
             (torch.randn(2, 8, 4),),
             dynamic_shapes=({1: Dim("length", min=3, max=40)},),
         )
+
+
+class Padded(Table):
+    """Windows of 4 after a table of an earlier call; the padding is cut off again where it is."""
+
+    def __init__(self, *, keeps: bool = False) -> None:
+        super().__init__()
+        self.keeps = keeps
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        x = super().forward(x)
+        missing = math.ceil(length / 4) * 4 - length
+        if missing > 0:
+            x = F.pad(x, (0, 0, 0, missing))
+        parts = x.unflatten(1, (-1, 4)).flatten(0, 1)
+        x = (parts @ parts.mT).softmax(-1) @ parts
+        x = x.unflatten(0, (-1, math.ceil(length / 4))).flatten(1, 2)
+        if missing > 0:
+            x = x[..., :-missing, :]
+        return x if missing or not self.keeps else 2 * x
+
+
+def test_windows_after_a_table_of_an_earlier_call_take_all_lengths() -> None:
+    """The sample is full, a sample of twice its size too; and one window is a number as any."""
+    model = Padded().eval()
+    x = torch.randn(2, 8, 4)
+    model(x)
+    optimized = optimize(model, (x,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    for batch, length in ((2, 8), (3, 4), (1, 3), (2, 1), (1, 21), (2, 24)):
+        x = torch.randn(batch, length, 4)
+        torch.testing.assert_close(optimized(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_windows_that_differ_where_they_are_full_keep_to_the_sample() -> None:
+    model = Padded(keeps=True).eval()
+    x = torch.randn(2, 8, 4)
+    model(x)
+    optimized = optimize(model, (x,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    torch.testing.assert_close(optimized(x), model(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(UsageError):
+        optimized(torch.randn(2, 9, 4))
 
 
 class Thirds(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 import torch
@@ -22,6 +22,9 @@ _REDUCE = {
     "all": "ReduceMin",
 }  # fmt: skip
 
+_LONG = 4096
+"""Terms of a sum from which on their number, not their rounding, makes its error."""
+
 
 def _reduce(
     ctx: LoweringContext, op_type: str, node: Node, x: ir.Value, dims: object, keep: bool
@@ -33,10 +36,35 @@ def _reduce(
     rank = len(input_of(node, "self").shape)
     if isinstance(dims, int):
         dims = [dims]
-    axes = None
+    axes, places = None, list(range(rank))
     if isinstance(dims, (list, tuple)) and dims and rank:
-        axes = ctx.constant([dim % rank for dim in dims])
+        places = [dim % rank for dim in dims]
+        axes = ctx.constant(places)
+    if op_type in ("ReduceSum", "ReduceMean") and node.output.dtype == torch.float32:
+        x = _in_parts(ctx, op_type, node, x, places)
     return ctx.op(op_type, x, axes, keepdims=int(keep))
+
+
+def _in_parts(
+    ctx: LoweringContext, op_type: str, node: Node, x: ir.Value, axes: Iterable[int]
+) -> ir.Value:
+    """`x` with the parts of a long axis reduced, of which the whole is to be reduced yet.
+
+    onnxruntime adds a row up in a few running sums, whose error grows with its length; torch adds
+    in pairs. Parts of about √n leave sums of √n terms.
+    """
+    shape = input_of(node, "self").shape
+    sizes = {axis: int(shape[axis]) for axis in axes if isinstance(shape[axis], int)}
+    count = math.prod(sizes.values())
+    if count < _LONG:
+        return x
+    axis = max(sizes, key=lambda axis: sizes[axis])
+    divisors = [part for part in range(2, sizes[axis] + 1) if sizes[axis] % part == 0]
+    part = min(divisors, key=lambda part: abs(part - math.sqrt(count)))
+    if part == count:
+        return x
+    cut = [*shape[:axis], sizes[axis] // part, part, *shape[axis + 1 :]]
+    return ctx.op(op_type, ctx.reshape(x, shape, cut), ctx.constant([axis + 1]), keepdims=0)
 
 
 @register_lowering(

@@ -41,6 +41,7 @@ ROWS: list[Row] = []
 FILES = (
     "audio",
     "diffusion",
+    "further",
     "memories",
     "sequences",
     "singles",

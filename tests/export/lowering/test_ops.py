@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.export.lowered import SIZES, check, op_types
+from tests.export.lowered import SIZES, check, op_types, run, session_of
 
 X = "  input %x : f32[batch, seq, 8]\n"
 XY = X + "  input %y : f32[batch, seq, 8]\n"
@@ -403,3 +403,33 @@ def test_a_multiple_of_a_window_has_one() -> None:
         sizes=[{"batch": 2, "seq": 4, "keys": 1}, {"batch": 2, "seq": 12, "keys": 1}],
     )
     assert "Einsum" in op_types(model)
+
+
+LONG = """
+  input %x : f32[batch, 2, 8000]
+  %y = aten.{op}(%x) {{dim = [1, 2]{more}}}
+  return %y"""
+
+
+@pytest.mark.parametrize(
+    ("op", "more"),
+    [("sum.dim_IntList", ""), ("mean.dim", ""), ("std.correction", ", keepdim = true")],
+)
+def test_a_long_sum_is_as_exact_as_a_short_one(op: str, more: str) -> None:
+    """In running sums of 16,000 equal terms each rounding errs to the same side."""
+    model = check(LONG.format(op=op, more=more))
+    assert op_types(model).count("Reshape") == (2 if "std" in op else 1)
+    x = torch.full((3, 2, 8000), 1.1)
+    x[:, 0] = 1.0 if "std" in op else 1.1
+    (found,) = run(session_of(model), (x,))
+    exact = getattr(torch, op.split(".")[0])(x.double(), dim=(1, 2), keepdim=bool(more))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0)
+
+
+def test_a_short_or_open_sum_stays_one() -> None:
+    for shape in ("batch, 2, 2000", "batch, 2, seq", "batch, 1, 4099"):
+        model = check(f"""
+  input %x : f32[{shape}]
+  %y = aten.sum.dim_IntList(%x) {{dim = [1, 2]}}
+  return %y""")
+        assert op_types(model) == ["ReduceSum"]
