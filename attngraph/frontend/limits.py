@@ -10,6 +10,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.conditions import split
+from attngraph.frontend.demands import excluded_sizes, told
 from attngraph.frontend.locations import quote
 from attngraph.frontend.questions import Question
 from attngraph.frontend.shapes import Request
@@ -163,7 +164,7 @@ def settled_limits(
             *assumed,
             *(Suspect(each, "", frozenset(), chance=True) for each in chances),
         ),
-        (*_notes(wanted, dims, [each for each in kept.values() if each not in chances], places),),
+        (*_notes(wanted, dims, from_one, [c for c in kept.values() if c not in chances], places),),
     )
 
 
@@ -425,12 +426,20 @@ def _narrowed(request: Request, demand: str, where: str) -> CaptureError:
 def _notes(
     wanted: Mapping[str, Request],
     dims: Mapping[str, DimInfo],
+    from_one: Mapping[str, DimInfo],
     conditions: Iterable[Condition],
     places: _Places,
 ) -> Iterator[str]:
     for name, bound, _, where in _ends(wanted, dims, places):
         if name in wanted:
             yield f"Dim {name!r} is {bound}: the model demands it{where}."
-    for condition in conditions:
-        if unequal(condition) is None:
-            yield f"Sizes have {shown(condition)}: the model demands it{places.of(condition)}."
+    stated = [condition for condition in conditions if unequal(condition) is None]
+    known = []
+    for name, sizes, excluding in excluded_sizes(stated, from_one):
+        where = next((place for each in excluding if (place := places.of(each))), "")
+        *others, last = map(str, sizes)
+        said = f"{', '.join(others)} or {last}" if others else last
+        yield f"Dim {name!r} can't be {said}: the model demands it{where}."
+        known += excluding
+    for condition in told([each for each in stated if each not in known], from_one, known):
+        yield f"Sizes have {shown(condition)}: the model demands it{places.of(condition)}."

@@ -1,0 +1,56 @@
+"""What is told of conditions on sizes: the sizes that they exclude, and nothing twice."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+
+from attngraph.frontend.demands import excluded_sizes, told
+from attngraph.ir.conditions import Condition, parse_condition, shown
+from attngraph.ir.dims import DimInfo
+
+DIMS = {"a": DimInfo(low=1), "b": DimInfo(low=1), "c": DimInfo(low=4, high=6)}
+
+
+def _read(*texts: str) -> list[Condition]:
+    return [parse_condition(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("texts", "sizes"),
+    [
+        (["a != 3"], {"a": [3]}),
+        (["a % (a - a // 2) != 0 or a > 4", "a != 5"], {"a": [1, 2, 4, 5]}),
+        (["a % 2 == 0"], {}),
+        (["a <= 9000"], {}),
+        (["a*b != 1"], {}),
+        (["c != 5", "b != 1"], {"b": [1], "c": [5]}),
+    ],
+)
+def test_a_few_small_sizes_are_told_one_by_one(
+    texts: list[str], sizes: dict[str, list[int]]
+) -> None:
+    found = {name: excluded for name, excluded, _ in excluded_sizes(_read(*texts), DIMS)}
+    assert found == sizes
+
+
+@pytest.mark.parametrize(
+    ("texts", "kept"),
+    [
+        (["a % 4 == 0", "a % 2 == 0"], ["a % 4 = 0"]),
+        (["a % 4 == 0", "a % 6 == 0"], ["a % 4 = 0", "a % 6 = 0"]),
+        (["a <= b", "a <= 2*b", "a <= 3*b"], ["a ≤ b"]),
+        (["a <= b", "b <= a"], ["a ≤ b", "b ≤ a"]),
+        (["a*b <= 90000"], ["a*b ≤ 90000"]),
+        (["a <= 90000", "c >= 3"], ["a ≤ 90000"]),
+        (["a + b + c + other <= 7"], ["a + b + c + other ≤ 7"]),
+    ],
+)
+def test_what_others_say_is_not_told_again(texts: list[str], kept: list[str]) -> None:
+    assert sorted(map(shown, told(_read(*texts), DIMS))) == sorted(kept)
+
+
+def test_what_is_known_is_not_told() -> None:
+    known = _read("a % 4 == 0")
+    assert told(_read("a % 2 == 0"), DIMS, known) == []
+    assert told([sympy.Ne(sympy.Symbol("a"), 3)], {}) != []
