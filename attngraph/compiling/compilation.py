@@ -166,8 +166,11 @@ class Compilation:
         return optimized
 
     def _needs_exact_gates(self, parity: Parity | None) -> bool:
-        """Whether the result is out of its budget, and has gates that were written anew for it."""
-        if parity is None or parity.passed or self.options.device.provider != "cpu":
+        """Whether the result is out of its budget, or within it only as the kernels' gates are
+        coarse, and has gates that were written anew for it.
+        """
+        is_fine = parity is None or (parity.passed and not parity.saturated)
+        if is_fine or self.options.device.provider != "cpu":
             return False
         return self.own == "fp32" and gates.in_exponentials(self.graph) > 0
 

@@ -26,7 +26,8 @@ which such a run is past what rounding explains (below) took another branch, and
 
 **Saturated outputs.** A kernel's sigmoid is accurate to eps of its range, 1, and torch's to eps of
 each value. Where an output still fails, what the former makes of it counts as well
-(export/parity/saturation.py), if it is proportional, as rounding is.
+(export/parity/saturation.py), if it is proportional, as rounding is; a compile writes such
+functions in exponentials first, where it can (export/precision/gates.py).
 
 **Where float64 is another function.** A finite fill such as −1e9 absorbs a score in float32 and
 not in float64, so a fully masked row is uniform in one and not in the other; e_ref would be huge
@@ -118,10 +119,14 @@ class OutputParity:
 
 @dataclass(frozen=True)
 class Parity:
-    """All outputs of one input, or after `merge` of several. The figures are the worst output's."""
+    """All outputs of one input, or after `merge` of several. The figures are the worst output's.
+
+    `saturated` if it counts what a kernel's bounded functions are off.
+    """
 
     outputs: tuple[OutputParity, ...]
     precision: Precision
+    saturated: bool = False
 
     @property
     def worst(self) -> OutputParity:
@@ -232,7 +237,8 @@ def compare(
     found = _against(reference, candidate, precision, logits, runs)
     if found.passed:
         return found
-    return _against(reference, candidate, precision, logits, runs, reference.gates())
+    found = _against(reference, candidate, precision, logits, runs, reference.gates())
+    return dataclasses.replace(found, saturated=True)
 
 
 def _against(
@@ -279,7 +285,8 @@ def merge(cases: Mapping[str, Parity]) -> Parity:
     ]
     if not outputs:
         raise ParityError("There is no case to merge: nothing was compared.")
-    return Parity(tuple(outputs), next(iter(cases.values())).precision)
+    precision = next(iter(cases.values())).precision
+    return Parity(tuple(outputs), precision, any(each.saturated for each in cases.values()))
 
 
 def _compare(
