@@ -307,14 +307,16 @@ def _trace(
                     prefer_deferred_runtime_asserts_over_guards=deferred,
                 )
         except Exception as error:
-            if not deferred and always_hold(str(error)):
-                deferred = True
-                continue
             if UNKNOWN_OUTPUT.search(str(error)) and _known_output(module, args, kwargs):
                 continue
             if remedy := next((cure for cure in remedies if remedies[cure](str(error))), None):
                 del remedies[remedy]
                 taken.append(remedy)
+                continue
+            # After the remedies, with which a trace asks less: torch leaves out of its message what
+            # follows from the sample's own remainder, and a deferred trace demands that as well.
+            if not deferred and always_hold(str(error)):
+                deferred = True
                 continue
             if bytecode is None and (_reads_better(str(error)) or looks_up_a_size(str(error))):
                 bytecode = error
