@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import sympy
 
-from attngraph.ir.conditions import Condition
+from attngraph.ir.conditions import Condition, at_sizes
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
 
 _FIRST = 40
@@ -90,4 +90,4 @@ def _within(info: DimInfo, sizes: Iterable[int]) -> list[int]:
 
 def _holds(condition: Condition, at: _Point) -> bool:
     """Whether it holds there; one that speaks of other dims says nothing."""
-    return condition.xreplace(at) is not sympy.false
+    return at_sizes(condition, at) is not sympy.false

@@ -15,7 +15,7 @@ from attngraph.frontend.locations import quote
 from attngraph.frontend.questions import Question
 from attngraph.frontend.shapes import Request
 from attngraph.frontend.symbols import Symbols
-from attngraph.ir.conditions import Condition, always, multiples, shown
+from attngraph.ir.conditions import Condition, always, at_sizes, multiples, shown
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
 from attngraph.ir.ranges import Ranges
 
@@ -206,7 +206,7 @@ def _tells(counts: Iterable[Condition], name: str, low: int) -> bool:
     """Whether one of them is what makes this the least size of a dim."""
     sizes = [{symbol(name): sympy.Integer(size)} for size in (low - 1, low)]
     return any(
-        [condition.xreplace(size) for size in sizes] == [sympy.false, sympy.true]
+        [at_sizes(condition, size) for size in sizes] == [sympy.false, sympy.true]
         for condition in counts
     )
 
@@ -340,7 +340,7 @@ def _explained(
     place = {symbol(name): sympy.Integer(size)}
     infos = {other: replace(info, low=max(info.low, 2)) for other, info in dims.items()}
     return any(
-        always(relation.xreplace(place), infos) is False
+        always(at_sizes(relation, place), infos) is False
         for relation in relations
         if name in symbols_of(relation)
     )
@@ -361,7 +361,7 @@ class _Places:
         return self._first(
             lambda own: (
                 symbols_of(own) == {name}
-                and [own.xreplace(place) for place in at] == [sympy.false, sympy.true]
+                and [at_sizes(own, place) for place in at] == [sympy.false, sympy.true]
             )
         )
 
@@ -409,7 +409,7 @@ def _require_asked(
             for condition in conditions:
                 if unequal(condition) is not None:
                     continue
-                if always(condition.xreplace({**empty, **place}), infos) is False:
+                if always(at_sizes(condition, {**empty, **place}), infos) is False:
                     raise _narrowed(request, shown(condition), places.of(condition))
 
 

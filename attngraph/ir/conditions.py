@@ -179,6 +179,17 @@ def holds(
     return apart and always(weak(*sides), infos) is True
 
 
+def at_sizes(condition: Condition, sizes: Mapping[sympy.Symbol, sympy.Integer]) -> Condition:
+    """The condition with sizes in the place of dims; false where it divides by 0 then.
+
+    As n % (n - 2) = 1 does at n = 2, which the model can't compute either.
+    """
+    try:
+        return condition.xreplace(dict(sizes))
+    except ZeroDivisionError:
+        return sympy.false
+
+
 def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
     """Whether it holds for all sizes in the dims' ranges (True), for none (False), or for some."""
     if isinstance(condition, (sympy.And, sympy.Or)):
