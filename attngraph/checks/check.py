@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import onnx_ir
 import torch
@@ -31,6 +32,7 @@ from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity.budget import Parity, compare, merge
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
+from attngraph.export.precision import DTYPES, half_inside
 from attngraph.export.precision.quantize import OutputError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model
@@ -45,6 +47,11 @@ Cases = Mapping[str, tuple[torch.Tensor, ...]]
 Candidate = Callable[[tuple[torch.Tensor, ...]], Sequence[torch.Tensor]]
 """What is compared with the model: inputs to outputs, both in the order of the graph's."""
 _TRACED = "as traced"
+_HALF_INSIDE = {
+    half: f"The model computes in {half} inside, as torch.autocast does: outputs are held to the "
+    "rounding of that, where they come of it and are out of float32's."
+    for half in ("bf16", "fp16")
+}
 _NEARER = (
     (True, True, False),
     (False, False, False),
@@ -63,7 +70,8 @@ class Check:
 
     `pristine` is the graph as it was captured; `at` makes inputs of other sizes. Unless
     `hides_rows`, no case leaves a query without a key. `drawn` are the labels of the cases that the
-    check made, `rejected` those of drawn inputs that the model itself fails on.
+    check made, `rejected` those of drawn inputs that the model itself fails on. `halves` says so
+    where the rounding of a half that the model computes in inside was allowed.
     """
 
     def __init__(
@@ -91,6 +99,8 @@ class Check:
         self.model = model
         self.captured = captured
         self.precision = precision
+        self._half = half_inside(captured.graph) if precision == "fp32" else None
+        self.halves: list[str] = []
         module = model.module
         if module is None and model.program is not None:
             module = model.program.module()
@@ -101,12 +111,14 @@ class Check:
 
     @property
     def notes(self) -> list[str]:
-        """What the cases leave out: unequal sizes, hidden rows, branches that weren't run."""
-        return [*self._ties, *self._left_out, *self._unreached]
+        """What the cases leave out: unequal sizes, hidden rows, branches that weren't run. And
+        whose rounding was allowed.
+        """
+        return [*self._ties, *self._left_out, *self._unreached, *self.halves]
 
     def convert(self, precision: Precision) -> None:
         """From now on the result is held against the module in another precision."""
-        self.precision = precision
+        self.precision, self._half = precision, None
         self.reference = self._reference(converted=True)
         self._known = {}
 
@@ -352,7 +364,14 @@ class Check:
         if self.reference.converted:
             outputs = reference.in_its_dtypes(outputs)
         cut, outputs, notes = self.padding.cut(reference, outputs, tensors)
-        return annotated(compare(cut, outputs, self.precision), notes, reference.eager)
+        found = compare(cut, outputs, self.precision)
+        failed = {at for at, each in enumerate(found.outputs) if not each.passed}
+        if failed and self._half is not None and failed <= self._half[1]:
+            half, _ = self._half
+            sample = partial(cut.sample, torch.finfo(DTYPES[half]).eps)
+            found = compare(replace(cut, sample=sample), outputs, half)
+            self.halves = [_HALF_INSIDE[half]] if found.passed else self.halves
+        return annotated(found, notes, reference.eager)
 
     def all_cases(self) -> Cases:
         """The inputs that parity is checked on: by default those of the sample, at all sizes."""

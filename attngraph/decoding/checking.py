@@ -430,8 +430,8 @@ def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
     def joined(run: Sequence[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor]:
         return (torch.cat([tensor for (tensor,) in run], 1),)
 
-    def sample() -> tuple[tuple[torch.Tensor, ...], ...]:
-        runs = zip(*(step.sample() for step in steps), strict=True)
+    def sample(*eps: float) -> tuple[tuple[torch.Tensor, ...], ...]:
+        runs = zip(*(step.sample(*eps) for step in steps), strict=True)
         return tuple(map(joined, runs))
 
     def gates() -> tuple[tuple[tuple[torch.Tensor, ...], ...], ...]:

@@ -144,6 +144,7 @@ def verify_file(
             stored, file.run, partial(file.taken_apart, options.device)
         )
         notes += quantised.kept
+    notes += check.halves
     weights = _compared_weights(check, file, made, made.on(options.device), stored)
     by_itself = parity.passed
     if layout is not None:

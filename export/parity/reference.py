@@ -62,7 +62,7 @@ class ReferenceOutputs:
     eager: tuple[torch.Tensor, ...]
     exact: tuple[torch.Tensor | None, ...]
     note: str = ""
-    sample: Callable[[], tuple[tuple[torch.Tensor, ...], ...]] = tuple
+    sample: Callable[..., tuple[tuple[torch.Tensor, ...], ...]] = tuple
     single: tuple[torch.Tensor, ...] = ()
     gates: Callable[[], tuple[tuple[tuple[torch.Tensor, ...], ...], ...]] = tuple
 
@@ -72,7 +72,7 @@ class ReferenceOutputs:
             self,
             eager=part(self.eager),
             exact=part(self.exact),
-            sample=lambda: tuple(map(part, self.sample())),
+            sample=lambda *eps: tuple(map(part, self.sample(*eps))),
             single=part(self.single) if self.single else (),
             gates=lambda: tuple(tuple(map(part, pair)) for pair in self.gates()),
         )
@@ -156,10 +156,11 @@ class Reference:
             return self._flat(args, kwargs, _double)
 
     def _sample(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], eps: float = 0.0
     ) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """`eps` is that of a half which the module computes in inside, if it does."""
         random = torch.Generator().manual_seed(0)
-        nudge = functools.partial(_nudged, random=random)
+        nudge = functools.partial(_nudged, random=random, eps=eps)
         with inference(self.module), plain_loops():
             if self.converted:
                 single = self._tensors(args, kwargs, _copy)
@@ -354,8 +355,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
-def _nudged(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """Each element times 1 ± up to half an eps, rounded.
+def _nudged(tensor: torch.Tensor, random: torch.Generator, eps: float = 0.0) -> torch.Tensor:
+    """Each element times 1 ± up to half an eps, rounded: that of its dtype or the one given.
 
     Whole numbers and infinities stay: a mask's 1 is no result of rounding, and models compare it.
     """
@@ -363,7 +364,7 @@ def _nudged(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
         return _copy(tensor)
     tensor = tensor.detach()
     drawn = torch.rand(tensor.shape, generator=random, dtype=torch.float64).to(tensor.device)
-    moved = tensor.double() * (1 + torch.finfo(tensor.dtype).eps * (drawn - 0.5))
+    moved = tensor.double() * (1 + max(eps, torch.finfo(tensor.dtype).eps) * (drawn - 0.5))
     return torch.where(tensor == tensor.round(), tensor, moved.to(tensor.dtype))
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from attngraph.export.precision.convert import Converted, convert, own_precision, stored_bytes
+from attngraph.export.precision.convert import (
+    Converted,
+    convert,
+    half_inside,
+    own_precision,
+    stored_bytes,
+)
 from attngraph.export.precision.policy import DTYPES, Group, Plan, group_of
 
 __all__ = [
@@ -12,6 +18,7 @@ __all__ = [
     "Plan",
     "convert",
     "group_of",
+    "half_inside",
     "own_precision",
     "stored_bytes",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attngraph.analysis.walks import made_of
 from attngraph.export.formats import Precision
 from attngraph.export.precision.policy import (
     FOLLOWS,
@@ -24,6 +25,7 @@ from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.graph import UNKNOWN, Loc
 from attngraph.ir.ops import input_of
 from attngraph.ir.storage import address_of, identity_of, place_of
+from attngraph.ir.traits import CAST, LAYOUT
 
 _PASTS = ("past_key", "past_value")
 _NAMES: dict[torch.dtype, Precision] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -52,6 +54,28 @@ def own_precision(graph: Graph) -> Precision:
             sizes[value.dtype] += torch.Size(static).numel()
     most = max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
     return _NAMES.get(most, "fp32")
+
+
+def half_inside(graph: Graph) -> tuple[Precision, frozenset[int]] | None:
+    """The coarsest half that some nodes compute in, as under torch.autocast, and the positions of
+    the outputs that come of these nodes; None without any.
+
+    A half that is only stored, moved or converted loses nothing more.
+    """
+    computed = [
+        value
+        for node in graph
+        for value in node.outputs
+        if isinstance(value.type, TensorType)
+        and value.dtype in _NAMES
+        and node.op not in LAYOUT | CAST
+    ]
+    if not computed:
+        return None
+    coarsest = max((value.dtype for value in computed), key=lambda dtype: torch.finfo(dtype).eps)
+    halves = set(computed)
+    reached = [at for at, out in enumerate(graph.outputs) if halves & {*made_of(out)}]
+    return _NAMES[coarsest], frozenset(reached)
 
 
 def stored_bytes(graph: Graph) -> int:
