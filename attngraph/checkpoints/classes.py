@@ -11,6 +11,7 @@ import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -216,7 +217,36 @@ def _read_generation(folder: Folder, module: Any) -> None:
             found = transformers.GenerationConfig.from_pretrained(str(folder.path))
     except Exception as error:
         raise LoadError(f"{folder.path / name} can't be read: {told(error)}.") from error
+    _require_kinds(found, folder.path / name)
     module.generation_config = found
+
+
+_IDS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+_WHOLE = ("top_k", "no_repeat_ngram_size", "min_length", "max_length", "min_new_tokens")
+_NUMBERS = ("temperature", "top_p", "repetition_penalty", "length_penalty")
+
+
+def _require_kinds(generation: Any, path: Path) -> None:
+    """Raises LoadError for a setting that isn't what its name says; transformers takes any."""
+    for names, kinds, what in (
+        (_IDS, int, "an id, or a list of ids"),
+        (_WHOLE, int, "a whole number"),
+        (_NUMBERS, (int, float), "a number"),
+    ):
+        for name in names:
+            value = getattr(generation, name, None)
+            each = value if names is _IDS and isinstance(value, (list, tuple)) else [value]
+            if any(
+                e is not None and (isinstance(e, bool) or not isinstance(e, kinds)) for e in each
+            ):
+                raise LoadError(f"{path} says {name} = {value!r}, which is not {what}: mend it.")
 
 
 def told(error: Exception) -> str:

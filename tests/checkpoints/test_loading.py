@@ -409,6 +409,26 @@ def test_images_have_the_size_that_the_preprocessor_makes(tmp_path: Path, how: s
     assert any("takes images of 16 by 16 alone" in note for note in loaded.notes) == is_told
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("eos_token_id", [2, "x"], "an id, or a list of ids"),
+        ("decoder_start_token_id", "0", "an id, or a list of ids"),
+        ("temperature", "hot", "a number"),
+        ("top_k", 2.5, "a whole number"),
+    ],
+)
+def test_settings_of_generation_are_what_their_names_say(
+    folders: Path, tmp_path: Path, name: str, value: Any, what: str
+) -> None:
+    path = Path(shutil.copytree(folders / "llama", tmp_path / "llama"))
+    (path / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, name: value}))
+    with pytest.raises(LoadError, match=rf"says {name} = .*which is not {what}: mend it"):
+        load(path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2], "top_p": 1}))
+    assert load(path).module is not None
+
+
 def test_a_tokenizer_is_looked_for_in_an_adapters_base_too(bert: Path, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()

@@ -55,7 +55,7 @@ def test_without_padding_there_is_no_mask(attngraph: Any, here: Path) -> None:
         ((*CACHED, "--decode", "--present", "past_0_0"), "'past_0_0' doesn't parse"),
         ((*CACHED, "--decode", "--present", "past=output_1"), "no input past; there are input_ids"),
         ((*CACHED, "--decode", "--all-logits"), "leave out --all-logits"),
-        ((*CACHED, "--decode", "--no-padding"), "leave out --all-logits and --no-padding"),
+        ((*CACHED, "--decode", "--no-padding"), "leave out --all-logits, --no-padding"),
         ((*CACHED, "--no-padding"), "are for --decode"),
         ((*CACHED, "--present", "a=b"), "are for --decode"),
         ((*CACHED, "--for", "genai"), "are for --decode"),
