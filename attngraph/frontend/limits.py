@@ -270,21 +270,24 @@ def _always(
     for name in steps.keys() & symbols_of(condition):
         number = _times(equal.get(name, name), steps[name])
         high = infos[name].high
-        times[str(number)] = DimInfo(
-            low=max(least, -(-infos[name].low // steps[name])),
-            high=None if high is None else high // steps[name],
-        )
+        most = None if high is None else high // steps[name]
+        times[str(number)] = _from(max(least, -(-infos[name].low // steps[name])), most)
         place[symbol(name)] = steps[name] * number
     for count, (name, size) in blocks(condition).items():
         if name in infos and name not in steps:
             low, high = infos[name].low, infos[name].high
             number = symbol(f"{name} by {size}s")
             most = None if high is None else -(-high // size)
-            times[str(number)] = DimInfo(low=max(least, -(-low // size)), high=most)
+            times[str(number)] = _from(max(least, -(-low // size)), most)
             place[count] = number
     if place:
         condition = _reduced(condition.xreplace(place), times)
     return always(condition, times) is True
+
+
+def _from(low: int, high: int | None) -> DimInfo:
+    """A range that begins at its end where it would begin beyond it: there is but one block."""
+    return DimInfo(low=low if high is None else min(low, high), high=high)
 
 
 def blocks(condition: Condition) -> dict[sympy.Basic, tuple[str, int]]:

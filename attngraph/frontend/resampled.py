@@ -11,7 +11,9 @@ where there is nothing to pad.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from functools import partial
+from io import StringIO
 from operator import add
 from typing import Any, TypeAlias
 
@@ -21,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from attngraph.frontend.branches import Place
-from attngraph.frontend.cut_for_memory import Whole
+from attngraph.frontend.cut_for_memory import Whole, keeps_rows_apart
 from attngraph.frontend.program_dims import user_placeholders
 from attngraph.frontend.rounded_for_speed import Function, left_out, stood_in
 from attngraph.frontend.shapes import Request
@@ -127,13 +129,20 @@ def is_cut_for_memory(
     requests: Sequence[Request],
     places: Collection[Place],
 ) -> bool:
-    """Whether a model computes the same where these places don't cut an axis into parts."""
+    """Whether a model computes the same where these places don't cut an axis into parts, and what
+    is done with the parts keeps rows apart.
+    """
+    cutting: list[Inputs] = []
 
     def without(inputs: Inputs) -> tuple[list[torch.Tensor] | None, bool]:
         with Whole(places) as mode:
-            return _output(module, inputs), mode.cut > 0
+            found = _output(module, inputs)
+        cutting.extend([inputs] * (mode.cut > 0))
+        return found, mode.cut > 0
 
-    return _is_same(module, (args, dict(kwargs)), requests, without)
+    if not _is_same(module, (args, dict(kwargs)), requests, without):
+        return False
+    return keeps_rows_apart(lambda: _output(module, cutting[-1]), places)
 
 
 def _is_same(
@@ -195,12 +204,12 @@ def _resized(inputs: Inputs, requests: Sequence[Request], to: Callable[[int], in
 
 
 def _output(module: torch.nn.Module, inputs: Inputs) -> list[torch.Tensor] | None:
-    """The tensors that the model returns, or None where it fails."""
+    """The tensors that the model returns, or None where it fails: torch.fx prints why."""
     args, kwargs = pytree.tree_map(
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs
     )
     try:
-        with inference(module), torch.random.fork_rng(devices=[]):
+        with inference(module), torch.random.fork_rng(devices=[]), redirect_stderr(StringIO()):
             torch.manual_seed(0)
             return list(_tensors(module(*args, **kwargs)))
     except Exception:

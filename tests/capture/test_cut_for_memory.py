@@ -52,3 +52,49 @@ def test_parts_that_each_sum_to_one_are_kept() -> None:
     with pytest.raises(UsageError):
         optimized(torch.randn(2, 13, 4))
     assert not any("the graph has it whole" in note for note in optimized.report.notes)
+
+
+NEAR = [
+    lambda part: part / part.abs().amax().clamp(min=10.0),
+    lambda part: torch.where(part.mean(1, keepdim=True) > 5, part, part * 2),
+    lambda part: part - (part.amax(1, keepdim=True) - 8).relu(),
+    lambda part: part * (1 + ((part > 9).sum(1, keepdim=True) > 1)),
+]
+
+
+@pytest.mark.parametrize("function", NEAR, ids=["scale", "threshold", "excess", "count"])
+def test_rows_that_usual_numbers_keep_apart_are_still_of_a_part(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    """Only large numbers show that a row of a part is computed from its others."""
+
+    class Near(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([function(part) for part in x.chunk(3, 1)], 1)
+
+    optimized = optimize(Near(), (X,), dynamic_shapes=({1: Dim.AUTO},))
+    assert not any("the graph has it whole" in note for note in optimized.report.notes)
+    for x in (X, X * 30):
+        torch.testing.assert_close(optimized(x), Near()(x))
+
+
+def test_parts_of_two_tensors_in_step_are_no_parts() -> None:
+    class Queries(nn.Module):
+        """A mask (B, S) is cut in step with the queries; one cut lies within another."""
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            pairs = zip(x.chunk(100, 1), mask.chunk(100, 1), strict=True)
+            return torch.cat([self.attend(q, hides, x) for q, hides in pairs], 1)
+
+        def attend(self, q: Tensor, hides: Tensor, x: Tensor) -> Tensor:
+            found = torch.cat([(each @ x.mT).softmax(-1) @ x for each in q.split(2, 1)], 1)
+            return found.masked_fill(hides[..., None], 0.0)
+
+    mask = torch.arange(6).expand(2, 6) > 3
+    shapes = ({1: Dim.AUTO}, {1: Dim.AUTO})
+    optimized = optimize(Queries(), (X, mask), dynamic_shapes=shapes)
+    assert any("the graph has it whole" in note for note in optimized.report.notes)
+    assert optimized.report.fused == 1
+    for length in (1, 13, 130):
+        x, hides = torch.randn(2, length, 4), torch.rand(2, length) > 0.5
+        torch.testing.assert_close(optimized(x, hides), Queries()(x, hides))
