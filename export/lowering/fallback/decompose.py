@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 from torch._decomp import get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._sympy import functions as torch_sympy
 
 from attngraph.errors import IRError
 from attngraph.export.lowering.fallback.formulas import FORMULAS
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.conditions import holds, shown
+from attngraph.ir.dims import same
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import call, flatten_call, op_def, op_name
 from attngraph.ir.storage import memory_of
@@ -49,6 +52,19 @@ def _is_again(part: Node, node: Node) -> bool:
         return False
     dtypes = [[value and value.dtype for value in one.inputs] for one in (part, node)]
     return dtypes[0] == dtypes[1]
+
+
+def _is_guess(condition: Any, node: Node) -> bool:
+    """Whether a condition says of a size of the node's operands that it isn't 1, and no more."""
+    if not isinstance(condition, (sympy.Gt, sympy.Ne)) or condition.args[1] != 1:
+        return False
+    size = condition.args[0]
+    if isinstance(size, torch_sympy.Max) and 1 in size.args and len(size.args) == 2:
+        size = next(part for part in size.args if part != 1)
+    types = [value.type for value in node.inputs if value is not None]
+    return any(
+        same(size, dim) for type in types if isinstance(type, TensorType) for dim in type.shape
+    )
 
 
 class _Decomposer(TypeInference):
@@ -83,7 +99,8 @@ class _Decomposer(TypeInference):
         """Raises NotImplementedError where torch divides the op differently at other sizes.
 
         Its decompositions ask for sizes, such as whether bins are of one length, and go on with
-        what the sample's say. That a size is 2 or more is torch's own guess, unless it is more.
+        what the sample's say. That a size is 2 or more is torch's own guess, unless it is more: it
+        guesses so of dims without asking, and of what is computed from them by asking.
         """
         infos = {
             name: replace(info, low=info.low if info.low > 2 else min(info.low, 1))
@@ -91,6 +108,8 @@ class _Decomposer(TypeInference):
         }
         for guard in self._env.guards:
             condition = guard.expr.xreplace(self._names)
+            if _is_guess(condition, node):
+                continue
             if not holds(condition, infos, self._conditions):
                 raise NotImplementedError(
                     f"torch computes {node.op} in this way only where {shown(condition)}"
