@@ -46,10 +46,10 @@ def _called(owner: str) -> Callable[..., Any]:
     """Calls the wrapper of a cond plainly; what else is compiled to be run stays so."""
     original = getattr(importlib.import_module(owner), "_hop_compile_and_call", None)
 
-    def call(function: Callable[..., Any], args: tuple[Any, ...], *rest: Any) -> Any:
-        if function.__name__ == "_cond_op_wrapper" or original is None:
+    def call(function: Any, args: tuple[Any, ...], *rest: Any, **named: Any) -> Any:
+        if getattr(function, "__name__", "") == "_cond_op_wrapper" or original is None:
             return function(*args)
-        return original(function, args, *rest)
+        return original(function, args, *rest, **named)
 
     return call
 

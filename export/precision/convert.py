@@ -25,7 +25,7 @@ from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.graph import UNKNOWN, Loc
 from attngraph.ir.ops import input_of
 from attngraph.ir.storage import address_of, identity_of, place_of
-from attngraph.ir.traits import CAST, LAYOUT
+from attngraph.ir.traits import CAST, CHOICE, EMBEDDING, INDEX, JOIN, LAYOUT
 
 _PASTS = ("past_key", "past_value")
 _NAMES: dict[torch.dtype, Precision] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -60,7 +60,7 @@ def half_inside(graph: Graph) -> tuple[Precision, frozenset[int]] | None:
     """The coarsest half that some nodes compute in, as under torch.autocast, and the positions of
     the outputs that come of these nodes; None without any.
 
-    A half that is only stored, moved or converted loses nothing more.
+    A half that is only stored or moved isn't computed in.
     """
     computed = [
         value
@@ -68,7 +68,7 @@ def half_inside(graph: Graph) -> tuple[Precision, frozenset[int]] | None:
         for value in node.outputs
         if isinstance(value.type, TensorType)
         and value.dtype in _NAMES
-        and node.op not in LAYOUT | CAST
+        and node.op not in LAYOUT | CAST | JOIN | CHOICE | INDEX | EMBEDDING
     ]
     if not computed:
         return None

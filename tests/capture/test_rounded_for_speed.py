@@ -89,6 +89,15 @@ class Shown(nn.Module):
         return F.pad(x, (0, doubled(x.shape[-1]) - x.shape[-1])).softmax(-1)
 
 
+class Below(nn.Module):
+    """What is padded shows only where every number is below -3."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[-1]
+        padded = F.pad(x, (0, doubled(n) - n))
+        return padded.sum(-1) / n - torch.relu(-padded.amax(-1) - 3)
+
+
 class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * (torch.arange(x.shape[-1]) / shifted(x.shape[-1]))
@@ -119,7 +128,8 @@ def test_a_rounding_takes_every_size(module: Callable[[], nn.Module]) -> None:
     [
         (Shown, 16),
         (Scaled, 16),
-        *(pytest.param(m, 12, marks=pytest.mark.slow) for m in (Shown, Scaled)),
+        (Below, 16),
+        *(pytest.param(m, 12, marks=pytest.mark.slow) for m in (Shown, Scaled, Below)),
     ],
 )
 def test_a_rounding_that_shows_stays(module: Callable[[], nn.Module], length: int) -> None:
@@ -127,4 +137,5 @@ def test_a_rounding_that_shows_stays(module: Callable[[], nn.Module], length: in
     captured = _captured(model, length)
     assert not any("rounds a size up" in note for note in captured.notes)
     x = torch.randn(2, 3, length)
-    torch.testing.assert_close(interpret(captured.graph, (x,)), (model(x),))
+    for values in (x, -x.abs() - 10):
+        torch.testing.assert_close(interpret(captured.graph, (values,)), (model(values),))
