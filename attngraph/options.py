@@ -2,7 +2,7 @@
 
 An option is declared here once: its name, type and default are a field's, and a `Flag` beside the
 type makes it one of the command line too (attngraph/cli/flags.py). The keywords of
-`attngraph.optimize` are these fields; tests/unit/test_options.py compares them.
+`attngraph.optimize` and its like are these fields by name (attngraph/keywords.py).
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -14,37 +13,24 @@ from attngraph.compiling.compilation import Compilation, run_passes
 from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import ParityError
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.kernels import check_version, choose_all
-from attngraph.export.target import OPSET
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
+from attngraph.keywords import EncoderKeywords, spelled_out
 from attngraph.optimized import Optimized
-from attngraph.options import DEFAULTS, Options, Verify
+from attngraph.options import DEFAULTS, Options
 from attngraph.reports.report import Reassociation, Report, assumptions_of, sites_of
 
 
+@spelled_out(EncoderKeywords)
 def optimize(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    target: str = "cpu",
-    precision: Precision | None = None,
-    verify: Verify = "final",
-    exact: bool = False,
-    tune: bool = False,
-    assume: Collection[str] = (),
-    ignore_padded_rows: bool = False,
-    weights: Weights | None = None,
-    activations: Activations | None = None,
-    budget: str | None = None,
-    calibrate: Path | None = None,
-    portable: bool = False,
-    opset: int = OPSET,
-    single_file: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[EncoderKeywords],
 ) -> Optimized:
     """Compiles `module` for an execution provider and checks the result against it.
 
@@ -76,23 +62,7 @@ def optimize(
     """
     name = type(module).__name__
     model = Model(module, None, args, dict(kwargs or {}), dynamic_shapes, name)
-    options = Options(
-        target=target,
-        precision=precision,
-        verify=verify,
-        exact=exact,
-        tune=tune,
-        assume=assume,
-        ignore_padded_rows=ignore_padded_rows,
-        weights=weights,
-        activations=activations,
-        budget=budget,
-        calibrate=calibrate,
-        portable=portable,
-        opset=opset,
-        single_file=single_file,
-    )
-    return compile_model(model, options, progress=progress)
+    return compile_model(model, Options(**options), progress=progress)
 
 
 def compile_model(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import sympy
 import torch
@@ -24,10 +23,8 @@ from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Activations, Precision, Weights
 from attngraph.export.lowering.emission.buffers import LENGTH, Buffers
 from attngraph.export.parity.budget import merge
-from attngraph.export.target import OPSET
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, PlacedCausalLM, UnpaddedCausalLM, is_causal_lm
@@ -38,16 +35,11 @@ from attngraph.frontend.state import listed
 from attngraph.frontend.stateful_lm import Stateful, stateful
 from attngraph.frontend.wrappers import adapters
 from attngraph.ir import Graph
-from attngraph.options import (
-    DECODER_DEFAULTS,
-    DEFAULTS,
-    CacheKind,
-    DecoderOptions,
-    Options,
-    Verify,
-)
+from attngraph.keywords import CompileKeywords, spelled_out
+from attngraph.options import DECODER_DEFAULTS, DEFAULTS, CacheKind, DecoderOptions, Options
 
 
+@spelled_out(CompileKeywords)
 def optimize_decoder(
     module: torch.nn.Module,
     args: tuple[Any, ...] | None = None,
@@ -60,20 +52,8 @@ def optimize_decoder(
     all_logits: bool = False,
     padding: bool = True,
     position_ids: bool = False,
-    target: str = "cpu",
-    precision: Precision | None = None,
-    verify: Verify = "final",
-    exact: bool = False,
-    tune: bool = False,
-    assume: Collection[str] = (),
-    weights: Weights | None = None,
-    activations: Activations | None = None,
-    budget: str | None = None,
-    calibrate: Path | None = None,
-    portable: bool = False,
-    opset: int = OPSET,
-    single_file: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[CompileKeywords],
 ) -> Decoder:
     """Compiles a causal language model with its key-value cache, and checks it over several steps.
 
@@ -91,21 +71,7 @@ def optimize_decoder(
     Raises UsageError where no cache is found or it can't be static, and as `optimize` does.
     """
     decoding = DecoderOptions(cache, max_length, presents, position_ids)
-    options = Options(
-        target=target,
-        precision=precision,
-        verify=verify,
-        exact=exact,
-        tune=tune,
-        assume=assume,
-        weights=weights,
-        activations=activations,
-        budget=budget,
-        calibrate=calibrate,
-        portable=portable,
-        opset=opset,
-        single_file=single_file,
-    )
+    chosen = Options(**options)
     name = type(module).__name__
     if args is None and not kwargs:
         model = Model(module, None, (), {}, None, name)
@@ -115,7 +81,7 @@ def optimize_decoder(
     else:
         samples = () if args is None else args
         model = Model(module, None, samples, dict(kwargs or {}), dynamic_shapes, name)
-    return compile_decoder(model, decoding, options, progress=progress)
+    return compile_decoder(model, decoding, chosen, progress=progress)
 
 
 def of_causal_lm(

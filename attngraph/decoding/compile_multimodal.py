@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -26,16 +25,16 @@ from attngraph.decoding.multimodal import (
 )
 from attngraph.decoding.rules import Rules
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Activations, Precision, Weights
-from attngraph.export.target import OPSET
 from attngraph.frontend.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.frontend.multimodal import Parts, of_images
-from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options, Verify
+from attngraph.keywords import CompileKeywords, spelled_out
+from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options
 
 _STEPS = 3
 
 
+@spelled_out(CompileKeywords)
 def optimize_multimodal(
     module: torch.nn.Module,
     images: Mapping[str, torch.Tensor] | None = None,
@@ -43,20 +42,8 @@ def optimize_multimodal(
     image_shapes: Mapping[str, Any] | None = None,
     cache: CacheKind = "growing",
     max_length: int | None = None,
-    target: str = "cpu",
-    precision: Precision | None = None,
-    verify: Verify = "final",
-    exact: bool = False,
-    tune: bool = False,
-    assume: Collection[str] = (),
-    weights: Weights | None = None,
-    activations: Activations | None = None,
-    budget: str | None = None,
-    calibrate: Path | None = None,
-    portable: bool = False,
-    opset: int = OPSET,
-    single_file: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[CompileKeywords],
 ) -> Multimodal:
     """Compiles a model of transformers that reads images among its text, and checks it over steps.
 
@@ -71,23 +58,10 @@ def optimize_multimodal(
     if not is_multimodal(module):
         refuse_mixed(type(module), name)
     parts = of_images(module, images, image_shapes, name)
-    options = Options(
-        target=target,
-        precision=precision,
-        verify=verify,
-        exact=exact,
-        tune=tune,
-        assume=assume,
-        weights=weights,
-        activations=activations,
-        budget=budget,
-        calibrate=calibrate,
-        portable=portable,
-        opset=opset,
-        single_file=single_file,
-    )
     decoding = DecoderOptions(cache, max_length)
-    return compile_multimodal(parts, rules_of(module), decoding, options, progress=progress)
+    return compile_multimodal(
+        parts, rules_of(module), decoding, Options(**options), progress=progress
+    )
 
 
 def compile_multimodal(

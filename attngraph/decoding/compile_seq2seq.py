@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch.export import Dim
@@ -20,14 +19,13 @@ from attngraph.decoding.rules import Rules
 from attngraph.decoding.seq2seq import DECODER, ENCODER, MERGED, Seq2Seq, Wiring
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
-from attngraph.export.formats import Activations, Precision, Weights
-from attngraph.export.target import OPSET
 from attngraph.frontend.cache import rows_looked_up
 from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
 from attngraph.frontend.wrappers import adapters
 from attngraph.ir.ranges import Ranges
+from attngraph.keywords import CompileKeywords, spelled_out
 from attngraph.optimized import Optimized
-from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options, Verify
+from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options
 
 _ROWS = 4
 _LENGTHS = (9, 1, 160)
@@ -36,6 +34,7 @@ _WORK = 1 << 36
 """Multiplications of one encoding above which such a length is left out."""
 
 
+@spelled_out(CompileKeywords)
 def optimize_seq2seq(
     module: torch.nn.Module,
     source: Mapping[str, torch.Tensor] | None = None,
@@ -44,20 +43,8 @@ def optimize_seq2seq(
     cache: CacheKind = "growing",
     max_length: int | None = None,
     first_step: bool = True,
-    target: str = "cpu",
-    precision: Precision | None = None,
-    verify: Verify = "final",
-    exact: bool = False,
-    tune: bool = False,
-    assume: Collection[str] = (),
-    weights: Weights | None = None,
-    activations: Activations | None = None,
-    budget: str | None = None,
-    calibrate: Path | None = None,
-    portable: bool = False,
-    opset: int = OPSET,
-    single_file: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[CompileKeywords],
 ) -> Seq2Seq:
     """Compiles an encoder-decoder of transformers, and checks it over several steps.
 
@@ -81,22 +68,7 @@ def optimize_seq2seq(
     if not first_step:
         parts = replace(parts, keys=None)
     decoding = DecoderOptions(cache, max_length)
-    options = Options(
-        target=target,
-        precision=precision,
-        verify=verify,
-        exact=exact,
-        tune=tune,
-        assume=assume,
-        weights=weights,
-        activations=activations,
-        budget=budget,
-        calibrate=calibrate,
-        portable=portable,
-        opset=opset,
-        single_file=single_file,
-    )
-    return compile_seq2seq(parts, rules_of(module), decoding, options, progress=progress)
+    return compile_seq2seq(parts, rules_of(module), decoding, Options(**options), progress=progress)
 
 
 def compile_seq2seq(

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from attngraph.checkpoints.tasks import Task
 from attngraph.compiling.beginning import Progress
 from attngraph.deployment.compilers import Parts, Request, compiled
 from attngraph.deployment.folder import place_of
 from attngraph.errors import UsageError
-from attngraph.export.formats import Activations, Precision, Weights
-from attngraph.export.target import OPSET
 from attngraph.frontend.read_source import load_source, model_of, parsed
 from attngraph.frontend.source import Source
+from attngraph.keywords import EncoderKeywords, spelled_out
 from attngraph.options import (
     CacheKind,
     DecoderOptions,
     Options,
     Runtime,
-    Verify,
     check_runtime,
 )
 from attngraph.reports.report import Report
@@ -59,6 +56,7 @@ class OptimizedCheckpoint:
             place.write(self.parts.files, self.parts.texts)
 
 
+@spelled_out(EncoderKeywords)
 def optimize_checkpoint(
     folder: str | Path,
     *,
@@ -71,21 +69,8 @@ def optimize_checkpoint(
     padding: bool = True,
     position_ids: bool = False,
     runtime: Runtime | None = None,
-    target: str = "cpu",
-    precision: Precision | None = None,
-    verify: Verify = "final",
-    exact: bool = False,
-    tune: bool = False,
-    assume: Collection[str] = (),
-    ignore_padded_rows: bool = False,
-    weights: Weights | None = None,
-    portable: bool = False,
-    opset: int = OPSET,
-    single_file: bool = False,
-    activations: Activations | None = None,
-    budget: str | None = None,
-    calibrate: Path | None = None,
     progress: Progress | None = None,
+    **options: Unpack[EncoderKeywords],
 ) -> OptimizedCheckpoint:
     """Compiles the model whose config.json and weights are in `folder`, and checks it.
 
@@ -100,23 +85,8 @@ def optimize_checkpoint(
     Raises LoadError for what the folder lacks or is not trusted with, UsageError for a task that
     the model isn't for, and as `optimize` does.
     """
-    options = Options(
-        target=target,
-        precision=precision,
-        verify=verify,
-        exact=exact,
-        tune=tune,
-        assume=assume,
-        ignore_padded_rows=ignore_padded_rows,
-        weights=weights,
-        portable=portable,
-        opset=opset,
-        single_file=single_file,
-        activations=activations,
-        budget=budget,
-        calibrate=calibrate,
-    )
-    check_runtime(runtime, options)
+    chosen = Options(**options)
+    check_runtime(runtime, chosen)
     path = Path(folder)
     source = Source(path, trust_pickle=trust_pickle, task=task, trust_code=trust_code)
     source.check()
@@ -125,7 +95,7 @@ def optimize_checkpoint(
     decoding = DecoderOptions(cache, max_length, position_ids=position_ids)
     return checkpoint_of(
         source,
-        options,
+        chosen,
         decoding,
         all_logits=all_logits,
         padding=padding,

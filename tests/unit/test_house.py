@@ -26,7 +26,7 @@ LAYERS = (
     *LEAVES,
     *("ir", "dialect", "analysis"),
     *("checkpoints", "frontend", "passes", "export"),
-    *("options", "reports", "optimized", "checks"),
+    *("options", "keywords", "reports", "optimized", "checks"),
     *("compiling", "decoding", "runtimes", "verification", "measuring", "deployment"),
     *("sweeping", "cli"),
     *("testing", "api", "__init__", "__main__"),

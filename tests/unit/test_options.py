@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import typer
+from torch import nn
 
 from attngraph.analysis.masks.masking import NO_MASKED_ROWS
 from attngraph.cli.flags import grouped
@@ -19,6 +20,9 @@ from attngraph.compiling.compiler import optimize
 from attngraph.compiling.pipeline import pipeline
 from attngraph.compiling.provenance import Provenance
 from attngraph.decoding.compile import optimize_decoder
+from attngraph.decoding.compile_multimodal import optimize_multimodal
+from attngraph.decoding.compile_seq2seq import optimize_seq2seq
+from attngraph.deployment.checkpoint import optimize_checkpoint
 from attngraph.errors import UsageError
 from attngraph.export.target import parse_target
 from attngraph.options import ASSUMPTIONS, DecoderOptions, Options
@@ -84,21 +88,53 @@ def test_a_cache_that_does_not_fit_is_refused(wrong: dict[str, Any], sentence: s
         DecoderOptions(**wrong)
 
 
-@pytest.mark.parametrize("function", [optimize, optimize_decoder])
+ENCODERS = (optimize, optimize_checkpoint)
+DECODERS = (optimize_decoder, optimize_seq2seq, optimize_multimodal)
+
+
+@pytest.mark.parametrize("function", [*ENCODERS, *DECODERS])
 def test_keywords_are_the_declared_options(function: Callable[..., object]) -> None:
     """By name, type and default; a decoder has no padded rows to ignore."""
-    declared: dict[str, tuple[object, object]] = {}
-    kinds = [Options] if function is optimize else [Options, DecoderOptions]
-    for kind in kinds:
-        hints = get_type_hints(kind)
-        declared |= {item.name: (hints[item.name], item.default) for item in fields(kind)}
-    hints = get_type_hints(function)
+    hints = get_type_hints(Options)
+    declared = {item.name: (hints[item.name], item.default) for item in fields(Options)}
     keywords = inspect.signature(function).parameters
-    shared = {name: (hints[name], keywords[name].default) for name in keywords if name in declared}
+    shared = {
+        name: (keywords[name].annotation, keywords[name].default)
+        for name in keywords
+        if name in declared
+    }
     assert shared == {name: declared[name] for name in shared}
     internal = {"session", "decodes"}
-    missing = {"ignore_padded_rows"} if function is optimize_decoder else set()
+    missing = {"ignore_padded_rows"} if function in DECODERS else set()
     assert shared.keys() == declared.keys() - internal - missing
+
+
+@pytest.mark.parametrize("function", [optimize_decoder, optimize_checkpoint])
+def test_keywords_of_a_decoder_are_the_declared_options(function: Callable[..., object]) -> None:
+    keywords = inspect.signature(function).parameters
+    names = {"cache", "max_length", "position_ids"}
+    declared = {item.name: item.default for item in fields(DecoderOptions)}
+    assert {name: keywords[name].default for name in names} == {n: declared[n] for n in names}
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        *((function, "targt") for function in (*ENCODERS, *DECODERS)),
+        *((function, "ignore_padded_rows") for function in DECODERS),
+        *((function, "decodes") for function in ENCODERS),
+    ],
+)
+def test_a_keyword_that_there_is_not_is_an_error_of_the_call(
+    function: Callable[..., object], name: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"^optimize\w*\(\) .*keyword argument '{name}'"):
+        function(*((None, ()) if function is optimize else (None,)), **{name: True})
+
+
+def test_an_option_is_checked_before_the_model() -> None:
+    with pytest.raises(UsageError, match="There is no target 'tpu'"):
+        optimize_decoder(nn.Identity(), target="tpu")
 
 
 @pytest.mark.parametrize(("function", "apart"), [(optimize, ()), (optimize_decoder, COMMON)])
