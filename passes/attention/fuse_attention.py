@@ -34,7 +34,7 @@ from attngraph.ir.graph import fuse_locs
 from attngraph.ir.slices import depends_on
 from attngraph.ir.traits import SOFTMAX
 from attngraph.passes.attention.joined_order import joined_alike
-from attngraph.passes.attention.masking import dtype_for, written
+from attngraph.passes.attention.masking import cleared, dtype_for, written
 from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.findings import tally_of
 from attngraph.passes.rewriting.labels import reassociated
@@ -277,6 +277,7 @@ def _written(build: Builder, site: Site, plan: _Plan) -> Node:
     masking = written(
         build, roles.scores, q.dtype, site.steps, site.masked_rows, causal=site.causal
     )
+    q = cleared(build, roles, q, site.steps)
     sinks = None
     if site.sinks is not None and plan.sinks is not None:
         heads = set(resolve((*roles.kv_heads, *roles.groups)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +10,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from attngraph.analysis.attention.logits import Bias, Mask
+from attngraph.analysis.attention.roles import Roles
 from attngraph.analysis.attention.terms import broadcastable
 from attngraph.analysis.layout.axes import Axes, Operand
 from attngraph.analysis.masks.masking import Masking
+from attngraph.analysis.masks.nans import may_be_nan
 from attngraph.analysis.masks.reach import may_hide
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL, WEAKEST_FILL
 from attngraph.analysis.masks.terms import magnitude
 from attngraph.ir import Builder, Value
+from attngraph.ir.dims import same
 from attngraph.passes.rewriting.materialize import materialize
 
 
@@ -36,6 +40,26 @@ def written(
     writer = _Writer(build, scores, dtype)
     writer.apply(steps)
     return Masking(writer.bias, writer.mask, causal, rows)
+
+
+def cleared(build: Builder, roles: Roles, query: Value, steps: Sequence[Bias | Mask]) -> Value:
+    """The query (B, S, H·D) with 0 in rows in which a fill is written over every score.
+
+    There a NaN of the query is gone. A fill that an operator adds to it would leave it; the other
+    rows keep theirs.
+    """
+    masks = [step for step in steps if isinstance(step, Mask) and not step.times]
+    if not any(math.isfinite(step.fill) for step in masks) or not may_be_nan([query]):
+        return query
+    writer = _Writer(build, roles.scores, query.dtype)
+    kept = functools.reduce(writer._and, map(writer._kept, masks))
+    seen = build("aten.any.dim", kept, dim=-1, keepdim=True)
+    rank = len(seen.shape)
+    last = zip(seen.shape, roles.scores[-rank:], strict=True)
+    axes = [() if same(size, 1) else axis for size, axis in last]
+    where = materialize(build, Operand(seen, tuple(axes)), roles.query, broadcast=False)
+    zero = build.constant(torch.zeros((), dtype=query.dtype), "zero")
+    return build("aten.where.self", where, query, zero)
 
 
 @dataclass

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from attngraph.analysis.masks.masking import masking_of
+from attngraph.analysis.masks.nans import may_be_nan
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
-from attngraph.ir import Node, Value
+from attngraph.ir import Node
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import SOFTMAX
 
 _OPERATORS = {
     "rnn_tanh": "RNN",
@@ -48,7 +46,7 @@ def lower_recurrent(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     )
     x = input_of(node, "x")
     given = [input_of(node, name) for name in ("x", "h0", "c0")]
-    if any(_may_be_nan(value) for value in given):
+    if may_be_nan(given):
         y, *finals = _with_nan(ctx, node, (args["x"], *states), lengths, (y, *finals))
     if directions == 1:
         return [ctx.op("Squeeze", y, ctx.constant([1])), *finals]
@@ -56,18 +54,6 @@ def lower_recurrent(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     by_batch = ctx.op("Transpose", y, perm=[0, 2, 1, 3])
     packed = [steps, batch, directions * hidden]
     return [ctx.reshape(by_batch, [steps, batch, directions, hidden], packed), *finals]
-
-
-def _may_be_nan(value: Value | None) -> bool:
-    """Whether it depends on an attention whose rows without keys are NaN."""
-    if value is None:
-        return False
-    _, above = backward_slice([value], lambda each: False)
-    return any(
-        node.op in SOFTMAX
-        or (node.op == "attn.attention" and masking_of(node).masked_rows == "nan")
-        for node in above
-    )
 
 
 def _with_nan(
