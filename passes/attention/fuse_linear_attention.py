@@ -11,6 +11,7 @@ from attngraph.analysis.recurrence.linear import presents, read_linear
 from attngraph.analysis.recurrence.mixing import Tokens, dims_of_tokens, mixed
 from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, Unread, described
 from attngraph.analysis.recurrence.uniform import switch_in
+from attngraph.analysis.recurrence.units import units_of, unlike
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import as_dim, same_shape
@@ -78,6 +79,9 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
         ends.remove(found.query.value)
         if switch_in(found_state.value, ends, tokens) is not None:
             return None
+    outputs = [output.value, *([] if found_state is None else [found_state.value])]
+    if unlike(outputs, units_of(found)) is not None:
+        return None
     build = Builder(graph, node, fuse_locs([node], node))
     write = _Written(build, found, heads, dtype)
     made = write.node()

@@ -173,6 +173,22 @@ class FaintScores(SwitchingRetention):
         return q @ k.mT + 1e-12
 
 
+class CubicScores(SwitchingRetention):
+    """Scores of 1e6 are cubes; of those that are drawn nothing shows."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return scores + (scores * 1e-4) ** 3
+
+
+class BoundedScores(SwitchingRetention):
+    """Scores of 1e6 count less than those of 1."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return scores / (1 + (scores * 1e-4) ** 4)
+
+
 class Causal(Layer):
     """Katharopoulos et al.: cumulative sums, and a normaliser that is one as well."""
 
@@ -262,6 +278,20 @@ class GatedDeltaLoop(Loop):
         state = state * a.exp()[..., None, None]
         rest = v - (state * k[..., None]).sum(-2)
         return state + k[..., None] * (b * rest)[..., None, :]
+
+
+class CubicLoop(Loop):
+    """A state of 1e6 grows by its cube."""
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return super().step(state, k, v, a, b) + (state * 1e-4) ** 3
+
+
+class CubicDeltaLoop(GatedDeltaLoop):
+    """As it, in a delta rule."""
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return super().step(state, k, v, a, b) + (state * 1e-4) ** 3
 
 
 class Chunked(Layer):
@@ -398,6 +428,7 @@ LOOPS: tuple[type[Layer], ...] = (
 )
 NEAR_MISSES: tuple[type[Layer], ...] = (
     *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
+    *(CubicLoop, CubicDeltaLoop),
 )
 CHUNKED = (LateChunks, CubicChunks, ClampedChunks)
 """In which the loop over chunks is none of one recurrence at every length."""
@@ -405,5 +436,6 @@ SWITCHING = (
     *(ClampedDistance, LeastDecay, Window, TableOfDecays, ClampedScores, SoftWindow, SteepPower),
     *(HiddenGrowth, FarFill, RoundedPlaces, HalfPlaces, PaddedPlaces, JoinedPlaces),
     *(RepeatedPlaces, LimitInBuffer, EchoedScores, FaintScores),
+    *(CubicScores, BoundedScores),
 )
 """What agrees with a recurrence wherever a trial may have looked."""

@@ -23,10 +23,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Floats: sums of products, each with so many factors that are weights, and matches."""
+    """Floats: sums of products, each with so many factors that are weights, matches, and numbers of
+    rows, which are those of x and what experts give.
+    """
 
     weights: int = 0
     matches: int = 0
+    features: int = 0
 
 
 What: TypeAlias = Kind | Rows
@@ -49,7 +52,11 @@ def summed(given: Iterable[What]) -> What:
     if rows:
         require(others <= {Kind.MATCH})
         matches = max(kind.matches for kind in rows)
-        return Rows(max(kind.weights for kind in rows), max(matches, len(others)))
+        return Rows(
+            max(kind.weights for kind in rows),
+            max(matches, len(others)),
+            max(kind.features for kind in rows),
+        )
     if not others:
         return Kind.FIXED
     if others <= {Kind.PLACE, Kind.COUNT}:
@@ -71,8 +78,9 @@ def multiplied(given: Iterable[What]) -> What:
     made = Rows(
         sum(kind.weights for kind in rows if isinstance(kind, Rows)),
         sum(kind.matches for kind in rows if isinstance(kind, Rows)),
+        sum(kind.features for kind in rows if isinstance(kind, Rows)),
     )
-    require(made.weights <= 1 and made.matches <= 1)
+    require(made.weights <= 1 and made.matches <= 1 and made.features <= 1)
     require(any(isinstance(kind, Rows) for kind in kinds))
     return made
 

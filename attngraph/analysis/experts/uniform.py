@@ -7,8 +7,9 @@ choices and their weights on one side and the result on the other, each value is
 kinds, and an operator takes it only as what it is:
 
 - floats, which are added, scaled, moved, and multiplied: at most one factor of a product is a
-  weight, and one says which expert was chosen. Outside of the experts, nothing else is done to
-  them: the result is linear in the weights and in what experts give.
+  weight, one is of x or of what an expert gives, and one says which expert was chosen. Outside of
+  the experts, nothing else is done to them: the result is linear in the weights and in what
+  experts give.
 - numbers of experts, which are moved, sorted, counted, and compared with constants, each of which
   some drawn row has;
 - which of them are equal to a constant: added, moved, and factors of floats, but not of each other
@@ -93,7 +94,7 @@ def switch_in(mixture: Mixture, given: Collection[Value], weights: Value) -> Nod
     """
     reading = _Reading(mixture)
     for value in given:
-        reading.known[value] = Rows()
+        reading.known[value] = Rows(features=1)
     reading.known[mixture.choice.indices] = Kind.CHOSEN
     reading.known[weights] = Rows(weights=1)
     return reading.blamed(mixture.result)
@@ -125,13 +126,13 @@ class _Reading:
                     for each in expert.ups:
                         self.of(each.result)
                     self._multiplied(expert.down, expert.down.rows)
-                    found: list[What] = [Rows()]
+                    found: list[What] = [Rows(features=1)]
                 elif up is not None:
                     rows = self.of(up.rows)
                     self._multiplied(up, up.rows)
                     if not isinstance(rows, Rows) or rows.weights or rows.matches > 1:
                         raise SwitchError
-                    found = [Rows()]
+                    found = [Rows(features=1)]
                 else:
                     found = self._made(node)
             except SwitchError:
