@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from attngraph.checkpoints.codes import take_stored
 from attngraph.checkpoints.folder import CONFIG, Folder, within
@@ -27,6 +28,9 @@ from attngraph.errors import LoadError
 _POOLER, _POOLING = "pooler.", "add_pooling_layer"
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _SHOWN = 3
+_TIED, _LEAST, _SLACK = 4, 256, 1 << 20
+"""Names of one stored weight, numbers that an entry of a file stands for, and what may be missing,
+such as a pooler."""
 
 
 def transformers_for(folder: Folder) -> Any:
@@ -112,7 +116,7 @@ def pretrained(
     floats = [data.dtype for data in plain.values() if data.is_floating_point()]
     config.dtype = getattr(config, "dtype", None) or next(iter(floats), torch.float32)
     held = Held(folder.scheme.method, stored, config.dtype, packs=folder.adapter is None)
-    with torch.device("meta"):
+    with torch.device("meta"), _no_larger_than(folder):
         empty = kind(config)
     head = empty.get_output_embeddings()
     parts = dict(empty.named_modules())
@@ -134,9 +138,9 @@ def _loaded(
     for prefix in ("", *shared_prefixes(weights)):
         named = {name.removeprefix(prefix): weight for name, weight in weights.items()}
         notes = []
-        module, info, fault = _filled(kind, config, named)
+        module, info, fault = _filled(folder, kind, config, named)
         if module is None and _POOLER in fault and _POOLING in inspect.signature(kind).parameters:
-            module, info, _ = _filled(kind, config, named, **{_POOLING: False})
+            module, info, _ = _filled(folder, kind, config, named, **{_POOLING: False})
             notes.append("The checkpoint has no pooler, so there is no pooler_output.")
         if module is None:
             faults.append(fault)
@@ -154,7 +158,10 @@ def _loaded(
         _read_generation(folder, module)
         return module.eval(), notes
     require_plain_weights(folder.path, weights)
-    raise LoadError(f"{folder.path} doesn't fit {kind.__name__}: {faults[0]}.")
+    raise LoadError(
+        f"{folder.path} doesn't fit {kind.__name__}: {faults[0]}; fetch {CONFIG} and the weights "
+        "again, from one revision."
+    )
 
 
 def _rounded(module: Any, weights: Mapping[str, torch.Tensor]) -> list[str]:
@@ -176,11 +183,11 @@ def _rounded(module: Any, weights: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def _filled(
-    kind: Any, config: Any, weights: Mapping[str, torch.Tensor], **options: bool
+    folder: Folder, kind: Any, config: Any, weights: Mapping[str, torch.Tensor], **options: bool
 ) -> tuple[Any, Mapping[str, Any], str]:
     """(module, transformers' account of the loading, ""), or (None, {}, what is wrong)."""
     try:
-        with _quiet():
+        with _quiet(), _no_larger_than(folder):
             module, info = kind.from_pretrained(
                 None,
                 config=config,
@@ -191,6 +198,8 @@ def _filled(
                 local_files_only=True,
                 **options,
             )
+    except LoadError:
+        raise
     except Exception as error:
         return None, {}, told(error)
     if missing := sorted(info["missing_keys"]):
@@ -204,6 +213,35 @@ def _filled(
     if empty := sorted(n for n, t in _tensors(module) if t.is_meta):
         return None, {}, f"nothing has values for {_first(empty)}"
     return module, info, ""
+
+
+@contextlib.contextmanager
+def _no_larger_than(folder: Folder) -> Iterator[None]:
+    """Within it a model is refused, while it is made, that the folder's files can't hold.
+
+    transformers makes all of it, and memory for weights of other shapes than those in the files,
+    before it says so. A parameter is on the meta device when it is made. It may be one of four that
+    are tied and stored once; a number takes a byte at least, or a bit where it is quantized.
+    """
+    stored = sum(file.stat().st_size for file in folder.weights)
+    room = stored * _TIED * (1 if folder.scheme is None else 8) + _SLACK
+
+    def counted(_: Any, name: str, parameter: torch.nn.Parameter) -> None:
+        nonlocal room
+        if parameter.is_meta:
+            room -= max(parameter.numel(), _LEAST)
+        if room < 0:
+            raise LoadError(
+                f"{folder.path / CONFIG} describes a model with far more weights than the "
+                f"{stored:,} bytes of {folder.path} hold (one {name} of it is "
+                f"{tuple(parameter.shape)}): fetch both again, from one revision."
+            )
+
+    hook = register_module_parameter_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _read_generation(folder: Folder, module: Any) -> None:

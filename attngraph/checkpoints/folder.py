@@ -7,6 +7,7 @@ that leads out, by `..` or by a link, is refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,6 +25,11 @@ _OF_MODELS = (*_SAFETENSORS, *_PICKLES)
 _NAMED = "transformers_weights"
 """A key of config.json: the name of the file with the weights, where it is another one."""
 _SHOWN = 5
+_COUNT = re.compile(r"(?:num|n|encoder|decoder)_(?:\w+_)?(layer|label)s?")
+_LEAST_OF = {"layer": 64, "label": 1}
+"""Bytes that a file takes for one: a layer has a weight, which has a name, a dtype and a shape
+there; a label has a row."""
+_SLACK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Folder:
         if not trust_code:
             _refuse_code(path, config)
         weights, listed = weight_files(path, config, trust_pickle=trust_pickle)
+        _require_counts(path / CONFIG, config, sum(file.stat().st_size for file in weights))
         return cls(path, config, weights, listed, adapter, scheme)
 
     @property
@@ -115,10 +122,16 @@ def folders_of(path: Path) -> tuple[Path, ...]:
     return base, path
 
 
-def has_tokenizer(path: Path) -> bool:
-    """Whether a checkpoint has the files that a tokenizer is read from, itself or in its base."""
+def require_tokenizer(path: Path, runtime: str) -> None:
+    """Raises LoadError where a checkpoint has no file, itself or in its base, that the runtime
+    reads a tokenizer from."""
     names = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-    return any((each / name).is_file() for each in folders_of(path) for name in names)
+    if not any((each / name).is_file() for each in folders_of(path) for name in names):
+        raise LoadError(
+            f"{path} has no tokenizer, which --for {runtime} is to write beside the file: put its "
+            f"tokenizer.json and tokenizer_config.json there, or {{}} as tokenizer.json where "
+            "your program gives ids and takes them."
+        )
 
 
 def _base(path: Path, name: Any, revision: Any) -> Path | None:
@@ -242,12 +255,31 @@ def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
     )
 
 
+def _require_counts(file: Path, config: Mapping[str, Any], size: int) -> None:
+    """Raises LoadError for counts of layers or labels that weights of `size` bytes can't be for.
+
+    transformers makes lists of that length before it reads any weight.
+    """
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _require_counts(file, value, size)
+        count = _COUNT.fullmatch(name)
+        if count is None or not isinstance(value, int):
+            continue
+        if value < 0 or value * _LEAST_OF[count[1]] > size + _SLACK:
+            raise LoadError(
+                f"{file} says {name} = {value}, which weights of {size:,} bytes can't be for: "
+                "fetch both again, from one revision."
+            )
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise LoadError(f"{path} can't be read ({reason}); fetch it again.") from error
+    except OSError as error:
+        raise LoadError(f"{path} can't be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path} can't be read ({error}); fetch it again.") from error
     if not isinstance(found, dict):
         raise LoadError(f"{path} holds a {type(found).__name__} where a JSON object belongs.")
     return found

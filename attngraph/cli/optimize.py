@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from attngraph.checkpoints.folder import require_tokenizer
 from attngraph.cli.failures import reported
 from attngraph.cli.flags import (
     DebugOption,
@@ -188,6 +189,8 @@ def optimize(
             if decoding.decode and options.ignore_padded_rows:
                 raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
             source.check()
+            if decoding.runtime is not None and source.is_folder and model is not None:
+                require_tokenizer(model, decoding.runtime)
             stages("import torch")
             from attngraph.cli import work
             from attngraph.cli.render import print_summary

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, Unpack
 
+from attngraph.checkpoints.folder import require_tokenizer
 from attngraph.checkpoints.tasks import Task
 from attngraph.compiling.beginning import Progress
 from attngraph.deployment.compilers import Parts, Request, compiled
@@ -92,6 +93,8 @@ def optimize_checkpoint(
     source.check()
     if not source.is_folder:
         raise UsageError(f"{path} is a file; optimize_checkpoint takes the folder of a checkpoint.")
+    if runtime is not None:
+        require_tokenizer(path, runtime)
     decoding = DecoderOptions(cache, max_length, position_ids=position_ids)
     return checkpoint_of(
         source,

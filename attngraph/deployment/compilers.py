@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from attngraph.checkpoints.folder import has_tokenizer
 from attngraph.checkpoints.tasks import Kind
 from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compiler import compile_model
@@ -34,10 +33,6 @@ from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
 
 MODEL = "model.onnx"
-_NO_TOKENIZER = (
-    "The checkpoint has no tokenizer, which onnxruntime-genai opens beside the file: put "
-    "tokenizer.json and tokenizer_config.json there, or give it ids."
-)
 
 
 class Part(Protocol):
@@ -132,8 +127,6 @@ def _decoder(request: Request) -> Parts:
     file = MODEL if request.place is None else request.place.name_of(MODEL)
     config = genai_config(decoder, told, file=file)
     decoder.report.notes += notes_of(decoder, told)
-    if not has_tokenizer(Path(loaded.source)):
-        decoder.report.notes.append(_NO_TOKENIZER)
     return Parts(decoder, {MODEL: decoder}, {CONFIG: json.dumps(config, indent=2)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from attngraph.checkpoints.folder import CONFIG, folders_of, within
 from attngraph.checkpoints.scheme import BESIDE, KEYS
-from attngraph.errors import OutputError, UsageError
+from attngraph.errors import LoadError, OutputError, UsageError
 from attngraph.export.files.save import write_text
 from attngraph.export.files.staged import Staged
 from attngraph.paths import data_beside, unwritable
@@ -38,7 +39,7 @@ def kept_files(source: Path) -> dict[Path, Path]:
     """What OUT/ has of the checkpoint's folder, by paths inside it: all but weights and training.
 
     An adapter's own files stand before those of its base, but for the config, which is that of the
-    model. Raises LoadError for a link that leads out of a folder.
+    model. Raises LoadError for a link that leads out of a folder, and for what can't be read.
     """
     base, *own = folders_of(source)
     found = {name: base / name for name in _kept(base, Path())}
@@ -58,7 +59,8 @@ def _kept(source: Path, inside: Path) -> Iterator[Path]:
             continue
         is_index = item.name.endswith(".index.json")
         if (item.suffix.lower() in _KEPT or item.name in _KEPT_NAMES) and not is_index:
-            within(source, str(name))
+            if not os.access(within(source, str(name)), os.R_OK):
+                raise LoadError(f"{source / name} can't be read: Permission denied.")
             yield name
 
 
@@ -82,6 +84,8 @@ def require_folder(path: Path, source: Path | None) -> None:
             )
         if not path.is_dir():
             return
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is read-only")
         there = {str(item.relative_to(path)) for item in path.rglob("*") if not item.is_dir()}
         known = {*files, *(data_beside(Path(name)).name for name in _WRITTEN)}
         if others := sorted(there - known):
@@ -188,8 +192,11 @@ class OutputFolder:
 
         Raises OutputError; what was there before is then there still.
         """
-        for name, part in parts.items():
-            part.save(self._partial / name)
+        try:
+            for name, part in parts.items():
+                part.save(self._partial / name)
+        except OutputError as error:
+            raise OutputError(str(error).replace(str(self._partial), str(self._path))) from error
         self._held.close()
         try:
             kept_of_source = {} if self._source is None else kept_files(self._source)

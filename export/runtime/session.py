@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -248,7 +249,8 @@ class Session:
     def zeros(self, name: str, sizes: Mapping[str, int]) -> torch.Tensor:
         """Zeros for an input at these sizes of its named dims, where the provider computes.
 
-        Raises UsageError where that is a GPU and torch has no CUDA to make them with.
+        Raises UsageError where that is a GPU and torch has no CUDA to make them with, and where
+        there is no memory for them.
         """
         device = torch.device("cpu")
         if self.provider != "CPUExecutionProvider":
@@ -259,7 +261,15 @@ class Session:
                 )
             device = torch.device("cuda", self.device_id)
         shape = [sizes[dim] if isinstance(dim, str) else dim or 0 for dim in self.input_shape(name)]
-        made = torch.zeros(shape, dtype=self.input_dtype(name), device=device)
+        dtype = self.input_dtype(name)
+        try:
+            made = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as error:
+            raise UsageError(
+                f"There is no memory for {name}, a static cache of {tuple(shape)} "
+                f"({math.prod(shape) * dtype.itemsize / 2**30:,.1f} GiB): compile with a smaller "
+                "max_length, or with a growing cache."
+            ) from error
         if made.is_cuda:  # onnxruntime runs on a stream of its own
             torch.cuda.current_stream(device).synchronize()
         return made

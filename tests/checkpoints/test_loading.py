@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attngraph
-from attngraph.checkpoints.folder import has_tokenizer
+from attngraph.checkpoints.folder import require_tokenizer
 from attngraph.errors import AttngraphError, LoadError, UsageError
 from attngraph.frontend.load import Loaded, load
 from tests.checkpoints.models import NAMES, made, saved
@@ -434,9 +434,45 @@ def test_a_tokenizer_is_looked_for_in_an_adapters_base_too(bert: Path, tmp_path:
     adapter.mkdir()
     settings = {"peft_type": "LORA", "base_model_name_or_path": str(bert)}
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    assert not has_tokenizer(adapter)
+    with pytest.raises(LoadError, match="has no tokenizer"):
+        require_tokenizer(adapter, "genai")
     (bert / "tokenizer.json").write_text("{}")
-    assert has_tokenizer(adapter)
+    require_tokenizer(adapter, "genai")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_hidden_layers": 10**9}, "says num_hidden_layers = 1000000000, which weights of"),
+        ({"num_hidden_layers": -3}, "says num_hidden_layers = -3"),
+        ({"num_labels": 10**9}, "says num_labels = 1000000000"),
+        ({"text_config": {"n_layer": 10**9}}, "says n_layer = 1000000000"),
+        ({"num_hidden_layers": 600}, r"far more weights than the [\d,]+ bytes"),
+        ({"hidden_size": 2**20}, r"far more weights than .* \(90, 1048576\)"),
+        ({"intermediate_size": 2**50}, "far more weights than"),
+    ],
+)
+def test_a_config_of_another_size_is_refused_before_it_is_built(
+    bert: Path, changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers makes memory for weights of a wrong shape: here none is asked for."""
+    _rewritten(bert, id2label=None, label2id=None, **changes)
+    empty_like = torch.empty_like
+
+    def small(tensor: torch.Tensor, **how: Any) -> torch.Tensor:
+        assert tensor.numel() < 1 << 20
+        return empty_like(tensor, **how)
+
+    monkeypatch.setattr(torch, "empty_like", small)
+    with pytest.raises(LoadError, match=told):
+        load(bert)
+
+
+def test_a_config_with_a_layer_more_says_which_weights_are_missing(bert: Path) -> None:
+    """A near miss: it could be held, so what is wrong is told by name."""
+    _rewritten(bert, num_hidden_layers=2)
+    with pytest.raises(LoadError, match=r"in no file \(bert\.encoder\.layer\.1\."):
+        load(bert)
 
 
 def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) -> None:

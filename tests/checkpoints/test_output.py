@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import attngraph
 from attngraph.cli import run
 from attngraph.deployment.folder import OutputFolder
-from attngraph.errors import OutputError, ParityError
+from attngraph.errors import LoadError, OutputError, ParityError
 from attngraph.export.files import save as save_module
 from attngraph.optimized import Optimized
 from tests.checkpoints.models import feed, saved
@@ -182,6 +182,36 @@ def test_a_failure_leaves_what_was_there(
     assert (out / "model.onnx").read_text() == "old"
 
 
+def test_a_full_disk_is_told_of_the_folder_that_was_asked_for(
+    compiled: attngraph.OptimizedCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(save_module, "_write_whole", full)
+    with pytest.raises(OutputError) as raised:
+        compiled.save(tmp_path / "out")
+    place = tmp_path / "out" / "model.onnx"
+    assert str(raised.value).startswith(f"{place} can't be written: No space left on device;")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("barred", ["out", "tokenizer.json"])
+def test_what_is_barred_is_told_before_any_work(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, barred: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != barred)
+    told = {
+        "out": (OutputError, "out can't be written: it is read-only; choose another path"),
+        "tokenizer.json": (LoadError, "tokenizer.json can't be read: Permission denied"),
+    }
+    kind, message = told[barred]
+    with pytest.raises(kind, match=message), OutputFolder(tmp_path / "out", bert):
+        pytest.fail("work was begun")
+    assert _names(tmp_path) == []
+
+
 def test_the_command_writes_a_folder_and_says_so(
     bert: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,8 +262,10 @@ def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
 
     path = saved(tmp_path / "llama", "llama")
     (path / "generation_config.json").write_text('{"eos_token_id": [2, 5], "top_k": 7}')
+    with pytest.raises(LoadError, match="has no tokenizer"):
+        attngraph.optimize_checkpoint(path, verify="off", runtime="genai")
+    (path / "tokenizer.json").write_text("{}")
     made = attngraph.optimize_checkpoint(path, verify="off", runtime="genai")
-    assert any("has no tokenizer" in note for note in made.report.notes)
     assert made.task == "text-generation"
     made.save(tmp_path / "out")
     decoder = attngraph.Decoder.load(tmp_path / "out" / "model.onnx")
@@ -242,7 +274,7 @@ def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
     expected = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
     assert torch.equal(decoder.generate(ids, max_new_tokens=6), expected)
     names = ("config.json", "genai_config.json", "generation_config.json", "model.onnx")
-    assert _names(tmp_path / "out") == [*names]
+    assert _names(tmp_path / "out") == [*names, "tokenizer.json"]
     said = json.loads((tmp_path / "out" / "genai_config.json").read_text())
     assert said["model"]["decoder"]["filename"] == "model.onnx"
     assert said["model"]["eos_token_id"] == [2, 5]

@@ -14,6 +14,7 @@ from attngraph import Decoder
 from attngraph.compiling.compiler import Model
 from attngraph.decoding.caches import StaticCache
 from attngraph.errors import UsageError
+from attngraph.export.lowering.emission.buffers import CAPACITY
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.verification.verify import verify_file
@@ -311,3 +312,6 @@ def test_the_smallest_cache() -> None:
     decoder = attngraph.optimize_decoder(module, cache="static", max_length=2)
     ids = torch.randint(VOCABULARY, (2, 2), generator=torch.Generator().manual_seed(0))
     assert decoder.generate(ids, 1).shape == (2, 3)
+    sizes = {decoder.layout.batch: 1, CAPACITY: 1 << 50}
+    with pytest.raises(UsageError, match=r"no memory for .* \([\d,]+\.0 GiB\): compile with a sm"):
+        decoder.session.zeros(decoder.layout.pasts[0], sizes)
