@@ -5,8 +5,8 @@ nearly equal become unequal, and a row attends elsewhere. So the outputs are not
 of the module's own weights. A file is taken apart instead:
 
 - Each stored column is one of the model, or of a file of it without these bits, where weights are
-  folded into each other; to half a step of its block, and at the last code to a whole one, as
-  codes have no room on both sides of 0.
+  folded into each other; to half a step of its block, and at the last code to a step and a half on
+  the far side, as codes have no room on both sides of 0.
 - The file with those matrices put back is as right as any other file: within rounding of float64.
 - The file itself is within rounding of one whose matrices are the numbers that its codes stand for.
 
@@ -144,15 +144,17 @@ def _matrices(model: onnx.ModelProto) -> Iterator[Matrix]:
 def _put_back(
     stored: Matrix, step: Matrix, ends: NDArray[np.bool_], among: list[Matrix]
 ) -> Matrix | None:
-    """The matrix whose columns are the nearest of these, if all are near enough."""
+    """The matrix whose columns are those of these that codes fit best, if all are near enough."""
     known = [each for each in among if len(each) == len(stored)]
     if not known:
         return None
     whole = np.concatenate(known, 1)
-    off = np.abs(whole[:, :, None] - stored[:, None])
-    own = whole[:, off.max(0).argmin(0)]
-    room = np.where(ends, 1.0, 0.5) * step + 4 * np.finfo(np.float32).eps * np.abs(own)
-    return own if bool((np.abs(own - stored) <= room).all()) else None
+    off = whole[:, :, None] - stored[:, None]
+    room = np.where(ends[:, None] & (np.sign(stored)[:, None] * off > 0), 1.5, 0.5) * step[:, None]
+    # of the quotient too
+    room += 4 * np.finfo(np.float32).eps * np.maximum(np.abs(whole)[:, :, None], step[:, None])
+    over = (np.abs(off) - room).max(0)
+    return whole[:, over.argmin(0)] if bool((over.min(0) <= 0).all()) else None
 
 
 def _with(model: onnx.ModelProto, matrices: dict[str, Matrix], path: Path) -> Path:

@@ -104,6 +104,10 @@ MENDED: tuple[dict[str, str], ...] = (
     {"mask": "given", "after": "where any"},
     {"sizes": "all equal", "layout": "merged", "mask": "given", "mask 2": "window"}
     | {"joined": "times", "softmax": "lse"},
+    # one element of a batch says little of which query and key a recurrence has: 150 s
+    {"sizes": "one of a batch", "projection": "split", "layout": "loop", "groups": "one"}
+    | {"norm": "l2", "bias": "given", "mask": "lengths", "fill": "-1e4", "softmax": "exp"}
+    | {"gate": "sigmoid", "around": "pre-norm"},
 )
 """Draws that failed, made small: one for each cause."""
 

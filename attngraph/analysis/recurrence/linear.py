@@ -106,12 +106,21 @@ class _Reading:
 
     def _partial(self, trace: Trace, output: Operand, o: torch.Tensor) -> Iterator[Recurrence]:
         """Queries, keys, values and update rates that give the first token's result."""
-        first, heads = o[:, 0], o.shape[2]
-        size = float(first.abs().max())
-        if size == 0:
+        heads = o.shape[2]
+        traces = [trace]
+        if o.shape[0] == 1:  # which any query and key explain that all heads share
+            traces += [self._trace(_FIRST, seed=seed) for seed in range(2, 1 + _FEW)]
+
+        def start(each: Operand) -> torch.Tensor | None:
+            found = [x for t in traces if (x := each.of(t)) is not None and _fits(x, o)]
+            return torch.cat([x[:, 0] for x in found]) if len(found) == len(traces) else None
+
+        first = start(output)
+        if first is None:
             return
-        given = [(each, each.of(trace)) for each in self._operands()]
-        rows = [(each, x[:, 0]) for each, x in given if x is not None and _fits(x, o)]
+        size = float(first.abs().max())
+        given = [(each, start(each)) for each in self._operands()]
+        rows = [(each, x) for each, x in given if x is not None]
         few = slice(None, None, -(-heads // _FEW))  # heads that tell most candidates apart
         values: list[tuple[Operand | None, torch.Tensor]] = []
         if first.shape[-1] == 1:
