@@ -213,6 +213,7 @@ MAXIMUM_ALONG = _trait("maximum along an axis", "amax max.dim")
 PLAIN_SOFTMAX = _trait("plain softmax", "softmax.int _softmax")  # exp(x) / Σ exp(x) in every row
 SOFTMAX = _trait("softmax", "softmax.int _softmax _safe_softmax")
 LOG_SUM = _trait("log of a sum of exponentials", "logsumexp")
+LOG_ADD = _trait("log of the exponentials of two values, added", "logaddexp")
 LOG_SOFTMAX = _trait("log softmax", "log_softmax.int _log_softmax")
 CENTRED_NORM = _trait("centred norm", "layer_norm")  # subtracts the mean
 FEATURE_NORM = _trait(  # over the last axes, with a weight for each feature

@@ -28,7 +28,7 @@ from attngraph.analysis.attention.joined import (
     read_split_weights,
 )
 from attngraph.analysis.attention.logits import Bias
-from attngraph.analysis.attention.online import Block, read_online
+from attngraph.analysis.attention.online import MERGES, Block, read_online
 from attngraph.analysis.attention.roles import computed
 from attngraph.analysis.attention.shapes import is_product, keeps_scores
 from attngraph.analysis.attention.site import Site, understand
@@ -61,9 +61,12 @@ class JoinParts:
     def run(self, graph: Graph) -> list[Remark]:
         build, checked = Builder(graph), Checked(graph, self.name, kinds=LOGITS)
         online = Checked(graph, self.name, kinds=ATTENTION, depth=None)
-        if any(node.op == "aten.exp" for node in graph):
+        merged = any(node.op in MERGES for node in graph)
+        if merged or any(node.op == "aten.exp" for node in graph):
             for node in reversed(list(graph)):
-                if node.graph is not None and (found := read_online(node)) is not None:
+                if node.graph is None:
+                    continue
+                if (found := read_online(node, merged=merged)) is not None:
                     _raise_online(graph, build, (checked, online), node, *found)
         for node in list(graph):
             if node.op != "aten.cat" or not any(map(is_product, input_of(node, "tensors"))):

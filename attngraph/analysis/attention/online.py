@@ -4,27 +4,37 @@ A running maximum, and whatever else is the same for all keys of a row, is a fac
 powers, of which exp(m) · exp(−m) is 1. What m is doesn't matter, for each block ends with the same
 factor as every other, above and below. So the quotient is softmax(cat Sᵢ) · cat Vᵢ wherever it is
 finite (Milakov and Gimelshein, 2018; Rabe and Staats, 2021; Dao et al., 2022).
+
+Nor need the quotient be written as one. softmax(Sᵢ) is exp(Sᵢ) over Tᵢ = Σ exp(Sᵢ), of which
+logsumexp(Sᵢ) is the logarithm, so contexts of blocks that are merged by their logsumexp (ring
+attention, Liu et al., 2023), or by a softmax of those, are the same sums of blocks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from attngraph.analysis.attention.climbing import (
+    at_places,
+    chosen_part,
+    factored,
+    past_layout,
+    sides_of,
+    softmax_of,
+    summed_over,
+)
 from attngraph.analysis.attention.exponentials import EXP, SUM, reciprocal_of
 from attngraph.analysis.layout.axes import (
     Atom,
     Axes,
     Operand,
-    broadcast_axes,
-    climb,
     fresh_axes,
     resolve,
     top,
 )
 from attngraph.analysis.layout.contraction import Contraction, read_contraction
-from attngraph.analysis.values.scalars import uniform, widens
+from attngraph.analysis.values.scalars import uniform
 from attngraph.analysis.walks import sources
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
@@ -35,28 +45,47 @@ from attngraph.ir.traits import (
     EXPONENTIAL,
     JOIN,
     LAYOUT,
+    LOG_ADD,
+    LOG_SUM,
     MATMUL,
     MULTIPLICATIVE,
+    PLAIN_SOFTMAX,
     POINTWISE,
     REDUCTION,
 )
 
-_MOST_STACKED = 32
+MERGES = LOG_SUM | LOG_ADD
+"""Logarithms of sums, by which contexts of blocks are merged."""
+
+_ADD = "aten.add.Tensor"
 _MOST_WAYS = 1 << 12
 _DEEPEST = 160
 _THROUGH = (
-    ADDITIVE | MULTIPLICATIVE | LAYOUT | CAST | JOIN | EXPONENTIAL | REDUCTION | MATMUL | POINTWISE
+    ADDITIVE
+    | MULTIPLICATIVE
+    | LAYOUT
+    | CAST
+    | JOIN
+    | EXPONENTIAL
+    | REDUCTION
+    | MATMUL
+    | POINTWISE
+    | MERGES
+    | PLAIN_SOFTMAX
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A value that is the same for all keys of a row, or with `is_exponent` its exponential."""
+    """A value that is the same for all keys of a row, or with `is_exponent` its exponential,
+    summed over `keys`.
+    """
 
     value: Value
     places: tuple[object, ...]
     is_exponent: bool
     operand: Operand = field(compare=False)
+    keys: tuple[Atom, ...] = field(default=(), compare=False)
 
 
 _Powers = Counter[_Base]
@@ -78,15 +107,23 @@ class Block:
         dims = tuple(() if keys & set(dim) else dim for dim in self.scores.dims)
         return self.scores.value, Operand(self.scores.value, dims).places
 
+    @property
+    def total(self) -> _Powers:
+        """Σ exp(`scores`), as a factor of the row."""
+        return _Powers({_Base(*self.place, True, self.scores, self.keys): 1})
+
 
 _Terms = list[tuple[Block, _Powers]]
 
 
-def read_online(node: Node) -> tuple[list[Block], Axes] | None:
-    """The blocks whose quotient a node is, and its axes; None where it is another one."""
-    if node.op not in MULTIPLICATIVE or not node.output.dtype.is_floating_point:
+def read_online(node: Node, *, merged: bool = False) -> tuple[list[Block], Axes] | None:
+    """The blocks whose quotient a node is, and its axes; None where it is another one.
+
+    With `merged`, the node may be a sum of quotients too.
+    """
+    if node.op not in MULTIPLICATIVE and not (merged and node.op in (_ADD, SUM)):
         return None
-    if not _is_small(node):
+    if not node.output.dtype.is_floating_point or not _is_small(node):
         return None
     output = fresh_axes(node.output.shape)
     above: _Terms | None = None
@@ -94,11 +131,11 @@ def read_online(node: Node) -> tuple[list[Block], Axes] | None:
         above = _rows(Operand(node.output, output))
     if above is None or len(above) < 2 or any(block.value is None for block, _ in above):
         return None
-    totals = [b for b, power in above[0][1].items() if power == -1 and not b.is_exponent]
+    totals = [base for base, power in above[0][1].items() if power == -1]
     for base in totals:
         below: _Terms | None = None
         for _ in range(2):
-            below = _rows(base.operand)
+            below = _powered(base) if base.is_exponent else _rows(base.operand)
         if below is not None and _is_quotient(above, below, base):
             return [block for block, _ in above], output
     return None
@@ -154,12 +191,12 @@ def _rows(operand: Operand) -> _Terms | None:
         return []
     if node is None or len(node.outputs) != 1:
         return None
-    if (inner := _inner(operand)) is not None:
+    if (inner := past_layout(operand)) is not None:
         return _rows(inner)
-    if (chosen := _chosen(operand)) is not None:
+    if (chosen := chosen_part(operand)) is not None:
         return _rows(chosen)
-    if node.op == "aten.add.Tensor" and attribute(node, "alpha") == 1:
-        found = [(_rows(side), side) for side in _sides(operand)]
+    if node.op == _ADD and attribute(node, "alpha") == 1:
+        found = [(_rows(side), side) for side in sides_of(operand)]
         left, right = (_single(side) if own is None else own for own, side in found)
         return None if left is None or right is None else [*left, *right]
     if node.op in MULTIPLICATIVE:
@@ -168,7 +205,7 @@ def _rows(operand: Operand) -> _Terms | None:
         return stacked
     if (product := read_contraction(node, operand.axes)) is not None:
         return _weighed(product)
-    summed = _summed(node, operand.axes) if node.op == SUM else None
+    summed = summed_over(node, operand.axes) if node.op == SUM else None
     if summed is None:
         return None
     inner, keys = summed[0], summed[0].axes[summed[1]]
@@ -176,9 +213,59 @@ def _rows(operand: Operand) -> _Terms | None:
     return None if weights is None else [(Block(weights[0], keys), weights[1])]
 
 
+def _powered(base: _Base) -> _Terms | None:
+    """exp of a value, summed over the keys of a base, as a sum of blocks."""
+    operand, wanted = base.operand, set(resolve(base.keys))
+    node = operand.value.producer
+    if wanted:
+        dims = [dim for dim, index in enumerate(operand.dims) if wanted & set(index)]
+        places = at_places(operand, dims[0]) if len(dims) == 1 else []
+        stacked = [_exponential(place) for place in places if chosen_part(place) is not None]
+        if not stacked or any(terms is None for terms in stacked):
+            return [(Block(operand, base.keys), _Powers())]
+        return [term for terms in stacked for term in terms or ()]
+    return None if node is None else _exponential(operand)
+
+
+def _exponential(operand: Operand) -> _Terms | None:
+    """exp of a value as a sum of blocks, each times a factor per row."""
+    node = operand.value.producer
+    for inner in (past_layout(operand), chosen_part(operand)):
+        if inner is not None:
+            return _exponential(inner)
+    if node is None:
+        return None
+    if node.op in LOG_ADD:
+        left, right = map(_exponential, sides_of(operand))
+        return None if left is None or right is None else [*left, *right]
+    if node.op in LOG_SUM:
+        total = _logarithm(node, operand.axes)
+        return None if total is None else _powered(total)
+    if node.op == "aten.log" and node.inputs[0] is not None:
+        return _rows(Operand(node.inputs[0], operand.axes))
+    if node.op in ADDITIVE and attribute(node, "alpha") == 1:
+        one, other = sides_of(operand)
+        ways = [(one, other, -1 if node.op == "aten.sub.Tensor" else 1)]
+        ways += [(other, one, 1)] if node.op == _ADD else []
+        for side, factor, sign in ways:
+            if (terms := _exponential(side)) is not None:
+                powers = _exponent(factor, sign, set())[1]
+                return [(block, _times(own, powers)) for block, own in terms]
+    return None
+
+
+def _logarithm(node: Node, axes: Axes) -> _Base | None:
+    """The sum whose logarithm a logsumexp over one axis is."""
+    summed = summed_over(node, axes)
+    if summed is None:
+        return None
+    (base,) = Block(summed[0], summed[0].axes[summed[1]]).total
+    return base
+
+
 def _single(operand: Operand) -> _Terms | None:
     """A block of one key, whose sum is itself."""
-    while (inner := _inner(operand)) is not None:
+    while (inner := past_layout(operand)) is not None:
         operand = inner
     node = operand.value.producer
     weights = _weights(operand, ()) if node is not None and node.op == EXP else None
@@ -188,7 +275,7 @@ def _single(operand: Operand) -> _Terms | None:
 def _multiplied(operand: Operand) -> _Terms | None:
     """Blocks times a factor; a running sum is a factor of the context, and not the other way."""
     sums: _Terms | None = None
-    for terms, factor, sign in _factored(operand):
+    for terms, factor, sign in factored(operand):
         found = _rows(terms)
         if found is None:
             continue
@@ -218,32 +305,17 @@ def _weighed(product: Contraction) -> _Terms | None:
     return None
 
 
-def _summed(node: Node, axes: Axes) -> tuple[Operand, int] | None:
-    """What is summed over one axis, and which that is."""
-    dims: Sequence[int] = attribute(node, "dim") or ()
-    source = node.inputs[0]
-    if len(dims) != 1 or source is None:
-        return None
-    dim = dims[0] % len(source.shape)
-    keys = fresh_axes([source.shape[dim]])[0]
-    after = dim + bool(attribute(node, "keepdim"))
-    return Operand(source, (*axes[:dim], keys, *axes[after:])), dim
-
-
 def _over_places(node: Node, axes: Axes) -> _Terms | None:
     """A sum over a few places of an axis: of what was stacked there."""
-    summed = _summed(node, axes)
-    size = None if summed is None else summed[0].value.shape[summed[1]]
-    if summed is None or not isinstance(size, int) or not 1 < size <= _MOST_STACKED:
-        return None
-    (source, dim), found = summed, []
-    for place in range(size):
-        index = (*source.axes[:dim], (Atom(size, place),), *source.axes[dim + 1 :])
-        terms = _rows(Operand(source.value, index))
+    summed = summed_over(node, axes)
+    places = [] if summed is None else at_places(*summed)
+    found: _Terms = []
+    for place in places:
+        terms = _rows(place)
         if terms is None:
             return None
         found += terms
-    return found
+    return found or None
 
 
 def _weights(operand: Operand, keys: tuple[Atom, ...]) -> tuple[Operand, _Powers] | None:
@@ -260,10 +332,15 @@ def _weights(operand: Operand, keys: tuple[Atom, ...]) -> tuple[Operand, _Powers
         if len(single) != 1:
             return None
         return single[0].operand, _times(powers, _Powers({single[0]: 1}), -1)
-    if (inner := _inner(operand)) is not None:
+    if (inner := past_layout(operand)) is not None:
         return _weights(inner, keys)
+    if (softmax := softmax_of(operand)) is not None:
+        whole, dim = softmax
+        if not wanted or set(resolve(operand.axes[dim])) != wanted:
+            return None
+        return whole, _times(_Powers(), Block(whole, keys).total, -1)
     if node.op in MULTIPLICATIVE:
-        for mine, factor, sign in _factored(operand):
+        for mine, factor, sign in factored(operand):
             found = _weights(mine, keys) if not wanted & set(top(factor).atoms) else None
             if found is not None:
                 return found[0], _times(found[1], _factor(factor), sign)
@@ -274,7 +351,7 @@ def _exponent(operand: Operand, sign: int, keys: set[Atom]) -> tuple[list[Operan
     """What has an axis of `keys` in a sum, and exp of what hasn't."""
     node = operand.value.producer
     if node is not None and node.op in ADDITIVE and attribute(node, "alpha") == 1:
-        sides = _sides(operand)
+        sides = sides_of(operand)
         having = [bool(keys & set(top(side).atoms)) for side in sides]
         signs = [sign, -sign if node.op == "aten.sub.Tensor" else sign]
         if not (all(having) or (having[1] and signs[1] < 0)):
@@ -282,9 +359,13 @@ def _exponent(operand: Operand, sign: int, keys: set[Atom]) -> tuple[list[Operan
             return [*found[0][0], *found[1][0]], _times(found[0][1], found[1][1])
     if keys & set(top(operand).atoms):
         return ([operand] if sign > 0 else []), _Powers()
-    for inner in (_inner(operand), _chosen(operand)):
+    for inner in (past_layout(operand), chosen_part(operand)):
         if inner is not None:
             return _exponent(inner, sign, keys)
+    if node is not None and node.op in LOG_SUM:
+        total = _logarithm(node, operand.axes)
+        if total is not None:
+            return [], _Powers({total: sign})
     if node is not None and node.op == "aten.log" and node.inputs[0] is not None:
         return [], _times(_Powers(), _factor(Operand(node.inputs[0], operand.axes)), sign)
     return [], _power(operand, sign, is_exponent=True)
@@ -293,7 +374,7 @@ def _exponent(operand: Operand, sign: int, keys: set[Atom]) -> tuple[list[Operan
 def _factor(operand: Operand) -> _Powers:
     """A factor per row as powers."""
     node = operand.value.producer
-    for inner in (_inner(operand), _chosen(operand)):
+    for inner in (past_layout(operand), chosen_part(operand)):
         if inner is not None:
             return _factor(inner)
     if node is not None and node.op == EXP and node.inputs[0] is not None:
@@ -301,55 +382,15 @@ def _factor(operand: Operand) -> _Powers:
     if (inverse := reciprocal_of(node)) is not None:
         return _times(_Powers(), _factor(Operand(inverse, operand.axes)), -1)
     if node is not None and node.op in MULTIPLICATIVE:
-        left, right = map(_factor, _sides(operand))
+        left, right = map(_factor, sides_of(operand))
         return _times(left, right, 1 if node.op == "aten.mul.Tensor" else -1)
+    if (softmax := softmax_of(operand)) is not None:
+        scores, dim = softmax
+        keys = fresh_axes([scores.value.shape[dim]])[0]
+        whole = Operand(scores.value, (*scores.axes[:dim], keys, *scores.axes[dim + 1 :]))
+        return _times(_exponent(scores, 1, set())[1], Block(whole, keys).total, -1)
+    # One sum is known by its scores, however these were shifted: a softmax of them divides by it.
+    terms = _rows(operand) if node is not None and node.op == SUM else None
+    if terms is not None and len(terms) == 1 and terms[0][0].value is None:
+        return _times(terms[0][0].total, terms[0][1])
     return _power(operand, 1)
-
-
-def _inner(operand: Operand) -> Operand | None:
-    """Past a layout op, or a cast to more bits."""
-    node = operand.value.producer
-    if node is not None and widens(node) and node.inputs[0] is not None:
-        return Operand(node.inputs[0], operand.axes)
-    return climb(operand)
-
-
-def _chosen(operand: Operand) -> Operand | None:
-    """The part of a concatenation in which a fixed place lies."""
-    node = operand.value.producer
-    if node is None or node.op not in JOIN:
-        return None
-    dim = attribute(node, "dim") % len(operand.axes)
-    atoms = operand.dims[dim]
-    if len(atoms) != 1 or atoms[0].const is None:
-        return None
-    place, before, after = atoms[0].const, operand.axes[:dim], operand.axes[dim + 1 :]
-    for part in sources(node):
-        size = part.shape[dim] if node.op != "aten.stack" else 1
-        if not isinstance(size, int):
-            return None
-        if place < size:
-            index = () if size == 1 else (Atom(size, place),)
-            inner = (*before, *after) if node.op == "aten.stack" else (*before, index, *after)
-            return Operand(part, inner)
-        place -= size
-    return None
-
-
-def _sides(operand: Operand) -> list[Operand]:
-    """The inputs of an elementwise node."""
-    node = operand.value.producer
-    assert node is not None
-    shape = node.output.shape
-    return [Operand(v, broadcast_axes(operand.axes, v.shape, shape)) for v in sources(node)]
-
-
-def _factored(operand: Operand) -> Iterator[tuple[Operand, Operand, int]]:
-    """(a side of a product or quotient, the other, its power)."""
-    node = operand.value.producer
-    left, right = _sides(operand)
-    if node is not None and node.op == "aten.div.Tensor":
-        yield left, right, -1
-    else:
-        yield left, right, 1
-        yield right, left, 1
