@@ -138,7 +138,7 @@ def _flags(ctx: LoweringContext, limits: Sequence[Condition]) -> Iterator[ir.Val
     for limit in limits:
         sides = limit.args if isinstance(limit, (sympy.Le, sympy.Eq)) else (limit, limit)
         left, right = sides
-        is_plain = bool(getattr(left, "is_nonnegative", False))
+        is_plain = bool(getattr(left, "is_nonnegative", False) and left.is_integer)
         if isinstance(limit, sympy.Le) and is_plain and right.is_Integer:
             divisor = ctx.constant([int(right) + 1], torch.int64)
             yield ctx.op("Div", ctx.shape([left]), divisor)
@@ -174,6 +174,10 @@ def _fails(ctx: LoweringContext, condition: Condition) -> ir.Value:
     if kind is None:
         raise LoweringError(f"The condition {condition} on the sizes has no ONNX form.")
     op_type, holds = _OPPOSITE[kind]
-    left, right = (ctx.shape([side]) for side in condition.args)
-    compared = ctx.op(op_type, left, right)
+    if all(side.is_integer for side in condition.args):
+        sides = [ctx.shape([side]) for side in condition.args]
+    else:
+        reals = [ctx.number(side, torch.float64) for side in condition.args]
+        sides = [ctx.op("Unsqueeze", real, ctx.constant([0], torch.int64)) for real in reals]
+    compared = ctx.op(op_type, *sides)
     return ctx.op("Not", compared) if holds else compared

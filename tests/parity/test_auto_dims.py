@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional as F
 from torch.utils._sympy.functions import Mod
 
 import attngraph
@@ -135,6 +136,33 @@ def test_what_forward_takes_in_its_keywords_has_dims_by_name(nested: bool) -> No
     assert "forward" not in vars(module)
     wide, named = given(4, 7)
     torch.testing.assert_close(optimized(wide, **named), module(wide, **named))
+
+
+class HalvedAndBack(nn.Module):
+    """What strides left is brought back to the length there was, and to twice its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, 6, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(6, 4, 2, stride=2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        half = self.down(x)
+        return F.interpolate(half, size=x.shape[-2:]), self.up(F.avg_pool2d(half, 2))
+
+
+def test_sizes_that_strides_left_are_no_guess_and_their_quotients_are_compared() -> None:
+    torch.manual_seed(0)
+    module = HalvedAndBack().eval()
+    optimized = attngraph.optimize(
+        module,
+        (torch.randn(2, 3, 16, 12),),
+        dynamic_shapes=(dict.fromkeys((0, 2, 3), Dim.AUTO),),
+    )
+    for shape in ((1, 3, 15, 21), (3, 3, 9, 8)):
+        x = torch.randn(shape)
+        for found, expected in zip(optimized(x), module(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_norm_of_a_length_that_strides_left_is_lowered() -> None:

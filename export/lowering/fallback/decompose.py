@@ -6,6 +6,7 @@ goes no further, a formula of ours may (formulas.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from attngraph.errors import IRError
 from attngraph.export.lowering.fallback.formulas import FORMULAS
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.conditions import holds, shown
-from attngraph.ir.dims import same
+from attngraph.ir.dims import Dim, DimInfo, same, symbol
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import call, flatten_call, op_def, op_name
 from attngraph.ir.storage import memory_of
@@ -55,16 +56,35 @@ def _is_again(part: Node, node: Node) -> bool:
 
 
 def _is_guess(condition: Any, node: Node) -> bool:
-    """Whether a condition says of a size of the node's operands that it isn't 1, and no more."""
-    if not isinstance(condition, (sympy.Gt, sympy.Ne)) or condition.args[1] != 1:
+    """Whether a condition says of a size of the node's operands that it isn't 1, and no more.
+
+    Or of their number of elements or a stride, or of one stride that it isn't the next one: torch
+    asks so whether they are contiguous.
+    """
+    if len(condition.args) != 2:
         return False
-    size = condition.args[0]
-    if isinstance(size, torch_sympy.Max) and 1 in size.args and len(size.args) == 2:
-        size = next(part for part in size.args if part != 1)
+    plain = {
+        part: next(each for each in part.args if each != 1)
+        for part in condition.atoms(torch_sympy.Max)
+        if len(part.args) == 2 and 1 in part.args
+    }
+    less, more = (sympy.sympify(side).xreplace(plain) for side in condition.args)
+    if isinstance(condition, sympy.Ge) and more == 2:
+        less, more = sympy.Integer(1), less
+    elif isinstance(condition, (sympy.Gt, sympy.Ne)):
+        less, more = more, less
+    elif not isinstance(condition, sympy.Lt):
+        return False
+    shapes = _shapes(node)
+    sizes = [dim for shape in shapes for dim in shape]
+    sizes += [math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape))]
+    return any(same(more, less * size) for size in sizes)
+
+
+def _shapes(node: Node) -> list[tuple[Dim, ...]]:
+    """Of a node's operands."""
     types = [value.type for value in node.inputs if value is not None]
-    return any(
-        same(size, dim) for type in types if isinstance(type, TensorType) for dim in type.shape
-    )
+    return [type.shape for type in types if isinstance(type, TensorType)]
 
 
 class _Decomposer(TypeInference):
@@ -106,14 +126,19 @@ class _Decomposer(TypeInference):
             name: replace(info, low=info.low if info.low > 2 else min(info.low, 1))
             for name, info in self._dims.items()
         }
+        sizes = [sympy.sympify(dim) for shape in _shapes(node) for dim in shape]
+        factors = {part for size in sizes for part in sympy.Mul.make_args(size) if part.args}
+        whole = {part: symbol(f"size_{at}") for at, part in enumerate(sorted(factors, key=str))}
+        infos |= {str(name): DimInfo(low=1) for name in whole.values()}
         for guard in self._env.guards:
             condition = guard.expr.xreplace(self._names)
-            if _is_guess(condition, node):
+            # No operand is empty: what is computed, and a factor of a size, is at least 1.
+            known = (condition, condition.xreplace(whole))
+            if _is_guess(condition, node) or any(holds(c, infos, self._conditions) for c in known):
                 continue
-            if not holds(condition, infos, self._conditions):
-                raise NotImplementedError(
-                    f"torch computes {node.op} in this way only where {shown(condition)}"
-                )
+            raise NotImplementedError(
+                f"torch computes {node.op} in this way only where {shown(condition)}"
+            )
 
     def recording(self) -> Any:
         """A context in which every call that reaches the dispatcher is recorded."""

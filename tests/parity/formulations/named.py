@@ -200,7 +200,7 @@ def blocks_chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return context / (torch.stack(sums) * scale).sum(0)[..., None]
 
 
-@formulation(Q, K, V, fused=0, declined=("logsumexp",) * 2)
+@formulation(Q, K, V)
 def blocks_merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Ring attention's merge: results for blocks, weighed by their logsumexp."""
     contexts, logs = [], []
@@ -210,6 +210,52 @@ def blocks_merged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         contexts.append((scores - logs[-1]).exp() @ values)
     both = torch.logaddexp(*logs)
     return sum((log - both).exp() * context for log, context in zip(logs, contexts, strict=True))
+
+
+def _blocks(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Contexts of two blocks of keys, and logarithms of their sums."""
+    contexts, logs = [], []
+    for part in (slice(0, 4), slice(4, None)):
+        scores = q @ k[:, :, part].mT * 0.4
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None, part], -1e9)
+        contexts.append(scores.softmax(-1) @ v[:, :, part])
+        logs.append(scores.logsumexp(-1, keepdim=True))
+    return contexts, logs
+
+
+@formulation(Q, K, V)
+def blocks_stacked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Flash decoding: a softmax of the blocks' logarithms weighs their contexts."""
+    contexts, logs = _blocks(q, k, v)
+    return (torch.stack(logs).softmax(0) * torch.stack(contexts)).sum(0)
+
+
+@formulation(Q, K, V, "b t:padding", fused=0, declined=("logsumexp",) * 2)
+def blocks_merged_hidden(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Under a finite fill: -1e9 and a logarithm are -1e9, so unequal blocks weigh alike in a row
+    without keys."""
+    contexts, (left, right) = _blocks(q, k, v, mask)
+    both = torch.logaddexp(left, right)
+    return (left - both).exp() * contexts[0] + (right - both).exp() * contexts[1]
+
+
+@formulation(Q, K, V, fused=0, declined=("logsumexp", "logsumexp"))
+def blocks_tempered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Half the logarithms: weights of a mixture, not of one softmax."""
+    contexts, (left, right) = _blocks(q, k, v)
+    both = torch.logaddexp(left / 2, right / 2)
+    return (left / 2 - both).exp() * contexts[0] + (right / 2 - both).exp() * contexts[1]
+
+
+@formulation(Q, K, V, fused=0, declined=("logsumexp", "logsumexp"))
+def blocks_crossed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each context is weighed by the other one's sum."""
+    contexts, (left, right) = _blocks(q, k, v)
+    both = torch.logaddexp(left, right)
+    return (right - both).exp() * contexts[0] + (left - both).exp() * contexts[1]
 
 
 @formulation(Q, K, V, fused=1, declined=("residual attention",))
