@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from attngraph.checks.cases import SampleInputs, label_of
+from attngraph.checks.chosen import NEARLY_TIED, Chosen, held_as_chosen
 from attngraph.checks.coverage import Drawings, coverage_of
 from attngraph.checks.padded import Padding, annotated, packed_tokens
 from attngraph.checks.reaching import goals_of, reach
@@ -71,7 +72,8 @@ class Check:
     `pristine` is the graph as it was captured; `at` makes inputs of other sizes. Unless
     `hides_rows`, no case leaves a query without a key. `drawn` are the labels of the cases that the
     check made, `rejected` those of drawn inputs that the model itself fails on. `halves` says so
-    where the rounding of a half that the model computes in inside was allowed.
+    where the rounding of a half that the model computes in inside was allowed, `ties` where a file
+    settles ties of its scores otherwise.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Check:
         self.precision = precision
         self._half = half_inside(captured.graph) if precision == "fp32" else None
         self.halves: list[str] = []
+        self.ties: list[str] = []
         module = model.module
         if module is None and model.program is not None:
             module = model.program.module()
@@ -114,7 +117,7 @@ class Check:
         """What the cases leave out: unequal sizes, hidden rows, branches that weren't run. And
         whose rounding was allowed.
         """
-        return [*self._ties, *self._left_out, *self._unreached, *self.halves]
+        return [*self._ties, *self._left_out, *self._unreached, *self.halves, *self.ties]
 
     def convert(self, precision: Precision) -> None:
         """From now on the result is held against the module in another precision."""
@@ -312,23 +315,32 @@ class Check:
         if not parity.passed:
             raise ParityError(f"After the pass {result.name} the graph is wrong: {parity}.")
 
-    def final(self, candidate: Candidate, done: Callable[[], None] = lambda: None) -> Parity:
+    def final(
+        self,
+        candidate: Candidate,
+        done: Callable[[], None] = lambda: None,
+        chosen: Chosen | None = None,
+    ) -> Parity:
         """Parity over all cases. `done` is called when the candidate has run for the last time.
 
-        The model runs first, so that its own failure on the inputs is what gets reported.
+        The model runs first, so that its own failure on the inputs is what gets reported. Where the
+        candidate is out of its budget, the model takes the choices that it made, if rounding
+        explains them.
         """
         self._require_rows()
         references, cases = self.all_references(), self.all_cases()
         outputs = {label: candidate(tensors) for label, tensors in cases.items()}
         done()
-        return self._required(
-            merge(
-                {
-                    label: self.held(references[label], outputs[label], tensors)
-                    for label, tensors in cases.items()
-                }
-            )
-        )
+        found = {
+            label: self.held(references[label], outputs[label], tensors)
+            for label, tensors in cases.items()
+        }
+        if chosen is not None and chosen.names:
+            failed = {label: cases[label] for label, parity in found.items() if not parity.passed}
+            as_chosen, note = held_as_chosen(chosen, failed, outputs, self.references, self.held)
+            found.update(as_chosen)
+            self.ties = [note] if note else [] if self.precision == "fp32" else [NEARLY_TIED]
+        return self._required(merge(found))
 
     def _required(self, parity: Parity) -> Parity:
         """Raises ParityError where an output has no finite number to compare in any case."""

@@ -12,6 +12,7 @@ import torch
 from attngraph.analysis.values.denormals import KEPT_KEY
 from attngraph.checks.bisect import blame
 from attngraph.checks.check import Check
+from attngraph.checks.chosen import Chosen, choices_of
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.checks.rounded import taken_apart
 from attngraph.checks.traced import trace_differs
@@ -275,9 +276,11 @@ class Compilation:
         """How far it is from eager. Notes which of its nodes run elsewhere."""
         dtypes = [value.dtype for value in optimized.graph.inputs]  # a cache may be half
 
+        def given(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            return tuple(x.to(dtype) for x, dtype in zip(tensors, dtypes, strict=True))
+
         def candidate(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            pairs = zip(tensors, dtypes, strict=True)
-            return optimized.evaluate([tensor.to(dtype) for tensor, dtype in pairs])
+            return optimized.evaluate(given(tensors))
 
         def done() -> None:
             self.placed = elsewhere(optimized.session)
@@ -286,7 +289,9 @@ class Compilation:
 
         with stage("parity", self.report, self.progress):
             self._reach(optimized)
-            return self.check.final(candidate, done)
+            apart = partial(taken_apart, optimized)
+            chosen = Chosen(choices_of(optimized.model), apart, given)
+            return self.check.final(candidate, done, chosen)
 
     def _reach(self, optimized: Optimized) -> None:
         """Adds the cases that it takes to run every branch."""

@@ -13,6 +13,7 @@ import torch
 
 from attngraph.checks.bisect import blame
 from attngraph.checks.check import Check
+from attngraph.checks.chosen import Chosen, choices_of
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
 from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compilation import out_of_memory
@@ -138,13 +139,14 @@ def verify_file(
     notes += _reached(check, file)
     stored, quantised = _quantised(captured, made, path)
     if stored is None or quantised is None:
-        parity = check.final(file.run)
+        chosen = Chosen(choices_of(onnx_ir.load(path)), partial(file.taken_apart, options.device))
+        parity = check.final(file.run, chosen=chosen)
     else:
         parity, quantised.errors = check.quantized(
             stored, file.run, partial(file.taken_apart, options.device)
         )
         notes += quantised.kept
-    notes += check.halves
+    notes += [*check.halves, *check.ties]
     weights = _compared_weights(check, file, made, made.on(options.device), stored)
     by_itself = parity.passed
     if layout is not None:

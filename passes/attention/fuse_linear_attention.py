@@ -11,7 +11,7 @@ from attngraph.analysis.recurrence.linear import presents, read_linear
 from attngraph.analysis.recurrence.mixing import Tokens, dims_of_tokens, mixed
 from attngraph.analysis.recurrence.terms import Operand, Recurrence, State, Unread, described
 from attngraph.analysis.recurrence.uniform import switch_in
-from attngraph.analysis.recurrence.units import units_of, unlike
+from attngraph.analysis.recurrence.units import Unit, units_of, unlike
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import as_dim, same_shape
@@ -80,7 +80,7 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
         if switch_in(found_state.value, ends, tokens) is not None:
             return None
     outputs = [output.value, *([] if found_state is None else [found_state.value])]
-    if unlike(outputs, units_of(found)) is not None:
+    if unlike(outputs, _units(found)) is not None:
         return None
     build = Builder(graph, node, fuse_locs([node], node))
     write = _Written(build, found, heads, dtype)
@@ -98,6 +98,18 @@ def _write(graph: Graph, checked: Checked, tokens: Tokens, found: Recurrence) ->
         node.loc,
         op="attn.linear_attention",
         node=made.outputs[0].name,
+    )
+
+
+def _units(found: Recurrence) -> dict[Value, Unit]:
+    decay = None if found.decay is None else found.decay.operand
+    return units_of(
+        found.query.value,
+        found.key.value,
+        None if found.value is None else found.value.value,
+        beta=None if found.beta is None else found.beta.value,
+        decay=None if decay is None else decay.value,
+        state=None if found.past is None else found.past.value,
     )
 
 

@@ -107,6 +107,12 @@ _ONE_LEFT: dict[str, Changes] = {
         "%new = aten.add.Tensor(%old, %o)": "%sum = aten.add.Tensor(%old, %o)"
         "\n  %new = aten.clamp(%sum) {min = -1e3, max = 1e3}"
     },
+    "an update whose cube shows where it is large": {
+        "%new = aten.add.Tensor(%old, %o)": "%sum = aten.add.Tensor(%old, %o)"
+        "\n  %little = aten.mul.Scalar(%sum) {other = 1e-4}"
+        "\n  %cube = aten.pow.Tensor_Scalar(%little) {exponent = 3}"
+        "\n  %new = aten.add.Tensor(%sum, %cube)"
+    },
     "two updates": {
         "%t4 = ": "%h1 = aten.reshape(%h) {shape = [batch, 2, 3, 1]}\n  %more = "
         "aten.mul.Tensor(%h1, %u1)\n  %t4 = ",

@@ -6,7 +6,8 @@ which acts on the key's features only, is diag(a) or (1 − β k kᵀ) diag(a). 
 z = scale · qᵀ S' is read.
 
 What was found is then confirmed with the state and the operands as drawn numbers of their own. The
-nodes between are analytic functions of these, so they are the formula for all numbers; and a loop
+nodes between are analytic functions of these that keep to units (units.py), so they are the formula
+for all numbers; and a loop
 whose step is the recurrence's is the recurrence, whatever its length: by induction over the steps.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from attngraph.analysis.recurrence.uniform import is_analytic
+from attngraph.analysis.recurrence.units import Unit, units_of, unlike
 from attngraph.analysis.values.widening import wide_node, widened
 from attngraph.errors import IRError
 from attngraph.ir import Dim, Graph, Node, Value
@@ -58,6 +60,10 @@ class OuterStep:
     def operands(self) -> list[Value]:
         parts = (self.query, self.key, self.value, self.rate, self.beta, self.decay)
         return list(dict.fromkeys(part for part in parts if part is not None))
+
+    def units(self, state: Value) -> dict[Value, Unit]:
+        others = {"rate": self.rate, "beta": self.beta, "decay": self.decay}
+        return units_of(self.query, self.key, self.value, **others, state=state)
 
     def run(self, given: Mapping[Value, Any], state: torch.Tensor) -> list[torch.Tensor]:
         """S' and z (B, H, dv) of a state (B, H, dk, dv) and the operands' numbers."""
@@ -345,6 +351,10 @@ class _Reader:
                 varied.update(node.outputs)
                 if not is_analytic(node, memory):
                     return False
+        units = step.units(self.runs.state)
+        units.update({base: units[value] for base, value in cut.items()})
+        if unlike(self.runs.results, units) is not None:
+            return False
         for seed in range(_RUNS):
             random = torch.Generator().manual_seed(seed)
             given: dict[Value, Any] = {}

@@ -1,11 +1,10 @@
 """Whether a region adds up nothing but like things, as physics adds up metres to metres.
 
-Each term of a recurrence has a unit of its own: q, k and v any, β that of k⁻², so that a delta
-rule's I − β k kᵀ is a number, and the state that of k ⊗ v. Decays are numbers. A formula of these
-terms that keeps to units, summand by summand, is the same formula whether they are measured in
-metres or in miles. One that doesn't, such as s + (10⁻⁴ · s)³, may look like another one at the
-magnitudes that are drawn, and at 10⁶ be something else. Where it keeps to them, what shows at no
-magnitude of one term shows at none of the others.
+Each term of a recurrence has a unit: q, k, v and a rate that v is multiplied by one of their own,
+β that of k⁻², so that a delta rule's I − β k kᵀ is a number, and the state that of what is added to
+it. Decays are numbers. A formula of these terms that keeps to units, summand by summand, is the
+same whether they are measured in metres or in miles. One that doesn't, such as s + (10⁻⁴ · s)³, may
+look like another one at the magnitudes that are drawn, and at 10⁶ be something else.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from attngraph.analysis.recurrence.terms import Recurrence
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
@@ -38,9 +36,9 @@ from attngraph.ir.traits import (
     TRIANGLE,
 )
 
-Unit: TypeAlias = tuple[float, float, float] | None
-"""Powers of the units of q, k and v. None is that of zeros, which have every unit."""
-_NUMBER = 0.0, 0.0, 0.0
+Unit: TypeAlias = tuple[float, ...] | None
+"""Powers of the units of q, k, v and a rate. None is that of zeros, which have every unit."""
+_NUMBER = (0.0,) * 4
 _LOOP = "attn.scan"
 _SAME = LAYOUT | CAST | NEGATION | SCALE | SUM | TRIANGLE
 _ALIKE = ADDITIVE | SHIFT | REVERSED | JOIN | CHOICE | PAD | SCATTER
@@ -52,21 +50,29 @@ class _UnlikeError(Exception):
     """Summands of two units, or a function of what isn't a number."""
 
 
-def units_of(found: Recurrence) -> dict[Value, Unit]:
-    """The units of its operands; those that are one value have one."""
+def units_of(
+    query: Value,
+    key: Value,
+    value: Value | None,
+    *,
+    rate: Value | None = None,
+    beta: Value | None = None,
+    decay: Value | None = None,
+    state: Value | None = None,
+) -> dict[Value, Unit]:
+    """The units of a recurrence's operands; those that are one value have one."""
     units: dict[Value, Unit] = {}
-    own = zip((found.query, found.key, found.value), range(3), strict=True)
-    for part, place in own:
+    for place, part in enumerate((query, key, value, rate)):
         if part is not None:
-            units.setdefault(part.value, _power(place))
-    key = units[found.key.value]
-    value = _NUMBER if found.value is None else units[found.value.value]
-    if found.beta is not None:
-        units.setdefault(found.beta.value, _raised(key, -2))
-    if found.decay is not None and found.decay.operand is not None:
-        units.setdefault(found.decay.operand.value, _NUMBER)
-    if found.past is not None:
-        units[found.past.value] = _product(value, _raised(key, 1 if found.beta is None else -1))
+            units.setdefault(part, tuple(float(at == place) for at in range(len(_NUMBER))))
+    written = _NUMBER if value is None else units[value]
+    written = _product(written, _NUMBER if rate is None else units[rate])
+    if beta is not None:
+        units.setdefault(beta, _raised(units[key], -2))
+    if decay is not None:
+        units.setdefault(decay, _NUMBER)
+    if state is not None:
+        units[state] = _product(written, _raised(units[key], 1 if beta is None else -1))
     return units
 
 
@@ -160,20 +166,16 @@ def _looped(node: Node, known: Mapping[Value, Unit]) -> list[Unit]:
     raise _UnlikeError
 
 
-def _power(place: int) -> Unit:
-    return float(place == 0), float(place == 1), float(place == 2)
-
-
 def _product(one: Unit, other: Unit) -> Unit:
     if one is None or other is None:
         return None
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+    return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def _raised(unit: Unit, exponent: float) -> Unit:
     if unit is None:
         return _NUMBER if exponent == 0 else None
-    return unit[0] * exponent, unit[1] * exponent, unit[2] * exponent
+    return tuple(power * exponent for power in unit)
 
 
 def _alike(given: Iterable[Unit]) -> Unit:
