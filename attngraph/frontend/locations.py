@@ -107,15 +107,16 @@ class Locator:
 
         The module path is that of the innermost module, torch's own included: a line such as
         `self.encoder(x)` runs many. A node without a trace of its own (torch adds some when it
-        decomposes) is where its first input comes from, else where the node before it does.
+        decomposes) is where its first input comes from, else where the node before it does. One of
+        a class without a file is in its module, at no line.
         """
         loc = self._read(node)
-        if loc == UNKNOWN:
+        if loc is None:
             return self._last
         self._last = loc
         return loc
 
-    def _read(self, node: fx.Node) -> Loc:
+    def _read(self, node: fx.Node) -> Loc | None:
         modules = tuple(
             (_ADDED.sub("", path), cls if isinstance(cls, str) else _qualified(cls))
             for path, cls in (node.meta.get("nn_module_stack") or {}).values()
@@ -126,8 +127,10 @@ class Locator:
             self._cache[key] = _locate(*key)
         if self._cache[key] != UNKNOWN:
             return self._cache[key]
+        if not _has_a_file(modules):
+            return Loc(module=_path(modules))
         sources = [source for source in node.all_input_nodes if source.op != "placeholder"]
-        return self._read(sources[0]) if sources else UNKNOWN
+        return self._read(sources[0]) if sources else None
 
 
 def _qualified(cls: type) -> str:
@@ -139,10 +142,28 @@ def _locate(trace: str, modules: Modules) -> Loc:
     found = _own_frame(frames, modules)
     if found is None:
         return UNKNOWN
-    module = modules[-1][0] if modules else ""
-    if modules and modules[0][1].startswith(_WRAPPERS):
-        module = module.partition(".")[2]
-    return Loc(portable_path(found[0]), found[1], module)
+    return Loc(portable_path(found[0]), found[1], _path(modules))
+
+
+def _path(modules: Modules) -> str:
+    """That of the innermost module, in the user's own."""
+    path = modules[-1][0] if modules else ""
+    is_wrapped = bool(modules) and modules[0][1].startswith(_WRAPPERS)
+    return path.partition(".")[2] if is_wrapped else path
+
+
+def _has_a_file(modules: Modules) -> bool:
+    """Whether the innermost class was read from one: not by `exec`, `python -c` or torch.fx.
+
+    Of such code torch tells no lines. False only where that is known.
+    """
+    cls = next((cls for _, cls in reversed(modules) if not cls.startswith("torch.nn.")), None)
+    if cls is None:
+        return True
+    parts = cls.split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+    module = next((sys.modules[name] for name in names if name in sys.modules), None)
+    return getattr(module, "__file__", None) is not None and not cls.startswith("torch.")
 
 
 def _own_frame(frames: list[tuple[str, int]], modules: Modules) -> tuple[str, int] | None:

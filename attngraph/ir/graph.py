@@ -24,8 +24,13 @@ class Loc:
     fused: tuple[Loc, ...] = ()
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.file else "unknown source"
+        place = self.place or "unknown source"
         return f"{place} ({self.module})" if self.module else place
+
+    @property
+    def place(self) -> str:
+        """`file:line`; empty where that isn't known."""
+        return f"{self.file}:{self.line}" if self.file else ""
 
 
 UNKNOWN = Loc()

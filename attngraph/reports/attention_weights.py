@@ -78,7 +78,7 @@ def attention_weights(
         weights = _four_axes(result, node)
         checked = _check(weights, _match(node, eager, weights.shape), layer)
         kept = _heads(heads, weights.shape[1], layer)
-        place = f"{node.loc.file}:{node.loc.line}"
+        place = node.loc.place or "unknown place"
         picked = weights[:, list(kept)]
         views.append(AttentionWeights(layer, node.loc.module, place, kept, picked, checked))
     return views
@@ -104,7 +104,7 @@ def hidden_in_loops(graph: Graph) -> list[str]:
         count = sum(1 for region in node.regions for _ in _attentions(region.walk()))
         if count:
             told.append(
-                f"The loop over time at {node.loc.file}:{node.loc.line} holds "
+                f"The loop over time at {node.loc.place or 'an unknown place'} holds "
                 f"{'an attention' if count == 1 else f'{count} attentions'} in each step; what "
                 "steps of a loop look at is not shown."
             )
@@ -154,7 +154,7 @@ def _with_weights(graph: Graph, node: Node, shape: tuple[Any, ...]) -> tuple[Nod
 
 def _choose(found: Sequence[tuple[Node, Value]], layers: Sequence[int] | None) -> list[int]:
     listed = ", ".join(
-        f"{at} ({node.loc.module or f'{node.loc.file}:{node.loc.line}'})"
+        f"{at} ({node.loc.module or node.loc.place or 'unknown place'})"
         for at, (node, _) in enumerate(found)
     )
     for layer in layers or ():

@@ -93,7 +93,7 @@ def pictures(
 
 
 def _place(loc: Loc) -> Place:
-    return f"{loc.file}:{loc.line}", loc.module
+    return loc.place, loc.module
 
 
 def _plain(loc: Loc) -> Loc:

@@ -230,7 +230,7 @@ def assumptions_of(results: Iterable[PassResult], assume: Iterable[str]) -> list
 def reassociations_of(results: Iterable[PassResult]) -> list[Reassociation]:
     """The rewrites that `--exact` would have left out, in the order they were made."""
     return [
-        Reassociation(result.name, remark.reason, _location(remark), remark.loc.module)
+        Reassociation(result.name, remark.reason, remark.loc.place, remark.loc.module)
         for result in results
         for remark in result.remarks
         if remark.code == "reassociated"
@@ -246,13 +246,17 @@ def defects_of(results: Iterable[PassResult]) -> list[str]:
 def hidden_rows_of(results: Iterable[PassResult]) -> list[str]:
     """A sentence on each softmax that stays spelled out for the sake of fully masked rows."""
     notes = _notes(results, "hidden-rows")
-    return [f"{_location(remark)}: {remark.reason} {remark.hint}" for remark in notes]
+    return [
+        f"{remark.loc.place or 'unknown place'}: {remark.reason} {remark.hint}" for remark in notes
+    ]
 
 
 def loops_of(results: Iterable[PassResult]) -> list[str]:
     """A sentence on each loop over time that stays unrolled."""
     notes = _notes(results, "unrolled")
-    return [f"{_location(remark)}: {remark.reason} {remark.hint}" for remark in notes]
+    return [
+        f"{remark.loc.place or 'unknown place'}: {remark.reason} {remark.hint}" for remark in notes
+    ]
 
 
 def _notes(results: Iterable[PassResult], code: str) -> list[Remark]:
@@ -264,17 +268,13 @@ def _notes(results: Iterable[PassResult], code: str) -> list[Remark]:
     ]
 
 
-def _location(remark: Remark) -> str:
-    return f"{remark.loc.file}:{remark.loc.line}" if remark.loc.file else ""
-
-
 def _site(remark: Remark, notes: dict[str, str], kernel: Choice | None) -> Site:
     return Site(
         remark.status,
         remark.op,
         remark.code,
         remark.reason,
-        _location(remark),
+        remark.loc.place,
         remark.loc.module,
         remark.hint,
         remark.blamed,

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -212,6 +213,49 @@ def test_root_modules_have_an_empty_path() -> None:
     (node,) = result.graph
     assert isinstance(node.loc, Loc)
     assert node.loc.module == ""
+
+
+SOURCE = """
+import torch
+
+class Part(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(SIZE, SIZE)
+
+    def forward(self, x):
+        return self.linear(x).tanh()
+
+class Whole(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x):
+        return self.part(x).sin()
+"""
+
+
+def test_code_without_a_file_is_in_its_module_at_no_line() -> None:
+    """torch tells no lines of it, and those of the layer before it would be untrue."""
+    names: dict[str, Any] = {"__name__": "made_here"}
+    exec(SOURCE.replace("SIZE", str(X.shape[-1])), names)
+    locs = {node.op: node.loc for node in capture(names["Whole"](), (X,)).graph}
+    assert locs["aten.linear"].place.startswith("torch/nn/modules/linear.py:")
+    assert locs["aten.tanh"] == Loc(module="part")
+    assert str(locs["aten.tanh"]) == "unknown source (part)"
+    assert locs["aten.sin"] == Loc()
+    graph = capture(torch.fx.symbolic_trace(Layers()), (torch.ones(2, 4),)).graph
+    assert {node.op: node.loc for node in graph}["aten.sin"] == Loc()
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.layer(x))
 
 
 def _export(model: Built) -> torch.export.ExportedProgram:
