@@ -16,6 +16,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._dynamo import config as dynamo_config
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import _DimHint, refine_dynamic_shapes_from_suggested_fixes
 from torch.utils import _pytree as pytree
@@ -290,6 +291,8 @@ def _trace(
                 stack.enter_context(Rewordings(numbers.cuts, known.whole))
                 for context in (forgetting, quiet):
                     stack.enter_context(context())
+                # torch would keep each result under its symbolic sizes, for good, and read none
+                stack.enter_context(dynamo_config.patch(fake_tensor_cache_enabled=False))
                 stack.enter_context(inference(module))
                 _forget(module, args, kwargs, constant)
                 stack.enter_context(watched_specialisations(fixed))

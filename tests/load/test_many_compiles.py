@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import attngraph
 from attngraph.ir import Graph, Node
@@ -92,6 +93,14 @@ def grown(count: int) -> Iterator[str]:
 @pytest.mark.slow
 def test_many_compiles_leave_nothing_behind() -> None:
     assert list(grown(COMPILES)) == []
+
+
+def test_torch_keeps_no_results_of_a_trace() -> None:
+    """They are of symbolic sizes that no other trace has: half of what a compile left behind."""
+    compile_one(0)
+    before = len(FakeTensorMode.cache)
+    compile_one(1)
+    assert len(FakeTensorMode.cache) == before
 
 
 def test_what_grows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
