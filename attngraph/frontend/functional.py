@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,14 +86,22 @@ def functionalize(program: ExportedProgram) -> Functional:
 def _keep_the_shapes_of_buffers(graph: fx.Graph) -> None:
     """Leaves out what torch.export writes of a table that the model has made anew for this size.
 
-    It takes it for a write into the table that was there, which has another size.
+    It takes it for a write into the table that was there, which has another size. What the model
+    writes into a tensor of its own, or spreads over one, stays.
     """
     for node in reversed(graph.nodes):
         if node.target is not torch.ops.aten.copy_.default or node.users:
             continue
         kept, made = (each.meta.get("val") for each in node.args)
-        if kept is not None and made is not None and str(kept.shape) != str(made.shape):
+        is_stored = getattr(node.args[0], "op", "") in ("placeholder", "get_attr")
+        if is_stored and None not in (kept, made) and not _spreads(made.shape, kept.shape):
             graph.erase_node(node)
+
+
+def _spreads(made: Sequence[object], kept: Sequence[object]) -> bool:
+    """Whether one shape broadcasts to the other."""
+    pairs = zip(reversed(made), reversed(kept), strict=False)
+    return len(made) <= len(kept) and all(str(a) in ("1", str(b)) for a, b in pairs)
 
 
 def _retraced(program: ExportedProgram) -> ExportedProgram:

@@ -230,3 +230,18 @@ def test_parts_whose_lengths_depend_on_a_rest_are_refused() -> None:
     """torch's operator takes any length; the types of what it gives hold for one rest alone."""
     with pytest.raises(CaptureError, match="the model needs length = 3"):
         optimize(Thirds(), (X,), dynamic_shapes=({1: Dim("length", max=64)},))
+
+
+class Written(nn.Module):
+    """A table of its own, into which the rows for one element of the batch are written."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = x.new_zeros(1, x.shape[1] + 2, x.shape[2])
+        table.data[:, 2:].copy_(torch.arange(x.shape[2]).float().expand(x.shape[1], -1))
+        return torch.cat([x[:, :2], x], 1) + table
+
+
+def test_what_is_written_into_a_tensor_of_the_models_own_stays() -> None:
+    x = torch.randn(3, 5, 8)
+    optimized = optimize(Written(), (x,))
+    torch.testing.assert_close(optimized(x), Written()(x))

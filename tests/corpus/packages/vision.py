@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from tests.corpus.packages.kit import CLASSES, images, row
 
@@ -90,7 +91,8 @@ def _coca() -> Any:
         text_cfg=text,
         vision_cfg=vision,
     )
-    model.text_decoder.init_parameters()  # its class leaves its projection to what memory holds
+    # The class leaves this to what memory holds.
+    nn.init.normal_(model.text_decoder.text_projection, std=0.2)
     return model, lambda b, n: (torch.randn(b, 3, 32, 32), torch.randint(1, 64, (b, 11)))
 
 
