@@ -8,6 +8,7 @@ return is what the code would compute at any size, so conditions on it are kept 
 from __future__ import annotations
 
 import builtins
+import functools
 import linecache
 import math
 import re
@@ -110,6 +111,8 @@ def recorded_numbers(found: Numbers) -> Iterator[None]:
             frame = frame.f_back
         if frame is not None and not _is_library(frame):
             _add_functions(found, number_functions(frame))
+        if not all(symbol.is_integer for symbol in node.expr.free_symbols):
+            _add(found, frame)  # a fraction, which `max` may take
         return ask(node, *args)
 
     with ExitStack() as stack:
@@ -132,7 +135,10 @@ def add_raising(found: Numbers, trace: TracebackType | None) -> None:
 
 @contextmanager
 def sizes_as_numbers(known: Numbers) -> Iterator[None]:
-    """In code with these global names, int, float and len of a size, and math.sqrt, are sizes."""
+    """In code with these global names, int, float and len of a size, and math.sqrt, are sizes.
+
+    int and float of a tensor are numbers that it holds until a run, as its item() is.
+    """
     if not known:
         yield
         return
@@ -142,6 +148,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         stack.enter_context(calls_of_any_size(known.entries, known.replayed))
         for names in known.spaces:
             own: Namespace = {"int": _Int, "float": _Float, "len": _length}
+            own |= {"max": _extreme(max, torch.sym_max), "min": _extreme(min, torch.sym_min)}
             own = {name: made for name, made in own.items() if name not in names}
             own |= {
                 name: made
@@ -179,18 +186,34 @@ class _Int(int, metaclass=_Number):
     plain, size = int, torch.SymInt
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _SYM_INT(*args) if _is_size(args) else int(*args, **kwargs)
+        number = _read_at_run_time(args)
+        return int(*args, **kwargs) if number is None else _SYM_INT(number)
 
 
 class _Float(float, metaclass=_Number):
     plain, size = float, torch.SymFloat
 
     def __new__(cls, *args: Any) -> Any:
-        return _SYM_FLOAT(*args) if _is_size(args) else float(*args)
+        number = _read_at_run_time(args)
+        return float(*args) if number is None else _SYM_FLOAT(number)
 
 
-def _is_size(args: Sequence[Any]) -> bool:
-    return len(args) == 1 and isinstance(args[0], _SIZES)
+def _read_at_run_time(args: Sequence[Any]) -> Any:
+    """The size that is the only argument, or the element of the tensor that is; None of others."""
+    if len(args) != 1:
+        return None
+    number = args[0].item() if isinstance(args[0], torch.Tensor) else args[0]
+    return number if isinstance(number, _SIZES) else None
+
+
+def _extreme(plain: Callable[..., Any], of_numbers: Callable[..., Any]) -> Callable[..., Any]:
+    """`max` or `min`, which a fraction that is known at run time only may be one of."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        is_open = any(isinstance(arg, torch.SymFloat) and not arg.node.has_hint() for arg in args)
+        return functools.reduce(of_numbers, args) if is_open else plain(*args, **kwargs)
+
+    return computed
 
 
 def _length(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from attngraph.frontend.branches import Place
@@ -55,6 +55,10 @@ class Rewordings(TorchFunctionMode):
             ids = args[0] if args else named["input"]
             classes: Any = _classes(args, named)
             return (ids.unsqueeze(-1) == torch.arange(classes, device=ids.device)).long()
+        if func is scaled_dot_product_attention and isinstance(named.get("scale"), torch.SymFloat):
+            scale = named.pop("scale")
+            query, args = (args[0], args[1:]) if args else (named.pop("query"), ())
+            return func(query * scale, *args, **named, scale=1.0)
         if func in _JOINS and args and isinstance(args[0], Steps):
             axis = named.get("dim", args[1] if len(args) > 1 else 0)
             return args[0].joined(axis, new=func is torch.stack)

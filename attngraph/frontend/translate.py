@@ -20,25 +20,16 @@ from torch import fx
 from attngraph.errors import CaptureError
 from attngraph.frontend.functional import IDENTITY_IN_PLACE, Functional
 from attngraph.frontend.locations import Locator
+from attngraph.frontend.python_numbers import NO_VALUE, Call, PythonNumbers
 from attngraph.frontend.shapes import dynamic_number
 from attngraph.frontend.strided import gather_strided
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.wrapped import plain_weight
-from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
-from attngraph.ir.ops import OpDef, flatten_call, op_def, op_name
+from attngraph.ir.graph import UNKNOWN, Graph, Value
+from attngraph.ir.ops import OpDef, flatten_call, op_name
 from attngraph.ir.storage import memory_of, place_of, wraps
 from attngraph.ir.types import ScalarType, TensorType, Type
 
-_NO_VALUE = frozenset(
-    [
-        "aten._assert_tensor_metadata",
-        "aten._assert_scalar",
-        "aten._assert_async",
-        "aten._assert_async.msg",
-        "aten.sym_constrain_range",
-        "aten.sym_constrain_range_for_size",
-    ]
-)
 _IDENTITY = frozenset(["aten.alias", "aten.detach", "aten.lift_fresh_copy", *IDENTITY_IN_PLACE])
 _DROPOUT = frozenset(
     [
@@ -69,6 +60,7 @@ class Translator:
         self._values: dict[fx.Node, Value] = {}
         self._parts: dict[fx.Node, list[Value]] = {}
         self._scalars: dict[fx.Node, Any] = {}
+        self._numbers = PythonNumbers(self.graph, self._scalars, self._read, self._type)
         self._weights: dict[fx.Node, tuple[str, torch.Tensor]] = {}
         self._known: dict[Hashable, Value] = {}
         self.wrapped: list[tuple[str, type]] = []
@@ -147,16 +139,17 @@ class Translator:
                 raise CaptureError(
                     f"{target} at {self._locator.of(node)} is not an operator of torch."
                 )
-            return  # arithmetic on sizes: read from the trace where it is used
+            self._numbers.arithmetic(node, self._locator.of(node))
+            return  # that on sizes is read from the trace where it is used
         name = op_name(target)
-        if name in _NO_VALUE or name.startswith("profiler."):
+        if name in NO_VALUE or name.startswith("profiler."):
             return
         if name in _ITEM:
             self._item(node)
         elif name == _INNER:
             self._inner(node)
         elif value is not None and _is_cast(name) and isinstance(source, (bool, int, float)):
-            self._values[node] = self._full(source, value.dtype, self._locator.of(node))
+            self._values[node] = self._numbers.full(source, value.dtype, self._locator.of(node))
         elif self._is_identity(node, name):
             self._values[node] = self._tensor(node.args[0])
         elif name == "aten.as_strided":
@@ -193,9 +186,7 @@ class Translator:
             return _memory_format(node) is None
         return False
 
-    def _canonical(
-        self, node: fx.Node, name: str
-    ) -> tuple[str, OpDef, Sequence[Any], Mapping[str, Any]]:
+    def _canonical(self, node: fx.Node, name: str) -> Call:
         """The operator that stands for this one, and its call."""
         twin = self._functional.twins.get(node)
         if twin is not None:
@@ -215,53 +206,7 @@ class Translator:
                 kwargs["memory_format"] = memory_format
             if source.meta["val"].dtype == value.dtype:
                 name, kwargs = "aten.clone", {"memory_format": memory_format}
-        definition = op_def(name)
-        return self._with_numbers(node, name, definition, args, kwargs)
-
-    def _with_numbers(
-        self,
-        node: fx.Node,
-        name: str,
-        definition: OpDef,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> tuple[str, OpDef, Sequence[Any], Mapping[str, Any]]:
-        """Python lets a number stand for a tensor (`x + 1`): the overload that takes numbers."""
-        given = dict(zip((arg.name for arg in definition.args), args, strict=False)) | dict(kwargs)
-        numbers = [
-            arg.name
-            for arg in definition.args
-            if arg.kind == "tensor" and self._is_number(given.get(arg.name))
-        ]
-        if not numbers:
-            return name, definition, args, kwargs
-        for other in _overloads(name):
-            if _takes_numbers(definition, other, numbers):
-                return other.name, other, args, kwargs
-        tensors = [self._read(given[arg.name]) for arg in definition.args if arg.name in given]
-        other_dtypes = [value.dtype for value in tensors if isinstance(value, Value)]
-        for number in numbers:
-            value = self._read(given[number])
-            is_fraction = isinstance(value, float) or getattr(value, "is_integer", True) is False
-            like = torch.empty(1, dtype=other_dtypes[0] if other_dtypes else None)
-            dtype = torch.result_type(like, 0.5 if is_fraction else 0)
-            given[number] = self._full(value, dtype, self._locator.of(node))
-        return name, definition, (), given
-
-    def _is_number(self, value: Any) -> bool:
-        if isinstance(value, fx.Node):
-            if value in self._values or value in self._weights:
-                return False
-            value = self._scalars.get(value, value.meta.get("val"))
-        return isinstance(
-            value, (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
-        )
-
-    def _full(self, number: Any, dtype: torch.dtype, loc: Loc) -> Value:
-        attrs = {"size": [], "fill_value": number, "dtype": dtype}
-        return self.graph.create(
-            "aten.full", [], attrs, types=[TensorType(dtype, ())], loc=loc
-        ).output
+        return self._numbers.call(node, name, args, kwargs, self._locator.of(node))
 
     def _item(self, node: fx.Node) -> None:
         """`Tensor.item()`: an integer defines a dim; another number stays a tensor."""
@@ -274,15 +219,7 @@ class Translator:
                 kind = ScalarType("int", expr.name)
                 self.graph.create("aten.item", [source], types=[kind], names=[node.name], loc=loc)
             return
-        if any(user.op == "output" or _computes(user) for user in node.users):
-            self._values[node] = self.graph.create(
-                "aten.reshape",
-                [source],
-                {"shape": []},
-                types=[TensorType(source.dtype, ())],
-                names=[node.name],
-                loc=loc,
-            ).output
+        self._numbers.item(node, source, loc)
 
     def _strided(self, node: fx.Node) -> Value:
         (source, size, stride, *rest), loc = node.args, self._locator.of(node)
@@ -346,6 +283,8 @@ class Translator:
         if isinstance(item, fx.Node):
             if item in self._values:
                 return self._values[item]
+            if item in self._numbers.fractions:
+                return self._numbers.fractions[item]
             if item in self._weights:
                 return self._weight(item)
             if item in self._scalars:
@@ -359,12 +298,10 @@ class Translator:
         value = self._read(item)
         if isinstance(value, sympy.Basic):
             loc = self._locator.of(item)
-            return self._full(value, torch.int64 if value.is_integer else torch.float32, loc)
+            return self._numbers.full(
+                value, torch.int64 if value.is_integer else torch.float32, loc
+            )
         return value
-
-
-def _computes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and op_name(node.target) not in _NO_VALUE
 
 
 def _is_cast(name: str) -> bool:
@@ -377,21 +314,3 @@ def _memory_format(node: fx.Node) -> torch.memory_format | None:
         if isinstance(value, torch.memory_format) and value != torch.preserve_format:
             return value
     return None
-
-
-def _overloads(name: str) -> list[OpDef]:
-    namespace, packet = name.split(".")[:2]
-    return [
-        op_def(f"{namespace}.{packet}" + ("" if overload == "default" else f".{overload}"))
-        for overload in getattr(getattr(torch.ops, namespace), packet).overloads()
-    ]
-
-
-def _takes_numbers(definition: OpDef, other: OpDef, numbers: Sequence[str]) -> bool:
-    """Whether `other` differs from `definition` only by taking `numbers` as attributes."""
-    if [arg.name for arg in other.args] != [arg.name for arg in definition.args]:
-        return False
-    return all(
-        other_arg.kind == ("attr" if arg.name in numbers else arg.kind)
-        for arg, other_arg in zip(definition.args, other.args, strict=True)
-    )

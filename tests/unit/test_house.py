@@ -214,6 +214,7 @@ NAMES_OPS = {
     "attngraph/frontend/expressions.py": "what expressions over sizes call",
     "attngraph/frontend/functional.py": "what torch's traces call ops that no graph has",
     "attngraph/frontend/pt2_check.py": "what expressions over sizes call",
+    "attngraph/frontend/python_numbers.py": "what Python's operators on numbers are called as ops",
     "attngraph/frontend/recurrent.py": "the functions of torch that step through time",
     "attngraph/frontend/translate.py": "what torch's traces call ops that no graph has",
     "attngraph/ir/ops.py": "how torch wants to be called",
