@@ -222,8 +222,9 @@ class LoweringContext:
             if known is not None:
                 result.dtype = known
         is_own = op_type == "Cast" or body is not None
-        if self.target.provider == "cpu" and not is_own and _is_bf16(*kept):
-            return self._in_float32(op_type, kept, results, outputs, domain, attrs)
+        lacking = None if is_own else _lacking(op_type, kept, attrs)
+        if self.target.provider == "cpu" and lacking is not None:
+            return self._in_float32(lacking, op_type, kept, results, outputs, domain, attrs)
         attributes = {name: value for name, value in attrs.items() if value is not None}
         node = ir.Node(
             domain,
@@ -240,6 +241,7 @@ class LoweringContext:
 
     def _in_float32(
         self,
+        half: ir.DataType,
         op_type: str,
         inputs: Sequence[ir.Value | None],
         results: Sequence[ir.Value],
@@ -247,13 +249,12 @@ class LoweringContext:
         domain: str,
         attrs: Mapping[str, Any],
     ) -> tuple[ir.Value, ...]:
-        """The op on float32, rounded to bfloat16 afterwards, as torch computes it on a CPU.
-
-        onnxruntime's CPU provider has next to no kernel for bfloat16.
-        """
+        """The op on float32, rounded to this `half` afterwards, as torch computes it on a CPU."""
         single = ir.DataType.FLOAT
         wide = [
-            self.op("Cast", value, to=single) if value is not None and _is_bf16(value) else value
+            self.op("Cast", value, to=single)
+            if value is not None and value.dtype == half
+            else value
             for value in inputs
         ]
         found = self.ops(
@@ -261,11 +262,11 @@ class LoweringContext:
             *wide,
             outputs=outputs,
             domain=domain,
-            dtype=single if _is_bf16(results[0]) else results[0].dtype,
+            dtype=single if results[0].dtype == half else results[0].dtype,
             **attrs,
         )
         return tuple(
-            self.op("Cast", value, to=ir.DataType.BFLOAT16) if _is_bf16(result) else value
+            self.op("Cast", value, to=half) if result.dtype == half else value
             for value, result in zip(found, results, strict=True)
         )
 
@@ -402,8 +403,18 @@ def signature_of(op_type: str, opset: int = OPSET) -> ir.schemas.OpSignature | N
         return None
 
 
-def _is_bf16(*values: ir.Value | None) -> bool:
-    return any(value is not None and value.dtype == ir.DataType.BFLOAT16 for value in values)
+def _lacking(
+    op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, Any]
+) -> ir.DataType | None:
+    """The half precision of these inputs, where the CPU provider has no kernel of the op for it.
+
+    It has next to none for bfloat16, and for float16 none that adds or multiplies where it writes.
+    """
+    dtypes = {value.dtype for value in inputs if value is not None}
+    if ir.DataType.BFLOAT16 in dtypes:
+        return ir.DataType.BFLOAT16
+    computes = op_type.startswith("Scatter") and attrs.get("reduction") in ("add", "mul")
+    return ir.DataType.FLOAT16 if computes and ir.DataType.FLOAT16 in dtypes else None
 
 
 def _output_dtype(

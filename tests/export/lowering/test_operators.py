@@ -190,3 +190,26 @@ def test_a_dtype_that_an_old_opset_lacks_is_named() -> None:
     lower(graph, target=Target("cuda", opset=22))
     with pytest.raises(LoweringError, match=r"Sin.*opset 21.*bfloat16.*leave out --opset"):
         lower(graph, target=Target("cuda", opset=21))
+
+
+SCATTERS = {
+    "index_add": "aten.index_add(%t, %i, %x) {dim = 0}",
+    "scatter_add": "aten.scatter_add(%t, %p, %x) {dim = 0}",
+    "products": 'aten.scatter_reduce.two(%t, %p, %x) {dim = 0, reduce = "prod"}',
+    "index_put": "aten.index_put(%t, %i, %x) {accumulate = true}",
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_a_half_is_written_where_another_lies_already(name: str) -> None:
+    """The CPU provider adds and multiplies in float32 there: it has no kernel for float16."""
+    graph = graph_of(
+        "  input %t : f16[6, 4]\n  input %x : f16[6, 4]\n  input %i : i64[6]\n"
+        f"  input %p : i64[6, 4]\n  %y = {SCATTERS[name]}\n  return %y"
+    )
+    index = torch.tensor([0, 1, 1, 3, 5, 5])
+    whole = torch.arange(24).reshape(6, 4).half() % 7 - 3
+    inputs = (whole, whole.flip(0), index, index[:, None].expand(6, 4).contiguous())
+    (expected,) = interpret(graph, inputs)
+    (found,) = run(session_of(lower(graph)), inputs)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
