@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,6 +19,7 @@ from attngraph.export.formats import Precision
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.precision import own_precision
 from attngraph.frontend.capture import Captured
+from attngraph.frontend.demands import demands
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
@@ -146,11 +147,10 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
     told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
     if not told and beyond:  # torch's own questions, such as whether two sizes are equal
         told = [" and ".join(shown(suspect.condition) for suspect in beyond)]
+    places = {suspect.condition: suspect.place for suspect in required}
+    from_one = {n: replace(info, low=min(info.low, 1)) for n, info in graph.dims.items()}
     return [
-        *(
-            f"Sizes have {shown(suspect.condition)}: the model demands it{suspect.place}."
-            for suspect in required
-        ),
+        *demands(list(places), from_one, places.__getitem__),
         *(
             f"The file does at all sizes what the model does where {condition}; where it isn't, "
             "the two were compared at some sizes and are equal."

@@ -7,11 +7,11 @@ these are looked at with many sizes, only to tell them in short.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import sympy
 
-from attngraph.ir.conditions import Condition, at_sizes
+from attngraph.ir.conditions import Condition, at_sizes, shown
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
 
 _FIRST = 40
@@ -20,8 +20,29 @@ _FEW = 6
 """Sizes that are told one by one, if no others are excluded."""
 _TOGETHER = {2: (0, 1, 2, 3, 5, 8, 13, 1000, 1_000_002), 3: (0, 1, 2, 7, 1_000_002)}
 """Steps from the least sizes at which conditions on several dims are looked at, by their number."""
+_ELSEWHERE = 8
+"""A step at which other dims are looked at, while all sizes of one are."""
 
 _Point = dict[sympy.Symbol, sympy.Integer]
+
+
+def demands(
+    conditions: Sequence[Condition],
+    dims: Mapping[str, DimInfo],
+    place_of: Callable[[Condition], str],
+) -> Iterator[str]:
+    """A sentence for each dim of which a few sizes are excluded, and for each other condition that
+    excludes any; `place_of` says where the code asks it, ` at model.py:12 (…)`.
+    """
+    known: list[Condition] = []
+    for name, sizes, excluding in excluded_sizes(conditions, dims):
+        where = next((place for each in excluding if (place := place_of(each))), "")
+        *others, last = map(str, sizes)
+        said = f"{', '.join(others)} or {last}" if others else last
+        yield f"Dim {name!r} can't be {said}: the model demands it{where}."
+        known += excluding
+    for condition in told([each for each in conditions if each not in known], dims, known):
+        yield f"Sizes have {shown(condition)}: the model demands it{place_of(condition)}."
 
 
 def excluded_sizes(
@@ -30,16 +51,48 @@ def excluded_sizes(
     """The dims of which a few small sizes alone are excluded, with these and the conditions that
     exclude them.
     """
+    alone: dict[str, list[tuple[set[int], Condition]]] = {}
+    for name, sizes, condition in _excluded_alone(conditions, dims):
+        alone.setdefault(name, []).append((sizes, condition))
     for name, info in dims.items():
         own = [condition for condition in conditions if symbols_of(condition) == {name}]
-        sizes = _sizes(info)
-        excluding = {
-            size: [each for each in own if not _holds(each, {symbol(name): sympy.Integer(size)})]
-            for size in sizes
-        }
-        found = [size for size in sizes if excluding[size]]
-        if found and len(found) <= _FEW and found[-1] < info.low + _FIRST // 2:
-            yield name, found, [each for each in own if any(each in e for e in excluding.values())]
+        excluding = {size: _failing(own, {symbol(name): size}) for size in _sizes(info)}
+        own = [each for each in own if any(each in failing for failing in excluding.values())]
+        found = {size for size, failing in excluding.items() if failing}
+        if found and (len(found) > _FEW or max(found) >= info.low + _FIRST // 2):
+            continue
+        found = found.union(*(sizes for sizes, _ in alone.get(name, ())))
+        if found:
+            yield name, sorted(found), [*own, *(each for _, each in alone.get(name, ()))]
+
+
+def _excluded_alone(
+    conditions: Iterable[Condition], dims: Mapping[str, DimInfo]
+) -> Iterator[tuple[str, set[int], Condition]]:
+    """Conditions on several dims that fail by the size of one, whatever the others are."""
+    for condition in conditions:
+        names = symbols_of(condition)
+        points = _points(names, [], dims) if len(names) > 1 else None
+        if points is None:
+            continue
+        failing = [at for at in points if not _holds(condition, at)]
+        for name in sorted(names):
+            own = symbol(name)
+            found = {int(at[own]) for at in failing}
+            if not found or len(failing) < sum(int(at[own]) in found for at in points):
+                continue
+            others = {symbol(n): dims[n].low + _ELSEWHERE for n in names - {name}}
+            sizes = {
+                size for size in _sizes(dims[name]) if _failing([condition], {**others, own: size})
+            }
+            if len(sizes) <= _FEW and found <= sizes and max(sizes) < dims[name].low + _FIRST // 2:
+                yield name, sizes, condition
+                break
+
+
+def _failing(conditions: Iterable[Condition], at: Mapping[sympy.Symbol, int]) -> list[Condition]:
+    point = {name: sympy.Integer(size) for name, size in at.items()}
+    return [condition for condition in conditions if not _holds(condition, point)]
 
 
 def told(

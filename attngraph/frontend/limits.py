@@ -10,7 +10,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.conditions import split
-from attngraph.frontend.demands import excluded_sizes, told
+from attngraph.frontend.demands import demands
 from attngraph.frontend.locations import quote
 from attngraph.frontend.questions import Question
 from attngraph.frontend.shapes import Request
@@ -437,12 +437,4 @@ def _notes(
         if name in wanted:
             yield f"Dim {name!r} is {bound}: the model demands it{where}."
     stated = [condition for condition in conditions if unequal(condition) is None]
-    known = []
-    for name, sizes, excluding in excluded_sizes(stated, from_one):
-        where = next((place for each in excluding if (place := places.of(each))), "")
-        *others, last = map(str, sizes)
-        said = f"{', '.join(others)} or {last}" if others else last
-        yield f"Dim {name!r} can't be {said}: the model demands it{where}."
-        known += excluding
-    for condition in told([each for each in stated if each not in known], from_one, known):
-        yield f"Sizes have {shown(condition)}: the model demands it{places.of(condition)}."
+    yield from demands(stated, from_one, places.of)

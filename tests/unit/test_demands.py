@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from attngraph.frontend.demands import excluded_sizes, told
+from attngraph.frontend.demands import demands, excluded_sizes, told
 from attngraph.ir.conditions import Condition, parse_condition, shown
 from attngraph.ir.dims import DimInfo
 
@@ -27,6 +27,11 @@ def _read(*texts: str) -> list[Condition]:
         (["a <= 9000"], {}),
         (["a*b != 1"], {}),
         (["c != 5", "b != 1"], {"b": [1], "c": [5]}),
+        (["a % (3*a*(b // 2)) != 0"], {"b": [1]}),  # by the size of b alone
+        (["a % (3*a*(b // 2)) != 0", "b != 3", "a*b != a"], {"b": [1, 3]}),
+        (["a*(b - 1)*(b - 2) != 0", "a % 2 == 0"], {"b": [1, 2]}),
+        (["a*(b // 50) <= a"], {}),  # of b from 100 on
+        (["(a - 1)*(b - 1) != 0"], {}),
     ],
 )
 def test_a_few_small_sizes_are_told_one_by_one(
@@ -56,3 +61,13 @@ def test_what_is_known_is_not_told() -> None:
     known = _read("a % 4 == 0")
     assert told(_read("a % 2 == 0"), DIMS, known) == []
     assert told([sympy.Ne(sympy.Symbol("a"), 3)], {}) != []
+
+
+def test_what_no_size_breaks_is_not_told() -> None:
+    def said(*texts: str) -> list[str]:
+        return list(demands(_read(*texts), DIMS, lambda each: " at model.py:3"))
+
+    assert said("3*a*(b // 2) != a", "a % (3*a*(b // 2)) != 0") == [
+        "Dim 'b' can't be 1: the model demands it at model.py:3."
+    ]
+    assert said("a <= b", "a <= 2*b") == ["Sizes have a ≤ b: the model demands it at model.py:3."]
