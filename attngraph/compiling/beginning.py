@@ -120,7 +120,7 @@ def _begun(
         if required is None:
             return None
         notes += required
-    return Begun(captured, check, own, prepared.buffers, notes)
+    return Begun(captured, check, own, prepared.buffers, list(dict.fromkeys(notes)))
 
 
 def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[str] | None:
