@@ -135,7 +135,8 @@ def further_outputs(model: onnx_ir.Model, names: Sequence[str]) -> Iterator[onnx
     try:
         yield model
     finally:
-        del outputs[before:]
+        while len(outputs) > before:  # deleted as a slice they would still count as outputs
+            outputs.pop()
 
 
 def in_order(

@@ -64,7 +64,7 @@ _ACTIVATIONS = MATMUL | LINEAR | ANY_CONVOLUTION | NORM | SOFTMAX | ATTENTION | 
 # Numbers this large leave room for a few products before they come near the lowest float.
 _LARGE = 1e12
 _LARGE_HALF = 100.0
-_BOUNDED = (  # for bounded operands, a product with a number too, but no quotient
+_BOUNDED = (  # for bounded operands, a product with a number too, a quotient by weights from 1 on
     RESHAPE | COPY | PERMUTE | EXPAND | REPEAT | SELECT | SLICE | CAST | GATHER | JOIN | CHOICE
     | FILL | RANGE | TRIANGLE | CLAMP | ADDITIVE | SHIFT | REVERSED | NEGATION | MAGNITUDE
     | COMMUTATIVE
@@ -182,6 +182,12 @@ def is_bounded(value: Value, limit: float | None = None, depth: int = _DEPTH) ->
         return False
     if node.op in _COMPUTED:
         return True
+    if node.op == "aten.div.Tensor":
+        divided, divisor = node.inputs[:2]
+        by = None if divisor is None else divisor.data
+        if divided is None or by is None or not bool((by.abs() >= 1).all()):
+            return False
+        return is_bounded(divided, limit, depth - 1)
     if node.op not in _BOUNDED and node.op != "aten.mul.Scalar":
         return False
     numbers = [node.attrs[name] for name in _NUMBERS if name in node.attrs]

@@ -14,6 +14,8 @@ HEAD = """graph @main {
   input %m : bool[3, 4, 4]
   parameter %w : f32[4, 8]
   parameter %big : f32[4, 8]
+  parameter %two : f32[1]
+  parameter %half : f32[1]
   %low = aten.full() {size = [], fill_value = -1e9, dtype = f32}
   %zero = aten.full() {size = [], fill_value = 0.0, dtype = f32}
   %s = aten.linear(%x, %w)
@@ -44,6 +46,7 @@ TERMS = [
 
 def _graph(line: str) -> tuple[Graph, Value]:
     weights = {"w": torch.ones(4, 8) / 8, "big": torch.full((4, 8), -1e9)}
+    weights |= {"two": torch.tensor([2.0]), "half": torch.tensor([0.5])}
     graph = parse(f"{HEAD}  {line}\n  return %y\n}}", weights)
     return graph, graph.outputs[0]
 
@@ -89,6 +92,10 @@ def test_integers_hide_nothing() -> None:
         ("%y = aten.mul.Scalar(%s) {other = 1e13}", False),
         ("%y = aten.div.Scalar(%s) {other = 1e-30}", False),  # no number in it is large
         ("%y = aten.mul.Tensor(%big, %w)", True),
+        ("%y = aten.div.Tensor(%s, %two)", True),  # by weights from 1 on
+        ("%y = aten.div.Tensor(%s, %half)", False),
+        ("%y = aten.div.Tensor(%huge, %two)", False),
+        ("%y = aten.div.Tensor(%s, %s)", False),
         ("%y = aten.slice.Tensor(%x) {dim = 2, start = 0, end = 4}", False),
         ("%y = aten.exp(%s)", False),
         ("%y = aten._to_copy(%m) {dtype = f32}", True),
