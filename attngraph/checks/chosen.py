@@ -135,9 +135,10 @@ class Choices:
         for at, scores in self.exact.items():
             taken = scores.gather(-1, self.places[at])
             best = scores.topk(taken.shape[-1], -1).values
-            gaps = torch.where(best == taken, 0.0, best - taken).abs()
+            gaps = torch.where(_agree(best, taken), 0.0, best - taken).abs()
             errors = [_error(each, scores) for each in self.rounded.get(at, ())]
-            if not errors or float(gaps.max()) > _FACTOR * max(errors):
+            # asked of each, for the largest of gaps is NaN where one is, and more than nothing
+            if not errors or not bool((gaps <= _FACTOR * max(errors)).all()):
                 return False
             differ = [_differ(each, self.places[at]) for each in (scores, *self.rounded[at])]
             self.others += int(torch.stack(differ).any(0).sum())
@@ -184,7 +185,12 @@ def _differ(scores: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+    return a.shape == b.shape and bool(_agree(a, b).all())
+
+
+def _agree(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two are the same number, or both NaN."""
+    return (a == b) | (a.isnan() & b.isnan())
 
 
 def _dispatch(

@@ -3,7 +3,8 @@
 An operator that is given a number for a tensor is the overload that takes numbers. A fraction that
 is read of a tensor as the model runs (`t.item()`) stays a tensor without dims: Python's arithmetic
 on it, which is in double precision, becomes operators, and an operator that is given it for a
-number is the overload that takes a tensor.
+number is the overload that takes a tensor. Where Python raises an error (1 / 0, int of NaN), the
+file goes on as tensors do.
 """
 
 from __future__ import annotations

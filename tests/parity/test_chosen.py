@@ -50,6 +50,12 @@ def test_what_rounding_does_not_explain_is_no_tie(places: list[list[int]]) -> No
     assert not _tied([[1.0, -1.0, 0.75, 0.25]], places)
 
 
+def test_a_row_of_nan_hides_no_wrong_choice_in_another() -> None:
+    rows = [[float("nan")] * 4, [1.0, -1.0, 0.75, 0.25]]
+    assert _tied(rows, [[3, 0], [0, 2]])
+    assert not _tied(rows, [[3, 0], [0, 1]])
+
+
 def test_other_calls_than_the_file_has_are_no_tie() -> None:
     choices = Choices((torch.tensor([[0, 2]]), torch.tensor([[0, 2]])))
     with choices.imposed():
