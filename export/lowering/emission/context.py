@@ -222,7 +222,7 @@ class LoweringContext:
             if known is not None:
                 result.dtype = known
         is_own = op_type == "Cast" or body is not None
-        lacking = None if is_own else _lacking(op_type, kept, attrs)
+        lacking = None if is_own else _lacking(kept, attrs)
         if self.target.provider == "cpu" and lacking is not None:
             return self._in_float32(lacking, op_type, kept, results, outputs, domain, attrs)
         attributes = {name: value for name, value in attrs.items() if value is not None}
@@ -403,17 +403,16 @@ def signature_of(op_type: str, opset: int = OPSET) -> ir.schemas.OpSignature | N
         return None
 
 
-def _lacking(
-    op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, Any]
-) -> ir.DataType | None:
+def _lacking(inputs: Sequence[ir.Value | None], attrs: Mapping[str, Any]) -> ir.DataType | None:
     """The half precision of these inputs, where the CPU provider has no kernel of the op for it.
 
-    It has next to none for bfloat16, and for float16 none that adds or multiplies where it writes.
+    It has next to none for bfloat16, and for float16 none that adds or multiplies where it writes
+    (the scatter operators' `reduction`).
     """
     dtypes = {value.dtype for value in inputs if value is not None}
     if ir.DataType.BFLOAT16 in dtypes:
         return ir.DataType.BFLOAT16
-    computes = op_type.startswith("Scatter") and attrs.get("reduction") in ("add", "mul")
+    computes = attrs.get("reduction") in ("add", "mul")
     return ir.DataType.FLOAT16 if computes and ir.DataType.FLOAT16 in dtypes else None
 
 
