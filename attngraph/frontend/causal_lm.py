@@ -12,7 +12,7 @@ from torch.export import Dim
 from torch.func import functional_call
 
 from attngraph.errors import UsageError
-from attngraph.frontend.modalities import other_tensors
+from attngraph.frontend.modalities import TEXT_ALONE, other_tensors
 from attngraph.frontend.stand_ins import stand_ins
 
 _PROBED = 3  # tokens; no model has as many key heads and features in every layer
@@ -99,9 +99,7 @@ class _OfText(Cached):
         if others := other_tensors(type(model), crosses=crosses):
             raise UsageError(
                 f"{type(model).__name__} also takes {', '.join(others)}, and a decoder is compiled "
-                "without them: its file would answer as if there were none. To have the model of "
-                "text alone, give it by itself, such as "
-                "AutoModelForCausalLM.from_config(model.config.get_text_config()) with its weights."
+                f"without them: its file would answer as if there were none. {TEXT_ALONE}"
             )
         super().__init__(model, all_logits=all_logits)
 

@@ -44,6 +44,11 @@ _LEFT_OUT = {
 """What such a model takes as well, and computes without by default."""
 _GIVES = "BaseModelOutputWithPooling"
 
+TEXT_ALONE = (
+    "To have its text alone, compile a subclass whose forward takes no more than text and hands "
+    "that to super().forward: README.md shows one."
+)
+
 
 def other_tensors(kind: type[Any], *, crosses: bool = False) -> list[str]:
     """What a class's forward takes beside text, as images are, and a decoder is compiled without.
@@ -117,7 +122,5 @@ def refuse_mixed(kind: type[Any], source: str) -> NoReturn:
     subject = f"{name} takes" if source == name else f"{source} is a {name}, which takes"
     raise UsageError(
         f"{subject} {', '.join(others)} beside text, and no compiler joins these to the tokens "
-        "yet. Its text model alone "
-        "(the class of config.get_text_config(), with its weights) compiles as any other, and its "
-        "tower of images or sound from a --factory that returns it."
+        f"yet. {TEXT_ALONE} Its tower of images or sound compiles from a --factory that returns it."
     )
