@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -19,7 +19,7 @@ from attngraph.export.formats import Precision
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.precision import own_precision
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.demands import demands
+from attngraph.frontend.limits import demands_of
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
@@ -119,7 +119,8 @@ def _begun(
         required = _require_suspects(captured, check, options.verifies)
         if required is None:
             return None
-        notes += required
+        at_capture = demands_of(captured.demanded, captured.graph.dims)
+        notes = [note for note in notes if note not in at_capture] + required
     return Begun(captured, check, own, prepared.buffers, list(dict.fromkeys(notes)))
 
 
@@ -143,14 +144,13 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
                 f"or for whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
             )
     graph.conditions = conditions_with(graph, captured.suspects, required)
+    found = {suspect.condition: suspect.place for suspect in required}
     beyond = [suspect for suspect in captured.suspects if suspect.beyond]
     told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
     if not told and beyond:  # torch's own questions, such as whether two sizes are equal
         told = [" and ".join(shown(suspect.condition) for suspect in beyond)]
-    places = {suspect.condition: suspect.place for suspect in required}
-    from_one = {n: replace(info, low=min(info.low, 1)) for n, info in graph.dims.items()}
     return [
-        *demands(list(places), from_one, places.__getitem__),
+        *demands_of({**captured.demanded, **found}, graph.dims),
         *(
             f"The file does at all sizes what the model does where {condition}; where it isn't, "
             "the two were compared at some sizes and are equal."

@@ -42,6 +42,7 @@ from attngraph.frontend.state import listed, named_state, state_notes
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import Traced, trace
 from attngraph.ir.builder import Builder
+from attngraph.ir.conditions import Condition
 from attngraph.ir.dims import DimInfo
 from attngraph.ir.graph import Graph, Value
 from attngraph.ir.storage import as_pairs, from_pairs
@@ -62,8 +63,9 @@ class Captured:
     `signature` is how the model is called and what it returns. `sample` is the (args, kwargs) that
     was traced. `notes` are sentences for the user.
     `apart` are the pairs of dims that the trace took for unequal, and `suspects` conditions that
-    may be required: what the trace says of other sizes is to be checked. `branches` are the places
-    where the code chooses by a tensor's values, with the side that was followed.
+    may be required: what the trace says of other sizes is to be checked. `demanded` are those that
+    the trace needs, with where the code asks them. `branches` are the places where the code chooses
+    by a tensor's values, with the side that was followed.
     """
 
     graph: Graph
@@ -76,6 +78,7 @@ class Captured:
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[str, str], ...] = ()
     suspects: tuple[Suspect, ...] = ()
+    demanded: Mapping[Condition, str] = field(default_factory=dict)
     branches: Mapping[Place, bool] = field(default_factory=dict)
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
@@ -258,6 +261,7 @@ def _captured(
         ),
         apart,
         limits.suspects,
+        limits.demanded,
         traced.branches,
     )
 

@@ -28,13 +28,15 @@ class Limits:
     """The dims with their ranges, the conditions beside these, and what is to be told of them.
 
     A range that begins at 2, as all do in torch.export, begins at 1 here: 1 is checked, not assumed
-    away.
+    away. `demanded` are the conditions and the lower ends that nobody asked for, with the place
+    where the code asks each.
     """
 
     dims: Mapping[str, DimInfo]
     conditions: tuple[Condition, ...]
     suspects: tuple[Suspect, ...]
     notes: tuple[str, ...]
+    demanded: Mapping[Condition, str]
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,15 @@ def settled_limits(
         if info.low == 1
     ]
     _require_asked(wanted, dims, tuple(kept.values()), places)
+    demanded = {
+        condition: places.of(condition)
+        for condition in kept.values()
+        if condition not in chances and unequal(condition) is None
+    }
+    for name, info in dims.items():
+        if info.low > max(_asked(wanted.get(name))[0], 2):
+            where = places.of_end(name, info.low - 1, info.low)
+            demanded[sympy.Ge(symbol(name), info.low)] = where
     return Limits(
         from_one,
         tuple(kept.values()),
@@ -164,7 +175,8 @@ def settled_limits(
             *assumed,
             *(Suspect(each, "", frozenset(), chance=True) for each in chances),
         ),
-        (*_notes(wanted, dims, from_one, [c for c in kept.values() if c not in chances], places),),
+        (*_at_most(wanted, dims, places), *demands_of(demanded, from_one)),
+        demanded,
     )
 
 
@@ -426,15 +438,15 @@ def _narrowed(request: Request, demand: str, where: str) -> CaptureError:
     )
 
 
-def _notes(
-    wanted: Mapping[str, Request],
-    dims: Mapping[str, DimInfo],
-    from_one: Mapping[str, DimInfo],
-    conditions: Iterable[Condition],
-    places: _Places,
+def _at_most(
+    wanted: Mapping[str, Request], dims: Mapping[str, DimInfo], places: _Places
 ) -> Iterator[str]:
     for name, bound, _, where in _ends(wanted, dims, places):
-        if name in wanted:
+        if name in wanted and bound.startswith("at most"):
             yield f"Dim {name!r} is {bound}: the model demands it{where}."
-    stated = [condition for condition in conditions if unequal(condition) is None]
-    yield from demands(stated, from_one, places.of)
+
+
+def demands_of(demanded: Mapping[Condition, str], dims: Mapping[str, DimInfo]) -> list[str]:
+    """What is told of conditions and lower ends, with their places."""
+    from_one = {name: replace(info, low=min(info.low, 1)) for name, info in dims.items()}
+    return list(demands(list(demanded), from_one, demanded.__getitem__))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 from torch.utils._sympy import functions as torch_sympy
@@ -25,6 +25,7 @@ from attngraph.ir.dims import (
     format_dim,
     parse_dim,
     settled,
+    shown_dim,
     symbol,
     without_floors,
 )
@@ -49,18 +50,18 @@ _ROUNDINGS = (
 _SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
 
 
-def format_condition(condition: Condition) -> str:
+def format_condition(condition: Condition, of_dim: Callable[[Any], str] = format_dim) -> str:
     """Python's form; `parse_condition` reads it back."""
     if isinstance(condition, sympy.Rel):
-        left, right = (format_dim(side) for side in condition.args)
+        left, right = (of_dim(side) for side in condition.args)
         sign = "==" if isinstance(condition, sympy.Eq) else condition.rel_op
         return f"{left} {sign} {right}"
     if isinstance(condition, (sympy.And, sympy.Or)):
         word = " and " if isinstance(condition, sympy.And) else " or "
-        parts = sorted(map(format_condition, condition.args))
+        parts = sorted(format_condition(part, of_dim) for part in condition.args)
         return word.join(f"({part})" for part in parts)
     if isinstance(condition, sympy.Not):
-        return f"not ({format_condition(condition.args[0])})"
+        return f"not ({format_condition(condition.args[0], of_dim)})"
     if condition in (sympy.true, sympy.false):
         return str(bool(condition))
     raise IRError(f"{condition!r} is not a condition on dims.")
@@ -68,7 +69,7 @@ def format_condition(condition: Condition) -> str:
 
 def shown(condition: Condition) -> str:
     """For people: `past + seq ≤ 12`."""
-    text = format_condition(condition)
+    text = format_condition(condition, shown_dim)
     for sign, symbol_ in _SIGNS.items():
         text = text.replace(f" {sign} ", f" {symbol_} ")
     return text

@@ -185,6 +185,28 @@ class _Printer(PythonPrinter):
         return str(self._print(torch_sympy.Mod(torch_sympy.FloorDiv(base, divisor), modulus)))
 
 
+class _Shown(_Printer):
+    """For people: `n - n // 2` instead of `n + (-1)*(n // 2)`."""
+
+    def _print_Add(self, expr: sympy.Expr, order: str | None = None) -> str:
+        taken = [term for term in expr.args if term.as_coeff_Mul()[0].is_negative]
+        added = [term for term in expr.args if term not in taken]
+        if not added:
+            return str(super()._print_Add(expr, order))
+        sums = " + ".join(map(self._term, added))
+        return " - ".join([sums, *(self._term(-term) for term in taken)])
+
+    def _term(self, term: sympy.Expr) -> str:
+        if term.is_Mul or isinstance(term, torch_sympy.FloorDiv):  # which bind more than a sum
+            return str(self._print(term))
+        return str(self.parenthesize(term, PRECEDENCE["Add"]))
+
+
+def shown_dim(dim: Any) -> str:
+    """For people; `parse_dim` reads this too."""
+    return str(dim) if isinstance(dim, int) else str(_Shown().doprint(dim))
+
+
 def format_dim(dim: Any) -> str:
     """Python arithmetic; `parse_dim` reads it back."""
     return str(dim) if isinstance(dim, int) else str(_Printer().doprint(dim))

@@ -144,6 +144,18 @@ def test_dims_without_names_and_divisors_are_checked_too(tmp_path: Path) -> None
         _run(session, _inputs((3, 9)))
 
 
+def test_the_least_size_of_a_dim_without_a_name_is_told() -> None:
+    auto = ({1: Dim.AUTO}, {1: Dim.AUTO})
+    _, optimized = _compiled(lambda s, t: t < 5, auto)
+    assert optimized.report.dims["context_1"] == (5, None)
+    (note,) = optimized.report.notes
+    assert note.startswith("Dim 'context_1' can't be 1, 2, 3 or 4: the model demands it at ")
+    assert "test_ranges.py" in note
+    # What somebody asked for is no news.
+    _, optimized = _compiled(lambda s, t: t < 5, ({1: Dim.AUTO}, {1: Dim("t", min=6)}))
+    assert not optimized.report.notes
+
+
 def test_what_was_asked_for_is_not_narrowed() -> None:
     below = ({1: Dim("s")}, {1: Dim("t", max=60)})
     with pytest.raises(CaptureError) as caught:

@@ -71,3 +71,24 @@ def test_what_no_size_breaks_is_not_told() -> None:
         "Dim 'b' can't be 1: the model demands it at model.py:3."
     ]
     assert said("a <= b", "a <= 2*b") == ["Sizes have a ≤ b: the model demands it at model.py:3."]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a - a // 2 >= 2", "a - a // 2 ≥ 2"),
+        ("16*b*(a - a // 2) >= 2", "16*b*(a - a // 2) ≥ 2"),
+        ("a*b - 4*b != 3", "a*b - 4*b ≠ 3"),
+        ("b - a > 3", "b - a > 3"),
+        ("-a - b < -3", "((-1)*a) + ((-1)*b) < -3"),
+        ("(a - 1 + b // 2) // (b // 2) == 2", "(a + b // 2 - 1) // (b // 2) = 2"),
+        ("a % (a - a // 2) != 0", "a % (a - a // 2) ≠ 0"),
+    ],
+)
+def test_what_is_taken_off_is_shown_as_a_difference(text: str, said: str) -> None:
+    condition = parse_condition(text)
+    assert shown(condition) == said
+    signs = {"≥": ">=", "≠": "!=", " = ": " == "}
+    for sign, word in signs.items():
+        said = said.replace(sign, word)
+    assert parse_condition(said) == condition
