@@ -18,6 +18,7 @@ from attngraph.analysis.attention.roles import Stage, cheapest
 from attngraph.analysis.attention.score_bounds import (
     is_unreached,
     may_cancel,
+    rounded_otherwise,
     times_zero,
     weak_fills,
 )
@@ -104,6 +105,8 @@ def _taken_for_granted(site: Site) -> list[Declined]:
     weak = weak_fills(site.steps)
     if weak and not is_unreached(site):
         found.append(Refusal.FILL_REACHED.at(site.anchor, fill=weak[0]))
+    if (low := rounded_otherwise(site.steps)) is not None:
+        found.append(Refusal.FILL_SCALED.at(site.anchor, fill=low))
     if times_zero(site.steps):
         found.append(Refusal.TIMES_INFINITE.at(site.anchor))
     if may_cancel(site.steps):

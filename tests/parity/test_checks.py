@@ -173,6 +173,26 @@ def test_scores_beyond_a_fill_are_compiled_as_eager_has_them() -> None:
     assert torch.allclose(found, _WeakFill()(wide, keep))
 
 
+class _ScaledLate(torch.nn.Module):
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        scores = (x @ x.mT + (1.0 - keep.float()) * -1e9) * 0.3
+        return scores.softmax(-1) @ x
+
+
+def test_scores_that_a_mask_rounds_before_they_are_scaled_are_as_eager_has_them() -> None:
+    """Of a row without keys, -1e9 leaves the multiples of 64: those of the scores, not of 0.3 times
+    them."""
+    keep = torch.tensor([[1.0, 1, 0, 1], [0, 0, 0, 0]])[:, None] > 0
+    x = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
+    near = attngraph.optimize(_ScaledLate(), (x, keep))
+    assert near.report.fused == 1
+    assert any("-3e+08" in each.what for each in near.report.reassociated)
+    far = attngraph.optimize(_ScaledLate(), (10 * x, keep))
+    assert [site.code for site in far.report.sites] == ["weak-fill"]
+    assert [note for note in far.report.notes if "-3e+08" in note and "--exact" in note]
+    assert torch.allclose(far(10 * x, keep), _ScaledLate()(10 * x, keep))
+
+
 @pytest.mark.parametrize("gate", ["silu", "sigmoid"])
 def test_gates_that_are_all_small_are_computed_from_exponentials(gate: str) -> None:
     """onnxruntime's Sigmoid is 0 from −18 on: a row of nothing else would be refused."""

@@ -283,6 +283,12 @@ class Refusal(Enum):
         "A fill of {fill:g} counts as -inf, as if no score or bias came near it.",
         _LOWER_HINT,
     )
+    FILL_SCALED = (
+        "weak-fill",
+        "Scores are scaled before {fill:.4g} is added to those that are masked, not after, so a "
+        "row in which everything is masked is rounded otherwise.",
+        "Scale the query, or the scores before they are masked, or mask with -inf.",
+    )
     TIMES_INFINITE = (
         "weak-fill",
         "A bias that a mask multiplies by 0 counts as finite: of -inf, that would be NaN.",

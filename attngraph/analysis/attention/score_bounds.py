@@ -74,6 +74,24 @@ def may_cancel(steps: Sequence[Bias | Mask]) -> bool:
     )
 
 
+def rounded_otherwise(steps: Sequence[Bias | Mask]) -> float | None:
+    """The least number of a bias that hides keys, where (s + A) · c isn't rounded as s · c + A · c.
+
+    Beside A = -1e9 float32 keeps multiples of 64 alone of s, which are all that weighs the keys of
+    a row in which every key is hidden. No power of two changes which, and an A that absorbs every
+    score leaves nothing of them.
+    """
+    known = Intervals()
+    lows = [
+        known.of(step.operand.value)[0] * abs(step.factor)
+        for step in steps
+        if isinstance(step, Bias)
+        and math.frexp(abs(step.factor))[0] != 0.5
+        and may_hide(step.operand.value)
+    ]
+    return min((low for low in lows if -_MODERATE < low < 0), default=None)
+
+
 def _reach(step: Bias, known: Intervals) -> Interval:
     value = step.operand.value
     if not may_hide(value):

@@ -7,7 +7,12 @@ import math
 import pytest
 import torch
 
-from attngraph.analysis.attention.score_bounds import is_unreached, may_cancel, weak_fills
+from attngraph.analysis.attention.score_bounds import (
+    is_unreached,
+    may_cancel,
+    rounded_otherwise,
+    weak_fills,
+)
 from attngraph.analysis.attention.site import Site, understand
 from attngraph.ir import Graph, interpret, parse
 from attngraph.ir.traits import SOFTMAX
@@ -100,3 +105,30 @@ def test_biases_cancel_where_one_absorbs_the_scores_and_another_takes_it_away(
     site = understand(next(node for node in graph if node.op in SOFTMAX))
     assert isinstance(site, Site)
     assert may_cancel(site.steps) is cancels
+
+
+SCALED_LATE = BIASED.replace(
+    "%p = aten.add.Tensor(%s, %a)\n  %f = aten.add.Tensor(%p, %b)",
+    "%p = aten.add.Tensor(%s, %a)\n  %f = aten.mul.Scalar(%p) {other = FACTOR}",
+)
+
+
+@pytest.mark.parametrize(
+    ("low", "factor", "told"),
+    [
+        (-1e9, 0.375, -3.75e8),
+        (-1e4, 0.375, -3750.0),
+        (-1e9, 0.25, None),
+        (-1e9, 1.0, None),
+        (-3e38, 0.375, None),
+        (-math.inf, 0.375, None),
+    ],
+)
+def test_a_finite_mask_that_is_scaled_after_it_was_added_is_told(
+    low: float, factor: float, told: float | None
+) -> None:
+    text = SCALED_LATE.replace("LOW", str(low)).replace("FACTOR", str(factor))
+    graph = parse(text.replace("HIGH", "0.0"))
+    site = understand(next(node for node in graph if node.op in SOFTMAX))
+    assert isinstance(site, Site)
+    assert rounded_otherwise(site.steps) == told
