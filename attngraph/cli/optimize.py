@@ -27,6 +27,7 @@ from attngraph.cli.flags import (
 )
 from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
+from attngraph.deployment.kept import require_folder
 from attngraph.errors import UsageError
 from attngraph.options import CacheKind, DecoderOptions, Options, Runtime, check_runtime
 
@@ -189,6 +190,9 @@ def optimize(
             if decoding.decode and options.ignore_padded_rows:
                 raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
             source.check()
+            checkpoint = source.path if source.is_folder else None
+            if makes_folder:
+                require_folder(output, checkpoint)
             if decoding.runtime is not None and source.is_folder and model is not None:
                 require_tokenizer(model, decoding.runtime)
             stages("import torch")
@@ -197,9 +201,7 @@ def optimize(
             from attngraph.cli.report_page import page_of
             from attngraph.deployment.folder import folder_bytes, place_of
 
-            place = place_of(
-                output, source.path if source.is_folder else None, parts=decoding.decode
-            )
+            place = place_of(output, checkpoint, parts=decoding.decode)
             held.enter_context(place)
             parts = work.compiled_parts(
                 source,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attngraph.deployment.folder import kept_files
+from attngraph.deployment.kept import kept_files
 from attngraph.errors import LoadError
 from attngraph.frontend.load import load
 from tests.checkpoints.models import made, saved

@@ -11,6 +11,12 @@ import pytest
 
 OUT = ("-o", "out.onnx")
 MODEL = ("model.pt2", *OUT)
+FILES = {
+    "notes.txt": "not a model",
+    "bert/config.json": '{"architectures": ["BertModel"], "model_type": "bert"}',
+    "bert/model.safetensors": "never read",
+    "held/thesis.tex": "to be kept",
+}
 LINES = {
     ("optimize", "nosuch.pt", *OUT): "nosuch.pt does not exist; check the path.",
     ("optimize", *OUT): "There is no model: give a model file, or --factory pkg.mod:fn.",
@@ -31,6 +37,10 @@ LINES = {
     ("optimize", *MODEL, "--decode", "--cache", "static"): "A static cache needs max_length",
     ("optimize", *MODEL, "--decode", "--ignore-padded-rows"): "--ignore-padded-rows is for",
     ("optimize", *MODEL, "--decode", "--present", "a"): "--present 'a' doesn't parse; write PAST=",
+    ("optimize", "bert", "-o", "nosuch/out"): "There is no folder nosuch; create it",
+    ("optimize", "bert", "-o", "notes.txt"): "notes.txt is a file; give a folder, or a name",
+    ("optimize", "bert", "-o", "bert/out"): "are one inside the other; choose another path.",
+    ("optimize", "bert", "-o", "held"): "held holds thesis.tex, which isn't written here",
     ("explain", "nosuch.pt"): "nosuch.pt does not exist; check the path.",
     ("explain", "nosuch.pt", "--target", "tpu"): "There is no target 'tpu'",
     ("verify", "model.pt2", "nosuch.onnx"): "There is no ONNX file 'nosuch.onnx'; check",
@@ -56,7 +66,9 @@ print(json.dumps(told))
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], tuple[int, str, bool]]:
     """(exit code, sentence, whether torch was imported) of each line, all in one new process."""
     folder: Path = tmp_path_factory.mktemp("early")
-    (folder / "notes.txt").write_text("not a model")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps(list(LINES)),
@@ -65,7 +77,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], tupl
         text=True,
         check=True,
     )
-    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert there == FILES.keys()
     return dict(zip(LINES, json.loads(ran.stdout), strict=True))
 
 
