@@ -15,7 +15,7 @@ from types import FrameType
 import torch
 from torch import fx
 
-from attngraph.ir.graph import UNKNOWN, Loc
+from attngraph.ir.loc import UNKNOWN, Loc
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _ADDED = re.compile(r"@\d+|\b_orig_mod\.|\._orig_mod$")

@@ -18,7 +18,8 @@ import torch
 from torch import fx
 
 from attngraph.errors import CaptureError
-from attngraph.ir.graph import Graph, Loc, Value
+from attngraph.ir.graph import Graph, Value
+from attngraph.ir.loc import Loc
 from attngraph.ir.ops import OpDef, op_def, op_name
 from attngraph.ir.types import TensorType
 

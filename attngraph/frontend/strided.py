@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from attngraph.errors import CaptureError
-from attngraph.ir.graph import Graph, Loc, Value
+from attngraph.ir.graph import Graph, Value
+from attngraph.ir.loc import Loc
 from attngraph.ir.types import TensorType
 
 

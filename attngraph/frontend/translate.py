@@ -25,7 +25,8 @@ from attngraph.frontend.shapes import dynamic_number
 from attngraph.frontend.strided import gather_strided
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.wrapped import plain_weight
-from attngraph.ir.graph import UNKNOWN, Graph, Value
+from attngraph.ir.graph import Graph, Value
+from attngraph.ir.loc import UNKNOWN
 from attngraph.ir.ops import OpDef, flatten_call, op_name
 from attngraph.ir.storage import memory_of, place_of, wraps
 from attngraph.ir.types import ScalarType, TensorType, Type

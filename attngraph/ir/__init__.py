@@ -3,8 +3,9 @@
 from attngraph.ir.builder import Builder
 from attngraph.ir.clone import clone
 from attngraph.ir.dims import Dim, DimInfo
-from attngraph.ir.graph import Graph, Loc, Node, Value
+from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.interpreter import interpret
+from attngraph.ir.loc import Loc
 from attngraph.ir.parser import parse
 from attngraph.ir.printer import format_graph
 from attngraph.ir.remarks import Remark

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from attngraph.ir.graph import UNKNOWN, Graph, Loc, Node, Value
+from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.infer import TypeInference
+from attngraph.ir.loc import UNKNOWN, Loc
 from attngraph.ir.ops import op_def
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,29 +10,8 @@ import torch
 from attngraph.errors import IRError
 from attngraph.ir.conditions import Condition, condition_rewritten
 from attngraph.ir.dims import Dim, DimInfo, rewritten, settled
+from attngraph.ir.loc import UNKNOWN, Loc
 from attngraph.ir.types import TensorType, Type
-
-
-@dataclass(frozen=True, slots=True)
-class Loc:
-    """Where a node comes from: the user's source line and the module path that ran it."""
-
-    file: str = ""
-    line: int = 0
-    module: str = ""
-    fused: tuple[Loc, ...] = ()
-
-    def __str__(self) -> str:
-        place = self.place or "unknown source"
-        return f"{place} ({self.module})" if self.module else place
-
-    @property
-    def place(self) -> str:
-        """`file:line`; empty where that isn't known."""
-        return f"{self.file}:{self.line}" if self.file else ""
-
-
-UNKNOWN = Loc()
 
 
 class Value:

@@ -13,7 +13,8 @@ from attngraph.errors import IRError
 from attngraph.ir.builder import Builder
 from attngraph.ir.conditions import parse_condition
 from attngraph.ir.dims import DimInfo, parse_dim
-from attngraph.ir.graph import UNKNOWN, Graph, Loc, Value
+from attngraph.ir.graph import Graph, Value
+from attngraph.ir.loc import UNKNOWN, Loc
 from attngraph.ir.ops import op_def
 from attngraph.ir.types import DTYPES, ScalarType, TensorType, Type
 

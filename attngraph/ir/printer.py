@@ -11,7 +11,8 @@ import torch
 
 from attngraph.ir.conditions import format_condition
 from attngraph.ir.dims import DimInfo, format_dim, symbols_of
-from attngraph.ir.graph import UNKNOWN, Graph, Loc, Node, Value
+from attngraph.ir.graph import Graph, Node, Value
+from attngraph.ir.loc import UNKNOWN, Loc
 from attngraph.ir.types import TensorType, dtype_name
 
 INLINE_ELEMENTS = 16

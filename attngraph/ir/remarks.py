@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngraph.ir.graph import UNKNOWN, Loc
+from attngraph.ir.loc import UNKNOWN, Loc
 
 
 @dataclass(frozen=True, slots=True)

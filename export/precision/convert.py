@@ -22,7 +22,7 @@ from attngraph.export.precision.policy import (
     narrows_scores,
 )
 from attngraph.ir import Graph, Node, TensorType, Value
-from attngraph.ir.graph import UNKNOWN, Loc
+from attngraph.ir.loc import UNKNOWN, Loc
 from attngraph.ir.ops import input_of
 from attngraph.ir.storage import address_of, identity_of, place_of
 from attngraph.ir.traits import CAST, CHOICE, EMBEDDING, INDEX, JOIN, LAYOUT

@@ -16,7 +16,7 @@ from attngraph.analysis.masks.masking import Masking, Scores
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL
 from attngraph.ir import Dim, Graph, Node, TensorType, Value
 from attngraph.ir.dims import least
-from attngraph.ir.graph import UNKNOWN
+from attngraph.ir.loc import UNKNOWN
 from attngraph.ir.ops import attribute, input_of, op_def
 from attngraph.ir.slices import backward_slice
 from attngraph.passes.rewriting.evidence import Evidence

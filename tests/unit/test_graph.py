@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from attngraph.errors import IRError
 from attngraph.ir import Graph, Loc, Node, TensorType, Value, verify
-from attngraph.ir.graph import UNKNOWN, fuse_locs
+from attngraph.ir.graph import fuse_locs
+from attngraph.ir.loc import UNKNOWN
 
 PAIR = TensorType(torch.float32, (2,))
 
