@@ -17,7 +17,8 @@ import torch
 from attngraph.analysis.walks import made_of
 from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
-from attngraph.checks.probing import roles_of, singled_out
+from attngraph.checks.probing import singled_out
+from attngraph.checks.roles import roles_of
 from attngraph.checks.traced import agrees, is_traced
 from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
 from attngraph.frontend.branches import Place, is_assertion, recorded_sides

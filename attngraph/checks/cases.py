@@ -8,16 +8,8 @@ from functools import partial
 
 import torch
 
-from attngraph.checks.probing import (
-    Draw,
-    Role,
-    bounds_of,
-    drawn,
-    draws_of,
-    roles_of,
-    sizes_for,
-    without_masks,
-)
+from attngraph.checks.probing import Draw, drawn, draws_of, sizes_for
+from attngraph.checks.roles import Role, bounds_of, roles_of, without_masks
 from attngraph.checks.sizes import (
     choose_sizes,
     equal_sizes,

@@ -11,7 +11,7 @@ import torch
 from attngraph.analysis.masks.masking import masking_of, scores_shape
 from attngraph.checks.fast_path import fast_path_notes
 from attngraph.checks.influence import Influence, influence
-from attngraph.checks.probing import Role, roles_of
+from attngraph.checks.roles import Role, roles_of
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph, TensorType, Value, clone, interpret
 from attngraph.ir.dead import eliminate_dead_code

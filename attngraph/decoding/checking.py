@@ -11,7 +11,7 @@ import torch
 
 from attngraph.analysis.recurrence.mixing import sizes_around
 from attngraph.checks.check import Cases
-from attngraph.checks.probing import roles_of
+from attngraph.checks.roles import roles_of
 from attngraph.checks.rounded import flipped, rounded_linears, without_rounding
 from attngraph.checks.weight_only import Evaluated
 from attngraph.decoding.caches import Cache, GrowingCache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,13 @@ from attngraph.frontend.cut_for_memory import whole_note
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
 from attngraph.frontend.loops import LoopTranslator
+from attngraph.frontend.notes import (
+    mutation_notes,
+    replayed_note,
+    taken_apart_note,
+    unread_note,
+    wrapped_notes,
+)
 from attngraph.frontend.output_classes import names_of_known
 from attngraph.frontend.outputs import output_names
 from attngraph.frontend.program_dims import (
@@ -38,7 +45,7 @@ from attngraph.frontend.rounded_for_speed import left_out_note
 from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, named_dims, nested_shapes, requested_dims
 from attngraph.frontend.signature import Signature
-from attngraph.frontend.state import listed, named_state, state_notes
+from attngraph.frontend.state import state_notes
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import Traced, trace
 from attngraph.ir.builder import Builder
@@ -247,15 +254,15 @@ def _captured(
         sample,
         (
             *traced.notes,
-            *map(_replayed, traced.replayed),
+            *map(replayed_note, traced.replayed),
             *map(left_out_note, traced.unrounded),
             *map(whole_note, traced.whole),
             *limits.notes,
             *pairs,
-            *map(_unread, unread),
-            *map(_taken_apart, dict.fromkeys(names_of_known(out_spec))),
-            *_mutation_notes(functional.program, module),
-            *_wrapped_notes(translator.wrapped),
+            *map(unread_note, unread),
+            *map(taken_apart_note, dict.fromkeys(names_of_known(out_spec))),
+            *mutation_notes(functional.program, module),
+            *wrapped_notes(translator.wrapped),
             *conditional_notes(functional.program.graph_module),
             *requirement_notes(functional.program),
         ),
@@ -297,15 +304,6 @@ def _of_pairs(graph: Graph) -> list[str]:
             )
     graph.set_outputs(outputs)
     return notes
-
-
-def _unread(text: str) -> str:
-    return f"The program relies on {text}, which isn't checked when the file runs."
-
-
-def _taken_apart(name: str) -> str:
-    hint = "; use_cache=False among the inputs leaves it out" if "Cache" in name else ""
-    return f"The model returns a {name}, whose tensors are outputs of the file as well{hint}."
 
 
 def _name_dims(
@@ -424,32 +422,3 @@ def _beside_inputs(names: Sequence[str], values: Sequence[Value], graph: Graph) 
             taken.add(name)
         found.append(name)
     return found
-
-
-def _replayed(function: str) -> str:
-    return (
-        f"Calls of {function}, which makes numbers of sizes, were traced as what they ran at four "
-        "sizes: that they run the same at every other one is assumed, and checked where the "
-        "outputs are."
-    )
-
-
-def _wrapped_notes(wrapped: Sequence[tuple[str, type]]) -> Iterator[str]:
-    for kind in dict.fromkeys(kind for _, kind in wrapped):
-        names = [name for name, other in wrapped if other is kind]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield (
-            f"{names[0]}{more} of type {kind.__module__}.{kind.__qualname__}: the file holds the "
-            "numbers that they stand for, in full."
-        )
-
-
-def _mutation_notes(program: ExportedProgram, module: torch.nn.Module | None) -> list[str]:
-    signature = program.graph_signature
-    names = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-    if module is not None:
-        names = named_state(module, names, program.constants)
-    if not names:
-        return []
-    values = "its present value" if len(names) == 1 else "their present values"
-    return [f"The model updates {listed(names)} as it runs; the graph reads {values} and doesn't."]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import attngraph
-from attngraph.checks.probing import Role, draws_of, roles_of, shapes_of_mask
+from attngraph.checks.probing import draws_of, shapes_of_mask
+from attngraph.checks.roles import Role, roles_of
 from attngraph.optimized import Optimized
 from attngraph.reports.coverage import Coverage
 
