@@ -285,7 +285,7 @@ class Refusal(Enum):
     )
     FILL_SCALED = (
         "weak-fill",
-        "Scores are scaled before {fill:.4g} is added to those that are masked, not after, so a "
+        "Scores are scaled before {fill:g} is added to those that are masked, not after, so a "
         "row in which everything is masked is rounded otherwise.",
         "Scale the query, or the scores before they are masked, or mask with -inf.",
     )
