@@ -19,7 +19,7 @@ from attngraph.frontend.capture import capture
 from attngraph.frontend.stand_ins import stand_ins
 from attngraph.frontend.state import state_notes
 
-X = torch.randn(2, 3, 4)
+X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
 _CALLS = [0]
 
 

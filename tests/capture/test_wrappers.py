@@ -18,7 +18,7 @@ from attngraph.frontend.capture import capture
 from attngraph.frontend.model import Model, trace
 from attngraph.ir.interpreter import interpret
 
-X = torch.randn(2, 3, 8)
+X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
 
 
 class Mixes(nn.Module):
