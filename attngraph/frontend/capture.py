@@ -22,6 +22,7 @@ from attngraph.frontend.branches import Place
 from attngraph.frontend.conditionals import conditional_notes
 from attngraph.frontend.conditions import conditions_of
 from attngraph.frontend.cut_for_memory import whole_note
+from attngraph.frontend.exporting import Traced
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
 from attngraph.frontend.loops import LoopTranslator
@@ -47,7 +48,7 @@ from attngraph.frontend.shapes import Request, combine, named_dims, nested_shape
 from attngraph.frontend.signature import Signature
 from attngraph.frontend.state import state_notes
 from attngraph.frontend.symbols import Symbols
-from attngraph.frontend.tracing import Traced, trace
+from attngraph.frontend.tracing import trace
 from attngraph.ir.builder import Builder
 from attngraph.ir.conditions import Condition
 from attngraph.ir.dims import DimInfo

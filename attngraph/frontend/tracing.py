@@ -1,124 +1,31 @@
-"""Run torch.export quietly on a module in inference, and say in a sentence why it can't."""
+"""Which trace of a module is kept: the one that leaves most sizes open."""
 
 from __future__ import annotations
 
-import re
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    suppress,
-)
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
-from torch._dynamo import config as dynamo_config
-from torch.export import ExportedProgram
-from torch.export.dynamic_shapes import _DimHint, refine_dynamic_shapes_from_suggested_fixes
-from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
-from attngraph.frontend.branches import Place, followed_branches
-from attngraph.frontend.comparisons import decided_comparisons, wants_bool
-from attngraph.frontend.constants import depends_on_data, known_constants
-from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
-from attngraph.frontend.guards import always_hold, excluded_largest
-from attngraph.frontend.locations import user_frame
-from attngraph.frontend.memoised import forgetting, looks_up_a_size
-from attngraph.frontend.numbers import (
-    Numbers,
-    add_raising,
-    recorded_numbers,
-    sizes_as_numbers,
-)
-from attngraph.frontend.output_classes import make_known
-from attngraph.frontend.program_dims import bounded, demanded, of_size, shape_env, user_placeholders
-from attngraph.frontend.questions import Question, recorded_questions
-from attngraph.frontend.quiet import quiet, watched_specialisations
-from attngraph.frontend.recurrent import recurrent_layers
+from attngraph.frontend.branches import Place
+from attngraph.frontend.exporting import Traced, export
+from attngraph.frontend.numbers import Numbers
+from attngraph.frontend.program_dims import bounded, demanded, of_size, shape_env
 from attngraph.frontend.resampled import (
     is_cut_for_memory,
     is_model,
     is_rounded_for_speed,
     other_samples,
 )
-from attngraph.frontend.rewordings import Rewordings
-from attngraph.frontend.rounded_sizes import rounded_up
 from attngraph.frontend.shapes import Request, combine, requested_dims
-from attngraph.frontend.trace_errors import (
-    FIXED,
-    LOOKED_UP,
-    UNKNOWN_OUTPUT,
-    Specialised,
-    chooses,
-    deepest,
-    explained,
-    rewrite,
-    sentence,
-    specialised,
-    suggestions,
-    where,
-)
-from attngraph.inference import inference
+from attngraph.frontend.trace_errors import Specialised
 
-_ATTEMPTS = 7
 _AGAIN = 3
 """Traces of code that makes numbers of sizes: what is called first may hide what comes after."""
-
-
-@contextmanager
-def _compiled_anew() -> Iterator[None]:
-    """Dynamo forgets what it compiled before.
-
-    A loop's body goes through it, in eager too. It looks for one that it has by asking the sizes of
-    the trace whether they are those of an earlier call. Each no stays as a condition, and a yes
-    makes the dim a constant.
-    """
-    torch._dynamo.reset()
-    yield
-
-
-_FIXES = "your code specialized it to be a constant"
-_REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
-    decided_comparisons: wants_bool,
-    undecided_contiguity: excludes_a_size,
-    _compiled_anew: lambda message: excludes_a_size(message) or _FIXES in message,
-    known_constants: depends_on_data,
-}
-"""What a trace is tried again with, if its error is one that this may help against."""
-_RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A program and the dims that were asked for.
-
-    `requests` have the ranges of the trace, `asked` those that the caller gave. `questions` are
-    what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes, which
-    are `constant`.
-    `branches` are the places where the code chooses by a tensor's values, with the side followed.
-    `replayed` are functions of libraries whose operators were traced in their stead, `unrounded`
-    are roundings of sizes that were left out, and some are `written` as arithmetic. What is
-    `resampled` was traced at other sizes than the sample's.
-    """
-
-    program: ExportedProgram
-    requests: tuple[Request, ...]
-    asked: tuple[Request, ...]
-    questions: tuple[Question, ...] = ()
-    notes: tuple[str, ...] = ()
-    branches: Mapping[Place, bool] = field(default_factory=dict)
-    constant: tuple[Request, ...] = ()
-    replayed: tuple[str, ...] = ()
-    resampled: bool = False
-    unrounded: Mapping[str, set[sympy.Symbol]] = field(default_factory=dict)
-    written: bool = False
-    scanned: bool = False
-    whole: tuple[Place, ...] = ()
 
 
 def trace(
@@ -144,7 +51,7 @@ def trace(
     for _ in range(_AGAIN):
         known = len(numbers), constant
         try:
-            found: Traced | CaptureError = _trace(
+            found: Traced | CaptureError = export(
                 module, args, kwargs, combined, dynamic_shapes, sides, numbers, constant
             )
         except CaptureError as error:
@@ -189,7 +96,7 @@ def _elsewhere(
     if numbers.cuts and is_cut_for_memory(module, args, kwargs, constant, numbers.cuts):
         numbers = replace(numbers, whole=frozenset(numbers.cuts))
         with suppress(CaptureError):
-            whole = _trace(module, args, kwargs, combined, dynamic_shapes, sides, numbers, ())
+            whole = export(module, args, kwargs, combined, dynamic_shapes, sides, numbers, ())
             best = _better(best, whole)
         constant, is_multiple = _constant(best, asked)
         if not constant:
@@ -201,7 +108,7 @@ def _elsewhere(
                 continue
             known = len(numbers)
             with suppress(CaptureError):
-                found = _trace(
+                found = export(
                     module,
                     *sample,
                     combine(module, *sample),
@@ -250,206 +157,4 @@ def _fixes(traced: Traced) -> tuple[int, bool, int, int]:
         not traced.written,
         len(bounded(traced.program, traced.asked)),
         equations,
-    )
-
-
-def _trace(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    combined: Mapping[str, Any],
-    dynamic_shapes: Any,
-    sides: Mapping[Place, bool] | None,
-    numbers: Numbers,
-    constant: Sequence[Request],
-    *,
-    deferred: bool = False,
-) -> Traced:
-    """One trace, in which sizes stay sizes at the places of `numbers`.
-
-    Adds other places that made numbers of them. `constant` are dims of an earlier trace that fixed
-    them, for which tables of earlier calls may be to blame. With `deferred` a condition on a dim is
-    an assertion in the graph, also where it excludes sizes that were asked for.
-    """
-    asked = requested_dims(combined, dynamic_shapes)
-    known = numbers.copy()
-    bytecode: Exception | None = None  # what had it read from bytecode; that names a line
-    remedies = dict(_REMEDIES)
-    taken: list[Callable[[], AbstractContextManager[None]]] = []
-    follows = bool(sides)
-    for _ in range(_ATTEMPTS):
-        requests = requested_dims(combined, dynamic_shapes)
-        fixed: dict[str, tuple[str, int] | None] = {}
-        if bytecode is not None and looks_up_a_size(str(bytecode)):
-            fixed[LOOKED_UP] = user_frame(traceback.walk_tb(bytecode.__traceback__))
-        questions: list[Question] = []
-        branches: dict[Place, bool] = {}
-        try:
-            with ExitStack() as stack:
-                for context in (*taken, recurrent_layers, rounded_up):
-                    stack.enter_context(context())
-                stack.enter_context(Rewordings(numbers.cuts, known.whole))
-                for context in (forgetting, quiet):
-                    stack.enter_context(context())
-                # torch would keep each result under its symbolic sizes, for good, and read none
-                stack.enter_context(dynamo_config.patch(fake_tensor_cache_enabled=False))
-                stack.enter_context(inference(module))
-                _forget(module, args, kwargs, constant)
-                stack.enter_context(watched_specialisations(fixed))
-                stack.enter_context(recorded_questions(questions))
-                stack.enter_context(recorded_numbers(numbers))
-                stack.enter_context(sizes_as_numbers(known))
-                if follows and sides is not None:
-                    stack.enter_context(followed_branches(sides, branches))
-                program = torch.export.export(
-                    module,
-                    args,
-                    dict(kwargs),
-                    dynamic_shapes=dynamic_shapes,
-                    strict=bytecode is not None,
-                    prefer_deferred_runtime_asserts_over_guards=deferred,
-                )
-        except Exception as error:
-            if UNKNOWN_OUTPUT.search(str(error)) and _known_output(module, args, kwargs):
-                continue
-            if remedy := next((cure for cure in remedies if remedies[cure](str(error))), None):
-                del remedies[remedy]
-                taken.append(remedy)
-                continue
-            # After the remedies, with which a trace asks less: torch leaves out of its message what
-            # follows from the sample's own remainder, and a deferred trace demands that as well.
-            if not deferred and always_hold(str(error)):
-                deferred = True
-                continue
-            if bytecode is None and (_reads_better(str(error)) or looks_up_a_size(str(error))):
-                bytecode = error
-                if looks_up_a_size(str(error)):
-                    add_raising(numbers, deepest(error).__traceback__)
-                continue
-            if not constant and (constant := _constants(error, requests)):
-                continue
-            narrowed = _narrow(str(error), dynamic_shapes)
-            if narrowed is None and sides is not None and not follows and chooses(error):
-                follows, bytecode = True, None
-                continue
-            if narrowed is None:
-                add_raising(numbers, deepest(error).__traceback__)
-                told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
-                raise explained(told, module, requests, fixed) from told
-            dynamic_shapes = narrowed
-        else:
-            made = _made_constant(program, requests, fixed)
-            notes = tuple(_fixed_note(request, fixed) for request in made)
-            return Traced(
-                program,
-                requests,
-                asked,
-                tuple(questions),
-                notes,
-                branches,
-                made,
-                tuple(known.replayed),
-                unrounded=known.rounded or {},
-                written=bool(known.rounded or known.exact),
-                scanned=bool(known.loops),
-                whole=tuple(sorted(known.whole)),
-            )
-    raise CaptureError(
-        "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
-    )
-
-
-def _reads_better(message: str) -> bool:
-    """Whether Dynamo, which reads the code instead of running it, may take what a run doesn't.
-
-    It leaves out a move of a module to the device where it is, and `int(tensor)` is
-    `tensor.item()` to it.
-    """
-    return (
-        "_apply(): Couldn't swap" in message
-        or "Could not extract specialized integer from data-dependent expression" in message
-    )
-
-
-def _known_output(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> bool:
-    """Whether the classes that the model returns could be made known to torch's pytree."""
-    try:
-        with inference(module):
-            output = module(*args, **kwargs)
-    except Exception:
-        return False
-    return make_known(output)
-
-
-def _constants(error: Exception, requests: tuple[Request, ...]) -> list[Request]:
-    """The dims that the trace took for constants."""
-    found = [FIXED.fullmatch(line) for line in suggestions(str(error))]
-    names = {match[1] for match in found if match}
-    return [request for request in requests if request.name in names]
-
-
-def _forget(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    constant: Sequence[Request],
-) -> None:
-    """Runs the model with sizes below the dims' ranges.
-
-    A table that an earlier call left for the sample's size is then one of a size that no dim has,
-    and to ask whether it still fits is no condition.
-    """
-    if not constant:
-        return
-    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
-    for request in constant:
-        below = max(request.low or 2, 2) - 1
-        leaves[request.leaf] = leaves[request.leaf].narrow(request.axis, 0, below)
-    small, named = pytree.tree_unflatten(leaves, structure)
-    with suppress(Exception):
-        module(*small, **named)
-
-
-def _narrow(message: str, dynamic_shapes: Any) -> Any:
-    """The shapes with torch's suggestions applied, if all of them only narrow ranges."""
-    found = suggestions(message) or excluded_largest(message)
-    matches = [_RANGE.fullmatch(line) for line in found]
-    if not matches or not dynamic_shapes or not all(matches):
-        return None
-    fixes = "\n".join(match[0] for match in matches if match)
-    # torch refines named dims alone, and stops at a Dim.AUTO.
-    named = pytree.tree_map(lambda dim: None if isinstance(dim, _DimHint) else dim, dynamic_shapes)
-    refined = refine_dynamic_shapes_from_suggested_fixes(f"Suggested fixes:\n{fixes}", named)
-    return pytree.tree_map(
-        lambda dim, new: dim if isinstance(dim, _DimHint) else new, dynamic_shapes, refined
-    )
-
-
-def _made_constant(
-    program: ExportedProgram,
-    requests: tuple[Request, ...],
-    fixed: Mapping[str, tuple[str, int] | None],
-) -> tuple[Request, ...]:
-    """The axes of Dim.AUTO, "where the model allows", that became constants.
-
-    Raises CaptureError where a dim that was asked for by name became one.
-    """
-    placeholders = user_placeholders(program)
-    found = []
-    for request in requests:
-        size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
-            continue
-        if request.name is not None:
-            raise specialised(request, fixed)
-        found.append(request)
-    return tuple(found)
-
-
-def _fixed_note(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> str:
-    return (
-        f"{sentence(request)} stays {request.size}: the model makes a constant of it"
-        f"{where(request, fixed)}. For other sizes: {rewrite(request, fixed)}."
     )
