@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.fuzz.decoding import DECODERS
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.source import ATTENTIONS
 from tests.fuzz.stacking import STACKS
 
-GRAMMARS: dict[str, Grammar] = {"attentions": ATTENTIONS, "stacks": STACKS}
+GRAMMARS: dict[str, Grammar] = {"attentions": ATTENTIONS, "stacks": STACKS, "decoders": DECODERS}

@@ -11,7 +11,7 @@ STYLES = ("left", "all", "right", "holes", "hidden", "one")
 """Of masks: padding on the left, none, on the right, anywhere; an element that is all hidden, and
 elements of which all but one key are.
 """
-LIMITS = {"b": 24, "s": 20, "t": 20, "p": 12}
+LIMITS = {"b": 24, "s": 20, "t": 20, "p": 12, "n": 32}
 SCALES = {"large": 300.0, "tiny": 1e-20, "zero": 0.0}
 """What extreme floats are: the others times this."""
 _OTHERS = (
@@ -21,7 +21,7 @@ _OTHERS = (
     ({"b": 4, "s": 4, "t": 4, "p": 4}, "holes"),
     ({"b": 3, "s": 2, "t": 19, "p": 11}, "left"),
 )
-_MOST = {"b": 7, "s": 20, "t": 20, "p": 12}  # larger batches only take longer
+_MOST = {"b": 7, "s": 20, "t": 20, "p": 12, "n": 32}  # larger batches only take longer
 
 Sizes = Mapping[str, int]
 Args = tuple[Tensor, ...]
@@ -169,6 +169,8 @@ _MAKERS: Mapping[str, Callable[[list[int], str, torch.Generator], Tensor]] = {
     "added": lambda *which: torch.where(_padding(*which), 0.0, torch.finfo(torch.float32).min),
     "ids": _ids(3),
     "ids padded with 0": _ids(0),
+    "int ids": lambda *which: _ids(3)(*which).int(),
+    "places": lambda shape, *_: torch.arange(shape[-1]).expand(shape).contiguous(),
     "ended ids": _ended,
     "frames": _frames,
     "salience": _salience,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.utils import _pytree
 
 Args = tuple[Tensor, ...]
 Forward = Callable[..., Sequence[Tensor]]
+_T = TypeVar("_T")
 EPS = torch.finfo(torch.float32).eps
 _FACTOR, RUNS = 4.0, 8
 _SOUND = (
@@ -78,7 +79,7 @@ class Oracle:
         """What is wrong with each output, or nothing, and which elements are right."""
         eager = self(*tensors)
         wide = tuple(t.double() if t.is_floating_point() else t for t in tensors)
-        exact = _in_float64(lambda: flat(self.doubled(*wide)))
+        exact = in_float64(lambda: flat(self.doubled(*wide)))
         if valid is not None:
             eager, exact, found = ([t[valid] for t in each] for each in (eager, exact, found))
         noise = [[e] for e in eager]
@@ -100,7 +101,7 @@ class Oracle:
         float64 give another number altogether there.
         """
         runs = [
-            flat(_in_float64(lambda seed=seed: self.nudged(wide, seed, self.doubled)))[place]
+            flat(in_float64(lambda seed=seed: self.nudged(wide, seed, self.doubled)))[place]
             for seed in range(2)
         ]
         known = [each.abs().nan_to_num(0.0, 0.0) for each in (runs[0] - runs[1], runs[0])]
@@ -130,7 +131,7 @@ class Oracle:
         return flat(torch.func.functional_call(module, weights, moved))
 
 
-def _in_float64(run: Callable[[], list[Tensor]]) -> list[Tensor]:
+def in_float64(run: Callable[[], _T]) -> _T:
     """What it gives where tensors are made in float64."""
     torch.set_default_dtype(torch.float64)
     try:
@@ -153,7 +154,7 @@ def doubled(text: str, module: nn.Module) -> nn.Module:
     )
     torch.set_default_dtype(torch.float64)
     try:
-        found: nn.Module = source.Model().double().eval()
+        found: nn.Module = getattr(source, type(module).__name__)().double().eval()
     finally:
         torch.set_default_dtype(torch.float32)
     found.load_state_dict(module.state_dict())

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.fuzz.oracle import EPS, RUNS, Args, Forward, Oracle, Rounding, over
+from tests.fuzz.oracle import EPS, RUNS, Args, Forward, Oracle, Rounding, flat, over
 
 Change = Callable[[Args], Args]
 Reading = Callable[[Tensor], Tensor]
 """What the output of the changed inputs is to be, of the output of the unchanged ones."""
 _FOLLOWS = 2.0**10 * EPS
 _HIDDEN: Mapping[str, float] = {"padding": 0, "int padding": 0, "float padding": 0, "hidden": 1}
-_HIDDEN = {**_HIDDEN, "ids": 3, "ids padded with 0": 0, "ended ids": 2, "frames": 0}
+_HIDDEN = {**_HIDDEN, "ids": 3, "int ids": 3, "ids padded with 0": 0, "ended ids": 2, "frames": 0}
 _HIDDEN = {**_HIDDEN, "salience": -1, "added": torch.finfo(torch.float32).min, "mask": 0}
 """What a token that is padding has in an input of some kind."""
 
@@ -49,13 +49,48 @@ def broken(
             found = run(*changed) if found is None else found
             target = reading(before[1][i]).double()
             own = reading(before[0][i])
-            noise = [target, target + (reading(after[i], True) - own).double()]
-            told = reading(found[i], True)
-            if over(told, target, noise, rounding):
-                runs = [eager.nudged(changed, seed)[i] for seed in range(RUNS)]
-                noise += [target + (reading(run, True) - own).double() for run in runs]
-            if said := over(told, target, noise, rounding):
+
+            def others(
+                i: int = i, given: Args = changed, read: Callable[..., Tensor] = reading
+            ) -> list[Tensor]:
+                return [read(eager.nudged(given, seed)[i], True) for seed in range(RUNS)]
+
+            told, theirs = reading(found[i], True), reading(after[i], True)
+            if said := _unlike(told, target, own, theirs, others, rounding):
                 yield f"{name}: output {i} {said}"
+
+
+def unlike_at_once(
+    pieces: Forward, at_once: Forward, eager: Oracle, eager_in_pieces: nn.Module, tensors: Args
+) -> Iterator[str]:
+    """How the outputs of a prompt in pieces aren't those of it at once."""
+    found, targets = pieces(*tensors), at_once(*tensors)
+    own, theirs = eager(*tensors), flat(eager_in_pieces(*tensors))
+    for i, (told, target) in enumerate(zip(found, targets, strict=True)):
+
+        def others(i: int = i) -> list[Tensor]:
+            return [eager.nudged(tensors, seed)[i] for seed in range(RUNS)]
+
+        said = _unlike(told, target.double(), own[i], theirs[i], others, eager.rounding)
+        if said:
+            yield f"a prompt in pieces: output {i} {said}"
+
+
+def _unlike(
+    told: Tensor,
+    target: Tensor,
+    own: Tensor,
+    theirs: Tensor,
+    others: Callable[[], list[Tensor]],
+    rounding: Rounding,
+) -> str:
+    """How one run's output is further from another's than eager's own two, `own` and `theirs`, and
+    `others` of weights that are off by one rounding.
+    """
+    noise = [target, target + (theirs - own).double()]
+    if over(told, target, noise, rounding):
+        noise += [target + (each - own).double() for each in others()]
+    return over(told, target, noise, rounding)
 
 
 def _readings(read: object, before: Tensor, after: Tensor) -> Callable[..., Tensor] | None:
@@ -111,6 +146,14 @@ def _relations(
         )
     kinds = [text.partition(":")[2] for text in inputs.values()]
     seq = sizes.get("s", 0)
+    if "s" in free and free["s"][0] <= seq - 2:  # where no token sees those behind it
+        yield (
+            "a sequence cut short",
+            lambda given: tuple(
+                _cut(t, names, seq - 2) for names, t in zip(dims, given, strict=True)
+            ),
+            lambda o, axis, is_changed: o if is_changed else o.narrow(axis, 0, seq - 2),
+        )
     if "s" in free and free["s"][1] >= seq + 2 and {*kinds} & {*_HIDDEN}:
         yield (
             "a sequence with more padding",
@@ -123,6 +166,14 @@ def _relations(
 
 def _of(names: Sequence[str]) -> Iterator[tuple[int, str]]:
     return enumerate(names)
+
+
+def _cut(tensor: Tensor, names: Sequence[str], length: int) -> Tensor:
+    """Its first tokens, along each axis of queries."""
+    for axis, name in enumerate(names):
+        if name == "s":
+            tensor = tensor.narrow(axis, 0, length)
+    return tensor
 
 
 def _padded(tensor: Tensor, names: Sequence[str], kind: str) -> Tensor:

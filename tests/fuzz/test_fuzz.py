@@ -20,11 +20,12 @@ from attngraph.passes.rewriting.evidence import Evidence
 from attngraph.passes.rewriting.outcomes import Equal
 from tests.fuzz import results, trial
 from tests.fuzz.choices import CHOICES
+from tests.fuzz.decoding import DECODERS
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.grammars import GRAMMARS
 from tests.fuzz.inputs import STYLES, cases, make
 from tests.fuzz.oracle import Forward, Oracle, Rounding, over
-from tests.fuzz.relations import broken
+from tests.fuzz.relations import broken, unlike_at_once
 from tests.fuzz.source import ATTENTIONS, write
 from tests.fuzz.sweep import Worker, of_draw, of_seed, table
 from tests.fuzz.trial import FAILURES
@@ -54,7 +55,7 @@ def test_every_draw_is_a_module_that_runs(name: str) -> None:
     for seed in range(0, 90 if name == "stacks" else 240, 3):
         source: dict[str, Any] = {}
         exec(GRAMMARS[name].write(GRAMMARS[name].draw(seed)), source)
-        module = source["Model"]().eval()
+        module = source.get("Whole", source["Model"])().eval()
         inputs, sizes = source["INPUTS"], source["SIZES"]
         free = dict.fromkeys(source["DYNAMIC"].split(), (1, 9))
         with torch.no_grad():
@@ -93,6 +94,12 @@ def test_simpler_draws_have_fewer_choices_left() -> None:
 def test_nothing_is_found_in_a_few_draws(seed: int, tmp_path: Path) -> None:
     record = of_draw(ATTENTIONS, ATTENTIONS.draw(seed), tmp_path / f"{seed}.py")
     assert record["outcome"] not in FAILURES, record
+
+
+@pytest.mark.parametrize("seed", [3, 35])  # growing, of tensors; static, of pairs
+def test_nothing_is_found_in_a_few_decoders(seed: int, tmp_path: Path) -> None:
+    record = of_draw(DECODERS, DECODERS.draw(seed), tmp_path / f"{seed}.py")
+    assert record["outcome"] == "fused", record
 
 
 MENDED: tuple[dict[str, str], ...] = (
@@ -144,13 +151,25 @@ def test_a_run_that_breaks_a_relation_is_told() -> None:
         found = broken(run, oracle, inputs, tensors, free, Rounding())
         return {said.partition(":")[0] for said in found}
 
-    ordered, parts, padded = (
-        "a batch in another order", "a batch in parts", "a sequence with more padding"
+    ordered, parts, padded, cut = (
+        "a batch in another order", "a batch in parts", "a sequence with more padding",
+        "a sequence cut short",
     )  # fmt: skip
     assert told(double, double) == set()
     assert told(lambda x, _: [x + x[:1]], double) == {ordered, parts}
-    assert told(lambda x, _: [x + x.mean(1, keepdim=True)], double) == {padded}
+    assert told(lambda x, _: [x + x.mean(1, keepdim=True)], double) == {padded, cut}
     assert told(lambda x, _: [x + x[:1]], lambda x, _: [x + x.mean(0)]) == {ordered}
+
+
+def test_logits_that_follow_the_pieces_of_a_prompt_are_told() -> None:
+    oracle = Oracle(module := _Calling(lambda x: [x.cumsum(1)]), module, Rounding())
+    x = torch.randn(2, 7, 3, generator=torch.Generator().manual_seed(0))
+
+    def told(pieces: Forward) -> list[str]:
+        return [*unlike_at_once(pieces, oracle, oracle, module, (x,))]
+
+    assert not told(lambda x: [x.double().cumsum(1).float()])
+    assert told(lambda x: [torch.cat([x[:, :4].cumsum(1), x[:, 4:].cumsum(1)], 1)])
 
 
 @pytest.mark.parametrize(("gain", "passes"), [(100.0, False), (1e5, True)])

@@ -25,12 +25,15 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch.export import Dim
 
+from attngraph import Decoder
 from attngraph.compiling.compiler import optimize
 from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.ir.ranges import Ranges
 from attngraph.optimized import Optimized
+from tests.fuzz import decoded
+from tests.fuzz.decoded import is_consistent
 from tests.fuzz.inputs import LIMITS, STYLES, Args, cases, make
-from tests.fuzz.oracle import ROUNDINGS, Forward, Oracle, Rounding, doubled
+from tests.fuzz.oracle import ROUNDINGS, Forward, Oracle, Rounding, doubled, in_float64
 from tests.fuzz.relations import broken
 from tests.fuzz.stored import differs, taken_apart
 from tests.models.kit import peaked
@@ -74,34 +77,61 @@ def attempt(path: Path) -> Record:
 def _attempt(path: Path) -> Record:
     try:
         source = _load(path)
-        module = _module(source)
+        module = _module(source, "Whole" if _decodes(source) else "Model")
         options = getattr(source, "OPTIONS", {})
         oracle = _oracle(path.read_text(), module, _rounding(options))
         sample = _sample(source, oracle)
+        if _decodes(source) and not in_float64(lambda: is_consistent(oracle.doubled, source)):
+            return {"outcome": "invalid", "said": "the model gives other logits in pieces"}
     except Exception as error:
         return _failed("invalid", error)
-    shapes = _dynamic_shapes(source)
     try:
-        optimized = optimize(_module(source), sample, dynamic_shapes=shapes, **options)
+        built = _built(source, sample, **options)
     except ParityError as error:
-        return _failed("parity" if _has_numbers(oracle, sample) else "no numbers", error)
+        seen = make(source.INPUTS, source.SIZES) if _decodes(source) else sample
+        return _failed("parity" if _has_numbers(oracle, seen) else "no numbers", error)
     except AttngraphError as error:
-        return _failed(_refusal(source, error, sample, shapes), error)
+        return _failed(_refusal(source, error, sample), error)
     except Exception as error:
         return _failed("crashed", error)
+    optimized = built if isinstance(built, Optimized) else built.optimized
+    assert optimized is not None
     record = _sites(optimized, source)
     try:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
             optimized.save(file)
             told = _as_told(optimized, path, oracle)
-            found = _tried(file, source, told, optimized, sample)
+            if isinstance(built, Decoder):
+                built.save(file)
+                found = decoded.tried(file, source, told, built, _floats(source, sample))
+            else:
+                found = _tried(file, source, told, optimized, sample)
             if "outcome" not in found:
                 told_as = partial(_as_told, path=path, oracle=oracle)
                 found |= _compiled_again(file, source, told_as, sample)
     except Exception as error:
         return {**record, **_failed("crashed", error)}
     return {**record, **found}
+
+
+def _decodes(source: Any) -> bool:
+    return hasattr(source, "CACHE")
+
+
+def _built(source: Any, sample: Args, **options: Any) -> Optimized | Decoder:
+    """What the compiler that a source is for makes of it."""
+    shapes = _dynamic_shapes(source)
+    if not _decodes(source):
+        return optimize(_module(source), sample, dynamic_shapes=shapes, **options)
+    assert shapes is not None
+    return decoded.compiled(source, _module(source), sample, shapes, **options)
+
+
+def _floats(source: Any, sample: Args) -> Callable[[], Optimized | Decoder]:
+    """The same without weights in few bits."""
+    options = {name: each for name, each in source.OPTIONS.items() if name != "weights"}
+    return partial(_built, source, sample, **options)
 
 
 def _rounding(options: Mapping[str, Any]) -> Rounding:
@@ -111,7 +141,9 @@ def _rounding(options: Mapping[str, Any]) -> Rounding:
 
 
 def _sample(source: Any, oracle: Oracle) -> Args:
-    """Of the first style that gives finite numbers."""
+    """Of the first style that gives finite numbers; for a decoder, all that it takes."""
+    if _decodes(source):
+        return make(source.TAKEN, source.SIZES, "all")
     found = [make(source.INPUTS, source.SIZES, style) for style in STYLES]
     return next((tensors for tensors in found if _has_numbers(oracle, tensors)), found[0])
 
@@ -121,13 +153,15 @@ def _has_numbers(oracle: Oracle, tensors: Args) -> bool:
     return all(bool(output.isfinite().any()) for output in floats)
 
 
-def _refusal(source: Any, error: Exception, sample: Args, shapes: Any) -> str:
+def _refusal(source: Any, error: Exception, sample: Args) -> str:
     """What a refusal is: by both compilers, of an option that has no use, or by attngraph alone."""
-    if isinstance(error, UsageError) and getattr(source, "OPTIONS", {}):
+    chosen = getattr(source, "OPTIONS", {}) or getattr(source, "CACHE", {})
+    plain = {"cache": "growing", "max_length": None} if _decodes(source) else {}
+    if isinstance(error, UsageError) and chosen:
         with contextlib.suppress(AttngraphError):
-            optimize(_module(source), sample, dynamic_shapes=shapes)
+            _built(source, sample, **plain)
             return "no use"
-    return "refused" if _plain_export(_module(source), sample, shapes) else "refused by both"
+    return "refused" if _plain_export(source, sample) else "refused by both"
 
 
 def _oracle(text: str, module: nn.Module, rounding: Rounding) -> Oracle:
@@ -150,7 +184,7 @@ def _as_told(optimized: Optimized, path: Path, oracle: Oracle) -> Oracle:
     told = path.with_name(f"{path.stem}-told.py")
     told.write_text(text)
     try:
-        module = _module(_load(told))
+        module = _module(_load(told), type(oracle.module).__name__)
     finally:
         told.unlink()
     module.load_state_dict(oracle.module.state_dict())
@@ -165,9 +199,7 @@ def _tried(file: Path, source: Any, oracle: Oracle, optimized: Optimized, sample
     held: list[Forward] = []
     if "weights" in source.OPTIONS and "activations" not in source.OPTIONS:
         floats = file.with_name("floats.onnx")
-        options = {name: each for name, each in source.OPTIONS.items() if name != "weights"}
-        shapes = _dynamic_shapes(source)
-        optimize(_module(source), sample, dynamic_shapes=shapes, **options).save(floats)
+        _floats(source, sample)().save(floats)
         parts, said = taken_apart(file, floats, oracle.module)
         if said:
             return {"outcome": "wrong", "said": said}
@@ -266,8 +298,8 @@ def _load(path: Path) -> Any:
     return module
 
 
-def _module(source: Any) -> nn.Module:
-    return peaked(source.Model()).requires_grad_(False)
+def _module(source: Any, name: str = "Model") -> nn.Module:
+    return peaked(getattr(source, name)()).requires_grad_(False)
 
 
 def _dynamic_shapes(source: Any) -> tuple[dict[int, Dim], ...] | None:
@@ -277,7 +309,8 @@ def _dynamic_shapes(source: Any) -> tuple[dict[int, Dim], ...] | None:
     for name in names:
         least, most = (None, LIMITS[name]) if name == "b" else (low, high or LIMITS[name])
         dims[name] = Dim(name, min=least, max=most)
-    shapes = [text.partition(":")[0].split() for text in source.INPUTS.values()]
+    taken = getattr(source, "TAKEN", source.INPUTS)
+    shapes = [text.partition(":")[0].split() for text in taken.values()]
     return (
         tuple(
             {axis: dims[name] for axis, name in enumerate(shape) if name in dims}
@@ -298,9 +331,10 @@ def _free(source: Any, optimized: Optimized) -> dict[str, tuple[int, int]]:
     }
 
 
-def _plain_export(
-    module: nn.Module, args: tuple[Tensor, ...], shapes: tuple[dict[int, Dim], ...] | None
-) -> bool:
+def _plain_export(source: Any, args: Args) -> bool:
+    module, shapes = _module(source), _dynamic_shapes(source)
+    if shapes is not None and _decodes(source):
+        args, shapes = source.ARGS(*args), source.ARGS(*shapes)
     try:
         program = torch.export.export(module, args, dynamic_shapes=shapes)
         torch.onnx.export(program, args, dynamo=True, verbose=False)
