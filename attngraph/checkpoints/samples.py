@@ -7,7 +7,7 @@ makes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.export import Dim
 from attngraph.checkpoints.folder import Folder
 from attngraph.checkpoints.tasks import Task
 from attngraph.errors import UsageError
+from attngraph.inference import inference
 
 _ROWS, _TOKENS, _CHOICES, _FRAMES, _SAMPLES, _SIDE = 2, 8, 3, 6, 4000, 224
 _MAXIMA = (
@@ -49,7 +50,18 @@ class Samples:
 
 def samples_of(folder: Folder, model: Any, task: Task | None) -> Samples:
     """What the model is traced with. Raises UsageError where none is known for what it needs."""
-    return _Maker(folder, model, task).made()
+    made = list(_Maker(folder, model, task).candidates())
+    return made[0] if len(made) == 1 else next((m for m in made if _runs(model, m)), made[0])
+
+
+def _runs(model: Any, samples: Samples) -> bool:
+    """Whether the model takes these samples."""
+    try:
+        with inference(model):
+            model(**samples.kwargs)
+    except Exception:
+        return False
+    return True
 
 
 def longest(model: Any) -> int | None:
@@ -79,12 +91,26 @@ class _Maker:
         self.random = torch.Generator().manual_seed(0)
         self.found = Samples()
 
-    def made(self) -> Samples:
+    def candidates(self) -> Iterator[Samples]:
+        """The samples that the model may take, the first that it does take to be kept.
+
+        Of text and images a model may take other numbers (CLIP compares all with all), as many
+        (ViLT), or images only where tokens stand for them.
+        """
         mains = self.model.main_input_name
         mains = [mains] if isinstance(mains, str) else list(mains)
-        both = "input_ids" in self.taken and "pixel_values" in self.taken
-        if both and getattr(self.config, "vision_config", None) is not None:
-            mains = ["input_ids", "pixel_values"]
+        if "input_ids" in self.taken and "pixel_values" in self.taken and self._sees():
+            both = ["input_ids", "pixel_values"]
+            yield self._made(both, apart=True)
+            yield self._made(both)
+        yield self._made(mains, apart=len(mains) > 1)
+
+    def _sees(self) -> bool:
+        """Whether the config is one of a model with eyes: some are configured without."""
+        return any(self._of_vision(name) for name in _SIDES)
+
+    def _made(self, mains: Sequence[str], *, apart: bool = False) -> Samples:
+        self.found = Samples()
         required = [
             name
             for name, parameter in self.taken.items()
@@ -92,23 +118,24 @@ class _Maker:
             and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         ]
         for name in dict.fromkeys((*mains, *required)):
-            self._add(name, len(mains) > 1)
+            self._add(name, apart)
         for name in ("use_cache", "use_mems"):
             if name in self.taken:
                 self.found.kwargs[name] = False
                 self.found.shapes[name] = None
         return self.found
 
-    def _add(self, name: str, several: bool) -> None:
+    def _add(self, name: str, apart: bool) -> None:
+        """An input; `apart` where its rows aren't those of the others."""
         if name in self.found.kwargs:
             return
         match name:
             case "input_ids":
-                self._text("text_batch" if several else "batch")
+                self._text("text_batch" if apart else "batch")
             case "attention_mask" if "input_ids" in self.found.kwargs:
                 pass
             case "pixel_values":
-                self._image("image_batch" if several else "batch")
+                self._image(*(("image_batch", _ROWS + 1) if apart else ("batch", _ROWS)))
             case "input_values":
                 self._waveform()
             case "input_features":
@@ -168,13 +195,13 @@ class _Maker:
             ids[..., -1] = end
         return ids
 
-    def _image(self, batch_name: str) -> None:
+    def _image(self, batch_name: str, rows: int) -> None:
         channels = self._of_vision("num_channels") or self._of_vision("in_channels") or 3
         height, width = self._size()
-        shape: tuple[int, ...] = (_ROWS, channels, height, width)
+        shape: tuple[int, ...] = (rows, channels, height, width)
         frames = self._of_vision("num_frames")
         if isinstance(frames, int) and self.task is not None and "video" in self.task.name:
-            shape = (_ROWS, frames, *shape[1:])
+            shape = (rows, frames, *shape[1:])
         image = torch.randn(shape, generator=self.random)
         self.found.add("pixel_values", image, {0: Dim(batch_name)})
 
@@ -186,7 +213,7 @@ class _Maker:
         crops = settings.get("do_center_crop") and settings.get("crop_size")
         pads = settings.get("do_pad") and settings.get("pad_size")
         resized = settings.get("do_resize", True) and settings.get("size")
-        for size in (crops, pads, resized, self._of_vision("image_size")):
+        for size in (crops, pads, resized, *map(self._of_vision, _SIDES)):
             if (found := _height_and_width(size)) is not None:
                 if size is resized and isinstance(size, Mapping) and "shortest_edge" in size:
                     self.found.notes.append(
@@ -233,7 +260,9 @@ class _Maker:
             self.found.add("attention_mask", torch.ones(shape[:2], dtype=torch.long), dims)
 
 
-_VISION = ("vision_config", "backbone_config", "encoder")
+_VISION = ("vision_config", "image_config", "backbone_config", "encoder")
+_SIDES = ("image_size", "input_size")
+"""What configs call the height and width of an image."""
 
 
 def _height_and_width(size: Any) -> tuple[int, int] | None:

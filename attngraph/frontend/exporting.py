@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
@@ -12,6 +13,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sympy
@@ -156,7 +158,7 @@ def export(
                 stack.enter_context(dynamo_config.patch(fake_tensor_cache_enabled=False))
                 stack.enter_context(inference(module))
                 _forget(module, args, kwargs, constant)
-                stack.enter_context(watched_specialisations(fixed))
+                stack.enter_context(watched_specialisations(fixed, sys._getframe()))
                 stack.enter_context(recorded_questions(questions))
                 stack.enter_context(recorded_numbers(numbers))
                 stack.enter_context(sizes_as_numbers(known))
@@ -196,7 +198,9 @@ def export(
             if narrowed is None:
                 add_raising(numbers, deepest(error).__traceback__)
                 told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
-                raise explained(told, module, requests, fixed) from told
+                raise explained(
+                    told, module, requests, fixed, partial(_own, module, args, kwargs)
+                ) from told
             dynamic_shapes = narrowed
         else:
             made = _made_constant(program, requests, fixed)
@@ -230,6 +234,18 @@ def _reads_better(message: str) -> bool:
         "_apply(): Couldn't swap" in message
         or "Could not extract specialized integer from data-dependent expression" in message
     )
+
+
+def _own(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Exception | None:
+    """What the model itself raises on the inputs that it is traced with."""
+    try:
+        with inference(module):
+            module(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None
 
 
 def _known_output(

@@ -136,6 +136,12 @@ def _from_folder(
     if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
         return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
     made = samples_of(folder, module, found)
+    if left := beside_text(type(module), made.kwargs):
+        notes.append(
+            f"{type(module).__name__} takes {', '.join(left)} as well, which the file doesn't: "
+            "what it computes without them is compiled. Describe each input with --input to have "
+            "them."
+        )
     return Loaded(
         module,
         None,

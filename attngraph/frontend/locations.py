@@ -82,8 +82,9 @@ def _has_weights(module: torch.nn.Module) -> bool:
 
 
 def quote(file: str, line: int) -> str:
-    """`model.py:12 ("y.reshape(3, -1)")` for a message."""
+    """`model.py:12 (y.reshape(3, -1))` for a message; of a longer statement its first line."""
     text = linecache.getline(file, line).strip()
+    text += "…)" * (text.count("(") > text.count(")") and text.endswith("("))
     place = f"{short_path(file)}:{line}"
     return f"{place} ({text})" if text else place
 

@@ -22,11 +22,13 @@ _OF_TEXT = {
     *("lengths", "cache", "mems", "perm_mask", "target_mapping", "input_mask", "state"),
     *("past_buckets_states", "attention_probs_mask", "next_sentence_label"),
     *("use_cache", "output_attentions", "output_hidden_states", "output_router_logits"),
-    *("return_dict", "self", "shared_kv_states"),
+    *("return_dict", "self", "shared_kv_states", "start_positions", "end_positions"),
 }
 _OF_ENCODER = {"encoder_hidden_states", "encoder_attention_mask", "encoder_outputs"}
-_FILLS = ("decoder_", "_mask")
-"""Begins the names of what goes on from text; ends those of masks, which all have a default."""
+_FILLS = ("decoder_", ("_mask", "_labels"))
+"""Begins the names of what goes on from text; ends those of masks, which all have a default, and of
+what a model is trained with.
+"""
 
 PIXELS = "pixel_values"
 GRID = "image_grid_thw"

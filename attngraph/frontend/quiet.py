@@ -10,6 +10,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from itertools import takewhile
+from types import FrameType
 from typing import Any, TextIO, cast
 
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
@@ -80,10 +82,13 @@ def passed_over(file: str) -> Iterator[None]:
 
 
 @contextmanager
-def watched_specialisations(found: dict[str, tuple[str, int] | None]) -> Iterator[None]:
+def watched_specialisations(
+    found: dict[str, tuple[str, int] | None], caller: FrameType
+) -> Iterator[None]:
     """Records the user's line where a size becomes a constant; torch keeps only its own line.
 
-    Keys are torch's names of sizes (`L['x'].size()[0]`).
+    Keys are torch's names of sizes (`L['x'].size()[0]`). The model's frames are those within
+    `caller`, which exports: those around it are of what called the compiler.
     """
     original: Callable[..., Any] | None = getattr(ShapeEnv, "_set_replacement", None)
     if original is None:
@@ -94,7 +99,8 @@ def watched_specialisations(found: dict[str, tuple[str, int] | None]) -> Iterato
 
     def recording(self: ShapeEnv, symbol: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(target, "is_number", False):
-            frame = user_frame(reversed(list(traceback.walk_stack(sys._getframe(1)))))
+            own = takewhile(lambda at: at[0] is not caller, traceback.walk_stack(sys._getframe(1)))
+            frame = user_frame(reversed(list(own)))
             for source in self.var_to_sources.get(symbol, ()):
                 name = source.name if isinstance(source.name, str) else source.name()
                 found.setdefault(name, frame)

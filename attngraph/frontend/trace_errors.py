@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -94,7 +94,9 @@ def explained(
     module: torch.nn.Module,
     requests: tuple[Request, ...],
     fixed: Places,
+    run: Callable[[], Exception | None],
 ) -> CaptureError:
+    """`run` gives what the model raises without a trace, on the same inputs."""
     if why := hindrance(module):
         return CaptureError(why)
     by_name = {request.name: request for request in requests if request.name}
@@ -124,8 +126,12 @@ def explained(
             f"{hint}, "
             "or register the type with torch.utils._pytree.register_pytree_node."
         )
-    place = user_frame(traceback.walk_tb(deepest(error).__traceback__))
+    own = run()
+    place = user_frame(traceback.walk_tb(deepest(own or error).__traceback__))
     where = f" at {quote(*place)}" if place else ""
+    if own is not None:
+        said = f"{type(module).__name__} itself fails on its sample inputs{where}: {reason(own)}"
+        return CaptureError(said if said.endswith((".", "…")) else f"{said}.")
     text = _data_dependent(str(deepest(error))) or reason(error)
     return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
 

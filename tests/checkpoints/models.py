@@ -19,6 +19,7 @@ _TEXT: dict[str, Any] = {
 }
 _GROUPED = {**_TEXT, "num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2}
 _IMAGE = {**_TEXT, "image_size": 16, "patch_size": 8}
+_PAGE = {**_TEXT, "input_size": 16, "patch_size": 8, "coordinate_size": 6, "shape_size": 4}
 _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("Bert", "BertForSequenceClassification", _TEXT),
     "bert-mlm": ("Bert", "BertForMaskedLM", _TEXT),
@@ -39,6 +40,18 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "CLIPModel",
         {"text_config": _TEXT, "vision_config": _IMAGE, "projection_dim": 8},
     ),
+    "blip": (
+        "Blip",
+        "BlipForImageTextRetrieval",
+        {"text_config": {**_TEXT, "encoder_hidden_size": 32}, "vision_config": _IMAGE},
+    ),
+    "layoutlmv3": ("LayoutLMv3", "LayoutLMv3ForTokenClassification", _PAGE),
+    "blind layoutlmv3": (
+        "LayoutLMv3",
+        "LayoutLMv3ForTokenClassification",
+        {**_PAGE, "visual_embed": False},
+    ),
+    "visual_bert": ("VisualBert", "VisualBertModel", {**_TEXT, "visual_embedding_dim": 8}),
     "ast": (
         "AST",
         "ASTForAudioClassification",
@@ -64,8 +77,9 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mixtral": ("Mixtral", "MixtralForCausalLM", {**_GROUPED, "num_local_experts": 2}),
 }
-NAMES = tuple(name for name in _MODELS if name != "bart")
-"""Those that come with samples; of an encoder-decoder its parts do."""
+_ELSEWHERE = {"bart", "blip", "layoutlmv3", "blind layoutlmv3", "visual_bert"}
+NAMES = tuple(name for name in _MODELS if name not in _ELSEWHERE)
+"""Those that come with samples and nothing to tell; of an encoder-decoder its parts do."""
 
 
 def made(name: str) -> Any:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import attngraph
 from attngraph.checkpoints.folder import require_tokenizer
 from attngraph.errors import AttngraphError, LoadError, UsageError
 from attngraph.frontend.load import Loaded, load
@@ -385,30 +384,6 @@ def test_what_is_read_otherwise_than_it_is_written_is_told(bert: Path) -> None:
     assert loaded.notes[0].startswith("2 weights are float32 in the files and rounded to float16")
 
 
-_SIZES: dict[str, tuple[dict[str, Any], bool]] = {
-    "cut out": (
-        {"size": 20, "crop_size": {"height": 8, "width": 16}, "do_center_crop": True},
-        False,
-    ),
-    "padded": ({"size": 4, "pad_size": [8, 16], "do_pad": True}, False),
-    "not resized": ({"size": {"height": 64, "width": 64}, "do_resize": False}, False),
-    "none": ({"size": {"height": 0, "width": -1}}, False),
-    "longest": ({"size": {"longest_edge": 64}}, False),
-    "any shape": ({"size": {"shortest_edge": 16}}, True),
-}
-
-
-@pytest.mark.parametrize("how", _SIZES)
-def test_images_have_the_size_that_the_preprocessor_makes(tmp_path: Path, how: str) -> None:
-    path = saved(tmp_path, "vit")
-    settings, is_told = _SIZES[how]
-    (path / "preprocessor_config.json").write_text(json.dumps(settings))
-    loaded = load(path)
-    expected = (8, 16) if how in ("cut out", "padded") else (16, 16)
-    assert loaded.kwargs["pixel_values"].shape[-2:] == expected
-    assert any("takes images of 16 by 16 alone" in note for note in loaded.notes) == is_told
-
-
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
@@ -483,38 +458,3 @@ def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) ->
         item.rename(blobs / item.name[::-1])
         (snapshot / item.name).symlink_to(Path("../../blobs") / item.name[::-1])
     assert load(snapshot).module is not None
-
-
-@pytest.mark.parametrize(
-    ("kind", "others"),
-    [
-        ("Mistral3", "pixel_values, image_sizes"),
-        ("Qwen3VL", "pixel_values, pixel_values_videos, image_grid_thw"),
-        ("Qwen2Audio", "input_features"),
-        ("PaliGemma", "pixel_values"),
-        ("LlavaNext", "pixel_values"),
-        ("Gemma3n", "pixel_values, input_features"),
-        ("Florence2", "pixel_values"),
-    ],
-)
-def test_a_prompt_of_more_than_text_is_refused_before_weights_are_read(
-    tmp_path: Path, kind: str, others: str
-) -> None:
-    import transformers
-
-    name = f"{kind}ForConditionalGeneration"
-    config = getattr(transformers, f"{kind}Config")()
-    config.architectures = [name]
-    config.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_text("never read")
-    with pytest.raises(UsageError, match=f"is a {name}, which takes {others}.* beside text"):
-        load(tmp_path)
-
-
-def test_nor_does_an_encoder_decoder_drop_its_images() -> None:
-    from transformers import Florence2Config, Florence2ForConditionalGeneration
-
-    with torch.device("meta"):
-        module = Florence2ForConditionalGeneration(Florence2Config())
-    with pytest.raises(UsageError, match="takes pixel_values beside text"):
-        attngraph.optimize_seq2seq(module)

@@ -1,0 +1,126 @@
+"""What a checkpoint's model is traced with: its images, and text beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attngraph
+from attngraph.errors import CaptureError, UsageError
+from attngraph.frontend.load import load
+from tests.checkpoints.models import saved
+
+_SIZES: dict[str, tuple[dict[str, Any], bool]] = {
+    "cut out": (
+        {"size": 20, "crop_size": {"height": 8, "width": 16}, "do_center_crop": True},
+        False,
+    ),
+    "padded": ({"size": 4, "pad_size": [8, 16], "do_pad": True}, False),
+    "not resized": ({"size": {"height": 64, "width": 64}, "do_resize": False}, False),
+    "none": ({"size": {"height": 0, "width": -1}}, False),
+    "longest": ({"size": {"longest_edge": 64}}, False),
+    "any shape": ({"size": {"shortest_edge": 16}}, True),
+}
+
+
+@pytest.mark.parametrize("how", _SIZES)
+def test_images_have_the_size_that_the_preprocessor_makes(tmp_path: Path, how: str) -> None:
+    path = saved(tmp_path, "vit")
+    settings, is_told = _SIZES[how]
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    loaded = load(path)
+    expected = (8, 16) if how in ("cut out", "padded") else (16, 16)
+    assert loaded.kwargs["pixel_values"].shape[-2:] == expected
+    assert any("takes images of 16 by 16 alone" in note for note in loaded.notes) == is_told
+
+
+def test_an_image_of_a_size_that_the_model_lacks_is_told_as_its_own_refusal(tmp_path: Path) -> None:
+    path = saved(tmp_path, "vit")
+    settings = {"size": {"height": 24, "width": 24}}
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CaptureError) as raised:
+        attngraph.optimize_checkpoint(path)
+    said = str(raised.value)
+    assert "itself fails on its sample inputs at transformers/models/vit" in said
+    assert "(raise ValueError(…)): Input image size (24*24)" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "pixels"),
+    [
+        ("clip", ["text_batch", "seq"], ["image_batch"]),
+        ("blip", ["batch", "seq"], ["batch"]),
+        ("layoutlmv3", ["batch", "seq"], ["batch"]),
+    ],
+)
+def test_images_beside_text_are_as_many_where_the_model_pairs_them(
+    tmp_path: Path, name: str, ids: list[str], pixels: list[str]
+) -> None:
+    loaded = load(saved(tmp_path, name))
+    assert isinstance(loaded.dynamic_shapes, dict)
+    for given, names in (("input_ids", ids), ("pixel_values", pixels)):
+        assert [dim.__name__ for dim in loaded.dynamic_shapes[given].values()] == names
+    rows = [loaded.kwargs[given].shape[0] for given in ("input_ids", "pixel_values")]
+    assert (rows[0] == rows[1]) == (pixels == ["batch"])
+    assert not loaded.notes
+
+
+def test_a_text_that_is_matched_with_an_image_compiles(tmp_path: Path) -> None:
+    path = saved(tmp_path, "blip")
+    loaded = load(path)
+    optimized = attngraph.optimize_checkpoint(path)
+    inputs = {name: data[:1] for name, data in loaded.kwargs.items() if name != "use_cache"}
+    with torch.no_grad():
+        expected = loaded.module(**inputs)
+    torch.testing.assert_close(optimized(**inputs)["itm_score"], expected["itm_score"])
+
+
+def test_what_a_model_takes_beside_its_samples_is_told(tmp_path: Path) -> None:
+    (note,) = load(saved(tmp_path, "visual_bert")).notes
+    assert note.startswith("VisualBertModel takes visual_embeds, visual_token_type_ids, image_text")
+    assert "what it computes without them is compiled" in note
+
+
+def test_eyes_that_a_config_lacks_are_not_opened(tmp_path: Path) -> None:
+    loaded = load(saved(tmp_path, "blind layoutlmv3"))
+    assert "pixel_values" not in loaded.kwargs
+    assert any("takes pixel_values as well" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        ("Mistral3", "pixel_values, image_sizes"),
+        ("Qwen3VL", "pixel_values, pixel_values_videos, image_grid_thw"),
+        ("Qwen2Audio", "input_features"),
+        ("PaliGemma", "pixel_values"),
+        ("LlavaNext", "pixel_values"),
+        ("Gemma3n", "pixel_values, input_features"),
+        ("Florence2", "pixel_values"),
+    ],
+)
+def test_a_prompt_of_more_than_text_is_refused_before_weights_are_read(
+    tmp_path: Path, kind: str, others: str
+) -> None:
+    import transformers
+
+    name = f"{kind}ForConditionalGeneration"
+    config = getattr(transformers, f"{kind}Config")()
+    config.architectures = [name]
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_text("never read")
+    with pytest.raises(UsageError, match=f"is a {name}, which takes {others}.* beside text"):
+        load(tmp_path)
+
+
+def test_nor_does_an_encoder_decoder_drop_its_images() -> None:
+    from transformers import Florence2Config, Florence2ForConditionalGeneration
+
+    with torch.device("meta"):
+        module = Florence2ForConditionalGeneration(Florence2Config())
+    with pytest.raises(UsageError, match="takes pixel_values beside text"):
+        attngraph.optimize_seq2seq(module)
