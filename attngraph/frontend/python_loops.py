@@ -244,7 +244,7 @@ class _Body:
             return None
         axis = places[0] - len(items) if any(dots[: places[0]]) else places[0]
         rest = [item for at, item in enumerate(items) if at != places[0]]
-        while rest and ast.unparse(rest[-1]) in (":", "..."):
+        while rest and not any(dots) and ast.unparse(rest[-1]) == ":":  # counted from the start
             rest.pop()
         left = ast.Tuple(rest, ast.Load()) if rest else None
         return ast.unparse(target.value), axis, left

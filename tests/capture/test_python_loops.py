@@ -47,6 +47,16 @@ class Windows(nn.Module):
         return (x @ x.mT + mask).softmax(-1) @ x
 
 
+class Dotted(nn.Module):
+    """Fills, and reads, parts of slices whose axes are counted from the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, z = x[..., None] + torch.zeros(4), torch.zeros_like(x)[..., None] + torch.zeros(4)
+        for t in range(x.shape[1]):
+            z[..., t, :2, :] = y[..., t, 2:, :] * (t + 1)
+        return z
+
+
 class Cells(nn.Module):
     """States in a tuple, in a cell with weights, and results that are written in place."""
 
@@ -148,7 +158,7 @@ def test_one_chunk_is_a_number_of_chunks_like_any() -> None:
 _SLOW = [pytest.param(module, marks=pytest.mark.slow) for module in (Recurrence, Cells, Later)]
 
 
-@pytest.mark.parametrize("module", [Windows, *_SLOW])
+@pytest.mark.parametrize("module", [Windows, Dotted, *_SLOW])
 def test_a_loop_takes_every_length(module: Callable[[], nn.Module]) -> None:
     model = module().eval()
     graph = _captured(model).graph
