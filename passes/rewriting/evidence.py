@@ -17,6 +17,7 @@ import torch
 from attngraph.analysis.values.weights import Derivation
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.conditions import multiples
+from attngraph.ir.ranges import Ranges
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import EXPONENTIAL, LOG_SUM
 from attngraph.passes.rewriting.conditions import Conditions, aims_of
@@ -33,6 +34,7 @@ from attngraph.passes.rewriting.trials import (
     ATTENTION,
     Aims,
     general_sizes,
+    parts_of_the_sample,
     sample_sizes,
     shown,
     trial_sizes,
@@ -145,12 +147,21 @@ class Evidence:
     ) -> Outcome:
         """The outcome, or that at sizes like the sample's where the usual ones are too small.
 
-        A frame of 16 samples fits into no signal of 5, and nothing says so but that it fails.
+        A frame of 16 samples fits into no signal of 5, and nothing says so but that it fails. Where
+        the sample is a second of sound, and an attention over it too large, it is a part of that.
         """
         if outcome != _NO_NUMBER:
             return outcome
         trials = [(sizes, region.fixed(sizes)) for sizes in sample_sizes(self.graph.dims)]
         trials = [trial for trial in trials if 0 < region.elements(*trial)[0] <= _CHEAP]
+        if not trials:
+            parts = (
+                (sizes, region.fixed(sizes))
+                for sizes in parts_of_the_sample(self.graph.dims)
+                if not Ranges.of(self.graph).broken(sizes)
+            )
+            cheap = (trial for trial in parts if 0 < region.elements(*trial)[0] <= _CHEAP)
+            trials = list(itertools.islice(cheap, 2))
         return _tried(pairs, region, trials, kinds, tolerance) if trials else outcome
 
     def _compare_typed(

@@ -7,7 +7,7 @@ made of their name, so that a run says the same thing twice.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +89,13 @@ def sample_sizes(dims: Mapping[str, DimInfo]) -> list[dict[str, int]]:
             sizes[name] = size if info.high is None else min(size, info.high)
         trials.append(sizes)
     return trials
+
+
+def parts_of_the_sample(dims: Mapping[str, DimInfo]) -> Iterator[dict[str, int]]:
+    """Halves of the sample's sizes, quarters and so on, as far as the ranges allow."""
+    largest = max((info.hint or info.low for info in dims.values()), default=1)
+    for shift in range(1, largest.bit_length()):
+        yield {name: max((info.hint or 0) >> shift, info.low) for name, info in dims.items()}
 
 
 def general_sizes(

@@ -52,6 +52,18 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_PAGE, "visual_embed": False},
     ),
     "visual_bert": ("VisualBert", "VisualBertModel", {**_TEXT, "visual_embedding_dim": 8}),
+    "sound": (
+        "Wav2Vec2",
+        "Wav2Vec2ForCTC",
+        {
+            **_TEXT,
+            "conv_dim": [16, 16],
+            "conv_kernel": [10, 3],
+            "conv_stride": [5, 2],
+            "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 2,
+        },
+    ),
     "ast": (
         "AST",
         "ASTForAudioClassification",
@@ -77,7 +89,7 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mixtral": ("Mixtral", "MixtralForCausalLM", {**_GROUPED, "num_local_experts": 2}),
 }
-_ELSEWHERE = {"bart", "blip", "layoutlmv3", "blind layoutlmv3", "visual_bert"}
+_ELSEWHERE = {"bart", "sound", "blip", "layoutlmv3", "blind layoutlmv3", "visual_bert"}
 NAMES = tuple(name for name in _MODELS if name not in _ELSEWHERE)
 """Those that come with samples and nothing to tell; of an encoder-decoder its parts do."""
 

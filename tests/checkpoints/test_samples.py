@@ -79,6 +79,13 @@ def test_a_text_that_is_matched_with_an_image_compiles(tmp_path: Path) -> None:
     torch.testing.assert_close(optimized(**inputs)["itm_score"], expected["itm_score"])
 
 
+def test_an_attention_over_sound_is_tried_at_a_part_of_the_sample(tmp_path: Path) -> None:
+    """At the usual sizes, a few samples, it has no frames; over 4,000 it is too large to try."""
+    report = attngraph.optimize_checkpoint(saved(tmp_path, "sound")).report
+    assert len(report.sites) == 1
+    assert not report.declined
+
+
 def test_what_a_model_takes_beside_its_samples_is_told(tmp_path: Path) -> None:
     (note,) = load(saved(tmp_path, "visual_bert")).notes
     assert note.startswith("VisualBertModel takes visual_embeds, visual_token_type_ids, image_text")
