@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -239,9 +240,11 @@ def _reads_better(message: str) -> bool:
 def _own(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Exception | None:
-    """What the model itself raises on the inputs that it is traced with."""
+    """What the model itself raises on the inputs that it is traced with; warnings are no failure,
+    even where they are set to be errors."""
     try:
-        with inference(module):
+        with inference(module), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             module(*args, **kwargs)
     except Exception as error:
         return error
