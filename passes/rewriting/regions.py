@@ -261,7 +261,7 @@ def _nudged(drawn: Any, nudge: float) -> Any:
         return drawn
     # By chance: those of every other element cancel in products of rows that are one number each.
     signs = 1 - 2 * torch.randint(0, 2, drawn.shape, generator=torch.Generator().manual_seed(1))
-    return drawn.double() * (1 + nudge * signs)
+    return drawn.double() * (1 + nudge * signs.double())  # of integers it were float32, and 1
 
 
 _SHOWN = 16

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 Args = tuple[Tensor, ...]
@@ -37,6 +39,27 @@ ROUNDINGS: Mapping[str, Rounding] = {
     "int8": Rounding(2.0**-7),
 }
 """Those of what is computed in few bits; for what is only stored so, see tests/fuzz/stored.py."""
+
+
+class _Rounded(TorchFunctionMode):
+    """Inputs of linears are off as where each row of them is rounded to 8 bits."""
+
+    def __init__(self, random: torch.Generator) -> None:
+        super().__init__()
+        self.random = random
+
+    def __torch_function__(
+        self, function: Any, types: Any, given: Any = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is nn.functional.linear:
+            given = _moved(given[0], self.random), *given[1:]
+        return function(*given, **(named or {}))
+
+
+def _moved(tensor: Tensor, random: torch.Generator) -> Tensor:
+    """Each element up or down by half a step of its row in 8 bits."""
+    sign = torch.randint(0, 2, tensor.shape, generator=random) * 2 - 1
+    return tensor + sign * tensor.abs().amax(-1, keepdim=True) * ROUNDINGS["int8"].eps / 2
 
 
 class Oracle:
@@ -112,23 +135,27 @@ class Oracle:
         return judged(found, exact, runs, self.rounding)
 
     def nudged(self, tensors: Args, seed: int, module: nn.Module | None = None) -> list[Tensor]:
-        """Outputs of weights and inputs that are off by one rounding."""
+        """Outputs of weights and inputs that are off by one rounding; in 8 bits, the inputs of all
+        linears are.
+        """
         random = torch.Generator().manual_seed(seed)
         eps = self.rounding.eps if module is None else 8 * torch.finfo(torch.float64).eps
+        eight = module is None and self.rounding == ROUNDINGS["int8"]
         module = module or self.module
 
         def nudge(tensor: Tensor, is_weight: bool = False) -> Tensor:
             if not tensor.is_floating_point():
                 return tensor
+            if is_weight and eight:
+                return _moved(tensor, random)
             sign = torch.randint(0, 2, tensor.shape, generator=random) * 2 - 1
-            if is_weight and self.rounding == ROUNDINGS["int8"]:
-                return tensor + sign * tensor.abs().amax(-1, keepdim=True) * eps / 2
             whole = (tensor == tensor.round()) | ~tensor.isfinite()
             return torch.where(whole, tensor, tensor * (1 + sign * eps / 2))
 
         weights = {n: nudge(value, value.ndim > 1) for n, value in module.named_parameters()}
         moved = tuple(map(nudge, tensors))
-        return flat(torch.func.functional_call(module, weights, moved))
+        with _Rounded(random) if eight else nullcontext():
+            return flat(torch.func.functional_call(module, weights, moved))
 
 
 def in_float64(run: Callable[[], _T]) -> _T:

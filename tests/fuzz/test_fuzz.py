@@ -24,7 +24,7 @@ from tests.fuzz.decoding import DECODERS
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.grammars import GRAMMARS
 from tests.fuzz.inputs import STYLES, cases, make
-from tests.fuzz.oracle import Forward, Oracle, Rounding, over
+from tests.fuzz.oracle import ROUNDINGS, Forward, Oracle, Rounding, over
 from tests.fuzz.relations import broken, unlike_at_once
 from tests.fuzz.source import ATTENTIONS, write
 from tests.fuzz.sweep import Worker, of_draw, of_seed, table
@@ -111,6 +111,7 @@ MENDED: tuple[dict[str, str], ...] = (
     {"mask": "given", "after": "where any"},
     {"sizes": "all equal", "layout": "merged", "mask": "given", "mask 2": "window"}
     | {"joined": "times", "softmax": "lse"},
+    {"layout": "merged", "groups": "expand", "norm": "l2", "softmax": "lse"},
     # one element of a batch says little of which query and key a recurrence has: 150 s
     {"sizes": "one of a batch", "projection": "split", "layout": "loop", "groups": "one"}
     | {"norm": "l2", "bias": "given", "mask": "lengths", "fill": "-1e4", "softmax": "exp"}
@@ -243,6 +244,19 @@ def test_what_cancels_may_leave_rounding_and_what_is_small_may_not() -> None:
         off = oracle.differs(lambda t, m=module: [m(t) + 6e-8], (x,), "off")
         assert (not off) is passes
         assert oracle.differs(lambda t, m=module: [m(t) + 1e-4], (x,), "off")
+
+
+def test_rows_in_8_bits_may_lose_what_is_below_a_step_and_no_more() -> None:
+    """Two large features cancel; a step of their row is more than any of the others."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(256, 1, bias=False).requires_grad_(False)
+    module.weight.copy_(torch.tensor([[1.0, -1.0]]).expand(128, 2).reshape(1, 256))
+    x = torch.rand(64, 256) - 0.5
+    x[:, :2] = 100.0
+    step = x.abs().amax(-1, keepdim=True) / 127
+    oracle = Oracle(module, copy.deepcopy(module).double(), ROUNDINGS["int8"])
+    assert not oracle.differs(lambda x: [module((x / step).round() * step)], (x,), "")
+    assert oracle.differs(lambda x: [module(x) + 128 * step], (x,), "")
 
 
 def test_sizes_that_a_file_refuses_are_not_tried() -> None:
