@@ -54,7 +54,11 @@ def taken_apart(file: Path, floats: Path, module: nn.Module) -> tuple[list[Path]
     back: dict[str, Matrix] = {}
     held: dict[str, Matrix] = {}
     own = [each.detach().numpy().T for each in module.parameters() if each.ndim == 2]
-    columns = [*own, *_matrices(onnx.load(floats))]
+    folded = list(_matrices(onnx.load(floats)))
+    norms = [each.detach().numpy() for each in module.parameters() if each.ndim == 1]
+    # codes of a weight that is scaled but has no norm's weight in it, which in floats it has
+    freed = [m / w[:, None] for m in folded for w in norms if len(w) == len(m) and w.all()]
+    columns = [*own, *folded, *freed]
     for name, parts in pairs.items():
         *upper, (codes, lower) = parts.items()  # a product of 8 bits is 16 times one of 4 and one
         whole, ends = lower.numbers, lower.ends

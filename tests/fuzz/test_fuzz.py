@@ -102,6 +102,12 @@ def test_nothing_is_found_in_a_few_decoders(seed: int, tmp_path: Path) -> None:
     assert record["outcome"] == "fused", record
 
 
+def test_codes_of_a_scaled_weight_without_its_norm_are_known(tmp_path: Path) -> None:
+    """In floats the weight before it is a norm's, too; a product of an epsilon is no attention."""
+    record = of_draw(DECODERS, DECODERS.draw(57), tmp_path / "57.py")
+    assert record["outcome"] == "declined", record
+
+
 MENDED: tuple[dict[str, str], ...] = (
     {"dynamic": "s t p", "bias": "table", "mask": "chunk", "fill": "lowest", "softmax": "lse"},
     {"bias": "given lowest", "after": "guarded", "option": "fp16"},
