@@ -29,13 +29,7 @@ _LARGEST_UNPACKED = 64 << 20
 def read_directory(file: IO[bytes], name: str) -> list[zipfile.ZipInfo]:
     """The members of a zip; raises LoadError where the file, called `name`, is no sound zip."""
     try:
-        file.seek(0, 2)
-        size = file.tell()
-        problem = _end_problem(file, size)
-        if problem is None:
-            with zipfile.ZipFile(file) as archive:
-                members, start = archive.infolist(), archive.start_dir
-            problem = next(_problems(file, members, start), None)
+        members, problem = _read(file, _LARGEST_UNPACKED)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise LoadError(
             f"{name} starts like a zip but can't be read as one ({error}): it is cut short or "
@@ -53,6 +47,25 @@ def read_members(path: Path) -> list[zipfile.ZipInfo]:
     """The members of the zip at a path."""
     with path.open("rb") as file:
         return read_directory(file, str(path))
+
+
+def problem_of(path: Path, largest: int) -> str | None:
+    """Why a zip isn't to be unpacked: it takes more than `largest` bytes, or readers may not agree.
+
+    Raises what zipfile does where it is none.
+    """
+    with path.open("rb") as file:
+        return _read(file, largest)[1]
+
+
+def _read(file: IO[bytes], largest: int) -> tuple[list[zipfile.ZipInfo], str | None]:
+    """The members, and what is wrong with them."""
+    file.seek(0, 2)
+    if (problem := _end_problem(file, file.tell())) is not None:
+        return [], problem
+    with zipfile.ZipFile(file) as archive:
+        members, start = archive.infolist(), archive.start_dir
+    return members, next(_problems(file, members, start, largest), None)
 
 
 def _end_problem(file: IO[bytes], size: int) -> str | None:
@@ -82,7 +95,9 @@ def _end_problem(file: IO[bytes], size: int) -> str | None:
     return None
 
 
-def _problems(file: IO[bytes], members: Sequence[zipfile.ZipInfo], start: int) -> Iterator[str]:
+def _problems(
+    file: IO[bytes], members: Sequence[zipfile.ZipInfo], start: int, largest: int
+) -> Iterator[str]:
     seen: set[str] = set()
     unpacked, end, before = 0, 0, ""
     for member in sorted(members, key=lambda member: member.header_offset):
@@ -106,8 +121,8 @@ def _problems(file: IO[bytes], members: Sequence[zipfile.ZipInfo], start: int) -
         end, before = _end_of(file, member), name
         if end > start:
             yield f"{name} reaches into its directory"
-    if unpacked > _LARGEST_UNPACKED:
-        yield f"its compressed members unpack to {unpacked} bytes, and torch stores weights as is"
+    if unpacked > largest:
+        yield f"its compressed members unpack to {unpacked} bytes"
 
 
 def _end_of(file: IO[bytes], member: zipfile.ZipInfo) -> int:

@@ -15,8 +15,11 @@ import numpy as np
 import torch
 
 from attngraph.errors import LoadError, UsageError
+from attngraph.frontend.archive import problem_of
 from attngraph.frontend.names import require_samples
 
+_LARGEST_SAMPLES = 512 << 20
+"""Bytes that compressed samples may unpack to."""
 _INPUT_FORM = "name=dtype[dims], e.g. input_ids=int64[batch=2,seq=8] or x=float32[2,3,32,32]"
 _DIM_FORM = (
     "name=low..high, name=low.. or name=auto, e.g. seq=2..2048; for an exported program "
@@ -208,10 +211,13 @@ def read_npz(
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
+            if problem := problem_of(path, _LARGEST_SAMPLES):
+                raise ValueError(problem)
             tensors = {name: torch.from_numpy(archive[name]) for name in archive.files}
     except Exception as error:
+        said = str(error)[:200]
         raise LoadError(
-            f"{option} {path} can't be read as an .npz of plain arrays ({error}); write it with "
+            f"{option} {path} can't be read as an .npz of plain arrays ({said}); write it with "
             "numpy.savez, one array for each input by name."
         ) from error
     for spec in specs:

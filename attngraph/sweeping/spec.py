@@ -39,6 +39,8 @@ Kind = Literal["switch", "value", "list"]
 TABLES = ("options", "models", "variants")
 _BESIDE = (".html", ".json")
 """What the pages and reports end in, which lie beside the results."""
+_LARGEST, _MOST_DOTS = 1 << 20, 10_000
+"""Bytes of a file, and dots: of a key of n parts tomllib keeps n² / 2 of them."""
 _NAME = re.compile(r"[\w][\w.+-]*", re.ASCII)
 
 
@@ -67,11 +69,22 @@ def read_spec(path: Path, flags: Mapping[str, Kind]) -> list[Task]:
     names the table and the key where something in it is wrong.
     """
     try:
-        spec = tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_LARGEST + 1).decode("utf-8")
+        if len(text) > _LARGEST or text.count(".") > _MOST_DOTS:
+            raise UsageError(
+                f"{path} is too large: it may have {_LARGEST} bytes, {_MOST_DOTS} of them dots; "
+                "make several of it."
+            )
+        spec = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} can't be read: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is no TOML: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} can't be read: it is nested too deeply, or a number in it is too long."
+        ) from error
     if unknown := sorted(spec.keys() - {*TABLES}):
         raise UsageError(f"{path} has a table {unknown[0]!r}; it can have {', '.join(TABLES)}.")
     shared = spec.get("options", {})

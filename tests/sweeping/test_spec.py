@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,25 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, sentence: str) -> Non
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't be read"):
         read_spec(tmp_path / "none.toml", FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = " + "[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("x = " + "9" * 100_000, "a number in it is too long"),
+        (".".join("a" * 100_000) + " = 1", "10000 of them dots"),
+        ("#" * (1 << 20) + "#", "1048576 bytes"),
+    ],
+    ids=["brackets", "digits", "dots", "long"],
+)
+def test_a_hostile_file_is_refused_at_no_cost(text: str, said: str, tmp_path: Path) -> None:
+    begin = time.process_time()
+    with pytest.raises(UsageError, match=said):
+        tasks(tmp_path, text)
+    assert time.process_time() - begin < 10
+
+
+def test_a_file_of_many_models_is_read(tmp_path: Path) -> None:
+    many = [MODEL.replace('"bert"', f'"bert{n}"') for n in range(2_000)]
+    assert len(tasks(tmp_path, "".join(many))) == 2_000
