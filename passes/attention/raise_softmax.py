@@ -84,12 +84,13 @@ class RaiseSoftmax:
                 node = _natural(build, checked, node)
             if node.op == EXP:
                 _raise_log(build, checked, settler, node)
-            elif node.op in PLAIN_SOFTMAX:
-                raise_sink_column(build, checked, node)
             elif _raise_sink(build, checked, settler, node):
                 continue
             elif (pair := _quotient(node)) is not None:
                 _raise_quotient(build, checked, settler, node, *pair)
+        for node in list(graph):  # those that were just raised too
+            if node.graph is not None and node.op in PLAIN_SOFTMAX:
+                raise_sink_column(build, checked, node)
         return [*settler.remarks, *checked.remarks]
 
 

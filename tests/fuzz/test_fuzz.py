@@ -102,6 +102,13 @@ def test_nothing_is_found_in_a_few_decoders(seed: int, tmp_path: Path) -> None:
     assert record["outcome"] == "fused", record
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [19, 91, 94])
+def test_sinks_joined_to_scores_in_exponentials_fuse(seed: int, tmp_path: Path) -> None:
+    record = of_draw(DECODERS, DECODERS.draw(seed), tmp_path / f"{seed}.py")
+    assert record["outcome"] == "fused", record
+
+
 def test_codes_of_a_scaled_weight_without_its_norm_are_known(tmp_path: Path) -> None:
     """In floats the weight before it is a norm's, too; a product of an epsilon is no attention."""
     record = of_draw(DECODERS, DECODERS.draw(57), tmp_path / "57.py")
