@@ -1,21 +1,21 @@
 """The options of a compile as keywords, for every function that compiles.
 
 A type checker wants their names and types written down; tests/unit/test_options.py compares them
-with the fields of `Options`, from where the defaults come.
+with the fields of `Options` and `DecoderOptions`, from where the defaults come.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from inspect import Parameter
 from pathlib import Path
-from typing import ParamSpec, TypedDict, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_type_hints
 
 from attngraph.export.formats import Activations, Precision, Weights
-from attngraph.options import Options, Verify
+from attngraph.options import CacheKind, DecoderOptions, Options, Runtime, Verify
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -45,6 +45,39 @@ class EncoderKeywords(CompileKeywords, total=False):
     ignore_padded_rows: bool
 
 
+class CacheKeywords(CompileKeywords, total=False):
+    """What a model that keeps a cache may be compiled with."""
+
+    cache: CacheKind
+    max_length: int | None
+
+
+class DecoderKeywords(CacheKeywords, total=False):
+    """And one that is a single graph: the other fields of `DecoderOptions`."""
+
+    presents: Mapping[str, str] | None
+    all_logits: bool
+    padding: bool
+    position_ids: bool
+
+
+class CheckpointKeywords(EncoderKeywords, CacheKeywords, total=False):
+    """And one that is either, as its folder says."""
+
+    all_logits: bool
+    padding: bool
+    position_ids: bool
+    runtime: Runtime | None
+
+
+def read(keywords: Any) -> tuple[Options, DecoderOptions]:
+    """The options that keywords stand for. Raises UsageError for a value that there isn't."""
+    of_cache = {field.name for field in fields(DecoderOptions)}
+    own = {name: keywords[name] for name in keywords.keys() & of_cache}
+    rest = {name: keywords[name] for name in keywords.keys() - of_cache}
+    return Options(**rest), DecoderOptions(**own)
+
+
 def spelled_out(keywords: type[CompileKeywords]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Gives a function that takes `**options` a signature that names these, with their defaults.
 
@@ -69,7 +102,8 @@ def spelled_out(keywords: type[CompileKeywords]) -> Callable[[Callable[_P, _R]],
 
 
 def _with_names(signature: inspect.Signature, keywords: type[CompileKeywords]) -> inspect.Signature:
-    defaults = {field.name: field.default for field in fields(Options)}
+    declared = (*fields(Options), *fields(DecoderOptions))
+    defaults = {field.name: field.default for field in declared}
     own = [p for p in signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     named = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)

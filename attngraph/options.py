@@ -22,6 +22,8 @@ Verify = Literal["final", "each", "off"]
 CacheKind = Literal["growing", "static"]
 Runtime = Literal["genai"]
 """Another's runtime, for which a decoder's file comes with what that reads beside it."""
+DECODING = "Decoding"
+"""Under which heading the command line lists the options of a cache."""
 ASSUMPTIONS = ("no-fully-masked-rows",)
 """What a user may vouch for where it can't be proved."""
 
@@ -30,11 +32,14 @@ ASSUMPTIONS = ("no-fully-masked-rows",)
 class Flag:
     """How the command line shows an option: `--` and its field's name, with this help.
 
-    A `metavar` stands for its value where the type doesn't say.
+    A `metavar` stands for its value where the type doesn't say, and a `name` for one that is not
+    the field's. A switch that is on by default has a flag `--no-` that turns it off.
     """
 
     help: str
     metavar: str | None = None
+    name: str | None = None
+    panel: str | None = None
 
 
 TargetName: TypeAlias = Annotated[
@@ -247,16 +252,71 @@ class Options:
 class DecoderOptions:
     """How a decoder keeps its cache; `attngraph.optimize_decoder` says what each option means.
 
-    Raises UsageError for an unknown kind of cache, or a length that doesn't fit it.
+    Raises UsageError for an unknown kind of cache, a length that doesn't fit it, and options that
+    don't go together.
     """
 
-    cache: CacheKind = "growing"
-    max_length: int | None = None
+    cache: Annotated[
+        CacheKind,
+        Flag(
+            "growing: each step gives a cache that is longer, and leaves the old one. static: "
+            "buffers of --max-length tokens, which a step writes into where they lie.",
+            panel=DECODING,
+        ),
+    ] = "growing"
+    max_length: Annotated[
+        int | None,
+        Flag(
+            "The tokens, of prompt and continuation, that a static cache has room for.",
+            metavar="TOKENS",
+            panel=DECODING,
+        ),
+    ] = None
     presents: Mapping[str, str] | None = None
-    position_ids: bool = False
+    all_logits: Annotated[
+        bool,
+        Flag(
+            "The logits of every position, not of the last alone (models of transformers).",
+            panel=DECODING,
+        ),
+    ] = False
+    padding: Annotated[
+        bool,
+        Flag(
+            "No row will be padded, so the graph takes no mask, which leaves faster kernels "
+            "to a step on CUDA (models of transformers).",
+            panel=DECODING,
+        ),
+    ] = True
+    position_ids: Annotated[
+        bool,
+        Flag(
+            "Positions as an input, for a caller with other ones than the mask says (models "
+            "of transformers).",
+            panel=DECODING,
+        ),
+    ] = False
+    runtime: Annotated[
+        Runtime | None,
+        Flag(
+            "The runtime that will generate. genai: write genai_config.json beside the file, "
+            "and give all logits.",
+            name="for",
+            panel=DECODING,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         _check("cache", self.cache, get_args(CacheKind))
+        if self.runtime is not None and not self.padding:
+            raise UsageError(
+                f"--for {self.runtime} needs the mask that --no-padding leaves out: drop one."
+            )
+        if self.position_ids and not self.padding:
+            raise UsageError(
+                "Positions of one's own (--position-ids) go with the mask that --no-padding leaves "
+                "out: keep the padding, or leave the positions to the model."
+            )
         length = self.max_length
         if self.cache == "growing" and length is not None:
             raise UsageError(
@@ -269,14 +329,18 @@ class DecoderOptions:
         if length is not None:
             whole("max_length", length, 2)
 
+    @property
+    def gives_all_logits(self) -> bool:
+        """Whether the logits are those of every position, which other runtimes read."""
+        return self.all_logits or self.runtime is not None
 
-def check_runtime(runtime: Runtime | None, options: Options) -> None:
-    """Raises UsageError where a file for that runtime is asked to lack what it runs fastest."""
-    if runtime is not None and options.portable:
-        raise UsageError(
-            f"--for {runtime} is for a runtime with onnxruntime's own operators, and --portable "
-            "writes none of them: leave out one of the two."
-        )
+    def check_with(self, options: Options) -> None:
+        """Raises UsageError where a file for a runtime is asked to lack what it runs fastest."""
+        if self.runtime is not None and options.portable:
+            raise UsageError(
+                f"--for {self.runtime} is for a runtime with onnxruntime's own operators, and "
+                "--portable writes none of them: leave out one of the two."
+            )
 
 
 def _share(text: str) -> float:

@@ -267,11 +267,13 @@ def _parameter(name: str, default: Any, hint: Any) -> Parameter:
     if flag is not None:
         kind, *_ = get_args(hint)
         kind = list[str] if kind == Collection[str] else kind
+        called = (flag.name or name).replace("_", "-")
         option = typer.Option(
-            f"--{name.replace('_', '-')}",
+            f" /--no-{called}" if default is True else f"--{called}",
             metavar="" if kind is bool else flag.metavar,
-            show_default=default is not None and default != (),
+            show_default=default is not None and default is not True and default != (),
             help=flag.help,
+            rich_help_panel=flag.panel,
         )
         hint = Annotated[kind, option]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)

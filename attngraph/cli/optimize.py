@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -29,109 +29,46 @@ from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.deployment.kept import require_folder
 from attngraph.errors import UsageError
-from attngraph.options import CacheKind, DecoderOptions, Options, Runtime, check_runtime
-
-_DECODING = "Decoding"
+from attngraph.options import DECODING, DecoderOptions, Options
 
 
 @dataclass(frozen=True)
-class _DecoderFlags:
-    """Whether the model is compiled with its cache, and how."""
+class _CacheFlags:
+    """Whether the model is compiled with its cache, and how its cache is handed on."""
 
     decode: Annotated[
         bool,
         switch(
             "--decode",
-            rich_help_panel=_DECODING,
+            rich_help_panel=DECODING,
             help="Compile a causal language model with its key-value cache: one graph for the "
             "prompt and for each token after it, which attngraph.Decoder runs.",
         ),
     ] = False
-    cache: Annotated[
-        CacheKind,
-        typer.Option(
-            "--cache",
-            rich_help_panel=_DECODING,
-            help="growing: each step gives a cache that is longer, and leaves the old one. static: "
-            "buffers of --max-length tokens, which a step writes into where they lie.",
-        ),
-    ] = "growing"
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-length",
-            metavar="TOKENS",
-            show_default=False,
-            rich_help_panel=_DECODING,
-            help="The tokens, of prompt and continuation, that a static cache has room for.",
-        ),
-    ] = None
     present: Annotated[
         list[str] | None,
         typer.Option(
             "--present",
             metavar="PAST=PRESENT",
             show_default=False,
-            rich_help_panel=_DECODING,
+            rich_help_panel=DECODING,
             help="An input with keys or values, and the output that takes its place at the next "
             "step. Where it isn't plain; once for each past.",
         ),
     ] = None
-    all_logits: Annotated[
-        bool,
-        switch(
-            "--all-logits",
-            rich_help_panel=_DECODING,
-            help="The logits of every position, not of the last alone (models of transformers).",
-        ),
-    ] = False
-    no_padding: Annotated[
-        bool,
-        switch(
-            "--no-padding",
-            rich_help_panel=_DECODING,
-            help="No row will be padded, so the graph takes no mask, which leaves faster kernels "
-            "to a step on CUDA (models of transformers).",
-        ),
-    ] = False
-    position_ids: Annotated[
-        bool,
-        switch(
-            "--position-ids",
-            rich_help_panel=_DECODING,
-            help="Positions as an input, for a caller with other ones than the mask says (models "
-            "of transformers).",
-        ),
-    ] = False
 
-    runtime: Annotated[
-        Runtime | None,
-        typer.Option(
-            "--for",
-            show_default=False,
-            rich_help_panel=_DECODING,
-            help="The runtime that will generate. genai: write genai_config.json beside the file, "
-            "and give all logits.",
-        ),
-    ] = None
-
-    def options(self, *, may_decode: bool) -> DecoderOptions | None:
+    def options(
+        self, decoding: partial[DecoderOptions], *, may_decode: bool
+    ) -> DecoderOptions | None:
         """None without --decode, unless the model itself says whether it is a decoder.
 
         Raises UsageError for flags that don't go together.
         """
         presents = pairs(self.present or (), "--present", "PAST=PRESENT", "past_key=present_key")
-        if self.runtime is not None and self.no_padding:
-            raise UsageError(
-                f"--for {self.runtime} needs the mask that --no-padding leaves out: drop one."
-            )
-        if self.position_ids and self.no_padding:
-            raise UsageError(
-                "--position-ids goes with the mask that --no-padding leaves out: drop one."
-            )
         if self.decode or may_decode:
-            return DecoderOptions(self.cache, self.max_length, presents or None, self.position_ids)
-        if self != _DecoderFlags():
+            return decoding(presents=presents or None)
+        given = {**decoding.keywords, "presents": presents or None}
+        if any(given[item.name] != item.default for item in fields(DecoderOptions)):
             raise UsageError(
                 "--cache, --max-length, --present, --all-logits, --no-padding, --position-ids and "
                 "--for are for --decode; add it."
@@ -155,7 +92,8 @@ def optimize(
     model: ModelArgument = None,
     *,
     how: partial[Options],
-    decoding: _DecoderFlags,
+    caching: _CacheFlags,
+    decoding: partial[DecoderOptions],
     report_page: ReportOption = None,
     given: SourceFlags,
     session: SessionFlags,
@@ -179,40 +117,32 @@ def optimize(
         with contextlib.ExitStack() as held:
             stages = held.enter_context(working(debug))
             source = given.of(model)
-            makes_folder = (source.is_folder or decoding.decode) and output.suffix != ".onnx"
+            makes_folder = (source.is_folder or caching.decode) and output.suffix != ".onnx"
             if not makes_folder:
                 check_output(output, (model, given.npz))
             if report_page is not None:
                 check_output(report_page, (model, given.npz, output))
             options = how(session=session.settings())
-            check_runtime(decoding.runtime, options)
-            decoder = decoding.options(may_decode=source.is_folder)
-            if decoding.decode and options.ignore_padded_rows:
+            decoder = caching.options(decoding, may_decode=source.is_folder)
+            if decoder is not None:
+                decoder.check_with(options)
+            if caching.decode and options.ignore_padded_rows:
                 raise UsageError("--ignore-padded-rows is for encoders; leave out --decode.")
             source.check()
             checkpoint = source.path if source.is_folder else None
             if makes_folder:
                 require_folder(output, checkpoint)
-            if decoding.runtime is not None and source.is_folder and model is not None:
-                require_tokenizer(model, decoding.runtime)
+            if decoder is not None and decoder.runtime and checkpoint is not None:
+                require_tokenizer(checkpoint, decoder.runtime)
             stages("import torch")
             from attngraph.cli import work
             from attngraph.cli.render import print_summary
             from attngraph.cli.report_page import page_of
             from attngraph.deployment.folder import folder_bytes, place_of
 
-            place = place_of(output, checkpoint, parts=decoding.decode)
+            place = place_of(output, checkpoint, parts=caching.decode)
             held.enter_context(place)
-            parts = work.compiled_parts(
-                source,
-                options,
-                decoder,
-                all_logits=decoding.all_logits,
-                padding=not decoding.no_padding,
-                stages=stages,
-                runtime=decoding.runtime,
-                place=place,
-            )
+            parts = work.compiled_parts(source, options, decoder, stages=stages, place=place)
             stages("save")
             start = time.perf_counter()
             place.write(parts.files, parts.texts)

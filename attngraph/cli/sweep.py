@@ -190,7 +190,8 @@ def flags() -> dict[str, Kind]:
     """The flags of `attngraph optimize` that a SPEC.toml may set, without their dashes."""
     found: dict[str, Kind] = {}
     for option in _command().params:
-        for name in (flag.removeprefix("--") for flag in option.opts if flag.startswith("--")):
+        given = (*option.opts, *option.secondary_opts)
+        for name in (flag.removeprefix("--") for flag in given if flag.startswith("--")):
             if name not in _OWN:
                 found[name] = "switch" if option.is_flag else "list" if option.multiple else "value"
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +13,13 @@ from attngraph.checkpoints.tasks import Kind
 from attngraph.cli.report_page import Drawn
 from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
-from attngraph.decoding.compile import compile_decoder, of_causal_lm
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.multimodal import VISION
 from attngraph.decoding.seq2seq import DECODER, ENCODER, MERGED
 from attngraph.deployment.checkpoint import checkpoint_of
-from attngraph.deployment.compilers import COMPILERS, MODEL, Parts, Request
+from attngraph.deployment.compilers import COMPILERS, MODEL, Parts, Request, as_decoder
 from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
-from attngraph.export.files.staged import Staged
 from attngraph.export.runtime.session import Session
 from attngraph.frontend.cache import METADATA_KEY
 from attngraph.frontend.causal_lm import is_causal_lm
@@ -33,12 +30,11 @@ from attngraph.frontend.read_source import load_source, model_of, parsed, read_m
 from attngraph.frontend.seq2seq import is_seq2seq
 from attngraph.frontend.source import Source
 from attngraph.optimized import Optimized
-from attngraph.options import DecoderOptions, Options, Runtime
+from attngraph.options import DecoderOptions, Options
 from attngraph.paths import require_file
 from attngraph.reports.attention_weights import AttentionWeights, hidden_in_loops
 from attngraph.reports.pictures import pictures, weights_of
 from attngraph.reports.report import Report
-from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
 from attngraph.verification.verify import Verification, verify_file
 from attngraph.verification.verify_multimodal import verify_multimodal
 from attngraph.verification.verify_seq2seq import verify_seq2seq
@@ -49,9 +45,6 @@ def compiled_parts(
     options: Options,
     decoding: DecoderOptions | None,
     *,
-    all_logits: bool,
-    padding: bool,
-    runtime: Runtime | None,
     stages: Stages,
     place: Place,
 ) -> Parts:
@@ -59,132 +52,57 @@ def compiled_parts(
 
     Without `decoding` it is no decoder; a checkpoint's folder says by itself what it is.
     """
-    if source.is_folder:
-        assert decoding is not None
-        with importable_cwd():
-            made = checkpoint_of(
-                source,
-                options,
-                decoding,
-                all_logits=all_logits,
-                padding=padding,
-                runtime=runtime,
-                place=place,
-                progress=stages,
-            )
-        return made.parts
-    if decoding is None:
-        optimized = optimised(source, options, stages=stages, staged=place.staged(MODEL))
-        return Parts(optimized, {MODEL: optimized})
-    return decoder(
-        source,
-        options,
-        decoding,
-        all_logits=all_logits,
-        padding=padding,
-        runtime=runtime,
-        stages=stages,
-        place=place,
-    )
-
-
-def optimised(source: Source, options: Options, *, stages: Stages, staged: Staged) -> Optimized:
-    """The model compiled and checked, but not saved."""
     with importable_cwd():  # a user's module may import others as late as in forward
+        if source.is_folder:
+            assert decoding is not None
+            return checkpoint_of(source, options, decoding, place=place, progress=stages).parts
+        if decoding is not None:
+            return _with_cache(source, options, decoding, stages=stages, place=place)
         model, seconds = _timed_model(source, stages)
-        result = compile_model(model, options, staged=staged, progress=stages)
+        result = compile_model(model, options, staged=place.staged(MODEL), progress=stages)
     result.report.timings = {"load": seconds, **result.report.timings}
-    return result
+    return Parts(result, {MODEL: result})
 
 
-def decoder(
-    source: Source,
-    options: Options,
-    decoding: DecoderOptions,
-    *,
-    all_logits: bool,
-    padding: bool,
-    runtime: Runtime | None,
-    stages: Stages,
-    place: Place,
+def _with_cache(
+    source: Source, options: Options, decoding: DecoderOptions, *, stages: Stages, place: Place
 ) -> Parts:
-    """The model as a decoder, or an encoder-decoder as its parts; checked but not saved."""
+    """The model as a decoder, or as the parts of one that has several; checked but not saved."""
     given = parsed(source)
-    with importable_cwd():
-        stages("load")
-        start = time.perf_counter()
-        loaded = load_source(source)
-        several = next((n for n, i in _OF_PARTS.items() if i(loaded.module)), None)
-        if several is not None:
-            return _several_parts(
-                several,
-                Request(
-                    loaded,
-                    lambda: model_of(loaded, source, given),
-                    options,
-                    decoding,
-                    all_logits=all_logits,
-                    padding=padding,
-                    runtime=runtime,
-                    place=place,
-                    progress=stages,
-                ),
-                source,
-                time.perf_counter() - start,
-            )
-        if is_causal_lm(loaded.module):
-            if source.inputs or source.npz or source.dims or decoding.presents:
-                raise UsageError(
-                    f"{loaded.source} is a model of transformers, whose inputs --decode makes "
-                    "itself: leave out --input, --inputs, --dim and --present."
-                )
-            model = Model(loaded.module, None, (), {}, None, loaded.source, notes=loaded.notes)
-            every = all_logits or runtime is not None
-            model = of_causal_lm(
-                model,
-                all_logits=every,
-                padding=padding,
-                position_ids=decoding.position_ids,
-            )
-        elif all_logits or not padding or decoding.position_ids:
+    stages("load")
+    start = time.perf_counter()
+    loaded = load_source(source)
+    request = Request(
+        loaded, lambda: model_of(loaded, source, given), options, decoding, place, stages
+    )
+    kind = next((name for name, is_one in _OF_TRANSFORMERS.items() if is_one(loaded.module)), None)
+    seconds = time.perf_counter() - start
+    if kind is not None:
+        samples = source.inputs or source.npz or source.dims or decoding.presents
+        if samples or (kind != "decoder" and loaded.args is not None):
             raise UsageError(
-                f"{loaded.source} is no causal language model of transformers: it takes the inputs "
-                "and returns the logits that it does; leave out --all-logits, --no-padding "
-                "and --position-ids."
+                f"{loaded.source} is a model of transformers, whose inputs --decode makes itself: "
+                "leave out --input, --inputs, --dim and --present, and samples in the factory."
             )
-        else:
-            model = model_of(loaded, source, given)
-        seconds = time.perf_counter() - start
-        result = compile_decoder(
-            model, decoding, options, staged=place.staged(MODEL), progress=stages
-        )
-    result.report.timings = {"load": seconds, **result.report.timings}
-    if runtime is None:
-        return Parts(result, {MODEL: result})
-    told = Generation.of(loaded.module)
-    config = genai_config(result, told, file=place.name_of(MODEL))
-    result.report.notes += notes_of(result, told)
-    return Parts(result, {MODEL: result}, {CONFIG: json.dumps(config, indent=2)})
-
-
-_OF_PARTS: dict[Kind, Callable[[torch.nn.Module | None], bool]] = {
-    "seq2seq": is_seq2seq,
-    "multimodal": is_multimodal,
-}
-
-
-def _several_parts(kind: Kind, request: Request, source: Source, seconds: float) -> Parts:
-    samples = request.loaded.args is not None or source.inputs or source.npz
-    if samples or source.dims or request.decoding.presents:
+        found = COMPILERS[kind](request)
+    elif decoding.all_logits or decoding.position_ids or not decoding.padding:
         raise UsageError(
-            f"{request.loaded.source} is a model of transformers, whose inputs --decode makes "
-            "itself: leave out --input, --inputs, --dim and --present, and samples in the "
-            "factory."
+            f"{loaded.source} is no causal language model of transformers: it takes the inputs "
+            "and returns the logits that it does; leave out --all-logits, --no-padding "
+            "and --position-ids."
         )
-    found = COMPILERS[kind](request)
+    else:
+        found = as_decoder(request, request.model())
     report = next(iter(found.files.values())).report
     report.timings = {"load": seconds, **report.timings}
     return found
+
+
+_OF_TRANSFORMERS: dict[Kind, Callable[[torch.nn.Module | None], bool]] = {
+    "seq2seq": is_seq2seq,
+    "multimodal": is_multimodal,
+    "decoder": is_causal_lm,
+}
 
 
 def analysed(

@@ -35,25 +35,19 @@ from attngraph.frontend.state import listed
 from attngraph.frontend.stateful_lm import Stateful, stateful
 from attngraph.frontend.wrappers import adapters
 from attngraph.ir import Graph
-from attngraph.keywords import CompileKeywords, spelled_out
-from attngraph.options import DECODER_DEFAULTS, DEFAULTS, CacheKind, DecoderOptions, Options
+from attngraph.keywords import DecoderKeywords, read, spelled_out
+from attngraph.options import DECODER_DEFAULTS, DEFAULTS, DecoderOptions, Options
 
 
-@spelled_out(CompileKeywords)
+@spelled_out(DecoderKeywords)
 def optimize_decoder(
     module: torch.nn.Module,
     args: tuple[Any, ...] | None = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    cache: CacheKind = "growing",
-    max_length: int | None = None,
-    presents: Mapping[str, str] | None = None,
-    all_logits: bool = False,
-    padding: bool = True,
-    position_ids: bool = False,
     progress: Progress | None = None,
-    **options: Unpack[CompileKeywords],
+    **options: Unpack[DecoderKeywords],
 ) -> Decoder:
     """Compiles a causal language model with its key-value cache, and checks it over several steps.
 
@@ -70,14 +64,10 @@ def optimize_decoder(
 
     Raises UsageError where no cache is found or it can't be static, and as `optimize` does.
     """
-    decoding = DecoderOptions(cache, max_length, presents, position_ids)
-    chosen = Options(**options)
+    chosen, decoding = read(options)
     name = type(module).__name__
     if args is None and not kwargs:
-        model = Model(module, None, (), {}, None, name)
-        model = of_causal_lm(
-            model, all_logits=all_logits, padding=padding, position_ids=position_ids
-        )
+        model = of_causal_lm(Model(module, None, (), {}, None, name), decoding)
     else:
         samples = () if args is None else args
         model = Model(module, None, samples, dict(kwargs or {}), dynamic_shapes, name)
@@ -85,31 +75,25 @@ def optimize_decoder(
 
 
 def of_causal_lm(
-    model: Model,
-    *,
-    all_logits: bool = False,
-    padding: bool = True,
-    position_ids: bool = False,
-    by_token: bool = False,
+    model: Model, decoding: DecoderOptions = DECODER_DEFAULTS, *, by_token: bool = False
 ) -> Model:
     """A model of transformers with its cache as inputs and outputs. Raises UsageError.
 
     One that keeps states takes one token a call if `by_token`, or where it can't take several.
     """
-    if position_ids and not padding:
-        raise UsageError("Positions of one's own are for a model with a mask: keep the padding.")
     if model.module is None or not is_causal_lm(model.module):
         raise UsageError(
             f"The cache of {model.source} can't be found: it is no causal language model of "
             "transformers. Give sample inputs, its past among them."
             f"{adapters(model.module)}"
         )
-    wrap: type[CausalLM | UnpaddedCausalLM] = CausalLM if padding else UnpaddedCausalLM
-    wrap = PlacedCausalLM if position_ids else wrap
+    wrap: type[CausalLM | UnpaddedCausalLM] = CausalLM if decoding.padding else UnpaddedCausalLM
+    wrap = PlacedCausalLM if decoding.position_ids else wrap
+    every = decoding.gives_all_logits
     try:
-        return _wrapped(model, wrap(model.module, all_logits=all_logits))
+        return _wrapped(model, wrap(model.module, all_logits=every))
     except UsageError as error:
-        if position_ids:
+        if decoding.position_ids:
             raise
         if (kept := kept_states(model.module)) is None:
             if names := states_of_modules(model.module):
@@ -119,7 +103,7 @@ def of_causal_lm(
                 ) from error
             raise error
     wrapper, notes = stateful(
-        model.module, kept, all_logits=all_logits, padding=padding, by_token=by_token
+        model.module, kept, all_logits=every, padding=decoding.padding, by_token=by_token
     )
     return replace(_wrapped(model, wrapper), notes=(*model.notes, *notes))
 

@@ -28,22 +28,20 @@ from attngraph.export.files.staged import Staged
 from attngraph.frontend.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.frontend.multimodal import Parts, of_images
-from attngraph.keywords import CompileKeywords, spelled_out
-from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options
+from attngraph.keywords import CacheKeywords, read, spelled_out
+from attngraph.options import DEFAULTS, DecoderOptions, Options
 
 _STEPS = 3
 
 
-@spelled_out(CompileKeywords)
+@spelled_out(CacheKeywords)
 def optimize_multimodal(
     module: torch.nn.Module,
     images: Mapping[str, torch.Tensor] | None = None,
     *,
     image_shapes: Mapping[str, Any] | None = None,
-    cache: CacheKind = "growing",
-    max_length: int | None = None,
     progress: Progress | None = None,
-    **options: Unpack[CompileKeywords],
+    **options: Unpack[CacheKeywords],
 ) -> Multimodal:
     """Compiles a model of transformers that reads images among its text, and checks it over steps.
 
@@ -58,10 +56,8 @@ def optimize_multimodal(
     if not is_multimodal(module):
         refuse_mixed(type(module), name)
     parts = of_images(module, images, image_shapes, name)
-    decoding = DecoderOptions(cache, max_length)
-    return compile_multimodal(
-        parts, rules_of(module), decoding, Options(**options), progress=progress
-    )
+    chosen, decoding = read(options)
+    return compile_multimodal(parts, rules_of(module), decoding, chosen, progress=progress)
 
 
 def compile_multimodal(

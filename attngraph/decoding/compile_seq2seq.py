@@ -23,9 +23,9 @@ from attngraph.frontend.cache import rows_looked_up
 from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
 from attngraph.frontend.wrappers import adapters
 from attngraph.ir.ranges import Ranges
-from attngraph.keywords import CompileKeywords, spelled_out
+from attngraph.keywords import CacheKeywords, read, spelled_out
 from attngraph.optimized import Optimized
-from attngraph.options import DEFAULTS, CacheKind, DecoderOptions, Options
+from attngraph.options import DEFAULTS, DecoderOptions, Options
 
 _ROWS = 4
 _LENGTHS = (9, 1, 160)
@@ -34,17 +34,15 @@ _WORK = 1 << 36
 """Multiplications of one encoding above which such a length is left out."""
 
 
-@spelled_out(CompileKeywords)
+@spelled_out(CacheKeywords)
 def optimize_seq2seq(
     module: torch.nn.Module,
     source: Mapping[str, torch.Tensor] | None = None,
     *,
     source_shapes: Mapping[str, Any] | None = None,
-    cache: CacheKind = "growing",
-    max_length: int | None = None,
     first_step: bool = True,
     progress: Progress | None = None,
-    **options: Unpack[CompileKeywords],
+    **options: Unpack[CacheKeywords],
 ) -> Seq2Seq:
     """Compiles an encoder-decoder of transformers, and checks it over several steps.
 
@@ -67,8 +65,8 @@ def optimize_seq2seq(
     parts = of_transformers(module, source, source_shapes, name)
     if not first_step:
         parts = replace(parts, keys=None)
-    decoding = DecoderOptions(cache, max_length)
-    return compile_seq2seq(parts, rules_of(module), decoding, Options(**options), progress=progress)
+    chosen, decoding = read(options)
+    return compile_seq2seq(parts, rules_of(module), decoding, chosen, progress=progress)
 
 
 def compile_seq2seq(

@@ -10,18 +10,12 @@ from attngraph.checkpoints.folder import require_tokenizer
 from attngraph.checkpoints.tasks import Task
 from attngraph.compiling.beginning import Progress
 from attngraph.deployment.compilers import Parts, Request, compiled
-from attngraph.deployment.folder import place_of
+from attngraph.deployment.folder import Place, place_of
 from attngraph.errors import UsageError
 from attngraph.frontend.read_source import load_source, model_of, parsed
 from attngraph.frontend.source import Source
-from attngraph.keywords import EncoderKeywords, spelled_out
-from attngraph.options import (
-    CacheKind,
-    DecoderOptions,
-    Options,
-    Runtime,
-    check_runtime,
-)
+from attngraph.keywords import CheckpointKeywords, read, spelled_out
+from attngraph.options import DecoderOptions, Options
 from attngraph.reports.report import Report
 
 
@@ -57,21 +51,15 @@ class OptimizedCheckpoint:
             place.write(self.parts.files, self.parts.texts)
 
 
-@spelled_out(EncoderKeywords)
+@spelled_out(CheckpointKeywords)
 def optimize_checkpoint(
     folder: str | Path,
     *,
     task: str | None = None,
     trust_pickle: bool = False,
     trust_code: bool = False,
-    cache: CacheKind = "growing",
-    max_length: int | None = None,
-    all_logits: bool = False,
-    padding: bool = True,
-    position_ids: bool = False,
-    runtime: Runtime | None = None,
     progress: Progress | None = None,
-    **options: Unpack[EncoderKeywords],
+    **options: Unpack[CheckpointKeywords],
 ) -> OptimizedCheckpoint:
     """Compiles the model whose config.json and weights are in `folder`, and checks it.
 
@@ -86,37 +74,35 @@ def optimize_checkpoint(
     Raises LoadError for what the folder lacks or is not trusted with, UsageError for a task that
     the model isn't for, and as `optimize` does.
     """
-    chosen = Options(**options)
-    check_runtime(runtime, chosen)
+    chosen, decoding = read(options)
+    decoding.check_with(chosen)
     path = Path(folder)
     source = Source(path, trust_pickle=trust_pickle, task=task, trust_code=trust_code)
     source.check()
     if not source.is_folder:
         raise UsageError(f"{path} is a file; optimize_checkpoint takes the folder of a checkpoint.")
-    if runtime is not None:
-        require_tokenizer(path, runtime)
-    decoding = DecoderOptions(cache, max_length, position_ids=position_ids)
-    return checkpoint_of(
-        source,
-        chosen,
-        decoding,
-        all_logits=all_logits,
-        padding=padding,
-        runtime=runtime,
-        progress=progress,
-    )
+    if decoding.runtime is not None:
+        require_tokenizer(path, decoding.runtime)
+    return checkpoint_of(source, chosen, decoding, progress=progress)
 
 
 def checkpoint_of(
-    source: Source, options: Options, decoding: DecoderOptions, **how: Any
+    source: Source,
+    options: Options,
+    decoding: DecoderOptions,
+    *,
+    place: Place | None = None,
+    progress: Progress | None = None,
 ) -> OptimizedCheckpoint:
-    """As `optimize_checkpoint`, for what the command line says; `how` are fields of `Request`."""
+    """As `optimize_checkpoint`, for what the command line says."""
     given = parsed(source)
-    start, progress = time.perf_counter(), how.get("progress")
+    start = time.perf_counter()
     if progress is not None:
         progress("load")
     loaded = load_source(source)
-    request = Request(loaded, lambda: model_of(loaded, source, given), options, decoding, **how)
+    request = Request(
+        loaded, lambda: model_of(loaded, source, given), options, decoding, place, progress
+    )
     seconds = time.perf_counter() - start
     assert source.path is not None
     found = OptimizedCheckpoint(source.path, loaded.task, compiled(request))

@@ -28,7 +28,7 @@ from attngraph.frontend.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.frontend.multimodal import of_images
 from attngraph.frontend.seq2seq import is_seq2seq, of_transformers
-from attngraph.options import DecoderOptions, Options, Runtime
+from attngraph.options import DecoderOptions, Options
 from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of
 
@@ -46,15 +46,12 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What is compiled, how, and for which runtime. `place` is where it will be saved."""
+    """What is compiled, and how. `place` is where it will be saved."""
 
     loaded: Loaded
     model: Callable[[], Model]
     options: Options
     decoding: DecoderOptions
-    all_logits: bool = False
-    padding: bool = True
-    runtime: Runtime | None = None
     place: Place | None = None
     progress: Progress | None = None
 
@@ -76,18 +73,17 @@ def compiled(request: Request) -> Parts:
     """Compiles a checkpoint as its task wants it. Raises UsageError where no compiler is for it."""
     task = request.loaded.task
     kind: Kind = "model" if task is None else task.kind
-    if kind == "model" and _asks_for_a_cache(request):
+    if kind == "model" and request.decoding != DecoderOptions():
         raise UsageError(
             f"{request.loaded.source} is no causal language model, so it has no cache: leave out "
             "the options of decoding."
         )
+    if kind == "decoder" and request.loaded.args is None:
+        raise UsageError(
+            f"{request.loaded.source} is a causal language model of transformers, whose inputs are "
+            "made here: leave out --input and --inputs."
+        )
     return COMPILERS[kind](request)
-
-
-def _asks_for_a_cache(request: Request) -> bool:
-    plain = DecoderOptions()
-    asked = request.all_logits or not request.padding or request.runtime is not None
-    return request.decoding != plain or asked
 
 
 def _whole(request: Request) -> Parts:
@@ -99,21 +95,14 @@ def _whole(request: Request) -> Parts:
 
 
 def _decoder(request: Request) -> Parts:
-    """A decoder with its cache."""
+    """A causal language model of transformers with its cache."""
     loaded = request.loaded
-    if loaded.args is None:
-        raise UsageError(
-            f"{loaded.source} is a causal language model of transformers, whose inputs are made "
-            "here: leave out --input and --inputs."
-        )
     model = Model(loaded.module, None, (), {}, None, loaded.source, notes=loaded.notes)
-    every = request.all_logits or request.runtime is not None
-    model = of_causal_lm(
-        model,
-        all_logits=every,
-        padding=request.padding,
-        position_ids=request.decoding.position_ids,
-    )
+    return as_decoder(request, of_causal_lm(model, request.decoding))
+
+
+def as_decoder(request: Request, model: Model) -> Parts:
+    """A model whose inputs hold its cache, and what its runtime reads beside it."""
     decoder = compile_decoder(
         model,
         request.decoding,
@@ -121,9 +110,9 @@ def _decoder(request: Request) -> Parts:
         staged=request.staged(MODEL),
         progress=request.progress,
     )
-    if request.runtime is None:
+    if request.decoding.runtime is None:
         return Parts(decoder, {MODEL: decoder})
-    told = Generation.of(loaded.module)
+    told = Generation.of(request.loaded.module)
     file = MODEL if request.place is None else request.place.name_of(MODEL)
     config = genai_config(decoder, told, file=file)
     decoder.report.notes += notes_of(decoder, told)
@@ -155,9 +144,8 @@ def _multimodal(request: Request) -> Parts:
 
 def _require_plain(request: Request, kind: str, file: str) -> None:
     """Raises UsageError for options, or a place, that a model of several files can't have."""
-    source, place = request.loaded.source, request.place
-    own = request.decoding.position_ids or request.all_logits or not request.padding
-    if own or request.runtime is not None:
+    source, place, decoding = request.loaded.source, request.place, request.decoding
+    if decoding.gives_all_logits or decoding.position_ids or not decoding.padding:
         raise UsageError(
             f"{source} is {kind}, whose files are the same for each runtime: leave out --for, "
             "--all-logits, --no-padding and --position-ids."

@@ -20,6 +20,7 @@ from attngraph.frontend.cache import METADATA_KEY, Layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import is_causal_lm
 from attngraph.frontend.model import Model, trace
+from attngraph.options import DecoderOptions
 
 
 def captured_as_compiled(
@@ -31,13 +32,12 @@ def captured_as_compiled(
     if layout is not None and is_causal_lm(model.module):
         declared = _declared_output(path, layout.logits)
         whole = len(declared) < 2 or declared[1] != 1
-        model = of_causal_lm(
-            model,
+        decoding = DecoderOptions(
             all_logits=whole,
             padding=layout.mask is not None,
             position_ids=layout.positions is not None,
-            by_token=layout.piece == 1,
         )
+        model = of_causal_lm(model, decoding, by_token=layout.piece == 1)
         if set(layout.pasts) <= set(model.names):  # a file from before its names were the runtimes'
             model = replace(model, names={})
     captured, check = _traced(model, layout, elsewhere=layout is None)

@@ -81,6 +81,8 @@ def test_a_value_that_there_is_not_is_refused(wrong: dict[str, Any], sentence: s
         ({"cache": "static"}, "A static cache needs max_length"),
         ({"cache": "static", "max_length": 1}, "max_length is 1; it must be a whole number"),
         ({"cache": "static", "max_length": True}, "max_length is True"),
+        ({"padding": False, "position_ids": True}, "keep the padding"),
+        ({"padding": False, "runtime": "genai"}, "--for genai needs the mask"),
     ],
 )
 def test_a_cache_that_does_not_fit_is_refused(wrong: dict[str, Any], sentence: str) -> None:
@@ -109,12 +111,23 @@ def test_keywords_are_the_declared_options(function: Callable[..., object]) -> N
     assert shared.keys() == declared.keys() - internal - missing
 
 
-@pytest.mark.parametrize("function", [optimize_decoder, optimize_checkpoint])
+@pytest.mark.parametrize("function", [optimize_checkpoint, *DECODERS])
 def test_keywords_of_a_decoder_are_the_declared_options(function: Callable[..., object]) -> None:
+    """By name, type and default. A model of several files has no other options of a cache."""
+    hints = get_type_hints(DecoderOptions)
+    declared = {item.name: (hints[item.name], item.default) for item in fields(DecoderOptions)}
     keywords = inspect.signature(function).parameters
-    names = {"cache", "max_length", "position_ids"}
-    declared = {item.name: item.default for item in fields(DecoderOptions)}
-    assert {name: keywords[name].default for name in names} == {n: declared[n] for n in names}
+    shared = {
+        name: (keywords[name].annotation, keywords[name].default)
+        for name in keywords
+        if name in declared
+    }
+    assert shared == {name: declared[name] for name in shared}
+    missing = {
+        optimize_decoder: {"runtime"},
+        optimize_checkpoint: {"presents"},
+    }.get(function, declared.keys() - {"cache", "max_length"})
+    assert shared.keys() == declared.keys() - missing
 
 
 @pytest.mark.parametrize(
@@ -226,3 +239,25 @@ def test_a_file_that_others_made_says_nothing() -> None:
 def test_a_file_made_in_an_unknown_way_is_refused(metadata: dict[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=rf"model\.onnx .*{sentence}"):
         Provenance.read(metadata, Path("model.onnx"))
+
+
+def test_every_flag_of_a_cache_reaches_the_compile() -> None:
+    """Those that options.py declares; `--present` is read by the command."""
+    found: list[DecoderOptions] = []
+
+    @grouped
+    def command(*, decoding: functools.partial[DecoderOptions]) -> None:
+        found.append(decoding(presents=None))
+
+    app = typer.Typer()
+    app.command()(command)
+    for line in ("", "--cache static --max-length 8 --position-ids", "--for genai", "--no-padding"):
+        app(line.split(), standalone_mode=False)
+    app(["--all-logits"], standalone_mode=False)
+    assert found == [
+        DecoderOptions(),
+        DecoderOptions("static", 8, position_ids=True),
+        DecoderOptions(runtime="genai"),
+        DecoderOptions(padding=False),
+        DecoderOptions(all_logits=True),
+    ]
