@@ -7,6 +7,11 @@ traceback.
 from __future__ import annotations
 
 
+def reason_of(error: BaseException) -> str:
+    """What another library's error says, in short: one line without a full stop."""
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+
+
 class AttngraphError(Exception):
     """Base of everything attngraph raises on purpose."""
 

@@ -23,7 +23,7 @@ from attngraph.checkpoints.prefixes import shared_prefixes, taken_off
 from attngraph.checkpoints.scheme import require_floats, require_plain_weights
 from attngraph.checkpoints.stored import Held
 from attngraph.checkpoints.tasks import NAMES, TASKS, Task, class_for, task_of
-from attngraph.errors import LoadError
+from attngraph.errors import LoadError, reason_of
 
 _POOLER, _POOLING = "pooler.", "add_pooling_layer"
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -201,7 +201,7 @@ def _filled(
     except LoadError:
         raise
     except Exception as error:
-        return None, {}, told(error)
+        return None, {}, reason_of(error)
     if missing := sorted(info["missing_keys"]):
         return None, {}, f"{len(missing)} of its weights are in no file ({_first(missing)})"
     odd = [
@@ -254,7 +254,7 @@ def _read_generation(folder: Folder, module: Any) -> None:
         with _quiet():
             found = transformers.GenerationConfig.from_pretrained(str(folder.path))
     except Exception as error:
-        raise LoadError(f"{folder.path / name} can't be read: {told(error)}.") from error
+        raise LoadError(f"{folder.path / name} can't be read: {reason_of(error)}.") from error
     _require_kinds(found, folder.path / name)
     module.generation_config = found
 
@@ -287,11 +287,6 @@ def _require_kinds(generation: Any, path: Path) -> None:
                 raise LoadError(f"{path} says {name} = {value!r}, which is not {what}: mend it.")
 
 
-def told(error: Exception) -> str:
-    """The message of an error, on one line, without a full stop."""
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-
-
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
@@ -311,7 +306,8 @@ def _config(folder: Folder, kind: Any, *, trust_code: bool) -> Any:
             )
     except Exception as error:
         raise LoadError(
-            f"{folder.path / CONFIG} can't be read as that of a {kind.__name__}: {told(error)}."
+            f"{folder.path / CONFIG} can't be read as that of a {kind.__name__}: "
+            f"{reason_of(error)}."
         ) from error
     config.return_dict = True  # an output's name is its key
     for part in (config, *vars(config).values()):  # what transformers needs other packages for
@@ -336,7 +332,7 @@ def _own_class(folder: Folder, places: Mapping[str, Any], name: str | None) -> A
     except Exception as error:
         raise LoadError(
             f"{folder.path}: the class {place} can't be imported: {type(error).__name__}: "
-            f"{told(error)}."
+            f"{reason_of(error)}."
         ) from error
 
 

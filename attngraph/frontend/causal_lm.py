@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.func import functional_call
 
-from attngraph.errors import UsageError
+from attngraph.errors import UsageError, reason_of
 from attngraph.frontend.modalities import TEXT_ALONE, other_tensors
 from attngraph.frontend.stand_ins import stand_ins
 
@@ -27,8 +27,8 @@ def is_causal_lm(module: nn.Module | None) -> bool:
     return bool(module.can_generate()) and not module.config.is_encoder_decoder
 
 
-class Cached(nn.Module):
-    """What these have: a run of the model with a cache that is tensors."""
+class OfModel(nn.Module):
+    """A module that calls a model of transformers for logits."""
 
     def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
         super().__init__()
@@ -37,6 +37,21 @@ class Cached(nn.Module):
         taken = inspect.signature(model.forward).parameters
         self.takes_positions = "position_ids" in taken
         self.cuts_early = "logits_to_keep" in taken and not all_logits
+
+    def _logits(self, mask: Tensor | None, positions: Tensor | None, **given: Any) -> Tensor:
+        """Those of all tokens or of the last; `given` are tokens and cache by the model's names."""
+        kwargs: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
+        if self.cuts_early:
+            kwargs["logits_to_keep"] = 1
+        logits: Tensor = self.model(attention_mask=mask, **given, **kwargs).logits
+        return logits if self.all_logits else logits[:, -1:]
+
+
+class Cached(OfModel):
+    """What these have: a run of the model with a cache that is tensors."""
+
+    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
+        super().__init__(model, all_logits=all_logits)
         self.shapes = _probe(model)
 
     @property
@@ -53,18 +68,8 @@ class Cached(nn.Module):
         self, tokens: dict[str, Tensor], mask: Tensor | None, positions: Tensor, past: Layers
     ) -> dict[str, Any]:
         """`tokens` are ids, or embeddings, and what else is said of each, by the model's names."""
-        kwargs: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
-        if self.cuts_early:
-            kwargs["logits_to_keep"] = 1
         cache = _filled(past)
-        result = self.model(
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            **tokens,
-            **kwargs,
-        )
-        logits = result.logits if self.all_logits else result.logits[:, -1:]
+        logits = self._logits(mask, positions, past_key_values=cache, use_cache=True, **tokens)
         present = [{"key": layer.keys, "value": layer.values} for layer in cache.layers]
         return {"logits": logits, "present": present}
 
@@ -205,10 +210,9 @@ def _probe(model: nn.Module) -> list[dict[str, tuple[int, int, torch.dtype]]]:
             given = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
             functional_call(model, dict(weights), (), given)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(
             f"The cache of {name} can't be found: it doesn't run with a DynamicCache of "
-            f"transformers ({reason.rstrip('.')})."
+            f"transformers ({reason_of(error)})."
         ) from error
     finally:
         model.train(training)

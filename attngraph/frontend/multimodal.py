@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from attngraph.errors import UsageError
+from attngraph.errors import UsageError, reason_of
 from attngraph.frontend.cache import Layout
 from attngraph.frontend.causal_lm import Cached, Layers, places
 from attngraph.frontend.image_grids import Places, patches_placed, within_segments
@@ -245,10 +245,9 @@ def of_images(
     except Exception as error:
         if isinstance(error, UsageError):
             raise
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(
             f"{name} can't be compiled with its images: it doesn't take two of them in two rows of "
-            f"text, as its class says that it does ({reason.rstrip('.')})."
+            f"text, as its class says that it does ({reason_of(error)})."
         ) from error
     text = tried.embeds[:, :3]
     placed = GRID in images

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from attngraph.errors import UsageError
+from attngraph.errors import UsageError, reason_of
 from attngraph.frontend.modalities import beside_text, refuse_mixed
 from attngraph.frontend.model import Model
 
@@ -322,10 +322,9 @@ def _probe(module: nn.Module, source: Mapping[str, Tensor], name: str) -> _Probe
             hidden, runner = encoded[0], _Seq2Seq(module, type(encoded))
             result = runner._run(hidden, source.get("attention_mask"), ids, cache)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(
             f"{name} can't be decoded with a cache: it doesn't run with an EncoderDecoderCache of "
-            f"transformers ({reason.rstrip('.')})."
+            f"transformers ({reason_of(error)})."
         ) from error
     finally:
         module.train(training)

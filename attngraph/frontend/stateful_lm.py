@@ -9,7 +9,6 @@ family and isn't documented, so both forms are run from a cache and compared wit
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,8 +19,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attngraph.errors import UsageError
+from attngraph.errors import UsageError, reason_of
 from attngraph.frontend.cache import Layout, rows_looked_up
+from attngraph.frontend.causal_lm import OfModel, places
 from attngraph.frontend.kept import Kept
 from attngraph.frontend.looped import Forward, Mixer, find_mixers, replaced
 from attngraph.inference import inference
@@ -115,8 +115,7 @@ def _error(
     except _OtherLogits as error:
         return math.inf, str(error)
     except Exception as error:  # the model's own code is not made for it
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        return math.inf, f"an error ({reason.rstrip('.')})"
+        return math.inf, f"an error ({reason_of(error)})"
     return lost, "" if math.isfinite(lost) else "logits that are no numbers"
 
 
@@ -176,45 +175,23 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     return lost if lost == lost else float("inf")
 
 
-class _OfModel(nn.Module):
-    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
-        super().__init__()
-        self.model = model
-        self.all_logits = all_logits
-        taken = inspect.signature(model.forward).parameters
-        self.takes_positions = "position_ids" in taken
-        self.cuts_early = "logits_to_keep" in taken and not all_logits
-
-    def _logits(self, ids: Tensor, mask: Tensor | None, places: Tensor | None, **cache: Any) -> Any:
-        kwargs: dict[str, Any] = {"position_ids": places} if self.takes_positions else {}
-        if self.cuts_early:
-            kwargs["logits_to_keep"] = 1
-        result = self.model(input_ids=ids, attention_mask=mask, **cache, **kwargs)
-        return result.logits if self.all_logits else result.logits[:, -1:]
-
-
-def _positions(mask: Tensor) -> Tensor:
-    """How many tokens are before each, of those that the mask shows."""
-    return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
-
-
-class WithoutCache(_OfModel):
+class WithoutCache(OfModel):
     """What a decoder is compared with: the model on all tokens, without a cache."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, past: Tensors) -> dict[str, Any]:
-        places = _positions(attention_mask)
-        return {"logits": self._logits(input_ids, attention_mask, places, use_cache=False)}
+        positions, given = places(attention_mask), {"input_ids": input_ids, "use_cache": False}
+        return {"logits": self._logits(attention_mask, positions, **given)}
 
 
-class UnpaddedWithoutCache(_OfModel):
+class UnpaddedWithoutCache(OfModel):
     """The same without a mask."""
 
     def forward(self, input_ids: Tensor, past: Tensors) -> dict[str, Any]:
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        return {"logits": self._logits(input_ids, None, places, use_cache=False)}
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        return {"logits": self._logits(None, positions, input_ids=input_ids, use_cache=False)}
 
 
-class Stateful(_OfModel):
+class Stateful(OfModel):
     """What both have: a run of the model with all that it keeps as tensors.
 
     With `by_token` it takes one token a call.
@@ -298,7 +275,7 @@ class Stateful(_OfModel):
         self,
         ids: Tensor,
         mask: Tensor | None,
-        places: Tensor | None,
+        positions: Tensor | None,
         past: Tensors,
         seen: Callable[[Any], None] | None = None,
     ) -> Any:
@@ -312,7 +289,7 @@ class Stateful(_OfModel):
             return functools.partial(mixers[at].looped, own, self.kept, holder, shown)
 
         with replaced([mixer.module for mixer in mixers], looped):
-            logits = self._logits(ids, mask, places, use_cache=True, **given)
+            logits = self._logits(mask, positions, input_ids=ids, use_cache=True, **given)
         return {"logits": logits, "present": self.kept.taken(holder)}
 
     def called(self, tokens: int, seen: Callable[[Any], None]) -> None:
@@ -321,8 +298,8 @@ class Stateful(_OfModel):
         device = next(self.model.parameters()).device
         past = {name: tensor.to(device) for name, tensor in inputs["past"].items()}
         ids, mask = inputs["input_ids"].to(device), inputs["attention_mask"].to(device)
-        places = _positions(mask)[:, -tokens:] if self.takes_positions else None
-        self._run(ids, mask, places, past, seen)
+        positions = places(mask)[:, -tokens:] if self.takes_positions else None
+        self._run(ids, mask, positions, past, seen)
 
     def _sample(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
         random = torch.Generator().manual_seed(0)
@@ -371,8 +348,8 @@ class StatefulLM(Stateful):
         if self.kept.grows:
             fits: Any = torch._check
             fits(attention_mask.shape[1] == held + length)
-        places = _positions(attention_mask)[:, -length:] if self.takes_positions else None
-        result: dict[str, Any] = self._run(input_ids, attention_mask, places, past)
+        positions = places(attention_mask)[:, -length:] if self.takes_positions else None
+        result: dict[str, Any] = self._run(input_ids, attention_mask, positions, past)
         if self.by_token:
             shown, present = attention_mask[:, -1] != 0, result["present"]
             for part in self.kept.parts:
@@ -400,8 +377,8 @@ class UnpaddedStatefulLM(Stateful):
 
     def forward(self, input_ids: Tensor, past: Tensors) -> dict[str, Any]:
         held = self._held(past)
-        places = torch.arange(held, held + input_ids.shape[1])[None]
-        return self._run(input_ids, None, places, past)  # type: ignore[no-any-return]
+        positions = torch.arange(held, held + input_ids.shape[1])[None]
+        return self._run(input_ids, None, positions, past)  # type: ignore[no-any-return]
 
     def sample(
         self, batch: int = 2, seq: int = 3, past: int = 5

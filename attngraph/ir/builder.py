@@ -49,5 +49,10 @@ class Builder:
         """As `node`, returning the only output."""
         return self.node(op, *inputs, **attrs).output
 
+    def again(self, node: Node, old: Value | None, new: Value | None) -> Value:
+        """The same op of the same inputs, but for one of them."""
+        inputs = [new if value is old else value for value in node.inputs]
+        return self(node.op, *inputs, **node.attrs)
+
     def constant(self, data: torch.Tensor, name: str = "constant") -> Value:
         return self.graph.add_constant(name, data)

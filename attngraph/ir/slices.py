@@ -7,6 +7,15 @@ from collections.abc import Callable, Collection, Iterable
 from attngraph.ir.graph import Node, Value
 
 
+def forward_slice(values: Iterable[Value], nodes: Iterable[Node]) -> set[Value]:
+    """These values and all that is computed from them; `nodes` come in the order of a graph."""
+    reached = set(values)
+    for node in nodes:
+        if any(value in reached for value in node.inputs):
+            reached.update(node.outputs)
+    return reached
+
+
 def backward_slice(
     roots: Iterable[Value], is_leaf: Callable[[Value], bool], depth: int | None = None
 ) -> tuple[list[Value], list[Node]]:

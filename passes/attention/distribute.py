@@ -47,17 +47,12 @@ def _distribute(build: Builder, checked: Checked, product: Node) -> bool:
         for addend in total.inputs:
             value = addend
             for layout in reversed(path[:-1]):
-                value = _with(build, layout, layout.inputs[0], value)
-            terms.append(_with(build, product, side, value))
+                value = build.again(layout, layout.inputs[0], value)
+            terms.append(build.again(product, side, value))
         what = "The values are multiplied with each of two weights, then subtracted."
         pair = product.output, build(total.op, *terms, **total.attrs)
         return checked.replace([pair], reassociates=what)
     return False
-
-
-def _with(build: Builder, node: Node, old: Value | None, new: Value | None) -> Value:
-    inputs = [new if value is old else value for value in node.inputs]
-    return build(node.op, *inputs, **node.attrs)
 
 
 def _path_to_sum(value: Value) -> list[Node] | None:

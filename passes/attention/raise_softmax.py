@@ -305,10 +305,10 @@ def _raise_late(
         softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
         if softmax is None or softmax.dtype != total.terms.dtype:
             return False
-        result = _again(build, root, side.value, _replay(build, passed, total.terms, softmax))
+        result = build.again(root, side.value, _replay(build, passed, total.terms, softmax))
         for layout in reversed(outer):
             build.at(node)
-            result = _again(build, layout, layout.inputs[0], result)
+            result = build.again(layout, layout.inputs[0], result)
         return checked.replace(
             [(node.output, result)], proved=True, hidden_rows=settler.checks, reassociates=_EARLY
         )
@@ -326,16 +326,10 @@ def _before_slice(operand: Operand) -> Operand | None:
     return Operand(source, tuple(axes))
 
 
-def _again(build: Builder, node: Node, old: Value | None, new: Value) -> Value:
-    """The same op with one input replaced."""
-    inputs = [new if value is old else value for value in node.inputs]
-    return build(node.op, *inputs, **node.attrs)
-
-
 def _replay(build: Builder, path: Sequence[Node], start: Value, value: Value) -> Value:
     """The layout ops of a path, applied to another value."""
     previous = start
     for node in reversed(path):
-        value = _again(build, node, previous, value)
+        value = build.again(node, previous, value)
         previous = node.outputs[0]
     return value

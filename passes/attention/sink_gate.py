@@ -49,8 +49,7 @@ def raise_sink_gate(build: Builder, checked: Checked, node: Node) -> bool:
             raised = build("aten._to_copy", raised, dtype=anchor.output.dtype)
         before = anchor.output
         for link in chain:
-            inputs = [raised if value is before else value for value in link.inputs]
-            before, raised = link.output, build(link.op, *inputs, **link.attrs)
+            before, raised = link.output, build.again(link, before, raised)
         return checked.replace([(node.output, raised)])
     return False
 

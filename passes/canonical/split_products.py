@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attngraph.analysis.layout.contraction import einsum_terms
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import attribute, input_of
@@ -81,20 +82,10 @@ def _rewritten(build: Builder, node: Node, hints: Mapping[str, int]) -> Value | 
 
 
 def _einsum(build: Builder, node: Node, hints: Mapping[str, int]) -> Value | None:
-    operands = input_of(node, "tensors")
-    equation = attribute(node, "equation").replace(" ", "")
-    inputs, arrow, output = equation.partition("->")
-    terms = inputs.split(",")
-    unused = iter(c for c in string.ascii_letters if c not in equation)
-    ranks = [len(value.shape) for value in operands]
-    covered = [rank - len(t.replace("...", "")) for rank, t in zip(ranks, terms, strict=True)]
-    dots = "".join(itertools.islice(unused, max(covered)))
-    letters = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, covered, strict=True)]
-    once = [c for c in set("".join(letters)) - set(dots) if "".join(letters).count(c) == 1]
-    output = output.replace("...", dots) if arrow else dots + "".join(sorted(once))
-    if any(len(set(term)) != len(term) for term in letters):
+    terms, output = einsum_terms(node)
+    if any(len(set(term)) != len(term) for term in terms):
         return None  # a diagonal
-    found = [_Term(v, t) for v, t in zip(operands, letters, strict=True)]
+    found = [_Term(v, t) for v, t in zip(input_of(node, "tensors"), terms, strict=True)]
     if len(found) < 2 or not _sizes_agree(found):
         return None
     is_plain = not any(_alone(found, term, output) for term in found)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from attngraph.ir import Builder, Graph, Node, Remark, TensorType, Value
-from attngraph.ir.clone import extract
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import substitute
 from attngraph.ir.ops import attribute
-from attngraph.ir.slices import backward_slice
+from attngraph.ir.slices import backward_slice, forward_slice
 from attngraph.ir.traits import ADDMM, LINEAR, MATMUL
-from attngraph.passes.loops.batched_steps import Plan, plan
+from attngraph.passes.loops.batched_steps import Plan
+from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS
@@ -47,18 +47,10 @@ class HoistSteps:
         return checked.remarks
 
 
-class _Loop:
+class _Loop(ScanParts):
     def __init__(self, graph: Graph, node: Node) -> None:
-        self.graph, self.node = graph, node
-        self.body: Graph = attribute(node, "body")
-        self.carried = attribute(node, "carried")
-        own = self.carried + attribute(node, "scanned")
-        self.states = self.body.inputs[: self.carried]
-        self.items = self.body.inputs[self.carried : own]
-        self.given = self.body.inputs[own:]
-        self.operands = dict(zip(self.body.inputs, node.inputs, strict=True))
-        self.steps = node.inputs[self.carried].shape[0]
-        self.dependent = _reached(self.body, self.states)
+        super().__init__(graph, node)
+        self.dependent = forward_slice(self.initial, self.body)
 
     def split(self, checked: Checked) -> None:
         front = self._in_front()
@@ -66,16 +58,15 @@ class _Loop:
         if not front and not behind:
             return
         build = Builder(self.graph, self.node, self.node.loc)
-        known = {item: self._outside(item) for item in self.items}
+        known = dict(self.stacked)
         for _, made in front:
-            made.make(build, known, self._outside)
+            made.make(build, known, self.outside)
         loop, stacked = self._loop(build, known, [root for root, _ in front], behind)
         known.update(stacked)
         pairs = list(zip(self.node.outputs, loop.outputs[: self.carried], strict=False))
-        roots = self.body.outputs[self.carried :]
-        for old, root in zip(self.node.outputs[self.carried :], roots, strict=True):
+        for old, root in zip(self.node.outputs[self.carried :], self.results, strict=True):
             late = behind.get(root)
-            new = known[root] if late is None else late.make(build, known, self._outside)
+            new = known[root] if late is None else late.make(build, known, self.outside)
             pairs.append((old, new))
         used = [(old, new) for old, new in pairs if old.uses or old in self.graph.outputs]
         checked.replace(used, reassociates=_REASSOCIATES, at=self.node)
@@ -83,7 +74,7 @@ class _Loop:
 
     def _in_front(self) -> list[tuple[Value, Plan]]:
         """What the loop reads of all that reads no state, where it is worth a node of its own."""
-        fixed = {*self.given, *self.body.constants.values()}
+        fixed = {*self.fixed, *self.body.constants.values()}
         inside, early = set(self.dependent), list[Node]()
         for node in self.body:
             if any(value in inside for value in node.inputs) or self._grows(node):
@@ -96,16 +87,13 @@ class _Loop:
         found = []
         for root in sorted(frontier, key=lambda value: value.name):
             _, nodes = backward_slice([root], fixed.__contains__)
-            done = any(map(self._is_product, nodes)) and plan(
-                root, self.items, self.steps, self._is_outside
-            )
+            done = any(map(self._is_product, nodes)) and self.planned(root, self.stacked)
             if done:
                 found.append((root, done))
         return found
 
     def _behind(self, front: Collection[Value]) -> dict[Value, Plan]:
         """The results of a step that are made behind the loop, and how."""
-        results = self.body.outputs[self.carried :]
         needed = {*backward_slice(self.body.outputs[: self.carried], lambda _: False)[1]}
         late: set[Value] = set()
         for node in self.body:
@@ -114,12 +102,12 @@ class _Loop:
             if node not in needed and (is_late or (reads_state and self._is_product(node))):
                 late.update(node.outputs)
         found = {}
-        for root in results:
+        for root in self.results:
             if root in late:
                 kept = self.dependent - late
                 varying, _ = backward_slice([root], kept.__contains__)
-                cut = {value for value in varying if not self._is_outside(value)}
-                done = plan(root, cut | {*front}, self.steps, self._is_outside)
+                cut = {value for value in varying if not self.is_outside(value)}
+                done = self.planned(root, cut | {*front})
                 if done is not None:
                     found[root] = done
         return found
@@ -132,31 +120,18 @@ class _Loop:
         behind: dict[Value, Plan],
     ) -> tuple[Node, dict[Value, Value]]:
         """The loop that is left, and all values of a step that it gives, stacked."""
-        outputs = self.body.outputs
         cuts = [leaf for made in behind.values() for leaf in _varying(made)]
-        kept = [root for root in outputs[self.carried :] if root not in behind]
+        kept = [root for root in self.results if root not in behind]
         given = list(dict.fromkeys(value for value in [*cuts, *kept] if value not in known))
-        inner = [*outputs[: self.carried], *given]
-        leaves, _ = backward_slice(inner, {*front, *self.body.inputs}.__contains__)
-        items = [value for value in [*self.items, *front] if value in leaves]
-        fixed = [value for value in self.given if value in leaves]
-        body = extract(self.body, [*self.states, *(items or self.items[:1]), *fixed], inner)
-        items = items or list(self.items[:1])
-        loop = build.node(
-            "attn.scan",
-            *(self.operands[state] for state in self.states),
-            *(known[item] for item in items),
-            *(self.operands[value] for value in fixed),
-            body=body,
-            carried=self.carried,
-            scanned=len(items),
-        )
+        stacked = {item: known[item] for item in [*self.stacked, *front]}
+        after = self.body.outputs[: self.carried]
+        loop = self.rebuilt(build, list(self.initial), stacked, [*after, *given])
         return loop, dict(zip(given, loop.outputs[self.carried :], strict=True))
 
     def _grows(self, node: Node) -> bool:
         """Whether a step's result is larger than what it is made of: of all steps, it would be more
         to keep than the loop ever holds."""
-        read = [v for v in node.inputs if v is not None and not self._is_outside(v)]
+        read = [v for v in node.inputs if v is not None and not self.is_outside(v)]
         if not read or self._is_product(node):
             return False
         return max(map(self._size, node.outputs)) > sum(map(self._size, read))
@@ -171,28 +146,10 @@ class _Loop:
     def _is_product(self, node: Node) -> bool:
         weights = node.inputs if node.op in MATMUL else node.inputs[1:2]
         is_product = node.op in LINEAR | ADDMM | MATMUL
-        return is_product and any(v is not None and self._is_outside(v) for v in weights)
-
-    def _is_outside(self, value: Value) -> bool:
-        return value in self.given or value.data is not None
-
-    def _outside(self, value: Value) -> Value:
-        operand: Value | None = self.operands.get(value)
-        if operand is not None:
-            return operand
-        return self.graph.add_constant(f"{self.node.outputs[0].name}.{value.name}", value.data)
+        return is_product and any(v is not None and self.is_outside(v) for v in weights)
 
 
 def _varying(made: Plan) -> list[Value]:
     own = {value for node, _, _ in made.nodes for value in node.outputs}
     read = [made.root, *(v for node, _, _ in made.nodes for v in node.inputs if v is not None)]
     return [value for value in read if value not in own and value not in made.leaves]
-
-
-def _reached(body: Graph, values: Iterable[Value]) -> set[Value]:
-    """All values of a step that depend on some of them."""
-    found = set(values)
-    for node in body:
-        if any(value in found for value in node.inputs):
-            found.update(node.outputs)
-    return found

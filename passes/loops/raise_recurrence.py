@@ -19,6 +19,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import JOIN
 from attngraph.passes.loops.batched_steps import Plan, plan
+from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS
@@ -70,54 +71,38 @@ def _unrolled(steps: int, last: Node) -> Remark:
 
 
 def _raise_scan(graph: Graph, checked: Checked, node: Node) -> None:
-    body: Graph = attribute(node, "body")
-    carried, scanned = attribute(node, "carried"), attribute(node, "scanned")
-    own = carried + scanned
-    if not 1 <= carried <= 2 or not scanned:
+    if not 1 <= attribute(node, "carried") <= 2 or not attribute(node, "scanned"):
         return
-    states, items = body.inputs[:carried], body.inputs[carried:own]
-    operands = dict(zip(body.inputs, node.inputs, strict=True))
+    loop = ScanParts(graph, node)
+    states, items, carried = list(loop.initial), list(loop.stacked), loop.carried
 
     def data(value: Value) -> torch.Tensor | None:
-        return known_data(operands.get(value, value))
+        return known_data(loop.operands.get(value, value))
 
-    step = read_step(states, items, body.outputs[:carried], data)
+    step = read_step(states, items, loop.body.outputs[:carried], data)
     cell = None if step is None else read_cell(step)
     if cell is None:
         return
-    after = [body.outputs[at] for at in cell.states]
+    after = [loop.body.outputs[at] for at in cell.states]
     before = [states[at] for at in cell.states]
-
-    def is_outside(value: Value) -> bool:
-        return value in body.inputs[own:] or value.data is not None
-
-    varying, steps = {*items, after[0], before[0]}, node.inputs[carried].shape[0]
+    varying = {*items, after[0], before[0]}
     plans: list[tuple[Value, Plan]] = []
-    for old, root in zip(node.outputs[carried:], body.outputs[carried:], strict=True):
+    for old, root in zip(node.outputs[carried:], loop.results, strict=True):
         if old.uses or old in graph.outputs:
-            made = plan(root, varying, steps, is_outside)
+            made = loop.planned(root, varying)
             if made is None:
                 return
             plans.append((old, made))
 
     build = Builder(graph, node, node.loc)
-    sequences = [operands[item] for item in items]
-    initial = [operands[state] for state in before]
-    known: dict[Value, Value] = {
-        item: value for item, value in zip(items, sequences, strict=True) if value is not None
-    }
-    layer = _Layer(build, cell, list(known.values()), [value for value in initial if value])
+    known = dict(loop.stacked)
+    initial = [loop.initial[state] for state in before]
+    layer = _Layer(build, cell, list(known.values()), initial)
     known[after[0]] = layer.stacked
     known[before[0]] = layer.shifted() if _reads(plans, before[0]) else layer.stacked
 
-    def outside(value: Value) -> Value:
-        operand = operands.get(value)
-        if operand is not None:
-            return operand
-        return graph.add_constant(f"{node.outputs[0].name}.{value.name}", value.data)
-
     pairs = [(node.outputs[at], final) for at, final in zip(cell.states, layer.finals, strict=True)]
-    pairs += [(old, made.make(build, known, outside)) for old, made in plans]
+    pairs += [(old, made.make(build, known, loop.outside)) for old, made in plans]
     read = [(old, new) for old, new in pairs if old.uses or old in graph.outputs]
     checked.replace(read, reassociates=_REASSOCIATES, at=node)
     eliminate_dead_code(graph)

@@ -14,15 +14,14 @@ from attngraph.analysis.recurrence.terms import described
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.errors import IRError
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value, clone
-from attngraph.ir.clone import extract
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import CHOICE, EXPAND, LAYOUT, RESHAPE
 from attngraph.passes.canonical.normal_form import FORMS
-from attngraph.passes.loops.batched_steps import plan
 from attngraph.passes.loops.narrowing import Narrowing
+from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.loops.shown_steps import Convolution, Places
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
@@ -68,30 +67,21 @@ class SplitLoops:
         return checked.remarks
 
 
-class _Loop:
+class _Loop(ScanParts):
     """A loop that is taken apart. `body` is a step of its own, to which nodes are added.
 
-    `stacked` maps values of a step to those of all steps (T, …), `fixed` others to the graph's.
+    `stacked` also gets other values of a step; `items` are those that the loop may be given.
     """
 
     def __init__(self, graph: Graph, node: Node, places: dict[Value, Places]) -> None:
-        self.graph, self.node, self.places = graph, node, places
-        self.body = body = clone(attribute(node, "body"))
-        self.carried = attribute(node, "carried")
-        own = self.carried + attribute(node, "scanned")
-        self.states = list(body.inputs[: self.carried])
-        self.after = dict(zip(self.states, body.outputs, strict=False))
-        given = [value for value in node.inputs if value is not None]
-        operands = dict(zip(body.inputs, given, strict=True))
-        self.initial = {state: operands[state] for state in self.states}
-        self.stacked = {item: operands[item] for item in body.inputs[self.carried : own]}
-        self.fixed = {value: operands[value] for value in body.inputs[own:]}
-        self.items = list(self.stacked)
-        self.steps: Dim = given[self.carried].shape[0]
+        super().__init__(graph, node, clone(attribute(node, "body")))
+        self.places = places
+        self.states, self.items = list(self.initial), list(self.stacked)
+        self.after = dict(zip(self.states, self.body.outputs, strict=False))
         self.last: dict[Value, Value] = {}
         self.remarks: list[Remark] = []
         self.build = Builder(graph, node, node.loc)
-        self.inner = Builder(body, None, node.loc)
+        self.inner = Builder(self.body, None, node.loc)
 
     def split(self, checked: Checked, *, outer: bool) -> bool:
         """False where it isn't and without `outer` it might be."""
@@ -227,9 +217,6 @@ class _Loop:
 
     # What a step is made of.
 
-    def _results(self) -> list[Value]:
-        return list(self.body.outputs[self.carried :])
-
     def _update(self, state: Value) -> tuple[Value | None, Value]:
         """A state's next value, and where it is that: elsewhere the state stays as it is."""
         after = self.after[state]
@@ -243,7 +230,7 @@ class _Loop:
     def _others(self, state: Value) -> list[Value]:
         """What else a step gives: the next values of other states, and its results."""
         others = [self.after[other] for other in self.states if other is not state]
-        return [*others, *self._results()]
+        return [*others, *self.results]
 
     def _hides(self, rest: Sequence[Value], state: Value, shown: Value | None) -> bool:
         """Whether what reads the state isn't given where it stays as it is."""
@@ -307,10 +294,10 @@ class _Loop:
         if value in self.stacked:
             return self.stacked[value]
         _, nodes = backward_slice([value], self.stacked.__contains__)
-        if not nodes and self._is_outside(value):
-            return self._outside(value)
-        made = plan(value, set(self.items), self.steps, self._is_outside)
-        return None if made is None else made.make(self.build, self.stacked, self._outside)
+        if not nodes and self.is_outside(value):
+            return self.outside(value)
+        made = self.planned(value, set(self.items))
+        return None if made is None else made.make(self.build, self.stacked, self.outside)
 
     def _packed(self, value: Value, batch: Dim) -> Value | None:
         """(B, T, H·D) of what has its elements in the order (B, H, D)."""
@@ -345,7 +332,7 @@ class _Loop:
         pairs = []
         for old, state in olds.items():
             pairs.append((old, self.last[state] if state in self.last else loop[self.after[state]]))
-        for old, root in zip(self.node.outputs[self.carried :], self._results(), strict=True):
+        for old, root in zip(self.node.outputs[self.carried :], self.results, strict=True):
             made = loop[root] if self.states else self._batched(root)
             if made is None:
                 return []
@@ -354,29 +341,10 @@ class _Loop:
 
     def _loop(self) -> dict[Value, Value]:
         """A loop over the states that are left: the last ones, and all results stacked."""
-        roots = [*(self.after[state] for state in self.states), *self._results()]
-        leaves, _ = backward_slice(roots, {*self.items, *self.states}.__contains__)
-        items = [item for item in self.items if item in leaves] or self.items[:1]
-        fixed = [value for value in self.fixed if value in leaves]
-        made = self.build.node(
-            "attn.scan",
-            *(self.initial[state] for state in self.states),
-            *(self.stacked[item] for item in items),
-            *(self.fixed[value] for value in fixed),
-            body=extract(self.body, [*self.states, *items, *fixed], roots),
-            carried=len(self.states),
-            scanned=len(items),
-        )
+        roots = [*(self.after[state] for state in self.states), *self.results]
+        stacked = {item: self.stacked[item] for item in self.items}
+        made = self.rebuilt(self.build, self.states, stacked, roots)
         return dict(zip(roots, made.outputs, strict=True))
-
-    def _is_outside(self, value: Value) -> bool:
-        return value in self.fixed or value.data is not None
-
-    def _outside(self, value: Value) -> Value:
-        operand: Value | None = self.fixed.get(value)
-        if operand is not None:
-            return operand
-        return self.graph.add_constant(f"{self.node.outputs[0].name}.{value.name}", value.data)
 
     def _least(self, value: Value) -> float:
         """What no number of a step's value is below, wherever it is computed."""

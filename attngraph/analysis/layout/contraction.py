@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,28 +104,29 @@ def _linear(node: Node, axes: Axes) -> Contraction | None:
     )
 
 
-def _einsum(node: Node, axes: Axes) -> Contraction | None:
-    operands = input_of(node, "tensors")
+def einsum_terms(node: Node) -> tuple[list[str], str]:
+    """The letters of each operand of an einsum and those of its result, with none left out."""
     equation = attribute(node, "equation").replace(" ", "")
     inputs, arrow, output = equation.partition("->")
     terms = inputs.split(",")
-    if len(terms) != 2 or len(operands) != 2:
+    unused = iter(c for c in string.ascii_letters if c not in equation)
+    ranks = [len(value.shape) for value in input_of(node, "tensors")]
+    covered = [rank - len(t.replace("...", "")) for rank, t in zip(ranks, terms, strict=True)]
+    dots = "".join(itertools.islice(unused, max(covered)))
+    terms = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, covered, strict=True)]
+    every = "".join(terms)
+    once = sorted(c for c in {*every} - {*dots} if every.count(c) == 1)
+    return terms, output.replace("...", dots) if arrow else dots + "".join(once)
+
+
+def _einsum(node: Node, axes: Axes) -> Contraction | None:
+    operands = input_of(node, "tensors")
+    terms, output = einsum_terms(node)
+    if len(terms) != 2:
         return None
-    ranks = [len(value.shape) for value in operands]
-    covered = [rank - len(term.replace("...", "")) for rank, term in zip(ranks, terms, strict=True)]
-    dots = "".join(chr(0x2460 + i) for i in range(max(covered)))
-    terms = [
-        term.replace("...", dots[len(dots) - n :]) for term, n in zip(terms, covered, strict=True)
-    ]
-    letters = "".join(terms)
-    if not arrow:
-        output = dots + "".join(
-            sorted(c for c in set(letters) - set(dots) if letters.count(c) == 1)
-        )
-    output = output.replace("...", dots)
     index: dict[str, tuple[Atom, ...]] = dict(zip(output, axes, strict=True))
     summed: list[Atom] = []
-    for letter in dict.fromkeys(letters):
+    for letter in dict.fromkeys("".join(terms)):
         if letter in index:
             continue
         if any(letter not in term for term in terms):

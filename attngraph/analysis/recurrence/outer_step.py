@@ -26,7 +26,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Dim, Graph, Node, Value
 from attngraph.ir.dims import product, same, substitute
 from attngraph.ir.ops import evaluate
-from attngraph.ir.slices import backward_slice
+from attngraph.ir.slices import backward_slice, forward_slice
 
 _NEAR = 1e-8  # of float64, relative to the largest element
 _RUNS = 3  # of a confirmation
@@ -121,10 +121,7 @@ def _seen(
     body: Graph, state: Value, after: Value, rest: Sequence[Value], elements: Dim
 ) -> Value | None:
     """The first value of so many elements through which alone `rest` depends on the state."""
-    reached = {state}
-    for node in body:
-        if any(value in reached for value in node.inputs):
-            reached.update(node.outputs)
+    reached = forward_slice([state], body)
     if not any(value in reached for value in rest):
         return None
     for node in body:

@@ -17,7 +17,7 @@ from attngraph.errors import IRError
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import product, same, substitute, symbols_of
 from attngraph.ir.ops import attribute, evaluate, input_of
-from attngraph.ir.slices import backward_slice
+from attngraph.ir.slices import backward_slice, forward_slice
 from attngraph.ir.traits import CAUSAL_CONVOLUTION, JOIN, LAYOUT
 
 _MOVES = LAYOUT | JOIN
@@ -62,10 +62,7 @@ def read_register(state: Value, after: Value, rest: Sequence[Value]) -> Register
 
 def _item(state: Value, after: Value) -> Value | None:
     """What a step puts behind, where it moves the rest up by one place."""
-    reached = {state}
-    for node in backward_slice([after], lambda value: value is state)[1]:
-        if any(value in reached for value in node.inputs):
-            reached.update(node.outputs)
+    reached = forward_slice([state], backward_slice([after], lambda value: value is state)[1])
     leaves, nodes = _moved([after], lambda value: value is state or value not in reached)
     items = [leaf for leaf in leaves if leaf is not state]
     if len(items) != 1 or not _is_item(items[0], state):

@@ -27,6 +27,7 @@ from attngraph.analysis.values.scalars import is_cast
 from attngraph.analysis.values.weights import is_weight
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute, input_of
+from attngraph.ir.slices import forward_slice
 
 
 @dataclass
@@ -243,8 +244,4 @@ def _leaves_nan(site: Masked) -> bool:
 
 def _from(graph: Graph, nodes: Sequence[Node]) -> frozenset[Value]:
     """The values that depend on one of the nodes."""
-    found = {value for node in nodes for value in node.outputs}
-    for node in graph:
-        if any(value in found for value in node.inputs):
-            found.update(node.outputs)
-    return frozenset(found)
+    return frozenset(forward_slice((v for node in nodes for v in node.outputs), graph))
