@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of torch and onnxruntime, which our code works around.
+"""What docs/onnxruntime.md says of torch and onnxruntime, which our code works around.
 
 A test that fails here after an upgrade says that a workaround may go.
 """

@@ -1,4 +1,4 @@
-"""Why an attention of many nodes is no local function of the file: docs/architecture.md.
+"""Why an attention of many nodes is no local function of the file: docs/onnxruntime.md.
 
 Fails where onnxruntime has mended it.
 """

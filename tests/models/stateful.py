@@ -207,7 +207,7 @@ def write() -> None:
         "Written by `python -m tests.models.stateful`, which compiles a tiny model of each family",
         "with `optimize_decoder`: parity passed over a prompt and steps, against the model without",
         "a cache, where the table doesn't give the sentence of its refusal. How a family's states",
-        "are found is in [architecture.md](architecture.md).",
+        "are found is in [decoding.md](decoding.md#states).",
         "",
         "| family | a prompt is fed | padding | kept | refused |",
         "| --- | --- | --- | --- | --- |",
