@@ -1,4 +1,4 @@
-"""A module as it is at inference, and afterwards as it was."""
+"""Puts a module into inference mode, and restores afterwards what it was."""
 
 from __future__ import annotations
 

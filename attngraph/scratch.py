@@ -1,4 +1,4 @@
-"""Files under way: folders that a killed process leaves behind, and files that are whole or absent.
+"""Scratch folders, which outlive a killed process, and files that are written whole or not at all.
 
 A folder for unfinished work is held by a lock of the operating system, which ends with its process
 however that ends. So a folder that isn't locked is a leftover, and whoever works at the same place

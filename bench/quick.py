@@ -1,4 +1,4 @@
-"""Whether the ratios that matter are where they should be, in less than five minutes.
+"""Checks in less than five minutes that the ratios that matter are where they should be.
 
     python -m bench.quick [--only bert_padded …] [--rounds 5] [--layers 2] [--minutes 5] [--anyway]
 

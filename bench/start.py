@@ -1,4 +1,4 @@
-"""Time to the first answer of a large file: a session is made, and runs once.
+"""Time to the first answer of a large file: a session is opened, and runs once.
 
     python -m bench.start [--layers 3 20] [--rounds 7] [--anyway]
 

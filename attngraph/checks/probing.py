@@ -1,4 +1,4 @@
-"""Inputs of the checker's own: what a sample happens not to show.
+"""Inputs that the check draws itself, for what a sample happens not to show.
 
 What an input may be is its role (roles.py). Values are drawn from a fixed seed.
 """

@@ -1,4 +1,4 @@
-"""What a captured graph does with its inputs: what a checker may put in the place of a sample.
+"""What a captured graph does with its inputs, and so what a check may draw for them.
 
 It is read off the graph: which tables an integer indexes, which numbers it is compared with,
 whether it masks. From the sample come shapes, dtypes and which value of a mask leaves a key

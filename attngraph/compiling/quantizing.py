@@ -1,4 +1,4 @@
-"""What is decided before weights are quantized: outliers to move, and linears to leave in float."""
+"""Decides before weights are quantized which outliers move and which linears stay in float."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of an encoder-decoder that begins with hidden states: made, and held to the others."""
+"""Makes the file of an encoder-decoder that begins with hidden states, and checks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled model that reads images among its text: what is seen, and a decoder of embeddings.
+"""A compiled model that reads images among its text: a vision encoder and a decoder of embeddings.
 
 The files are called as transformers.js calls them: `vision_encoder.onnx` gives `image_features`
 (N, H), `embed_tokens.onnx` gives `inputs_embeds` (B, S, H) of ids, and `decoder_model_merged.onnx`

@@ -1,4 +1,4 @@
-"""What torch may leave open of a size, it leaves open: a graph has no strides and no storage.
+"""Keeps sizes open that torch would fix to know strides: a graph has no strides and no storage.
 
 `table[:n]` of 32 rows is contiguous along its other axes only where n is 32, and `table[32 - n:]`
 begins at the table's own first element. torch.export asks, and takes the answer for a condition on

@@ -1,4 +1,4 @@
-"""What is told of the conditions on sizes: as few sentences as say the same.
+"""What users are told about conditions on sizes, in as few sentences as possible.
 
 A trace asks the same of its sizes in many forms. What is enforced are the conditions themselves;
 these are looked at with many sizes, only to tell them in short.

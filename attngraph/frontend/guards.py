@@ -1,4 +1,4 @@
-"""Guards that torch.export reports as violated: some always hold, some but exclude a largest size.
+"""Guards that torch.export reports as violated: some always hold, others only exclude the largest.
 
 torch 2.11 can't simplify min(16·s, 32·s) = 16·s, and calls a dim that it holds for too narrow.
 """

@@ -1,4 +1,4 @@
-"""Functions that remember results, such as masks by size, forget those of a trace."""
+"""Makes functions that remember results, such as masks by size, forget those of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is named by: its file, its factory, its samples. Without torch, so told at once."""
+"""The names of a model's file, factory and samples, checked without torch and so at once."""
 
 from __future__ import annotations
 

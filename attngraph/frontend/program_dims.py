@@ -1,4 +1,4 @@
-"""The dims of an exported program, what becomes of them, and names: it keeps no author's."""
+"""The dims of an exported program, and names for them: it doesn't keep those its author gave."""
 
 from __future__ import annotations
 

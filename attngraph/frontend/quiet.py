@@ -1,6 +1,4 @@
-"""What is around a call of torch.export: its messages left out, our frames too, its constants
-recorded.
-"""
+"""Calls of torch.export without its messages and our frames, recording the sizes that it fixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of other sizes, for a trace that follows code which is meant for its sample alone.
+"""A sample of other sizes, for code that takes a path of its own at the given sample's.
 
 `if table.shape[-1] >= n` takes what an earlier call left for the sample's size, and `if size ==
 self.input_resolution` a mask that was made for it. The other side often computes the same for every

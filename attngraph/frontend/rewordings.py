@@ -1,4 +1,4 @@
-"""What torch.export can't trace as it is written, in words of the same meaning that it can."""
+"""Code that torch.export can't trace as it is written, put into words of the same meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace of what lists the parts of a tensor, however many there are, and joins them again."""
+"""Traces code that lists the parts of a tensor, however many there are, and joins them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes between some values and what they are computed from."""
+"""Slices: what values are computed from, and what is computed from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a float32 module eagerly with the rounding of a half dtype."""
+"""Runs a float32 module eagerly with the rounding of a half dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounded functions are accurate to in a kernel: eps of their range, not of each value.
+"""How accurate a kernel's bounded functions are: to eps of their range, not of each value.
 
 onnxruntime's sigmoid is a quotient of polynomials that is added to a half (MLAS), so where it is
 1e-7 the kernel is as far off as where it is 1, by about one eps; torch's has all digits there. LSTM

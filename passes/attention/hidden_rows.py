@@ -1,4 +1,4 @@
-"""Logits whose softmax is equal to a formula in the rows, too, in which masks hide every key."""
+"""Logits whose softmax equals a formula even in rows in which masks hide every key."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _fits_codes(mixture: Mixture) -> bool:
     """Whether both matrices can be cut into blocks of codes.
 
     The operator's kernel then reads an eighth of the bytes: at one row it took 0.3 of the time of
-    products in floats, at 16 and 256 rows 1.2 (docs/architecture.md has the sizes).
+    products in floats, at 16 and 256 rows 1.2 (docs/recognition.md has the sizes).
     """
     widths = mixture.x.shape[-1], mixture.experts[0].down.matrices.shape[2]
     return all(isinstance(width, int) and width % BLOCK == 0 for width in widths)

@@ -1,4 +1,4 @@
-"""hoist-steps: products with weights in a loop, but those its states wait for, leave it."""
+"""hoist-steps: products with weights leave a loop, unless its states wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes an axis along which a value is the same everywhere, by the ops that make it."""
+"""Takes away an axis along which a value is the same everywhere, by the ops that make it."""
 
 from __future__ import annotations
 

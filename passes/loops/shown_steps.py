@@ -1,4 +1,4 @@
-"""What a loop's split leaves beside its operators: which steps of a row count, and convolutions."""
+"""Which steps of a row count where a loop is split, and convolutions over these steps."""
 
 from __future__ import annotations
 

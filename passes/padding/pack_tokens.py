@@ -1,4 +1,4 @@
-"""pack-tokens: what works row by row runs on the tokens that are no padding.
+"""pack-tokens: row-wise ops run on the tokens that aren't padding.
 
 The rows (b, t) of the valid tokens are gathered into one row of N tokens, (1, N, …). Attentions,
 which mix rows, get them back in their places; what then stands at padding is a copy of another

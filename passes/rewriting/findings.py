@@ -1,4 +1,4 @@
-"""What a pass hands on beside the graph: to later stages its findings, to people its remarks."""
+"""What a pass hands on beside the graph: findings for later stages, remarks for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features of queries and keys that stand in another order alike: ⟨Q, K⟩ is the same without it.
+"""Features of queries and keys that are reordered alike: ⟨Q, K⟩ is the same without the reordering.
 
 So interleaved rotary embeddings whose result is written as halves need no permute.
 """

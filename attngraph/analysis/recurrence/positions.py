@@ -1,4 +1,4 @@
-"""What numbers of positions may be, for a formula that is the same at every length.
+"""Which numbers may be computed from positions in a formula that is the same at every length.
 
 Trials at some lengths say nothing of a window of 1000 tokens, and a soft window is one too:
 e^(i − j − 1000) is analytic. So numbers that stand beside an unknown number of tokens are of a few

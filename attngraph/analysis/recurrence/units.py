@@ -1,4 +1,4 @@
-"""Whether a region adds up nothing but like things, as physics adds up metres to metres.
+"""Whether a region adds only quantities of one unit, as physics adds metres to metres.
 
 Each term of a recurrence has a unit: q, k, v and a rate that v is multiplied by one of their own,
 β that of k⁻², so that a delta rule's I − β k kᵀ is a number, and the state that of what is added to

@@ -1,4 +1,4 @@
-"""Products of matrices of which a run may find none, or empty ones: of the rows of a selection."""
+"""Products of matrices that may be empty, or none, in a run: those of a selection's rows."""
 
 from __future__ import annotations
 
