@@ -144,9 +144,7 @@ def tried(file: Path, source: Any, oracle: Oracle, decoder: Decoder, floats: Any
         return {"outcome": "refused", "said": f"it takes {count} of {len(_RUNS)} runs"}
     free = {"b": (1, 9), "s": (1, 9)} if _takes(decoder, 1, (1,)) else {}
     tensors = make(source.INPUTS, {**source.SIZES, "b": 3, "s": 6}, "left", 99)
-    unrelated += broken(
-        run_of(loaded, source.LAST), oracle, source.INPUTS, tensors, free, oracle.rounding
-    )
+    unrelated += broken(run_of(loaded, source.LAST), oracle, source.INPUTS, tensors, free)
     return {"outcome": "unrelated", "said": "; ".join(unrelated)} if unrelated else {}
 
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from tests.fuzz.rounded import rounded
+
 Args = tuple[Tensor, ...]
 Forward = Callable[..., Sequence[Tensor]]
 _T = TypeVar("_T")
@@ -103,45 +105,30 @@ class Oracle:
         eager = self(*tensors)
         wide = tuple(t.double() if t.is_floating_point() else t for t in tensors)
         exact = in_float64(lambda: flat(self.doubled(*wide)))
-        if valid is not None:
-            eager, exact, found = ([t[valid] for t in each] for each in (eager, exact, found))
-        noise = [[e] for e in eager]
-        if any(self._judged(f, *both)[0] for f, *both in zip(found, exact, noise, strict=True)):
-            others = [self.nudged(tensors, seed) for seed in range(RUNS)]
-            if valid is not None:
-                others = [[t[valid] for t in each] for each in others]
-            noise = [[e, *more] for e, *more in zip(eager, *others, strict=True)]
-        for place, (f, y, runs) in enumerate(zip(found, exact, noise, strict=True)):
-            told = self._judged(f, y, runs)
-            if told[0] and valid is None:
-                told = judged(f, y, runs, self.rounding, self._cancelled(wide, place))
+        shown = (lambda each: each) if valid is None else (lambda each: [t[valid] for t in each])
+        eager, exact, found = shown(eager), shown(exact), shown(found)
+        for place, (one, y, e) in enumerate(zip(found, exact, eager, strict=True)):
+            told = judged(one, y, [e], self.rounding)
+            if told[0]:
+                nudged = [shown(self.nudged(tensors, seed))[place] for seed in range(RUNS)]
+                told = judged(one, y, [e, *nudged], self.rounding)
+            if told[0]:
+                others = [shown(self.rounded(tensors, seed))[place] for seed in range(2 * RUNS)]
+                told = judged(one, y, [e, *nudged], self.rounding, apart(e, others))
             yield told
 
-    def _cancelled(self, wide: Args, place: int) -> float:
-        """The scale of what cancels in an output that is 0 but for float64's rounding, else 0.
+    def rounded(self, tensors: Args, seed: int) -> list[Tensor]:
+        """Outputs of a run that is rounded otherwise at every op; see tests/fuzz/rounded.py."""
+        halves = self.rounding == ROUNDINGS["fp16"]
+        with rounded(seed, self.rounding.eps / EPS if halves else 1.0):
+            return self(*tensors)
 
-        A running mean of equal rows, taken from each, is such a one. Weights off by one rounding of
-        float64 give another number altogether there.
-        """
-        runs = [
-            flat(in_float64(lambda seed=seed: self.nudged(wide, seed, self.doubled)))[place]
-            for seed in range(2)
-        ]
-        known = [each.abs().nan_to_num(0.0, 0.0) for each in (runs[0] - runs[1], runs[0])]
-        apart, size = (float(each.max()) if each.numel() else 0.0 for each in known)
-        return size / torch.finfo(torch.float64).eps if apart > size / 16 else 0.0
-
-    def _judged(self, found: Tensor, exact: Tensor, runs: Sequence[Tensor]) -> tuple[str, Tensor]:
-        return judged(found, exact, runs, self.rounding)
-
-    def nudged(self, tensors: Args, seed: int, module: nn.Module | None = None) -> list[Tensor]:
+    def nudged(self, tensors: Args, seed: int) -> list[Tensor]:
         """Outputs of weights and inputs that are off by one rounding; in 8 bits, the inputs of all
         linears are.
         """
         random = torch.Generator().manual_seed(seed)
-        eps = self.rounding.eps if module is None else 8 * torch.finfo(torch.float64).eps
-        eight = module is None and self.rounding == ROUNDINGS["int8"]
-        module = module or self.module
+        eps, eight = self.rounding.eps, self.rounding == ROUNDINGS["int8"]
 
         def nudge(tensor: Tensor, is_weight: bool = False) -> Tensor:
             if not tensor.is_floating_point():
@@ -152,10 +139,10 @@ class Oracle:
             whole = (tensor == tensor.round()) | ~tensor.isfinite()
             return torch.where(whole, tensor, tensor * (1 + sign * eps / 2))
 
-        weights = {n: nudge(value, value.ndim > 1) for n, value in module.named_parameters()}
+        weights = {n: nudge(value, value.ndim > 1) for n, value in self.module.named_parameters()}
         moved = tuple(map(nudge, tensors))
         with _Rounded(random) if eight else nullcontext():
-            return flat(torch.func.functional_call(module, weights, moved))
+            return flat(torch.func.functional_call(self.module, weights, moved))
 
 
 def in_float64(run: Callable[[], _T]) -> _T:
@@ -188,14 +175,21 @@ def doubled(text: str, module: nn.Module) -> nn.Module:
     return found.requires_grad_(False)
 
 
+def apart(eager: Tensor, runs: Sequence[Tensor]) -> Tensor:
+    """How far any of the runs is from eager's, at each element."""
+    off = [(run.double() - eager.double()).abs().nan_to_num(0.0) for run in runs]
+    return torch.stack(off).amax(0)
+
+
 def over(
     found: Tensor,
     exact: Tensor,
     runs: Sequence[Tensor],
     rounding: Rounding = Rounding(),
+    spread: Tensor | float = 0.0,
 ) -> str:
     """How a result is further from float64 than rounding takes eager's runs; see `judged`."""
-    return judged(found, exact, runs, rounding)[0]
+    return judged(found, exact, runs, rounding, spread)[0]
 
 
 def judged(
@@ -203,23 +197,22 @@ def judged(
     exact: Tensor,
     runs: Sequence[Tensor],
     rounding: Rounding = Rounding(),
-    cancelled: float = 0.0,
+    spread: Tensor | float = 0.0,
 ) -> tuple[str, Tensor]:
     """How a result is further from float64, or where that is another function from eager, than
     rounding takes eager's runs; and which elements are not. NaN stands where one of them has it.
-    Terms of the size `cancelled` leave their rounding behind.
+    Of those that rounding takes elsewhere by `spread`, each by its own, no more is asked.
     """
     eager = runs[0].double()
     scale = float(exact[exact.isfinite()].abs().max()) if bool(exact.isfinite().any()) else 0.0
-    scale = max(scale, cancelled)
     off = [(run.double() - exact).abs() for run in runs]
     sound = off[0] <= _SOUND * EPS * scale
     close = [o[o <= _SOUND * rounding.eps * scale] for o in off]
     measured = max((float(each.max()) for each in close if each.numel()), default=0.0)
     limit = _FACTOR * max(measured, rounding.floor * rounding.eps * scale)
     target = torch.where(sound, exact, eager)
-    spread = torch.stack([(run.double() - eager).abs().nan_to_num(0.0) for run in runs]).amax(0)
-    allowed = torch.where(sound, limit, limit + _FACTOR * spread)
+    moved = torch.as_tensor(spread, dtype=torch.float64)
+    allowed = limit + _FACTOR * torch.where(sound, moved, moved.maximum(apart(eager, runs)))
     wide = found.double()
     right = ((wide - target).abs() <= allowed) | (wide == target)
     right |= wide.isnan() & (eager.isnan() | exact.isnan())

@@ -2,8 +2,8 @@
 
 A relation that eager itself follows on these inputs, up to rounding, is one that a file must, as
 far as rounding lets it: kernels take another order of sums for another shape, so the two runs of a
-file are as far apart as two runs of eager whose weights and inputs are off by one rounding. Where
-eager amplifies that, those runs show by how much (`Oracle.nudged`).
+file are as far apart as two runs of eager whose weights and inputs are off by one rounding, or
+whose ops are. Where eager amplifies that, those runs show by how much (`Oracle.nudged`, `rounded`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from tests.fuzz.oracle import EPS, RUNS, Args, Forward, Oracle, Rounding, flat, over
+from tests.fuzz.oracle import EPS, RUNS, Args, Forward, Oracle, apart, flat, over
 
 Change = Callable[[Args], Args]
+Run = Callable[[Args, int], list[Tensor]]
+"""Eager's outputs of these inputs, off by what a seed draws."""
 Reading = Callable[[Tensor], Tensor]
 """What the output of the changed inputs is to be, of the output of the unchanged ones."""
 _FOLLOWS = 2.0**10 * EPS
@@ -31,7 +33,6 @@ def broken(
     inputs: Mapping[str, str],
     tensors: Args,
     free: Mapping[str, tuple[int, int]],
-    rounding: Rounding,
 ) -> Iterator[str]:
     """Each relation that a run doesn't follow though eager does. Dims in `free` may have any size
     between two.
@@ -51,12 +52,12 @@ def broken(
             own = reading(before[0][i])
 
             def others(
-                i: int = i, given: Args = changed, read: Callable[..., Tensor] = reading
+                run: Run, i: int = i, given: Args = changed, read: Callable[..., Tensor] = reading
             ) -> list[Tensor]:
-                return [read(eager.nudged(given, seed)[i], True) for seed in range(RUNS)]
+                return [read(run(given, seed)[i], True) for seed in range(RUNS)]
 
             told, theirs = reading(found[i], True), reading(after[i], True)
-            if said := _unlike(told, target, own, theirs, others, rounding):
+            if said := _unlike(told, target, own, theirs, others, eager):
                 yield f"{name}: output {i} {said}"
 
 
@@ -68,10 +69,10 @@ def unlike_at_once(
     own, theirs = eager(*tensors), flat(eager_in_pieces(*tensors))
     for i, (told, target) in enumerate(zip(found, targets, strict=True)):
 
-        def others(i: int = i) -> list[Tensor]:
-            return [eager.nudged(tensors, seed)[i] for seed in range(RUNS)]
+        def others(run: Run, i: int = i) -> list[Tensor]:
+            return [run(tensors, seed)[i] for seed in range(RUNS)]
 
-        said = _unlike(told, target.double(), own[i], theirs[i], others, eager.rounding)
+        said = _unlike(told, target.double(), own[i], theirs[i], others, eager)
         if said:
             yield f"a prompt in pieces: output {i} {said}"
 
@@ -81,16 +82,21 @@ def _unlike(
     target: Tensor,
     own: Tensor,
     theirs: Tensor,
-    others: Callable[[], list[Tensor]],
-    rounding: Rounding,
+    others: Callable[[Run], list[Tensor]],
+    eager: Oracle,
 ) -> str:
     """How one run's output is further from another's than eager's own two, `own` and `theirs`, and
-    `others` of weights that are off by one rounding.
+    `others` of weights that are off by one rounding, or of other roundings.
     """
     noise = [target, target + (theirs - own).double()]
-    if over(told, target, noise, rounding):
-        noise += [target + (each - own).double() for each in others()]
-    return over(told, target, noise, rounding)
+    said = over(told, target, noise, eager.rounding)
+    if said:
+        noise += [target + (each - own).double() for each in others(eager.nudged)]
+        said = over(told, target, noise, eager.rounding)
+    if said:
+        spread = apart(own, others(eager.rounded))
+        said = over(told, target, noise, eager.rounding, spread)
+    return said
 
 
 def _readings(read: object, before: Tensor, after: Tensor) -> Callable[..., Tensor] | None:

@@ -36,14 +36,18 @@ def write(results: Results, path: Path) -> None:
 
 
 def commit() -> str:
-    """The commit that is checked out, with a plus where files of it were changed."""
+    """The commit that is checked out, with a plus where files of it were changed, those in which
+    results are kept aside.
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    return git("rev-parse", "--short=10", "HEAD") + "+" * bool(git("status", "-s", "-uno"))
+    return git("rev-parse", "--short=10", "HEAD") + "+" * bool(
+        git("status", "-s", "-uno", "--", ".", ":!bench/results")
+    )
 
 
 def next_seed(results: Results, grammar: str, first: int = 0) -> int:

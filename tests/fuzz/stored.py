@@ -148,7 +148,10 @@ def _matrices(model: onnx.ModelProto) -> Iterator[Matrix]:
 def _put_back(
     stored: Matrix, step: Matrix, ends: NDArray[np.bool_], among: list[Matrix]
 ) -> Matrix | None:
-    """The matrix whose columns are those of these that codes fit best, if all are near enough."""
+    """The matrix whose columns are those of these that codes fit, if all are near enough: of more
+    than one, such as a column that is scaled a little and the same one as it was, that of the
+    matrix which codes fit in most columns.
+    """
     known = [each for each in among if len(each) == len(stored)]
     if not known:
         return None
@@ -158,7 +161,11 @@ def _put_back(
     # of the quotient too
     room += 4 * np.finfo(np.float32).eps * np.maximum(np.abs(whole)[:, :, None], step[:, None])
     over = (np.abs(off) - room).max(0)
-    return whole[:, over.argmin(0)] if bool((over.min(0) <= 0).all()) else None
+    starts = np.cumsum([0, *(each.shape[1] for each in known[:-1])])
+    counts = np.add.reduceat(over <= 0, starts, 0, dtype=np.int64).astype(bool).sum(1)
+    fitted = np.repeat(counts, [each.shape[1] for each in known])[:, None] * (over <= 0)
+    place = np.lexsort((over, -fitted), 0)[0]
+    return whole[:, place] if bool((over.min(0) <= 0).all()) else None
 
 
 def _with(model: onnx.ModelProto, matrices: dict[str, Matrix], path: Path) -> Path:

@@ -24,7 +24,7 @@ from tests.fuzz.decoding import DECODERS
 from tests.fuzz.grammar import Grammar
 from tests.fuzz.grammars import GRAMMARS
 from tests.fuzz.inputs import STYLES, cases, make
-from tests.fuzz.oracle import ROUNDINGS, Forward, Oracle, Rounding, over
+from tests.fuzz.oracle import EPS, ROUNDINGS, Forward, Oracle, Rounding, over
 from tests.fuzz.relations import broken, unlike_at_once
 from tests.fuzz.source import ATTENTIONS, write
 from tests.fuzz.sweep import Worker, of_draw, of_seed, table
@@ -162,7 +162,7 @@ def test_a_run_that_breaks_a_relation_is_told() -> None:
 
     def told(run: Forward, eager: Forward) -> set[str]:
         oracle = Oracle(_Calling(eager), _Calling(eager), Rounding())
-        found = broken(run, oracle, inputs, tensors, free, Rounding())
+        found = broken(run, oracle, inputs, tensors, free)
         return {said.partition(":")[0] for said in found}
 
     ordered, parts, padded, cut = (
@@ -194,8 +194,13 @@ def test_a_relation_is_held_to_what_the_model_amplifies(gain: float, passes: boo
     def run(x: torch.Tensor) -> list[torch.Tensor]:
         return [(gain * x).sin() + 1e-3 * (x[:1] > 0)]
 
-    found = [*broken(run, Oracle(module, module, Rounding()), inputs, tensors, {}, Rounding())]
+    found = [*broken(run, Oracle(module, module, Rounding()), inputs, tensors, {})]
     assert (not found) is passes, found
+
+
+def _oracle_of(module: torch.nn.Module) -> Oracle:
+    module = module.requires_grad_(False)
+    return Oracle(module, copy.deepcopy(module).double(), Rounding())
 
 
 class _Calling(torch.nn.Module):
@@ -239,24 +244,28 @@ def test_where_eager_overflows_float64_is_right_too() -> None:
 
 def test_what_cancels_may_leave_rounding_and_what_is_small_may_not() -> None:
     class Left(torch.nn.Module):
-        """Rows less their mean, which are equal, or as small as `scale`."""
+        """Rows less their mean, which are equal; beside them, what is as small and is no rest."""
 
-        def __init__(self, scale: float) -> None:
+        def __init__(self) -> None:
             super().__init__()
             self.bias = torch.nn.Parameter(torch.tensor([0.1, 0.7, 0.3]))
-            self.scale = scale
 
         def forward(self, x: Tensor) -> Tensor:
             rows = self.bias.sin() + 0 * x
-            return rows - rows.cumsum(1)[:, -1:] / x.shape[1] + self.scale * self.bias
+            rest = rows - rows.cumsum(1)[:, -1:] / x.shape[1]
+            return torch.cat([rest, 1e-8 * rows], 1)
 
     x = torch.randn(2, 11, 3)
-    for scale, passes in ((0.0, True), (1e-20, True), (1e-9, False)):
-        module = Left(scale).requires_grad_(False)
-        oracle = Oracle(module, copy.deepcopy(module).double(), Rounding())
-        off = oracle.differs(lambda t, m=module: [m(t) + 6e-8], (x,), "off")
-        assert (not off) is passes
-        assert oracle.differs(lambda t, m=module: [m(t) + 1e-4], (x,), "off")
+    oracle = _oracle_of(Left())
+    rest = (torch.arange(22) < 11)[:, None]
+
+    def told(off: Tensor) -> bool:
+        return bool(oracle.differs(lambda t: [oracle.module(t) + off], (x,), "off"))
+
+    rounding = oracle.module.bias.sin() * EPS / 2
+    assert not told(rounding * rest)
+    assert told(100 * rounding * rest)
+    assert told(rounding * ~rest)
 
 
 def test_rows_in_8_bits_may_lose_what_is_below_a_step_and_no_more() -> None:

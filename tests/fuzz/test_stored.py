@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attngraph.compiling.compiler import optimize
 from tests.fuzz.oracle import Forward, Oracle, Rounding
-from tests.fuzz.stored import differs, taken_apart
+from tests.fuzz.stored import _put_back, differs, taken_apart
 
 BITS = pytest.mark.parametrize("weights", ["int8", "int4"])
 
@@ -111,3 +111,16 @@ def test_a_run_that_is_not_of_its_codes_is_told(compiled: tuple[nn.Module, Path]
     held, x = [run_of(part) for part in parts[1:]], torch.randn(3, 40)
     assert not differs(run_of(folder / "int4.onnx"), held, (x,), "held")
     assert differs(lambda t: [module(t)], held, (x,), "held")
+
+
+def test_a_column_that_two_matrices_have_is_of_the_one_that_codes_fit_in_most() -> None:
+    """A weight as it is, and scaled by a norm that is near 1 for one feature."""
+    draw, step = np.random.default_rng(0), np.full((16, 8), 0.1, np.float32)
+    own = draw.standard_normal((16, 8)).astype(np.float32)
+    scaled = own * np.linspace(2, 3, 8, dtype=np.float32)
+    scaled[:, 5] = own[:, 5] + 0.01
+    codes = (scaled / 0.1).round() * np.float32(0.1)
+    codes[:, 5] = own[:, 5]
+    found = _put_back(codes, step, np.zeros((16, 8), bool), [own, scaled, own[:, :3]])
+    assert found is not None
+    assert (found == scaled).all()

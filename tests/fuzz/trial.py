@@ -220,7 +220,7 @@ def _tried(file: Path, source: Any, oracle: Oracle, optimized: Optimized, sample
         return {**found, "outcome": "wrong", "said": "; ".join(wrong)}
     if valid is None:
         _, tensors = fresh[0]
-        off = broken(run, oracle, source.INPUTS, tensors, free, oracle.rounding)
+        off = broken(run, oracle, source.INPUTS, tensors, free)
         if said := "; ".join(off):
             return {**found, "outcome": "unrelated", "said": said}
     return found
