@@ -26,6 +26,7 @@ from attngraph.frontend.exporting import Traced
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
 from attngraph.frontend.loops import LoopTranslator
+from attngraph.frontend.memoised import bounded
 from attngraph.frontend.notes import (
     mutation_notes,
     replayed_note,
@@ -145,7 +146,7 @@ def capture(
         dynamic_shapes = by_input(module, args, named)
     dynamic_shapes = named_dims(dynamic_shapes)
     if isinstance(module, torch.jit.ScriptModule):
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, bounded():
             program = script_to_program(module, args, named, dynamic_shapes)
         return from_program(program, args, kwargs=named, dynamic_shapes=dynamic_shapes)
     with keywords_stated(module, named, dynamic_shapes) as shapes:
@@ -153,7 +154,7 @@ def capture(
         shapes = nested_shapes(combined, module, shapes)
         named = _in_signature_order(module, named)
         args, named = _distinct(args, named)
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, bounded():
             traced = trace(module, args, named, combined, shapes, sides, elsewhere=elsewhere)
         parameters = inspect.signature(module.forward)
         captured = _captured(traced, (args, named), parameters, module)

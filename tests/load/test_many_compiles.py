@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import linecache
 import sys
 import weakref
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import graph_module
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import attngraph
+from attngraph.frontend import memoised
 from attngraph.ir import Graph, Node
 
 COMPILES = 60
@@ -101,6 +105,27 @@ def test_torch_keeps_no_results_of_a_trace() -> None:
     before = len(FakeTensorMode.cache)
     compile_one(1)
     assert len(FakeTensorMode.cache) == before
+
+
+def test_torch_keeps_no_symbols_of_a_trace() -> None:
+    """In a circle through C++ they held all that a trace had found of sizes, and its samples."""
+    with memoised._seen(ShapeEnv) as made:
+        compile_one(0)
+        assert made
+        compile_one(1)
+        last = [weakref.ref(each) for each in made]
+    compile_one(2)
+    gc.collect()
+    assert not [each for each in last if each() is not None]
+
+
+def test_torch_keeps_the_sources_of_the_last_traces_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memoised, "_SOURCES", 3)
+    compile_one(0)
+    before = len(graph_module._loader.eval_cache), len(linecache.cache)
+    compile_one(1)
+    after = len(graph_module._loader.eval_cache), len(linecache.cache)
+    assert after == before
 
 
 def test_what_grows_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
