@@ -152,6 +152,11 @@ class _Inputs:
         if layout.kinds is not None:  # images of a few tokens, with one between them
             kinds = mask[:, past:] & (torch.arange(past, mask.shape[1]) % 4 != 0)
             given[layout.kinds] = kinds.to(self.dtypes[layout.kinds])
+        if layout.added is not None:
+            layers, *_, width = (self.shapes[layout.added][axis] for axis in (0, -1))
+            drawn = torch.randn(int(layers), *ids.shape[:2], int(width), generator=self.random)
+            drawn = drawn * (torch.arange(past, mask.shape[1]) % 4 != 0)[:, None]
+            given[layout.added] = drawn.to(self.dtypes[layout.added])
         for name in (*layout.pasts, *layout.memory):
             shape = [int(substitute(dim, sizes)) for dim in self.shapes[name]]
             if name in layout.states and past == 0:

@@ -28,9 +28,9 @@ from attngraph.export.parity.budget import merge
 from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.causal_lm import CausalLM, PlacedCausalLM, UnpaddedCausalLM, is_causal_lm
+from attngraph.frontend.embedded_lm import CachedEmbeds
 from attngraph.frontend.kept import kept_states, states_of_modules
 from attngraph.frontend.model import Model
-from attngraph.frontend.multimodal import CachedEmbeds
 from attngraph.frontend.state import listed
 from attngraph.frontend.stateful_lm import Stateful, stateful
 from attngraph.frontend.wrappers import adapters

@@ -20,7 +20,6 @@ from attngraph.decoding.multimodal import (
     JOIN,
     PLACES,
     VISION,
-    Joining,
     Multimodal,
 )
 from attngraph.decoding.rules import Rules
@@ -77,10 +76,9 @@ def compile_multimodal(
         file: compile_model(part, options, staged=staged(file), progress=progress)
         for file, part in beside_decoder(parts).items()
     }
-    joining = Joining(parts.token, parts.merged)
 
     def encoded(decoder: Decoder) -> Iterator[Encoded]:
-        return seen_images(parts, Multimodal(made, decoder, joining, rules))
+        return seen_images(parts, Multimodal(made, decoder, parts.joining, rules))
 
     decoder = compile_decoder(
         parts.decoder,
@@ -91,7 +89,7 @@ def compile_multimodal(
         progress=progress,
     )
     decoder.report.notes += rules.notes
-    return Multimodal(made, decoder, joining, rules)
+    return Multimodal(made, decoder, parts.joining, rules)
 
 
 def beside_decoder(parts: Parts) -> dict[str, Model]:
@@ -105,7 +103,7 @@ def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
 
     Prompts are padded differently. Those that the decoder has no room for are left out.
     """
-    plain = partial(Encoded, pad=parts.token, cache=None, whole=parts.whole)
+    plain = partial(Encoded, pad=parts.joining.token, cache=None, whole=parts.whole)
     rows = 4
 
     def fed(ids: torch.Tensor, mask: torch.Tensor, images: Any) -> dict[str, torch.Tensor]:
@@ -147,20 +145,20 @@ def _prompt(
     parts: Parts, model: Multimodal, counts: list[int]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, int]:
     """(images, ids, mask, tokens of the prompt) with so many images in each row."""
-    random = torch.Generator().manual_seed(1)
+    random, token = torch.Generator().manual_seed(1), parts.joining.token
     vocabulary = model.decoder.layout.vocabulary
     assert vocabulary is not None
     chosen, pieces = parts.drawn(sum(counts), random)
     length = max(counts) * (max(pieces) + 2) + len(counts)
     total = length + _STEPS
     ids = torch.randint(vocabulary, (len(counts), total), generator=random)
-    ids = ids.where(ids != parts.token, (parts.token + 1) % vocabulary)
+    ids = ids.where(ids != token, (token + 1) % vocabulary)
     mask = torch.ones(ids.shape, dtype=torch.bool)
     for row, count in enumerate(counts):
         mask[row, :row] = False
         start = row + 1
         for _ in range(count):
             size = pieces.pop(0)
-            ids[row, start : start + size] = parts.token
+            ids[row, start : start + size] = token
             start += size + 1
     return chosen, ids, mask, length

@@ -10,9 +10,8 @@ the rule by which features take the places of their tokens, and where images lie
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,13 @@ from attngraph.decoding.parts import fitting_feeds, save_parts
 from attngraph.decoding.rules import Rules
 from attngraph.decoding.stream import TokenStream
 from attngraph.decoding.tokens import Fed, Seen, end_tokens, shown_tokens, token_ids
-from attngraph.errors import LoadError, UsageError
+from attngraph.errors import UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.modalities import FILE_NAMES, GRID, SHOWN
+from attngraph.frontend.image_parts import FEATURES
+from attngraph.frontend.image_sizes import images_apart
+from attngraph.frontend.joining import Joining
+from attngraph.frontend.modalities import FILE_NAMES, GRID, PIXELS, SHOWN, SIZES
 from attngraph.optimized import Optimized
 from attngraph.reports.report import Report
 
@@ -40,29 +42,6 @@ VISION, EMBED, JOIN, PLACES, DECODER = (
 )
 METADATA_KEY, RULES_KEY = "attngraph.images", "attngraph.rules"
 Images = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Joining:
-    """How images join the text: `token` stands for a piece of one in ids, of `merged` patches by as
-    many where images lie on grids."""
-
-    token: int
-    merged: int = 1
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str | None, source: str) -> Joining:
-        """Raises LoadError where a file doesn't say."""
-        try:
-            return cls(**json.loads(text or ""))
-        except (ValueError, TypeError) as error:
-            raise LoadError(
-                f"{source} doesn't say which token stands for an image: it wasn't compiled as the "
-                "vision encoder of a model that reads images."
-            ) from error
 
 
 class Multimodal:
@@ -154,17 +133,20 @@ class Multimodal:
         ids = token_ids(ids, max(layout.vocabulary, token + 1)).cpu()
         is_image = ids == token
         (embeds,) = self._run(EMBED, {"input_ids": ids}, "The table of embeddings")
-        if images is None:
-            features = None
-        else:
+        added: list[torch.Tensor] = []
+        if images is not None:
             features = self._features(images)
-            _require_as_many(features, int(is_image.sum()), token)
+            _require_as_many(features[FEATURES], int(is_image.sum()), token)
             self._require_apart(is_image, cache)
-            given = {"input_ids": ids, "text_embeds": embeds, "image_features": features}
-            (embeds,) = self._run(JOIN, given, "The joining of images")
+            given = {"input_ids": ids, "text_embeds": embeds, **features}
+            embeds, *added = self._run(JOIN, given, "The joining of images")
         fed = {layout.ids: embeds}
         if layout.kinds is not None:
-            fed[layout.kinds] = is_image & (features is not None)
+            fed[layout.kinds] = is_image & (images is not None)
+        if layout.added is not None:
+            layers = self.decoder.session.input_shape(layout.added)[0]
+            assert isinstance(layers, int)
+            fed[layout.added] = added[0] if added else embeds.new_zeros(layers, *embeds.shape)
         if layout.positions is None:
             return Fed(fed)
         fed[layout.positions], shift = self._placed(ids, attention_mask, cache, images)
@@ -257,7 +239,7 @@ class Multimodal:
         step.begin(stream.ids[:, 0 if cache is None else cache.length :], stream, cache)
         return stream
 
-    def _features(self, images: Images) -> torch.Tensor:
+    def _features(self, images: Images) -> dict[str, torch.Tensor]:
         wanted = self.session(VISION)
         for own in wanted.input_names:
             name = FILE_NAMES.get(own, own)
@@ -271,8 +253,20 @@ class Multimodal:
             self._require_grid(grid, images)
         if SHOWN in images:  # rows of images, where the file takes one; those of zeros are padding
             images = {n: t.flatten(0, 1)[None] if _is_rows(t) else t for n, t in images.items()}
-        (features,) = self._run(VISION, images, "The vision encoder")
-        return features
+        if self.joining.tiles is not None:
+            self.joining.tiles.require(images)
+        every = [images] if self.joining.unit is None else self._apart(images, self.joining.unit)
+        found = [self._run(VISION, each, "The vision encoder") for each in every]
+        joined = (torch.cat(each, -2) for each in zip(*found, strict=True))
+        return dict(zip(wanted.output_names, joined, strict=True))
+
+    def _apart(self, images: Images, unit: int) -> Sequence[Images]:
+        """Each of them without what pads it. Raises UsageError for other inputs, and shapes."""
+        pixels, rest = images.get(PIXELS), images.keys() - {PIXELS, SIZES}
+        fits = isinstance(pixels, torch.Tensor) and pixels.ndim == 4 and len(pixels) > 0
+        if rest or not fits or not isinstance(images.get(SIZES, pixels), torch.Tensor):
+            return [images]  # what is wrong is told as of any other part
+        return images_apart(images, unit)
 
     def _require_grid(self, grid: torch.Tensor, images: Images) -> None:
         """Raises UsageError where grids are not those of the patches."""

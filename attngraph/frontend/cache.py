@@ -38,7 +38,8 @@ class Layout:
     `mask` is (batch, seq). A call takes at most `piece` tokens, with None any number.
 
     With `embeds`, what `ids` names are embeddings (batch, seq, width) of ids, and `vocabulary` is
-    that of their table. `kinds` (batch, seq) is 1 at an image's tokens.
+    that of their table. `kinds` (batch, seq) is 1 at an image's tokens, and `added` (layers, batch,
+    seq, width) what first layers add to each token, 0 where it is none of an image.
     """
 
     ids: str
@@ -62,6 +63,7 @@ class Layout:
     piece: int | None = None
     embeds: bool = False
     kinds: str | None = None
+    added: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

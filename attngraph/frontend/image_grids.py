@@ -17,13 +17,16 @@ from torch.nn.functional import scaled_dot_product_attention
 _WITHIN = "attngraph_flash_within"  # models hand the lengths of images to what is called flash
 
 
-def patches_placed(grid: Tensor, count: int, merged: int, window: int | None) -> dict[str, Tensor]:
+def patches_placed(
+    grid: Tensor, count: int, merged: int, window: int | None, side: int | None = None
+) -> dict[str, Tensor]:
     """What a vision encoder reads of the grids (N, 3) of `count` patches, by its own names.
 
     `merged` patches by as many become one token; attention is within a frame of an image, and where
     `window` isn't None within windows of so many tokens by as many. In the place of the lengths of
-    both stand numbers (P,) that are equal within each. A size below 1 counts as 1, and patches
-    behind the last image as its own.
+    both stand numbers (P,) that are equal within each. A table of positions, `side` by as many, is
+    resampled to each image between the four that are nearest. A size below 1 counts as 1, and
+    patches behind the last image as its own.
     """
     frames, rows, columns = grid.clamp(min=1).unbind(-1)
     ends = (frames * rows * columns).cumsum(0)
@@ -35,18 +38,28 @@ def patches_placed(grid: Tensor, count: int, merged: int, window: int | None) ->
     block, place = place // (width * merged), place % (width * merged)
     column, inner = place // merged**2, place % merged**2
     segment = (frames.cumsum(0) - frames)[image] + frame
-    found = {
-        "image_position_ids": torch.stack(
-            [block * merged + inner // merged, column * merged + inner % merged], -1
-        ),
-        "image_cu_seqlens": segment,
-    }
+    at = torch.stack([block * merged + inner // merged, column * merged + inner % merged], -1)
+    found = {"image_position_ids": at, "image_cu_seqlens": segment}
+    if side is not None:
+        sizes = torch.stack([height, width], -1)
+        found["image_interp_indices"], found["image_interp_weights"] = _resampled(at, sizes, side)
     if window is not None:
         found["image_cu_window_seqlens"] = (
             (segment << 40) + (block // window << 20) + column // window
         )
         found["image_window_index"] = torch.arange(count // merged**2, device=grid.device)
     return found
+
+
+def _resampled(at: Tensor, sizes: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """The four places (P, 4) of a table, `side` by as many, that are nearest to patches at (P, 2)
+    of images of `sizes` (P, 2) whose corners are the table's, and how much each counts."""
+    place = at.float() * (side - 1) / (sizes - 1).clamp(min=1)
+    floor = place.floor()
+    rows, columns = (floor.long()[..., None] + torch.arange(2)).clamp(0, side - 1).unbind(1)
+    down, right = torch.stack([1 - (place - floor), place - floor], -1).unbind(1)
+    indices = rows[:, :, None] * side + columns[:, None]
+    return indices.flatten(1), (down[:, :, None] * right[:, None]).flatten(1)
 
 
 class Places(nn.Module):

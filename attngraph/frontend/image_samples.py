@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.export import Dim
 
 from attngraph.errors import UsageError
-from attngraph.frontend.modalities import GRID, PIXELS, SHOWN
+from attngraph.frontend.image_sizes import Tiles, sizes_taken
+from attngraph.frontend.modalities import GRID, PIXELS, SHOWN, SIZES
 
 SHAPES = ((2, 3), (1, 2), (3, 1), (2, 2))  # of images in tokens, in checks
 
@@ -26,6 +27,10 @@ def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
                 f"The config of {name} says no {error.name} of its patches, so images can't be "
                 f"made: give samples, as images={{{PIXELS!r}: tensor, {GRID!r}: tensor}}."
             ) from error
+    if sizes_taken(model):
+        return _padded(model.config, model.dtype)
+    if (tiles := Tiles.of(model.config)) is not None:
+        return _tiles(tiles, vision, model.dtype)
     size = getattr(vision, "image_size", None)
     if size is None:
         raise UsageError(
@@ -58,3 +63,33 @@ def _patches(vision: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[s
     pixels = torch.randn(int(grid.prod(-1).sum()), width, generator=seed).to(dtype)
     rows = merged**2 * Dim("image_tokens")
     return {PIXELS: pixels, GRID: grid}, {PIXELS: {0: rows}, GRID: {0: Dim("images")}}
+
+
+def sides(config: Any) -> int:
+    """What the sides of an image are multiples of, where an encoder takes images of any size."""
+    return int(config.vision_config.patch_size) * int(getattr(config, "spatial_merge_size", 1))
+
+
+def _padded(config: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Two images of different sizes, padded to the larger; the dims are those of one by itself."""
+    unit, vision = sides(config), config.vision_config
+    sizes = torch.tensor([SHAPES[0], SHAPES[1]]) * unit
+    shape = (2, int(getattr(vision, "num_channels", 3)), *sizes.amax(0).tolist())
+    pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    axes = {2: unit * Dim("rows"), 3: unit * Dim("columns")}
+    return {PIXELS: pixels, SIZES: sizes}, {PIXELS: axes}
+
+
+def _tiles(
+    tiles: Tiles, vision: Any, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Two images of different shapes as tiles, of which the second has fewer where it can."""
+    sizes = tiles.drawn(2)
+    channels = int(getattr(vision, "num_channels", 3))
+    shape = (2, tiles.most, channels, tiles.size, tiles.size)
+    pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    images = Dim("images")
+    return {PIXELS: pixels, SIZES: sizes}, {
+        PIXELS: {0: images, 1: Dim("tiles")},
+        SIZES: {0: images},
+    }

@@ -38,13 +38,15 @@ FILE_NAMES = {OF_QWEN2_VL: GRID}
 """Inputs of vision encoders whose name in a file, which transformers.js looks for, is another."""
 SHOWN = "pixel_attention_mask"
 """(rows, N, height, width): where rows of images have pixels, and so are five axes of `PIXELS`."""
-_IMAGES = {PIXELS, GRID, SHOWN}
+SIZES = "image_sizes"
+"""(N, 2): rows and columns of pixels of each image, which `PIXELS` pads or holds tiles of."""
+_IMAGES = {PIXELS, GRID, SHOWN, SIZES}
 _LEFT_OUT = {
-    *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts", "image_sizes"),
+    *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts"),
     *("mm_encoder_outputs", "mm_token_type_ids", "rope_deltas"),
 }
 """What such a model takes as well, and computes without by default."""
-_GIVES = "BaseModelOutputWithPooling"
+_GIVES = ("BaseModelOutputWithPooling", "BaseModelOutputWithDeepstackFeatures")
 
 TEXT_ALONE = (
     "To have its text alone, compile a subclass whose forward takes no more than text and hands "

@@ -19,20 +19,22 @@ class _Every:
 class Together(TorchFunctionMode):
     """A list of any number of images' features is one of all their rows: while it is traced, and
     where `grids` say how many rows each has, which other sizes of a check don't fit. There, what
-    takes the images that a mask shows finds their places once.
+    takes the images that a mask shows finds their places once. Of `tiles`, too, all images' are
+    one list, however many the model would split off.
 
     A trace can't take a tensor apart along a dim whose size it doesn't know. Where the parts are
     joined again, as a model does with the features of its images, nothing is lost; where they are
     not, the graph isn't the model, and parity fails.
     """
 
-    def __init__(self, *, grids: bool) -> None:
+    def __init__(self, *, grids: bool, tiles: bool = False) -> None:
         super().__init__()
-        self.grids = grids
+        self.grids, self.tiles = grids, tiles
         self.places: list[tuple[Tensor, Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.split, Tensor.split) and _is_every(args[1:2]):
+        is_split = func in (torch.split, Tensor.split) and isinstance(args[1], list)
+        if is_split and (self.tiles or _is_every(args[1])):
             return (args[0],)
         if func is Tensor.tolist and self.grids:
             return [_Every()]
@@ -63,5 +65,5 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype is torch.bool and index.dim() == 1
 
 
-def _is_every(sizes: tuple[Any, ...]) -> bool:
-    return any(isinstance(each, list) and isinstance(each[0], _Every) for each in sizes)
+def _is_every(sizes: list[Any]) -> bool:
+    return isinstance(sizes[0], _Every)

@@ -17,12 +17,12 @@ from attngraph.decoding.multimodal import (
     DECODER,
     METADATA_KEY,
     VISION,
-    Joining,
     Multimodal,
 )
 from attngraph.decoding.rules import NO_RULES
 from attngraph.errors import ParityError
 from attngraph.export.runtime.session import Session
+from attngraph.frontend.joining import Joining
 from attngraph.frontend.multimodal import of_images
 from attngraph.options import DEFAULTS, Options
 from attngraph.paths import require_file
@@ -56,11 +56,10 @@ def verify_multimodal(
 
         sessions = {file: opened(file) for file in made}
         said = Joining.from_json(sessions[VISION].metadata.get(METADATA_KEY), str(folder / VISION))
-        if said != Joining(parts.token, parts.merged):
+        if said != parts.joining:
             raise ParityError(
-                f"{folder / VISION} puts images where ids are {said.token}, of {said.merged} "
-                f"patches by as many, and {name} where they are {parts.token}, of {parts.merged}. "
-                "Compile it again."
+                f"{folder / VISION} puts images where ids are {said.token}, and {name} where they "
+                f"are {parts.joining.token}, or cuts them otherwise. Compile it again."
             )
 
         def encoded(decoder: Decoder) -> Iterator[Encoded]:

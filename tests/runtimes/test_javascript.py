@@ -22,7 +22,7 @@ from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.optimized import Optimized
 from attngraph.options import CacheKind
 from tests.models.kit import HEADS, HIDDEN
-from tests.parity import test_multimodal as multimodal
+from tests.parity import multimodal
 from tests.parity.test_decode import PROMPT, prompts
 from tests.runtimes.conftest import Record, node_packages
 from tests.runtimes.encoders import MODELS

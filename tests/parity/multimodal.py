@@ -1,0 +1,286 @@
+"""Small models that read images, compiled once each, and what their eager selves generate."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import attngraph
+from attngraph import Multimodal
+from attngraph.frontend.multimodal import Parts, of_images
+from tests.models.kit import HIDDEN, VOCABULARY, peaked
+from tests.parity.test_decode import common
+
+TOKEN, STEPS = 7, 10
+
+
+def _llava() -> nn.Module:
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    vision = CLIPVisionConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    text = LlamaConfig(**common(num_hidden_layers=1))
+    return LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=vision, text_config=text, image_token_id=TOKEN)
+    )
+
+
+def _gemma3() -> nn.Module:
+    """A window that is shorter than an image, in every second layer."""
+    from transformers import (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        Gemma3TextConfig,
+        SiglipVisionConfig,
+    )
+
+    vision = SiglipVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    text = Gemma3TextConfig(
+        **common(
+            num_key_value_heads=2,
+            head_dim=16,
+            sliding_window=3,
+            layer_types=["sliding_attention", "full_attention"],
+        )
+    )
+    model = Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            vision_config=vision, text_config=text, image_token_id=TOKEN, mm_tokens_per_image=4
+        )
+    )
+    nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
+    return model
+
+
+def _text_of_qwen() -> dict[str, object]:
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+    return common(
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        rope_scaling=rope,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def _qwen2_vl() -> nn.Module:
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    vision = {"embed_dim": 16, "hidden_size": HIDDEN, "depth": 1, "num_heads": 2, "patch_size": 2}
+    return Qwen2VLForConditionalGeneration(
+        Qwen2VLConfig(text_config=_text_of_qwen(), vision_config=vision, image_token_id=TOKEN)
+    )
+
+
+def _qwen2_5_vl() -> nn.Module:
+    """Windows of two by two tokens in the first layer."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    vision = {
+        "hidden_size": 16, "out_hidden_size": HIDDEN, "depth": 2, "num_heads": 2, "patch_size": 2,
+        "intermediate_size": 24, "window_size": 8, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=_text_of_qwen(), vision_config=vision, image_token_id=TOKEN)
+    )
+
+
+def _internvl() -> nn.Module:
+    from transformers import (
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        InternVLVisionConfig,
+        Qwen2Config,
+    )
+
+    vision = InternVLVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=[16, 16], patch_size=[4, 4],
+    )  # fmt: skip
+    text = Qwen2Config(**common(num_hidden_layers=1, num_key_value_heads=2))
+    return InternVLForConditionalGeneration(
+        InternVLConfig(vision_config=vision, text_config=text, image_token_id=TOKEN)
+    )
+
+
+def _in_rows(kind: str) -> nn.Module:
+    """Rows of images, with a mask of where they have pixels."""
+    import transformers
+
+    vision = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 16, "image_size": 16, "patch_size": 4,
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config=vision,
+        text_config=transformers.LlamaConfig(**common(num_hidden_layers=1)),
+        image_token_id=TOKEN,
+        scale_factor=2,
+    )
+    made: nn.Module = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    return made
+
+
+def _qwen3_vl() -> nn.Module:
+    """Two layers of the decoder add features of two layers of the encoder."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    vision = {
+        "hidden_size": 16, "out_hidden_size": HIDDEN, "depth": 3, "num_heads": 2, "patch_size": 2,
+        "intermediate_size": 24, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2],
+    }  # fmt: skip
+    text = {**_text_of_qwen(), "num_hidden_layers": 2, "head_dim": 16}
+    return Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(text_config=text, vision_config=vision, image_token_id=TOKEN)
+    )
+
+
+def _pixtral() -> nn.Module:
+    from transformers import (
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        PixtralVisionConfig,
+    )
+
+    return LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=PixtralVisionConfig(**_OF_PIXTRAL),
+            text_config=LlamaConfig(**common(num_hidden_layers=1)),
+            image_token_id=TOKEN,
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+        )
+    )
+
+
+def _mistral3() -> nn.Module:
+    """Two by two patches become a token."""
+    from transformers import (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        MistralConfig,
+        PixtralVisionConfig,
+    )
+
+    text = MistralConfig(**common(num_hidden_layers=1, num_key_value_heads=2, head_dim=16))
+    return Mistral3ForConditionalGeneration(
+        Mistral3Config(
+            vision_config=PixtralVisionConfig(**_OF_PIXTRAL),
+            text_config=text,
+            image_token_id=TOKEN,
+            spatial_merge_size=2,
+            vision_feature_layer=-1,
+        )
+    )
+
+
+_OF_PIXTRAL: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "image_size": 32, "patch_size": 4,
+}  # fmt: skip
+
+
+def _llava_next() -> nn.Module:
+    """Tiles of two by two tokens in four resolutions."""
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
+    )
+
+    vision = CLIPVisionConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    return LlavaNextForConditionalGeneration(
+        LlavaNextConfig(
+            vision_config=vision,
+            text_config=LlamaConfig(**common(num_hidden_layers=1)),
+            image_token_id=TOKEN,
+            image_grid_pinpoints=[[8, 16], [16, 8], [16, 16], [24, 8]],
+        )
+    )
+
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = {
+    "llava": _llava,
+    "gemma3": _gemma3,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "internvl": _internvl,
+    "qwen3_vl": _qwen3_vl,
+    "pixtral": _pixtral,
+    "mistral3": _mistral3,
+    "llava_next": _llava_next,
+    "smolvlm": lambda: _in_rows("SmolVLM"),
+    "idefics3": lambda: _in_rows("Idefics3"),
+}
+TAKES_MINUTES = {"gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3"}
+
+
+@functools.cache
+def eager(family: str) -> nn.Module:
+    torch.manual_seed(0)
+    return peaked(FAMILIES[family]().eval())
+
+
+@functools.cache
+def compiled(family: str) -> Multimodal:
+    return attngraph.optimize_multimodal(eager(family))
+
+
+@functools.cache
+def parts(family: str) -> Parts:
+    return of_images(eager(family), None, None, family)
+
+
+def images(family: str, count: int) -> dict[str, Tensor]:
+    return parts(family).drawn(count, torch.Generator().manual_seed(count))[0]
+
+
+def prompt(family: str, *rows: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask of rows with so many images each, padded on the left."""
+    seed = torch.Generator().manual_seed(len(rows))
+    sizes = parts(family).drawn(sum(rows), torch.Generator())[1]
+    length = 4 + max(rows) * (max(sizes, default=0) + 1)
+    text = torch.randint(TOKEN + 1, VOCABULARY, (len(rows), length), generator=seed)
+    mask = torch.ones_like(text)
+    for row, count in enumerate(rows):
+        mask[row, :row] = 0
+        start = row + 1
+        for _ in range(count):
+            size = sizes.pop(0)
+            text[row, start : start + size] = TOKEN
+            start += size + 1
+    return text, mask
+
+
+def expected(family: str, ids: Tensor, mask: Tensor, given: dict[str, Tensor]) -> Tensor:
+    model = eager(family)
+    kinds = {"token_type_ids": (ids == TOKEN).long()} if family in _SEES else {}
+    if "image_grid_thw" in given:
+        kinds = {"mm_token_type_ids": (ids == TOKEN).int()}
+    tokens: Tensor = model.generate(  # type: ignore[operator]
+        input_ids=ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False,
+        eos_token_id=None, **given, **kinds,
+    )  # fmt: skip
+    return tokens
+
+
+_SEES = {"gemma3"}
