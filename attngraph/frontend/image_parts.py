@@ -36,7 +36,7 @@ class Vision(nn.Module):
     def forward(self, images: dict[str, Tensor]) -> dict[str, Tensor]:
         model: Any = self.model
         given, grids = dict[str, Any](images), images.get(GRID)
-        tiles = Tiles.of(model.config) if SIZES in images else None
+        tiles = Tiles.of(model) if SIZES in images else None
         with contextlib.ExitStack() as held:
             if grids is not None:
                 vision = model.config.vision_config

@@ -14,6 +14,7 @@ from attngraph.frontend.image_sizes import Tiles, sizes_taken
 from attngraph.frontend.modalities import GRID, PIXELS, SHOWN, SIZES
 
 SHAPES = ((2, 3), (1, 2), (3, 1), (2, 2))  # of images in tokens, in checks
+APART = ((2, 3), (4, 2), (3, 3), (2, 2))  # of those of which a graph takes one, at least 2 by 2
 
 
 def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -29,7 +30,7 @@ def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
             ) from error
     if sizes_taken(model):
         return _padded(model.config, model.dtype)
-    if (tiles := Tiles.of(model.config)) is not None:
+    if (tiles := Tiles.of(model)) is not None:
         return _tiles(tiles, vision, model.dtype)
     size = getattr(vision, "image_size", None)
     if size is None:
@@ -73,10 +74,10 @@ def sides(config: Any) -> int:
 def _padded(config: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Two images of different sizes, padded to the larger; the dims are those of one by itself."""
     unit, vision = sides(config), config.vision_config
-    sizes = torch.tensor([SHAPES[0], SHAPES[1]]) * unit
+    sizes = torch.tensor(APART[:2]) * unit
     shape = (2, int(getattr(vision, "num_channels", 3)), *sizes.amax(0).tolist())
     pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    axes = {2: unit * Dim("rows"), 3: unit * Dim("columns")}
+    axes = {2: unit * Dim("rows", min=2), 3: unit * Dim("columns", min=2)}
     return {PIXELS: pixels, SIZES: sizes}, {PIXELS: axes}
 
 

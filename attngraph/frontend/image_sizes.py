@@ -22,6 +22,10 @@ from attngraph.errors import UsageError
 from attngraph.frontend.modalities import PIXELS, SIZES
 
 _PACKS = "pack_image_features"
+_KNOWN = {
+    "self", "image_features", "image_sizes", "vision_feature_select_strategy", "image_newline",
+}  # fmt: skip
+"""What it takes where the rule is `Tiles`'; others shrink images of many tiles."""
 _SHAPES = ((1.0, 0.6), (0.45, 1.0), (0.7, 0.7), (3.0, 2.0))  # of images, by their resolution's
 
 
@@ -61,7 +65,7 @@ def images_apart(images: Mapping[str, Tensor], unit: int) -> list[dict[str, Tens
                 f"An image has {height} x {width} pixels: both must be multiples of {unit}, as the "
                 "model's processor resizes them."
             )
-        found.append({PIXELS: image[None, :, :height, :width]})
+        found.append({PIXELS: image[None, :, :height, :width].contiguous()})
     return found
 
 
@@ -75,11 +79,14 @@ class Tiles:
     resolutions: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, config: Any) -> Tiles | None:
-        """Those that a config describes, if it does."""
-        listed, vision = getattr(config, "image_grid_pinpoints", None), config.vision_config
-        if listed is None:
+    def of(cls, model: Any) -> Tiles | None:
+        """Those of a model, if it cuts images into such."""
+        packing = [kind for part in model.modules() if hasattr(kind := type(part), _PACKS)]
+        listed = getattr(model.config, "image_grid_pinpoints", None)
+        taken = [set(inspect.signature(getattr(kind, _PACKS)).parameters) for kind in packing]
+        if listed is None or taken[:1] != [_KNOWN]:
             return None
+        vision = model.config.vision_config
         size = int(vision.image_size)
         pairs = tuple((int(height), int(width)) for height, width in listed)
         return cls(size, size // int(vision.patch_size), pairs)

@@ -33,7 +33,7 @@ from attngraph.frontend.image_parts import (
     rows_of,
     table_of,
 )
-from attngraph.frontend.image_samples import SHAPES, parts_shown, sample_images, sides
+from attngraph.frontend.image_samples import APART, SHAPES, parts_shown, sample_images, sides
 from attngraph.frontend.image_sizes import Tiles, images_apart, sizes_taken
 from attngraph.frontend.joining import Joining
 from attngraph.frontend.modalities import (
@@ -200,7 +200,7 @@ class _Tried:
             return Joining(self.token)
         if sizes_taken(self.module):
             return Joining(self.token, unit=sides(config))
-        return Joining(self.token, tiles=Tiles.of(config))
+        return Joining(self.token, tiles=Tiles.of(self.module))
 
     def counts(self, images: Mapping[str, Tensor]) -> list[int]:
         """How many tokens each image takes."""
@@ -225,7 +225,8 @@ class _Tried:
         """So many other images, and how many tokens each takes."""
         found, joining = {}, self.joining
         pixels = self.pixels(self.images)
-        listed = [SHAPES[each % len(SHAPES)] for each in range(count)]
+        known = SHAPES if joining.unit is None else APART
+        listed = [known[each % len(known)] for each in range(count)]
         shapes = torch.tensor(listed).reshape(-1, 2)
         shape = (count, *pixels.shape[1:])
         if GRID in self.images:

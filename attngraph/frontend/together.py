@@ -36,6 +36,9 @@ class Together(TorchFunctionMode):
         is_split = func in (torch.split, Tensor.split) and isinstance(args[1], list)
         if is_split and (self.tiles or _is_every(args[1])):
             return (args[0],)
+        if func is torch.as_tensor and _are_sizes(args[0]):
+            rows = [torch.stack([torch.full((), side) for side in each]) for each in args[0]]
+            return torch.stack(rows)  # of sizes that a trace doesn't know, torch keeps the sample's
         if func is Tensor.tolist and self.grids:
             return [_Every()]
         if func is Tensor.__getitem__ and self.grids and _is_mask(args[1]):
@@ -59,6 +62,11 @@ class Together(TorchFunctionMode):
 
 def _are_counts(numbers: Tensor) -> bool:
     return numbers.dim() == 1 and numbers.dtype is torch.int64
+
+
+def _are_sizes(numbers: Any) -> bool:
+    rows = numbers if isinstance(numbers, list) else []
+    return bool(rows) and all(isinstance(each, tuple) for each in rows)
 
 
 def _is_mask(index: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor, nn
 import attngraph
 from attngraph.errors import UsageError
 from attngraph.frontend.image_grids import Places, patches_placed, within_segments
-from attngraph.frontend.image_parts import Join, Vision
+from attngraph.frontend.image_parts import FEATURES, Join, Vision
 from attngraph.frontend.image_samples import sample_images
+from attngraph.frontend.image_sizes import Tiles, images_apart
 from attngraph.frontend.modalities import is_joined
+from attngraph.frontend.multimodal import of_images
 from attngraph.inference import inference
 from tests.models.kit import HIDDEN
-from tests.parity.multimodal import TOKEN, eager, images
+from tests.parity.multimodal import FAMILIES, TOKEN, eager, images, parts
 
 
 def test_a_config_that_does_not_say_what_a_patch_is_is_told() -> None:
@@ -86,10 +89,12 @@ def test_what_transformers_hooks_into_a_model_is_taken_out_again() -> None:
     ("name", "known"),
     [
         ("LlavaForConditionalGeneration", True),
-        ("Mistral3ForConditionalGeneration", False),  # takes sizes of images
+        ("Mistral3ForConditionalGeneration", True),
+        ("LlavaNextForConditionalGeneration", True),
+        ("Qwen3VLForConditionalGeneration", True),
         ("Qwen2AudioForConditionalGeneration", False),
         ("Florence2ForConditionalGeneration", False),
-        ("Qwen3VLForConditionalGeneration", False),  # images go into later layers too
+        ("LlavaOnevisionForConditionalGeneration", False),  # takes how many images a row has
         ("LlamaForCausalLM", False),
     ],
 )
@@ -97,6 +102,123 @@ def test_a_class_says_whether_its_rule_is_known(name: str, known: bool) -> None:
     import transformers
 
     assert is_joined(getattr(transformers, name)) is known
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_parts_are_the_whole_before_anything_is_compiled(family: str) -> None:
+    """`of_images` raises where they aren't."""
+    made = parts(family)
+    given, counts = made.drawn(3, torch.Generator().manual_seed(5))
+    vision: Any = made.vision.module
+    with inference(eager(family)):
+        rows = vision.encoded(given, made.joining.unit or 1)[FEATURES]
+    assert len(rows) == sum(counts)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "mistral3", "llava_next"])
+def test_rows_in_another_order_are_told(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Vision.forward
+
+    def flipped(self: Vision, images: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: each.flip(-2) for name, each in own(self, images).items()}
+
+    monkeypatch.setattr(Vision, "forward", flipped)
+    with pytest.raises(UsageError, match="no compiler joins these to the tokens"):
+        of_images(eager(family), None, None, family)
+
+
+def test_features_for_layers_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Join.forward
+
+    def without(self: Join, *args: Tensor, **given: Tensor) -> dict[str, Tensor]:
+        joined = own(self, *args, **given)
+        return {**joined, "deepstack_embeds": joined["deepstack_embeds"] * 0}
+
+    monkeypatch.setattr(Join, "forward", without)
+    with pytest.raises(UsageError, match="no compiler joins these to the tokens"):
+        of_images(eager("qwen3_vl"), None, None, "it")
+
+
+def test_tiles_are_those_of_transformers() -> None:
+    """Of thousands of sizes, at the resolutions of LLaVA 1.6."""
+    from transformers.image_processing_utils import select_best_resolution
+
+    listed = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+    tiles = Tiles(336, 24, tuple((height, width) for height, width in listed))
+    random = torch.Generator().manual_seed(0)
+    sizes = torch.cat(
+        [
+            torch.randint(1, 3000, (3000, 2), generator=random),
+            torch.tensor([(1, 1), (1, 4000), (4000, 1), (336, 336), (672, 672), (49, 98), *listed]),
+        ]
+    )
+    found = tiles.grids(sizes) * 336
+    expected = [select_best_resolution(tuple(size), listed) for size in sizes.tolist()]
+    assert found.tolist() == [list(each) for each in expected]
+
+
+def test_rows_of_tiles_are_those_of_transformers() -> None:
+    model = eager("llava_next").model
+    tiles = Tiles.of(model)
+    assert tiles is not None
+    random = torch.Generator().manual_seed(0)
+    sizes = torch.cat([torch.randint(1, 60, (200, 2), generator=random), tiles.drawn(8)])
+    features = torch.randn(len(sizes), tiles.most, tiles.side**2, 3, generator=random)
+    newline = torch.randn(3, generator=random)
+    counts = (1 + tiles.grids(sizes).prod(-1)).tolist()
+    expected, lengths = model.pack_image_features(
+        [each[:count] for each, count in zip(features, counts, strict=True)],
+        sizes,
+        vision_feature_select_strategy="default",
+        image_newline=newline,
+    )
+    assert torch.equal(tiles.packed(features, newline, sizes), torch.cat(expected))
+    assert tiles.tokens(sizes) == lengths.tolist()
+
+
+def test_tables_of_positions_are_resampled_as_in_transformers() -> None:
+    from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+    grid = torch.tensor([[1, 4, 6], [1, 2, 2], [2, 8, 4], [1, 10, 14]])
+    count = int(grid.prod(-1).sum())
+    indices, weights = get_vision_interpolation_indices_and_weights(
+        grid, 4, align_corners=True, spatial_merge_size=2
+    )
+    found = patches_placed(grid, count, 2, None, side=4)
+    table = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    own = (table[found["image_interp_indices"]] * found["image_interp_weights"]).sum(1)
+    torch.testing.assert_close(own, (table[indices] * weights).sum(1), rtol=0, atol=1e-6)
+
+
+def test_sizes_that_are_not_those_of_the_images_are_told() -> None:
+    pixels = torch.zeros(2, 3, 16, 24)
+    for sizes, told in (
+        ([[16, 24]], "must be \\(2, 2\\)"),
+        (
+            [[16, 24], [16, 32]],
+            "has 16 x 32 pixels, and pixel_values has room for 16 x 24",
+        ),
+        ([[16, 24], [0, 8]], "has 0 x 8 pixels"),
+        ([[16, 24], [8, 12]], "both must be multiples of 8"),
+    ):
+        given = {"pixel_values": pixels, "image_sizes": torch.tensor(sizes)}
+        with pytest.raises(UsageError, match=told):
+            images_apart(given, 8)
+    tiles = Tiles(8, 2, ((8, 16), (16, 16)))
+    for sizes, told in (
+        ([[16, 16], [8, 16]], "has 3 tiles for each image, and image_sizes asks for 5"),
+        ([[8, 16], [0, 16]], "must be \\(2, 2\\)"),
+    ):
+        given = {"pixel_values": torch.zeros(2, 3, 3, 8, 8), "image_sizes": torch.tensor(sizes)}
+        with pytest.raises(UsageError, match=told):
+            tiles.require(given)
+
+
+def test_features_are_added_to_the_tokens_they_are_of_in_each_layer() -> None:
+    ids, embeds = torch.tensor([[TOKEN, 1], [2, TOKEN]]), torch.zeros(2, 2, 1)
+    deep = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])
+    joined = Join(TOKEN)(ids, embeds, deep[0], deep)["deepstack_embeds"]
+    assert joined[..., 0].tolist() == [[[1, 0], [0, 2]], [[3, 0], [0, 4]]]
 
 
 def test_what_stands_in_for_attention_is_taken_out_again() -> None:
