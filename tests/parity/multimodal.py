@@ -231,7 +231,10 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "smolvlm": lambda: _in_rows("SmolVLM"),
     "idefics3": lambda: _in_rows("Idefics3"),
 }
-TAKES_MINUTES = {"gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3"}
+TAKES_MINUTES = {
+    *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3"),
+    *("qwen3_vl", "pixtral", "mistral3", "llava_next"),
+}
 
 
 @functools.cache
