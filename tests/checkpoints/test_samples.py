@@ -101,11 +101,9 @@ def test_eyes_that_a_config_lacks_are_not_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "others"),
     [
-        ("Mistral3", "pixel_values, image_sizes"),
-        ("Qwen3VL", "pixel_values, pixel_values_videos, image_grid_thw"),
+        ("LlavaOnevision", "pixel_values, image_sizes, pixel_values_videos"),
         ("Qwen2Audio", "input_features"),
         ("PaliGemma", "pixel_values"),
-        ("LlavaNext", "pixel_values"),
         ("Gemma3n", "pixel_values, input_features"),
         ("Florence2", "pixel_values"),
     ],
