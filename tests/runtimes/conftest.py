@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtimes.page import RESULTS, Ran, merged
+from tests.runtimes.page import RESULTS, Ran, merged, renewed
 
 NEEDS = {
     "test_genai.py": "onnxruntime_genai",
@@ -23,6 +23,7 @@ NEEDS = {
     "test_transformers.py": "onnxruntime_genai",
 }
 RECORDS = bool(os.environ.get("RECORD"))
+PART = RESULTS.with_suffix(".part")  # what this run has passed, until it ends
 
 
 def _beside(name: str) -> list[Path]:
@@ -66,9 +67,21 @@ Record = Callable[[str, str, str], None]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """With RECORD set, docs/runtimes.md is made of what passes in this run."""
+    """With RECORD set, docs/runtimes.md is made of what passes in this run; what others of the
+    runtimes passed before stays where not all are run."""
     if RECORDS and not hasattr(session.config, "workerinput"):
-        RESULTS.write_text("{}\n")
+        PART.write_text("{}\n")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not RECORDS or hasattr(session.config, "workerinput"):
+        return
+    ran = json.loads(PART.read_text())
+    PART.unlink()
+    chosen = session.config.option.keyword or session.config.option.markexpr
+    if chosen or not all(Path(each).is_dir() for each in session.config.args):
+        ran = renewed(json.loads(RESULTS.read_text()), ran)
+    RESULTS.write_text(json.dumps(ran, indent=1, sort_keys=True) + "\n")
 
 
 @pytest.fixture(scope="session")
@@ -77,8 +90,7 @@ def ran() -> Iterator[Ran]:
     noted: Ran = {}
     yield noted
     if RECORDS:
-        said = merged(json.loads(RESULTS.read_text()), noted)
-        RESULTS.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n")
+        PART.write_text(json.dumps(merged(json.loads(PART.read_text()), noted)))
 
 
 @pytest.fixture

@@ -21,6 +21,21 @@ def merged(one: Ran, other: Ran) -> Ran:
     }
 
 
+def renewed(before: Ran, ran: Ran) -> Ran:
+    """What passed before, but for the families that a package has now run, in whatever version."""
+    anew = {(_package(runtime), family) for runtime, families in ran.items() for family in families}
+    kept = {
+        runtime: left
+        for runtime, families in before.items()
+        if (left := {f: c for f, c in families.items() if (_package(runtime), f) not in anew})
+    }
+    return merged(kept, ran)
+
+
+def _package(runtime: str) -> str:
+    return runtime.rpartition(" ")[0]
+
+
 def _of(ran: Ran, runtime: str, family: str) -> list[str]:
     return ran.get(runtime, {}).get(family, [])
 
