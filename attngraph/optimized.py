@@ -18,9 +18,11 @@ from attngraph.export.files.staged import Staged
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
+from attngraph.frontend.demands import told
 from attngraph.frontend.signature import Signature
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
+from attngraph.ir.dims import DimInfo
 from attngraph.ir.ranges import Ranges
 from attngraph.ir.storage import as_pairs
 from attngraph.reports.attention_weights import AttentionWeights, attention_weights
@@ -72,7 +74,8 @@ class Optimized:
         tensors = [value.const_value for value in weights if value.const_value is not None]
         self.ranges = Ranges.of(graph)
         report.dims = dict(self.ranges.dims)
-        report.relations = list(map(shown, self.ranges.relations))
+        bounds = {name: DimInfo(low, high) for name, (low, high) in self.ranges.dims.items()}
+        report.relations = list(map(shown, told(self.ranges.relations, bounds)))
         report.nodes_after = sum(1 for _ in model.graph)
         report.weights = len(tensors)
         report.weight_bytes = sum(tensor.nbytes for tensor in tensors)

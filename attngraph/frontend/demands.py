@@ -103,13 +103,21 @@ def told(
     One on more dims than can be looked at stays.
     """
     kept = sorted(conditions, key=lambda each: (sympy.count_ops(each), str(each)))
+    seen: dict[tuple[Condition, ...], bool] = {}
+
+    def holds(condition: Condition, at: _Point) -> bool:
+        place = (condition, *(at.get(name) for name in sorted(condition.free_symbols, key=str)))
+        if place not in seen:
+            seen[place] = _holds(condition, at)
+        return seen[place]
+
     for condition in reversed(kept[:]):
         others = [*known, *(each for each in kept if each is not condition)]
         points = _points(symbols_of(condition), others, dims)
         if points is None:
             continue
-        failing = (at for at in points if not _holds(condition, at))
-        if not any(all(_holds(other, at) for other in others) for at in failing):
+        failing = (at for at in points if not holds(condition, at))
+        if not any(all(holds(other, at) for other in others) for at in failing):
             kept.remove(condition)
     return kept
 

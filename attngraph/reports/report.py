@@ -75,7 +75,8 @@ class Report:
     `timed_on` on which family of CPUs the times were measured that chose forms.
     `weight_bytes` counts what the file holds, `weight_bytes_before` what the graph held in the
     model's own precision. `dims` are the least and the largest size that each dim was compiled for,
-    None for no limit, and `relations` what the sizes have beside that, such as "past + seq ≤ 12".
+    None for no limit, and `relations` what the sizes have beside that, such as "past + seq ≤ 12",
+    without those that others imply.
     With `quantised` weights `parity` is that of the kernels, against the stored weights in float64.
     """
 

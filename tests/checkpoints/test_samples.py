@@ -84,6 +84,7 @@ def test_an_attention_over_sound_is_tried_at_a_part_of_the_sample(tmp_path: Path
     report = attngraph.optimize_checkpoint(saved(tmp_path, "sound")).report
     assert len(report.sites) == 1
     assert not report.declined
+    assert report.relations == ["samples // 10 - 1 > 1"]  # of some thirty that a trace asks
 
 
 def test_what_a_model_takes_beside_its_samples_is_told(tmp_path: Path) -> None:
