@@ -11,6 +11,7 @@ import torch
 from attngraph.dialect.experts import ACTIVATIONS, GATED
 from attngraph.export.kernels import Choice
 from attngraph.export.kernels.table import ATTENTION, GROUPED, MULTI_HEAD, PRIMITIVE
+from attngraph.export.runtime.saturation import saturates
 from tests.kernels.layouts import Make, on
 from tests.kernels.runner import Call, Calls, Case
 from tests.kernels.values import FLOATS, NUMBERS, edges, moderate, ordinary, rows
@@ -120,8 +121,12 @@ def _coded_experts(dtype: torch.dtype) -> list[Call]:
 
 
 def _rounded(dtype: torch.dtype) -> list[Call]:
-    """Rows of zeros, with an infinity, with a NaN, and none at all."""
-    codes = (torch.arange(8 * 64) * 37 % 255 - 127).to(torch.int8).reshape(8, 64)
+    """Rows of zeros, with an infinity, with a NaN, and none at all.
+
+    Codes are as large as those of a file that is compiled on this CPU.
+    """
+    most = 63 if saturates() else 127
+    codes = (torch.arange(8 * 64) * 37 % (2 * most + 1) - most).to(torch.int8).reshape(8, 64)
     x = ordinary(dtype, 4, 64)
     x[1] = 0
     x[2, 7], x[3, 9] = torch.inf, torch.nan
