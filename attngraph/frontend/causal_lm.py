@@ -12,7 +12,7 @@ from torch.export import Dim
 from torch.func import functional_call
 
 from attngraph.errors import UsageError, reason_of
-from attngraph.frontend.modalities import TEXT_ALONE, other_tensors
+from attngraph.frontend.modalities import TEXT_ALONE, cache_parameter, other_tensors
 from attngraph.frontend.stand_ins import stand_ins
 
 _PROBED = 3  # tokens; no model has as many key heads and features in every layer
@@ -52,6 +52,7 @@ class Cached(OfModel):
 
     def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
         super().__init__(model, all_logits=all_logits)
+        self.takes_cache = cache_parameter(model.forward)
         self.shapes = _probe(model)
 
     @property
@@ -69,7 +70,8 @@ class Cached(OfModel):
     ) -> dict[str, Any]:
         """`tokens` are ids, or embeddings, and what else is said of each, by the model's names."""
         cache = _filled(past)
-        logits = self._logits(mask, positions, past_key_values=cache, use_cache=True, **tokens)
+        given = {self.takes_cache: cache, **tokens}
+        logits = self._logits(mask, positions, use_cache=True, **given)
         present = [{"key": layer.keys, "value": layer.values} for layer in cache.layers]
         return {"logits": logits, "present": present}
 
@@ -207,7 +209,7 @@ def _probe(model: nn.Module) -> list[dict[str, tuple[int, int, torch.dtype]]]:
     ids = torch.ones(1, _PROBED, dtype=torch.long, device=device)
     try:
         with torch.no_grad(), stand_ins(model.eval()) as weights:
-            given = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
+            given = {"input_ids": ids, cache_parameter(model.forward): cache, "use_cache": True}
             functional_call(model, dict(weights), (), given)
     except Exception as error:
         raise UsageError(

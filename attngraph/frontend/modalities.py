@@ -54,6 +54,18 @@ TEXT_ALONE = (
 )
 
 
+def cache_parameter(forward: Any) -> str:
+    """What a forward calls a cache of transformers: `cache` from 5.24 on, else `past_key_values`.
+
+    XLM's `cache`, a dict, is none.
+    """
+    taken = inspect.signature(forward).parameters
+    renamed = taken.get("cache")
+    if "past_key_values" in taken or renamed is None or "Cache" not in str(renamed.annotation):
+        return "past_key_values"
+    return renamed.name
+
+
 def other_tensors(kind: type[Any], *, crosses: bool = False) -> list[str]:
     """What a class's forward takes beside text, as images are, and a decoder is compiled without.
 
@@ -105,7 +117,7 @@ def is_joined(kind: type[Any]) -> bool:
         (given is said.empty or str(given).endswith(_GIVES))
         and {each.name for each in tensors} - left <= _IMAGES
         and beside <= _IMAGES
-        and {PIXELS, "input_ids", "inputs_embeds", "past_key_values"} <= set(taken)
+        and {PIXELS, "input_ids", "inputs_embeds", cache_parameter(kind.forward)} <= set(taken)
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph.errors import UsageError, reason_of
-from attngraph.frontend.modalities import beside_text, refuse_mixed
+from attngraph.frontend.modalities import beside_text, cache_parameter, refuse_mixed
 from attngraph.frontend.model import Model
 
 _TOKENS, _PAST, _SAMPLES = 3, 5, 4000
@@ -65,13 +65,14 @@ class _Seq2Seq(nn.Module):
 
     def _run(self, hidden: Tensor, mask: Tensor | None, ids: Tensor, cache: Any) -> Any:
         """A run of the decoder on what the encoder gave."""
-        masked = {} if mask is None else {"attention_mask": mask}
+        given = {cache_parameter(self.model.forward): cache}
+        if mask is not None:
+            given["attention_mask"] = mask
         return self.model(
             encoder_outputs=self.kind(last_hidden_state=hidden),
             decoder_input_ids=ids,
-            past_key_values=cache,
             use_cache=True,
-            **masked,
+            **given,
         )
 
     def _crossed(self, hidden: Tensor, mask: Tensor | None) -> list[dict[str, dict[str, Tensor]]]:

@@ -198,7 +198,7 @@ def test_a_decomposed_program_is_captured_too() -> None:
 
 def test_a_script_module_is_captured_with_its_dims() -> None:
     module = Formula(lambda self, x, y: self.linear(x).softmax(-1)).eval()
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         script = torch.jit.trace(module, (X,))
     result = capture(script, (X,), dynamic_shapes=({0: BATCH},))
     verify(result.graph)
