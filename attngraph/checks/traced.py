@@ -91,7 +91,10 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
         for sizes in broken:
             label = str(sizes)
             if label not in known:
-                known[label] = is_traced(check, graph, check.samples.at(sizes))
+                tensors = check.samples.at(sizes)
+                if suspect.beyond and _fails(check, tensors):
+                    continue  # a size that the model doesn't take says nothing of its other side
+                known[label] = is_traced(check, graph, tensors)
             if not known[label]:
                 found.append(suspect)
                 break
@@ -180,6 +183,15 @@ def is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> 
         return check.held(reference, outputs, tensors).passed
     except (UsageError, IRError, RuntimeError):
         return False
+
+
+def _fails(check: Check, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether the model itself takes no such inputs."""
+    try:
+        check.references(tensors)
+    except UsageError:
+        return True
+    return False
 
 
 def _typed(sizes: Mapping[str, int]) -> Observer:

@@ -29,7 +29,7 @@ from attngraph.frontend.branches import Place, followed_branches
 from attngraph.frontend.comparisons import decided_comparisons, wants_bool
 from attngraph.frontend.constants import depends_on_data, known_constants
 from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
-from attngraph.frontend.guards import always_hold, excluded_largest
+from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small
 from attngraph.frontend.locations import user_frame
 from attngraph.frontend.memoised import forgetting, looks_up_a_size
 from attngraph.frontend.numbers import (
@@ -192,7 +192,7 @@ def export(
                 continue
             if not constant and (constant := _constants(error, requests)):
                 continue
-            narrowed = _narrow(str(error), dynamic_shapes)
+            narrowed = _narrow(str(error), requests, dynamic_shapes)
             if narrowed is None and sides is not None and not follows and chooses(error):
                 follows, bytecode = True, None
                 continue
@@ -292,9 +292,10 @@ def _forget(
         module(*small, **named)
 
 
-def _narrow(message: str, dynamic_shapes: Any) -> Any:
+def _narrow(message: str, requests: Sequence[Request], dynamic_shapes: Any) -> Any:
     """The shapes with torch's suggestions applied, if all of them only narrow ranges."""
-    found = suggestions(message) or excluded_largest(message)
+    samples = {each.name: each.size for each in requests if each.name and each.name == each.root}
+    found = suggestions(message) or excluded_largest(message) or excluded_small(message, samples)
     matches = [_RANGE.fullmatch(line) for line in found]
     if not matches or not dynamic_shapes or not all(matches):
         return None

@@ -1,4 +1,5 @@
-"""Guards that torch.export reports as violated: some always hold, others only exclude the largest.
+"""Guards that torch.export reports as violated: some always hold, others only exclude the largest
+size or the smallest ones.
 
 torch 2.11 can't simplify min(16·s, 32·s) = 16·s, and calls a dim that it holds for too narrow.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import sympy
 
@@ -71,6 +72,50 @@ def excluded_largest(message: str) -> list[str]:
             return []
         found.append(f"{name} = Dim('{name}', max={int(high[1]) - 1})")
     return found
+
+
+def excluded_small(message: str, samples: Mapping[str, int]) -> list[str]:
+    """torch's form of a suggestion per dim, if all that a trace asks is to be no small size.
+
+    A convolution with a stride leaves 1 of some sizes, which a trace takes for none of its own:
+    `samples // 10 - 1 != 1` holds from 30 on. `samples` are the dims' sizes, which stay.
+    """
+    guards = _GUARD.findall(message)
+    if not guards or len(guards) != message.count("Not all values of"):
+        return []
+    ends: dict[str, tuple[int, str]] = {}
+    for name, range_, guard in guards:
+        low = _holds_from(guard, range_, samples.get(name, 0))
+        if low is None:
+            return []
+        high = _HIGH.search(range_)
+        most = f", max={high[1]}" if high else ""
+        ends[name] = max((low, most), ends.get(name, (0, "")))
+    return [f"{name} = Dim('{name}', min={low}{most})" for name, (low, most) in ends.items()]
+
+
+def _holds_from(guard: str, range_: str, sample: int) -> int | None:
+    """The least size from which a guard on one size is proved, if the sample is no smaller."""
+    sizes = set(_SIZE.findall(guard))
+    if len(sizes) != 1:
+        return None
+    least, most = _LOW.search(range_), _HIGH.search(range_)
+    try:
+        condition = parse_condition(guard.replace(sizes.pop(), "n0"))
+    except IRError:
+        return None
+
+    def holds(low: int) -> bool:
+        info = DimInfo(low=low, high=int(most[1]) if most else None)
+        return always(condition, {"n0": info}) is True
+
+    below, low = max(int(least[1]) if least else 0, 2) - 1, sample
+    if below >= sample or not holds(sample):
+        return None
+    while low - below > 1:
+        middle = (below + low) // 2
+        below, low = (below, middle) if holds(middle) else (middle, low)
+    return low
 
 
 def _sole_exception(guard: str) -> int | None:

@@ -42,7 +42,8 @@ def raise_sink_gate(build: Builder, checked: Checked, node: Node) -> bool:
             continue
         x = anchor.inputs[0]
         assert x is not None
-        build.at(anchor, fuse_locs([anchor, test, node], anchor))
+        # after all that the values and the sink are made of
+        build.at(node, fuse_locs([anchor, test, node], anchor))
         column = _column(build, sink, [*x.shape[:dim], 1, *x.shape[dim + 1 :]], dim)
         raised = build("attn.sink_softmax", x, column, dim=dim)
         if raised.dtype != anchor.output.dtype:

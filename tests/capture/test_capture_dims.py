@@ -431,3 +431,27 @@ def test_an_assert_on_data_is_no_branch() -> None:
     exec(compile(text, "model.py", "exec"), model)
     data, other = torch.tensor([1, 2]), torch.tensor([2, 1])
     check(model["forward"], X, data, dims=(BOTH, None), further=(X, other))
+
+
+def test_a_size_of_which_a_stride_leaves_one_is_below_the_range() -> None:
+    """A trace takes a size for 2 or more; which conditions come of it is torch's affair."""
+
+    class Signal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv1d(1, 4, 10, 5), nn.Conv1d(4, 4, 3, 2)
+
+        def forward(self, signal: Tensor) -> Tensor:
+            x = self.second(self.first(signal[:, None])).transpose(1, 2)
+            x = x.unflatten(-1, (2, -1)).transpose(1, 2)
+            return torch.matmul(torch.matmul(x, x.mT).softmax(-1), x)
+
+    dims = ({0: Dim("batch"), 1: Dim("samples")},)
+    signal, model = torch.randn(2, 200), Signal()
+    found = capture(model, (signal,), dynamic_shapes=dims)
+    assert found.graph.dims["samples"].low == 30
+    for other in (signal, torch.randn(1, 30), torch.randn(3, 47)):
+        torch.testing.assert_close(interpret(found.graph, (other,))[0], model(other))
+    dims[0][1] = Dim("samples", min=20)
+    with pytest.raises(CaptureError, match="30"):
+        capture(model, (signal,), dynamic_shapes=dims)

@@ -245,3 +245,22 @@ def test_what_is_written_into_a_tensor_of_the_models_own_stays() -> None:
     x = torch.randn(3, 5, 8)
     optimized = optimize(Written(), (x,))
     torch.testing.assert_close(optimized(x), Written()(x))
+
+
+class ChosenParts(nn.Module):
+    """The two parts of 4, the last one padded, that a score picks: one alone is too few."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        missing = math.ceil(x.shape[1] / 4) * 4 - x.shape[1]
+        parts = (x if missing == 0 else F.pad(x, (0, 0, missing, 0))).unflatten(1, (-1, 4))
+        places = parts.mean((2, 3)).topk(2).indices[:, :, None, None]
+        return parts.gather(1, places.expand(-1, -1, 4, parts.shape[-1]))
+
+
+def test_sizes_that_the_model_does_not_take_say_nothing_of_its_other_side() -> None:
+    model = ChosenParts()
+    shapes = ({0: Dim.AUTO, 1: Dim.AUTO},)
+    optimized = optimize(model, (torch.randn(2, 16, 4),), dynamic_shapes=shapes)
+    for batch, length in ((2, 16), (1, 19), (3, 24), (1, 5)):
+        x = torch.randn(batch, length, 4)
+        torch.testing.assert_close(optimized(x), model(x))

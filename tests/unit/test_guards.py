@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attngraph.frontend.guards import always_hold, excluded_largest, sizes_apart
+from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small, sizes_apart
 from attngraph.ir.conditions import always, holds, parse_condition
 from attngraph.ir.dims import DimInfo
 
@@ -147,3 +147,20 @@ def test_equal_products_are_told_whatever_the_order(told: str, expected: bool | 
 )
 def test_a_quotient_is_within_its_remainder(told: str, low: int, expected: bool | None) -> None:
     assert always(parse_condition(told), {"n": DimInfo(low, None, 8)}) is expected
+
+
+def test_small_sizes_that_are_excluded_are_a_lower_end() -> None:
+    samples = {"seq": 400}
+    strided = "((-1) + (S // 10)) != 1"
+    assert excluded_small(message(strided), samples) == ["seq = Dim('seq', min=30, max=512)"]
+    assert excluded_small(message(strided, "2 <= seq"), samples) == ["seq = Dim('seq', min=30)"]
+    assert excluded_small(message("S >= 8"), samples) == ["seq = Dim('seq', min=8, max=512)"]
+
+
+@pytest.mark.parametrize(
+    "guard", ["(S // 10) != 40", "(S % 4) == 0", "S != 401", "B != S", "S <= 8"]
+)
+def test_what_excludes_other_sizes_than_small_ones(guard: str) -> None:
+    assert excluded_small(message(guard), {"seq": 400}) == []
+    assert excluded_small(message("((-1) + (S // 10)) != 1"), {"seq": 25}) == []
+    assert excluded_small(message("((-1) + (S // 10)) != 1"), {}) == []

@@ -101,8 +101,17 @@ def _exponentials(sum_: Node) -> set[Node]:
         return sources(node) if node is not None and passes else []
 
     found = (value.producer for value in walk(sources(sum_), above))
-    powers = {node for node in found if node is not None and node.op == EXP and varying(node)}
-    return {node for node in powers if not _has_pairs(node)}
+    powers = {node for node in found if node is not None and node.op == EXP}
+    return {node for node in powers if _is_of_inputs(node) and not _has_pairs(node)}
+
+
+def _is_of_inputs(node: Node) -> bool:
+    """Whether a node is no table of the model's own, which may be cut to a size of the inputs."""
+
+    def above(value: Value) -> list[Value]:
+        return [] if value.producer is None else varying(value.producer)
+
+    return any(value.producer is None for value in walk(varying(node), above, limit=None))
 
 
 def _has_pairs(power: Node) -> bool:
