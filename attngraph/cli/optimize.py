@@ -137,7 +137,7 @@ def optimize(
             stages("import torch")
             from attngraph.cli import work
             from attngraph.cli.render import print_summary
-            from attngraph.cli.report_page import page_of
+            from attngraph.cli.report_page import page_of_parts
             from attngraph.deployment.folder import folder_bytes, place_of
 
             place = place_of(output, checkpoint, parts=caching.decode)
@@ -146,15 +146,29 @@ def optimize(
             stages("save")
             start = time.perf_counter()
             place.write(parts.files, parts.texts)
-        report = next(iter(parts.files.values())).report
+        reports = {name: part.report for name, part in parts.files.items()}
+        report = next(iter(reports.values()))
         report.timings = {"import": stages.seconds("import torch"), **report.timings}
         report.timings["save"] = time.perf_counter() - start
         is_folder = output.is_dir()
         size = folder_bytes(output) if is_folder else written_bytes(output, report.weight_bytes)
-        written: dict[str, str | int] = {"path": str(output), "bytes": size}
+        places = {next(iter(reports)): (output, size)}
+        if len(reports) > 1:  # each of the files has its own attentions, parity and notes
+            places = {
+                name: (output / name, written_bytes(output / name, each.weight_bytes))
+                for name, each in reports.items()
+            }
         if report_page is not None:
-            write_page(report_page, page_of(report, written, work.drawn(parts)))
+            said = [
+                (reports[name], {"path": str(path), "bytes": bytes_}, work.drawn(parts.files[name]))
+                for name, (path, bytes_) in places.items()
+            ]
+            write_page(report_page, page_of_parts(said))
         if as_json:
-            print(json.dumps({**report.to_dict(), "output": written}, indent=2, allow_nan=False))
+            told = {**report.to_dict(), "output": {"path": str(output), "bytes": size}}
+            if len(reports) > 1:
+                told["files"] = {name: each.to_dict() for name, each in reports.items()}
+            print(json.dumps(told, indent=2, allow_nan=False))
         else:
-            print_summary(report, output, size)
+            for name, (path, bytes_) in places.items():
+                print_summary(reports[name], path, bytes_)

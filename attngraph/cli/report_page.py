@@ -7,9 +7,10 @@ It fetches nothing and runs nothing: names and source lines are escaped, and its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -40,7 +41,13 @@ def page_of(
     """The page, for a report of `optimize` with the `path` and `bytes` of what it wrote, or of
     `explain` without.
     """
-    drawn = drawn or Drawn()
+    return page_of_parts([(report, output, drawn or Drawn())])
+
+
+def page_of_parts(
+    parts: Iterable[tuple[Report, Mapping[str, str | int] | None, Drawn]],
+) -> str:
+    """The same of a model that is several files, one below the other."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -53,24 +60,29 @@ def page_of(
         seconds=_seconds,
     )
     template = files("attngraph.cli").joinpath("report.html.j2").read_text("utf-8")
+    shown = [_part(place, *part) for place, part in enumerate(parts)]
+    return f"{environment.from_string(template).render(parts=shown, versions=versions())}\n"
+
+
+def _part(
+    place: int, report: Report, output: Mapping[str, str | int] | None, drawn: Drawn
+) -> dict[str, Any]:
+    """What the template shows of a file; `place` counts those before it."""
     parity = [] if report.parity is None else list(report.parity.outputs)
     parity.sort(key=lambda output: -output.ratio)
-    rewrites = Counter((r.made_by, r.what, r.location) for r in report.reassociated)
-    changed = [result for result in report.passes if result.changed]
-    page = environment.from_string(template).render(
-        report=report,
-        output=output,
-        groups=site_groups(report.sites),
-        worst=parity[:_ROWS],
-        others=parity[_ROWS:],
-        rewrites=rewrites,
-        changed=changed,
-        unchanged=[result for result in report.passes if not result.changed],
-        versions=versions(),
-        pictures=drawn.pictures,
-        weights=sorted(drawn.weights, key=lambda weight: -weight.bytes)[:_ROWS],
-    )
-    return f"{page}\n"
+    return {
+        "suffix": f"-{place + 1}" if place else "",
+        "report": report,
+        "output": output,
+        "groups": site_groups(report.sites),
+        "worst": parity[:_ROWS],
+        "others": parity[_ROWS:],
+        "rewrites": Counter((r.made_by, r.what, r.location) for r in report.reassociated),
+        "changed": [result for result in report.passes if result.changed],
+        "unchanged": [result for result in report.passes if not result.changed],
+        "pictures": drawn.pictures,
+        "weights": sorted(drawn.weights, key=lambda weight: -weight.bytes)[:_ROWS],
+    }
 
 
 def _seconds(value: float) -> str:

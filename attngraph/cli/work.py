@@ -117,11 +117,10 @@ def analysed(
     return Drawn(pictures(report.sites, graph, origin, None) if draws else {}), report
 
 
-def drawn(parts: Parts) -> Drawn:
-    """What a page shows of the first file beside its report."""
-    part = next(iter(parts.files.values()))
+def drawn(part: Optimized | Decoder) -> Drawn:
+    """What a page shows of a compiled file beside its report."""
     made = part.optimized if isinstance(part, Decoder) else part
-    if not isinstance(made, Optimized):
+    if made is None:
         return Drawn()
     found = pictures(made.report.sites, made.graph, made.origin, made.model)
     return Drawn(found, weights_of(made.model))

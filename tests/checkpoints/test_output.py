@@ -291,9 +291,16 @@ def test_an_encoder_decoder_becomes_its_files(
     GenerationConfig(
         decoder_start_token_id=2, eos_token_id=2, pad_token_id=1, forced_bos_token_id=7
     ).save_pretrained(source)
-    assert run(["optimize", str(source), "-o", str(tmp_path / "out")]) == 0
+    page = tmp_path / "page.html"
+    command = ["optimize", str(source), "-o", str(tmp_path / "out"), "--report", str(page)]
+    assert run(command) == 0
     files = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx")
     assert _names(tmp_path / "out") == sorted((*files, "config.json", "generation_config.json"))
+    told, shown = " ".join(capfd.readouterr().out.split()), page.read_text("utf-8")
+    for name in files:  # each has attentions, parity and notes of its own
+        assert told.count(str(tmp_path / "out" / name)) == 1
+        assert f"→ {tmp_path / 'out' / name}</h1>" in shown
+    assert told.count("parity passed") == shown.count('class="good">✓ Within') == len(files)
     ids = torch.randint(3, 90, (2, 9), generator=torch.Generator().manual_seed(0))
     model: Any = BartForConditionalGeneration.from_pretrained(source)
     expected = GenerationMixin.generate(model, ids, max_new_tokens=8, do_sample=False)
