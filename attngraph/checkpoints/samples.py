@@ -29,6 +29,7 @@ _MAXIMA = (
     "n_ctx",
     "seq_length",
 )
+_SOME = 4096  # ids to draw from
 _UNBOUNDED = 1 << 24  # tokens; tokenizers and configs write "no limit" as a very large number
 
 
@@ -166,14 +167,17 @@ class _Maker:
         if "attention_mask" in self.taken:
             self.found.add("attention_mask", torch.ones(shape, dtype=torch.long), dims)
         if "token_type_ids" in self.taken and self._has_types():
-            self.found.add("token_type_ids", torch.zeros(shape, dtype=torch.long), dims)
+            kinds = getattr(self.config, "type_vocab_sizes", None)  # of a table: rows, columns, …
+            types = (*shape, len(kinds)) if isinstance(kinds, list | tuple) else shape
+            self.found.add("token_type_ids", torch.zeros(types, dtype=torch.long), dims)
         if "bbox" in self.taken:
             corners = torch.randint(1, 500, (*shape, 2), generator=self.random)
             self.found.add("bbox", torch.cat([corners, corners + 100], -1), dims)
 
     def _has_types(self) -> bool:
         """Whether the tokenizer gives token types, and the model has more than one."""
-        if (getattr(self.config, "type_vocab_size", 0) or 0) < 2:
+        several = max(getattr(self.config, "type_vocab_sizes", None) or [0])
+        if max(getattr(self.config, "type_vocab_size", 0) or 0, several) < 2:
             return False
         given = self.folder.optional("tokenizer_config.json").get("model_input_names")
         return not isinstance(given, list) or "token_type_ids" in given
@@ -186,9 +190,9 @@ class _Maker:
         try:
             count = self.model.get_input_embeddings().num_embeddings
         except (AttributeError, NotImplementedError):  # of several parts, or of a class of its own
-            count = self.config.get_text_config().vocab_size
+            count = getattr(self.config.get_text_config(), "vocab_size", _SOME)  # or it hashes any
         special = set(_ids(self.config.to_dict()))
-        plain = torch.tensor([i for i in range(min(count, 4096)) if i not in special] or [0])
+        plain = torch.tensor([i for i in range(min(count, _SOME)) if i not in special] or [0])
         ids = plain[torch.randint(len(plain), shape, generator=self.random)]
         end = getattr(self.config.get_text_config(), "eos_token_id", None)
         if isinstance(end, int) and 0 <= end < count:

@@ -14,6 +14,9 @@ from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.load import load
 from tests.checkpoints.models import saved
 
+_SMALL: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+}  # fmt: skip
 _SIZES: dict[str, tuple[dict[str, Any], bool]] = {
     "cut out": (
         {"size": 20, "crop_size": {"height": 8, "width": 16}, "do_center_crop": True},
@@ -85,6 +88,26 @@ def test_an_attention_over_sound_is_tried_at_a_part_of_the_sample(tmp_path: Path
     assert len(report.sites) == 1
     assert not report.declined
     assert report.relations == ["samples // 10 - 1 > 1"]  # of some thirty that a trace asks
+
+
+def test_tokens_of_a_table_have_a_type_for_each_of_its_kinds(tmp_path: Path) -> None:
+    """Without them TAPAS answers as if there were no rows and columns."""
+    from transformers import TapasConfig, TapasForQuestionAnswering
+
+    sizes = [3, 16, 16, 2, 2, 16, 10]
+    config = TapasConfig(**_SMALL, vocab_size=90, type_vocab_sizes=sizes)
+    TapasForQuestionAnswering(config).save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.kwargs["token_type_ids"].shape == (*loaded.kwargs["input_ids"].shape, 7)
+
+
+def test_a_model_that_takes_any_character_has_ids_too(tmp_path: Path) -> None:
+    """CANINE has no table of tokens, and its config no number of them."""
+    from transformers import CanineConfig, CanineForSequenceClassification
+
+    config = CanineConfig(**_SMALL, num_hash_buckets=50, local_transformer_stride=8)
+    CanineForSequenceClassification(config).save_pretrained(tmp_path)
+    assert load(tmp_path).kwargs["input_ids"].shape == (2, 8)
 
 
 def test_what_a_model_takes_beside_its_samples_is_told(tmp_path: Path) -> None:
