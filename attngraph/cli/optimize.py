@@ -159,11 +159,7 @@ def optimize(
                 for name, each in reports.items()
             }
         if report_page is not None:
-            said = [
-                (reports[name], {"path": str(path), "bytes": bytes_}, work.drawn(parts.files[name]))
-                for name, (path, bytes_) in places.items()
-            ]
-            write_page(report_page, page_of_parts(said))
+            write_page(report_page, page_of_parts(work.shown(parts, places)))
         if as_json:
             told = {**report.to_dict(), "output": {"path": str(output), "bytes": size}}
             if len(reports) > 1:

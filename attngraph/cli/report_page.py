@@ -7,7 +7,7 @@ It fetches nothing and runs nothing: names and source lines are escaped, and its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -33,6 +33,10 @@ class Drawn:
     weights: Sequence[Weight] = ()
 
 
+Shown = tuple[Report, Mapping[str, str | int] | None, Drawn]
+"""Of a file: its report, the `path` and `bytes` of what was written, and what is drawn."""
+
+
 def page_of(
     report: Report,
     output: Mapping[str, str | int] | None = None,
@@ -44,9 +48,7 @@ def page_of(
     return page_of_parts([(report, output, drawn or Drawn())])
 
 
-def page_of_parts(
-    parts: Iterable[tuple[Report, Mapping[str, str | int] | None, Drawn]],
-) -> str:
+def page_of_parts(parts: Sequence[Shown]) -> str:
     """The same of a model that is several files, one below the other."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

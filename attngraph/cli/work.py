@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.checkpoints.tasks import Kind
-from attngraph.cli.report_page import Drawn
+from attngraph.cli.report_page import Drawn, Shown
 from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
 from attngraph.decoding.decoder import Decoder
@@ -117,13 +117,18 @@ def analysed(
     return Drawn(pictures(report.sites, graph, origin, None) if draws else {}), report
 
 
-def drawn(part: Optimized | Decoder) -> Drawn:
-    """What a page shows of a compiled file beside its report."""
-    made = part.optimized if isinstance(part, Decoder) else part
-    if made is None:
-        return Drawn()
-    found = pictures(made.report.sites, made.graph, made.origin, made.model)
-    return Drawn(found, weights_of(made.model))
+def shown(parts: Parts, places: Mapping[str, tuple[Path, int]]) -> list[Shown]:
+    """What a page shows of files, by where they were written and how many bytes they have."""
+    found: list[Shown] = []
+    for name, (path, size) in places.items():
+        part = parts.files[name]
+        made = part.optimized if isinstance(part, Decoder) else part
+        drawn = Drawn()
+        if isinstance(made, Optimized):
+            images = pictures(made.report.sites, made.graph, made.origin, made.model)
+            drawn = Drawn(images, weights_of(made.model))
+        found.append((part.report, {"path": str(path), "bytes": size}, drawn))
+    return found
 
 
 def verified(source: Source, path: Path, options: Options, *, stages: Stages) -> list[Verification]:
