@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -349,8 +348,7 @@ class Decoder:
             cache=cache,
             rules=rules,
         )
-        collections.deque(stream, maxlen=0)
-        return stream.ids.to(ids.device)
+        return stream.finished().to(ids.device)
 
     def stream(
         self,

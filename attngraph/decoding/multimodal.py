@@ -9,7 +9,6 @@ the rule by which features take the places of their tokens, and where images lie
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ import torch
 
 from attngraph.decoding.caches import Cache, owned
 from attngraph.decoding.decoder import Decoder
-from attngraph.decoding.parts import fitting_feeds, save_parts
+from attngraph.decoding.parts import OfParts
 from attngraph.decoding.rules import Rules
 from attngraph.decoding.stream import TokenStream
-from attngraph.decoding.tokens import Fed, Seen, end_tokens, shown_tokens, token_ids
+from attngraph.decoding.tokens import Fed, Seen, shown_tokens, token_ids
 from attngraph.errors import UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
@@ -31,7 +30,6 @@ from attngraph.frontend.image_sizes import images_apart
 from attngraph.frontend.joining import Joining
 from attngraph.frontend.modalities import FILE_NAMES, GRID, PIXELS, SHOWN, SIZES
 from attngraph.optimized import Optimized
-from attngraph.reports.report import Report
 
 VISION, EMBED, JOIN, PLACES, DECODER = (
     "vision_encoder.onnx",
@@ -40,17 +38,13 @@ VISION, EMBED, JOIN, PLACES, DECODER = (
     "image_positions.onnx",
     "decoder_model_merged.onnx",
 )
-METADATA_KEY, RULES_KEY = "attngraph.images", "attngraph.rules"
 Images = Mapping[str, torch.Tensor]
 
 
-class Multimodal:
-    """A model that reads images among its text, in onnxruntime.
+class Multimodal(OfParts):
+    """A model that reads images among its text, in onnxruntime."""
 
-    `parts` are the compiled models beside the decoder, or the sessions of loaded files, by the
-    names of the files. `rules` are those of the model's generation config; set others to change
-    them.
-    """
+    decoder_file = DECODER
 
     def __init__(
         self,
@@ -59,8 +53,8 @@ class Multimodal:
         joining: Joining,
         rules: Rules,
     ) -> None:
-        self.parts, self.decoder = dict(parts), decoder
-        self.joining, self.rules = joining, rules
+        super().__init__(parts, decoder, joining, rules)
+        self.joining = joining
 
     @classmethod
     def load(cls, folder: str | Path, target: str = "cpu", **options: Any) -> Multimodal:
@@ -73,34 +67,8 @@ class Multimodal:
         decoder = Decoder.load(folder / DECODER, target, **options)
         names = (VISION, EMBED, JOIN, *([] if decoder.layout.positions is None else [PLACES]))
         parts = {name: Session.open(folder / name, device, **options) for name in names}
-        said, path = parts[VISION].metadata, str(folder / VISION)
-        joining = Joining.from_json(said.get(METADATA_KEY), path)
-        rules = Rules.from_json(said.get(RULES_KEY), path)
-        return cls(parts, decoder, joining, rules)
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Writes the files into a folder, which is made if need be, and returns their paths.
-
-        Raises OutputError, and UsageError where the files were loaded: copy them.
-        """
-        return save_parts(self.files, folder)
-
-    @property
-    def files(self) -> dict[str, Optimized]:
-        """What was compiled, by the name of its file. Raises UsageError where it was loaded."""
-        made = {name: part for name, part in self.parts.items() if isinstance(part, Optimized)}
-        if len(made) < len(self.parts) or self.decoder.optimized is None:
-            raise UsageError(
-                "This model was loaded from files: copy those; their reports are not in them."
-            )
-        said = made[VISION].model.metadata_props
-        said[METADATA_KEY], said[RULES_KEY] = self.joining.to_json(), self.rules.to_json()
-        return {**made, DECODER: self.decoder.optimized}
-
-    @property
-    def reports(self) -> dict[str, Report]:
-        """What was done and measured, by file. Raises UsageError where the files were loaded."""
-        return {name: part.report for name, part in self.files.items()}
+        said, path = parts[VISION].metadata, folder / VISION
+        return cls(parts, decoder, Joining.of_file(said, path), Rules.of_file(said, path))
 
     def __call__(
         self,
@@ -189,8 +157,7 @@ class Multimodal:
         Takes what `stream` takes, and raises as that does.
         """
         stream = self.stream(input_ids, max_new_tokens, attention_mask, **how)
-        collections.deque(stream, maxlen=0)
-        return stream.ids.to(input_ids.device)
+        return stream.finished().to(input_ids.device)
 
     def stream(
         self,
@@ -217,23 +184,20 @@ class Multimodal:
         Raises UsageError as that does, where the images give another number of features than the
         prompt has tokens for, and where it has such tokens and no image is given.
         """
-        rules = self.rules
         given = images if pixel_values is None else {"pixel_values": pixel_values, **images}
         given = {name: each for name, each in given.items() if each is not None}
         step = _Conversation(self, given or None)
-        ends = end_tokens(eos_token_id, None) if eos_token_id is not None else rules.eos_token_id
-        stream = self.decoder.stream(
+        stream = self._stream(
             input_ids,
             max_new_tokens,
             attention_mask,
-            eos_token_id=list(ends),
-            pad_token_id=rules.pad_token_id if pad_token_id is None else pad_token_id,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             seed=seed,
             cache=cache,
-            rules=rules,
             step=step,
         )
         step.begin(stream.ids[:, 0 if cache is None else cache.length :], stream, cache)
@@ -283,16 +247,8 @@ class Multimodal:
                 f"{GRID} has places for {said} patches, and pixel_values has {len(pixels)}."
             )
 
-    def session(self, name: str) -> Session:
-        """That of a file beside the decoder."""
-        part = self.parts[name]
-        return part if isinstance(part, Session) else part.session
-
     def _run(self, name: str, given: Mapping[str, Any], what: str) -> tuple[torch.Tensor, ...]:
-        feeds, part = fitting_feeds(self.session(name), given, what, FILE_NAMES), self.parts[name]
-        if isinstance(part, Optimized):
-            part.check_sizes(feeds)
-        return tuple(self.session(name).run(feeds))
+        return tuple(self.session(name).run(self._feeds_of(name, given, what, FILE_NAMES)))
 
     def _require_apart(self, is_image: torch.Tensor, cache: Cache | None) -> None:
         """Raises UsageError where an image goes on behind a cache: its tokens see each other."""

@@ -9,10 +9,99 @@ from typing import Any
 
 import torch
 
+from attngraph.decoding.decoder import Decoder
+from attngraph.decoding.rules import Rules
+from attngraph.decoding.stream import TokenStream
+from attngraph.decoding.tokens import end_tokens
 from attngraph.errors import OutputError, UsageError
 from attngraph.export.runtime.session import Session
+from attngraph.frontend.described import Described
 from attngraph.optimized import Optimized
 from attngraph.paths import data_beside
+from attngraph.reports.report import Report
+
+
+class OfParts:
+    """A decoder and the models in front of it, each a file.
+
+    `parts` are these models, compiled or as the sessions of loaded files, by the names of their
+    files. The metadata of the first have `described`, how the parts go together, and `rules`, which
+    are those of the model's generation config; set others to change them. `decoder_file` is what
+    the decoder's file is called.
+    """
+
+    decoder_file: str
+
+    def __init__(
+        self,
+        parts: Mapping[str, Optimized | Session],
+        decoder: Decoder,
+        described: Described,
+        rules: Rules,
+    ) -> None:
+        self.parts, self.decoder, self.rules = dict(parts), decoder, rules
+        self._described = described
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Writes the files into a folder, which is made if need be, and returns their paths.
+
+        Raises OutputError, and UsageError where the files were loaded: copy them.
+        """
+        return save_parts(self.files, folder)
+
+    @property
+    def files(self) -> dict[str, Optimized]:
+        """What was compiled, by the name of its file. Raises UsageError where it was loaded."""
+        made = {name: part for name, part in self.parts.items() if isinstance(part, Optimized)}
+        if len(made) < len(self.parts) or self.decoder.optimized is None:
+            raise UsageError(
+                "This model was loaded from files: copy those; their reports are not in them."
+            )
+        first = next(iter(made.values()))
+        for described in (self._described, self.rules):
+            first.model.metadata_props[described.key] = described.to_json()
+        return {**made, self.decoder_file: self.decoder.optimized}
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """What was done and measured, by file. Raises UsageError where the files were loaded."""
+        return {name: part.report for name, part in self.files.items()}
+
+    def session(self, name: str) -> Session:
+        """That of a file in front of the decoder. Raises ProviderError where it can't be opened."""
+        part = self.parts[name]
+        return part if isinstance(part, Session) else part.session
+
+    def _feeds_of(
+        self,
+        name: str,
+        given: Mapping[str, Any],
+        what: str,
+        called: Mapping[str, str] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """`fitting_feeds` of a file, of sizes that it is right for."""
+        feeds, part = fitting_feeds(self.session(name), given, what, called), self.parts[name]
+        if isinstance(part, Optimized):
+            part.check_sizes(feeds)
+        return feeds
+
+    def _stream(
+        self,
+        ids: torch.Tensor,
+        count: int,
+        mask: torch.Tensor | None = None,
+        *,
+        eos_token_id: Any,
+        pad_token_id: int | None,
+        **how: Any,
+    ) -> TokenStream:
+        """As `Decoder.stream`, by `rules`, which also name the tokens that end and fill a row."""
+        rules = self.rules
+        ends = rules.eos_token_id if eos_token_id is None else end_tokens(eos_token_id, None)
+        fill = rules.pad_token_id if pad_token_id is None else pad_token_id
+        return self.decoder.stream(
+            ids, count, mask, eos_token_id=list(ends), pad_token_id=fill, rules=rules, **how
+        )
 
 
 def save_parts(parts: Mapping[str, Optimized], path: str | Path) -> list[Path]:

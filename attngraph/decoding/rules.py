@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import torch
 
-from attngraph.errors import LoadError
+from attngraph.frontend.described import Described, frozen
 
 _IGNORED = {
     "sequence_bias": None,
@@ -25,7 +24,7 @@ _IGNORED = {
 
 
 @dataclass(frozen=True)
-class Rules:
+class Rules(Described):
     """How tokens are chosen, beside the model's logits; fields are those of transformers' config.
 
     `start` are the tokens that the decoder begins with, where the caller gives none. Of rules that
@@ -47,17 +46,8 @@ class Rules:
     left_out: tuple[str, ...] = ()
     """Settings of the config that change tokens and that none of these stands for."""
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str | None, source: str) -> Rules:
-        """Raises LoadError where a file doesn't say."""
-        try:
-            said: dict[str, Any] = json.loads(text or "")
-            return cls(**{name: _frozen(value) for name, value in said.items()})
-        except (ValueError, TypeError) as error:
-            raise LoadError(f"{source} doesn't say how its tokens are chosen.") from error
+    key: ClassVar[str] = "attngraph.rules"
+    unlike: ClassVar[str] = "how its tokens are chosen"
 
     @classmethod
     def of_config(cls, config: Any) -> Rules:
@@ -68,7 +58,7 @@ class Rules:
             if value is None:
                 continue
             several = field.name in ("eos_token_id", "forced_eos_token_id")
-            found[field.name] = _frozen([value] if several and isinstance(value, int) else value)
+            found[field.name] = frozen([value] if several and isinstance(value, int) else value)
         start = getattr(config, "decoder_start_token_id", None)
         start = getattr(config, "bos_token_id", None) if start is None else start
         return replace(
@@ -135,10 +125,6 @@ def _only(scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
     forced = torch.full_like(scores, -torch.inf)
     forced[:, list(tokens)] = 0
     return forced
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _first(value: Any) -> Any:

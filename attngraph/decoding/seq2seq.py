@@ -9,35 +9,33 @@ first one. `decoder_model_merged.onnx` is for runtimes that begin with the hidde
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from attngraph.decoding.caches import Cache
 from attngraph.decoding.decoder import Decoder
-from attngraph.decoding.parts import fitting_feeds, save_parts
+from attngraph.decoding.parts import OfParts
 from attngraph.decoding.rules import Rules
-from attngraph.decoding.tokens import end_tokens, shown_tokens, token_ids
+from attngraph.decoding.tokens import shown_tokens, token_ids
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.runtime.session import OrtValue, Session
 from attngraph.export.target import parse_target
+from attngraph.frontend.described import Described
 from attngraph.optimized import Optimized
-from attngraph.reports.report import Report
 
 ENCODER, DECODER, MERGED = (
     "encoder_model.onnx",
     "decoder_with_past_model.onnx",
     "decoder_model_merged.onnx",
 )
-METADATA_KEY, RULES_KEY = "attngraph.encoder", "attngraph.rules"
 
 
 @dataclass(frozen=True)
-class Wiring:
+class Wiring(Described):
     """How an encoder and a decoder belong together.
 
     `memory` maps inputs of the decoder to outputs, or inputs, of the encoder. The encoder's first
@@ -49,28 +47,20 @@ class Wiring:
     mask: str | None = None
     vocabulary: int | None = None
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str | None, source: str) -> Wiring:
-        """Raises LoadError where a file doesn't say."""
-        try:
-            return cls(**json.loads(text or ""))
-        except (ValueError, TypeError) as error:
-            raise LoadError(
-                f"{source} doesn't say what a decoder takes of it: it wasn't compiled as the "
-                "encoder of an encoder-decoder."
-            ) from error
+    key: ClassVar[str] = "attngraph.encoder"
+    unlike: ClassVar[str] = (
+        "what a decoder takes of it: it wasn't compiled as the encoder of an encoder-decoder"
+    )
 
 
-class Seq2Seq:
+class Seq2Seq(OfParts):
     """An encoder-decoder in onnxruntime. What the encoder gives stays on the device between steps.
 
-    `rules` are those of the model's generation config; set others to change them. `encoder` and
-    `merged` are the compiled models, None where the files were loaded; so is `merged` where none
-    was asked for.
+    `encoder` and `merged` are the compiled models, None where the files were loaded; so is `merged`
+    where none was asked for.
     """
+
+    decoder_file = DECODER
 
     def __init__(
         self,
@@ -80,11 +70,9 @@ class Seq2Seq:
         rules: Rules,
         merged: Optimized | None = None,
     ) -> None:
-        self._opened = encoder if isinstance(encoder, Session) else None
+        super().__init__({ENCODER: encoder}, decoder, wiring, rules)
         self.encoder = encoder if isinstance(encoder, Optimized) else None
-        self.decoder = decoder
         self.wiring = wiring
-        self.rules = rules
         self.merged = merged
 
     @classmethod
@@ -96,39 +84,20 @@ class Seq2Seq:
         folder = Path(folder)
         path = folder / ENCODER
         session = Session.open(path, parse_target(target), **options)
-        wiring = Wiring.from_json(session.metadata.get(METADATA_KEY), str(path))
+        wiring = Wiring.of_file(session.metadata, path)
         decoder = Decoder.load(folder / DECODER, target, **options)
         if missing := [name for name in decoder.layout.memory if name not in wiring.memory]:
             raise LoadError(
                 f"{folder / DECODER} takes {', '.join(missing)}, which {path} doesn't give: they "
                 "are of two models."
             )
-        rules = Rules.from_json(session.metadata.get(RULES_KEY), str(path))
-        return cls(session, decoder, wiring, rules)
-
-    def save(self, folder: str | Path) -> list[Path]:
-        """Writes the files into a folder, which is made if need be, and returns their paths.
-
-        Raises OutputError, and UsageError where the files were loaded: copy them.
-        """
-        return save_parts(self.files, folder)
+        return cls(session, decoder, wiring, Rules.of_file(session.metadata, path))
 
     @property
     def files(self) -> dict[str, Optimized]:
-        """What was compiled, by the name of its file. Raises UsageError where it was loaded."""
-        if self.encoder is None or self.decoder.optimized is None:
-            raise UsageError(
-                "This model was loaded from files: copy those; their reports are not in them."
-            )
-        said = self.encoder.model.metadata_props
-        said[METADATA_KEY], said[RULES_KEY] = self.wiring.to_json(), self.rules.to_json()
+        """As in `OfParts`, with the merged file where there is one."""
         merged = {} if self.merged is None else {MERGED: self.merged}
-        return {ENCODER: self.encoder, DECODER: self.decoder.optimized, **merged}
-
-    @property
-    def reports(self) -> dict[str, Report]:
-        """What was done and measured, by file. Raises UsageError where the files were loaded."""
-        return {name: part.report for name, part in self.files.items()}
+        return {**super().files, **merged}
 
     def start(
         self,
@@ -143,7 +112,6 @@ class Seq2Seq:
         """
         feeds = self._feeds(source, attention_mask)
         session, layout = self.encoder_session, self.decoder.layout
-        self._require_sizes(feeds)
         wanted = {name: self.wiring.memory[name] for name in layout.memory}
         memory: dict[str, torch.Tensor | OrtValue] = {
             name: feeds[origin] for name, origin in wanted.items() if origin in feeds
@@ -182,36 +150,31 @@ class Seq2Seq:
         `rules`, which also name the tokens that end a row and that fill it. Greedy at temperature
         0, else drawn (see `Sampling`). Raises UsageError as `start` and `Decoder.generate` do.
         """
-        rules = self.rules
-        ends = end_tokens(eos_token_id, None) if eos_token_id is not None else rules.eos_token_id
         cache = self.start(source, attention_mask)
         if decoder_input_ids is None:
-            if not rules.start:
+            if not self.rules.start:
                 raise UsageError(
                     "The model's generation config names no decoder_start_token_id: give "
                     "decoder_input_ids."
                 )
-            decoder_input_ids = torch.tensor([rules.start]).expand(cache.batch, -1)
-        return self.decoder.generate(
+            decoder_input_ids = torch.tensor([self.rules.start]).expand(cache.batch, -1)
+        stream = self._stream(
             decoder_input_ids,
             max_new_tokens,
-            eos_token_id=list(ends),
-            pad_token_id=rules.pad_token_id if pad_token_id is None else pad_token_id,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             seed=seed,
             cache=cache,
-            rules=rules,
         )
+        return stream.finished().to(decoder_input_ids.device)
 
     @property
     def encoder_session(self) -> Session:
         """The encoder's session. Raises ProviderError where it can't be opened."""
-        if self._opened is not None:
-            return self._opened
-        assert self.encoder is not None
-        return self.encoder.session
+        return self.session(ENCODER)
 
     def _feeds(
         self,
@@ -236,7 +199,7 @@ class Seq2Seq:
             batch, length = self._shape_of_mask(first)
             shown = shown_tokens(given.get(mask), batch, 0, length)
             given[mask] = torch.ones(batch, length) if shown is None else shown
-        return fitting_feeds(session, given, "The encoder")
+        return self._feeds_of(ENCODER, given, "The encoder")
 
     def _shape_of_mask(self, first: torch.Tensor) -> tuple[int, int]:
         """(B, T): T is the size of the axis of what is encoded that has the mask's dim."""
@@ -248,7 +211,3 @@ class Seq2Seq:
         declared = session.input_shape(session.input_names[0])
         axis = declared.index(length) if length in declared else 1
         return len(first), first.shape[axis]
-
-    def _require_sizes(self, feeds: Mapping[str, torch.Tensor]) -> None:
-        if self.encoder is not None:
-            self.encoder.check_sizes(feeds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,11 @@ class TokenStream(Iterator[torch.Tensor]):
     def __post_init__(self) -> None:
         self._random = self.sampling.generator()
         self._done = torch.zeros(len(self.ids), dtype=torch.bool)
+
+    def finished(self) -> torch.Tensor:
+        """The prompt and all tokens (B, T). Raises as a step of the decoder does."""
+        collections.deque(self, maxlen=0)
+        return self.ids
 
     def __next__(self) -> torch.Tensor:
         """Raises as a step of the decoder does."""

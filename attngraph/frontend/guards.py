@@ -30,7 +30,6 @@ _MULTIPLES = re.compile(r"(?:min|max|(?:\d+\*)?\bn0\b|[(), ]|[<>!=]=|[<>])*")
 _LOW = re.compile(r"(\d+) <= ")
 _HIGH = re.compile(r"<= (\d+)\s*$")
 _LINEAR = re.compile(r"\(?(?:\d+ \+ )?(?:\d+\*)?n0(?: \+ \d+)?\)?")
-_APART = re.compile(rf"({_SIZE.pattern}) != ({_SIZE.pattern})")
 _TRIED = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 127, 128, 1000, 4095, 65536)
 
 
@@ -49,15 +48,6 @@ def always_hold(message: str) -> bool:
         and len(guards) == message.count("Not all values of")
         and all(_holds(guard, range_) for _, range_, guard in guards)
     )
-
-
-def sizes_apart(guards: Iterable[str]) -> list[tuple[str, str]]:
-    """The pairs of sizes, in torch's names, that a trace took for unequal.
-
-    torch.export relies on it, and doesn't refuse two dims that may well be equal.
-    """
-    found = [_APART.fullmatch(guard) for guard in guards]
-    return [(match[1], match[2]) for match in found if match]
 
 
 def excluded_largest(message: str) -> list[str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from attngraph.errors import LoadError
+from attngraph.frontend.described import Described
 from attngraph.frontend.image_sizes import Tiles
 
 
 @dataclass(frozen=True)
-class Joining:
+class Joining(Described):
     """`token` stands for a piece of an image in ids, of `merged` patches by as many where images
     lie on grids. With a `unit`, images are encoded one by one and their sides are multiples of it;
     with `tiles`, each comes as such.
@@ -22,20 +22,16 @@ class Joining:
     unit: int | None = None
     tiles: Tiles | None = None
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+    key: ClassVar[str] = "attngraph.images"
+    unlike: ClassVar[str] = (
+        "which token stands for an image: it wasn't compiled as the vision encoder of a model that "
+        "reads images"
+    )
 
     @classmethod
-    def from_json(cls, text: str | None, source: str) -> Joining:
-        """Raises LoadError where a file doesn't say."""
-        try:
-            fields: dict[str, Any] = json.loads(text or "")
-            if (said := fields.get("tiles")) is not None:
-                pairs = tuple((int(height), int(width)) for height, width in said["resolutions"])
-                fields["tiles"] = Tiles(int(said["size"]), int(said["side"]), pairs)
-            return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise LoadError(
-                f"{source} doesn't say which token stands for an image: it wasn't compiled as the "
-                "vision encoder of a model that reads images."
-            ) from error
+    def fields_of(cls, said: Mapping[str, Any]) -> dict[str, Any]:
+        fields = dict(said)
+        if (tiles := fields.get("tiles")) is not None:
+            pairs = tuple((int(height), int(width)) for height, width in tiles["resolutions"])
+            fields["tiles"] = Tiles(int(tiles["size"]), int(tiles["side"]), pairs)
+        return fields

@@ -340,11 +340,6 @@ class Graph:
         del self._names[value.name]
         self.epoch += 1
 
-    def move_before(self, node: Node, anchor: Node) -> None:
-        """Moves a node; the caller answers for the order staying topological."""
-        self._unlink(node)
-        self._link(node, anchor)
-
     def sort(self) -> None:
         """Restores execution order, moving as few nodes as a stable depth-first walk allows.
 

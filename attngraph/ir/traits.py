@@ -266,8 +266,3 @@ OPAQUE = _trait(
     "tril_indices unfold upsample_bicubic2d upsample_bilinear2d "
     "upsample_nearest2d vander view.dtype view_as_complex view_as_real",
 )
-
-
-def traits_of(op: str) -> tuple[Trait, ...]:
-    """All that hold for an op."""
-    return tuple(trait for trait in TRAITS.values() if op in trait)

@@ -13,12 +13,7 @@ from attngraph.compiling.beginning import Progress
 from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile_multimodal import beside_decoder, seen_images
 from attngraph.decoding.decoder import Decoder
-from attngraph.decoding.multimodal import (
-    DECODER,
-    METADATA_KEY,
-    VISION,
-    Multimodal,
-)
+from attngraph.decoding.multimodal import DECODER, VISION, Multimodal
 from attngraph.decoding.rules import NO_RULES
 from attngraph.errors import ParityError
 from attngraph.export.runtime.session import Session
@@ -55,7 +50,7 @@ def verify_multimodal(
             return held.enter_context(session)
 
         sessions = {file: opened(file) for file in made}
-        said = Joining.from_json(sessions[VISION].metadata.get(METADATA_KEY), str(folder / VISION))
+        said = Joining.of_file(sessions[VISION].metadata, folder / VISION)
         if said != parts.joining:
             raise ParityError(
                 f"{folder / VISION} puts images where ids are {said.token}, and {name} where they "

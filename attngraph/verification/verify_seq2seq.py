@@ -15,15 +15,7 @@ from attngraph.decoding.compile_seq2seq import encodings, sources_of
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.merging import merged_parity
 from attngraph.decoding.rules import Rules
-from attngraph.decoding.seq2seq import (
-    DECODER,
-    ENCODER,
-    MERGED,
-    METADATA_KEY,
-    RULES_KEY,
-    Seq2Seq,
-    Wiring,
-)
+from attngraph.decoding.seq2seq import DECODER, ENCODER, MERGED, Seq2Seq, Wiring
 from attngraph.export.parity.budget import merge
 from attngraph.export.runtime.session import Session
 from attngraph.frontend.seq2seq import of_transformers
@@ -56,8 +48,8 @@ def verify_seq2seq(
     with Session.open(paths[ENCODER], options.device, **options.session) as encoder:
         found = [check(parts.encoder, paths[ENCODER], encoder)]
         said = encoder.metadata
-        wiring = Wiring.from_json(said.get(METADATA_KEY), str(paths[ENCODER]))
-        rules = Rules.from_json(said.get(RULES_KEY), str(paths[ENCODER]))
+        wiring = Wiring.of_file(said, paths[ENCODER])
+        rules = Rules.of_file(said, paths[ENCODER])
         ranges = Ranges.of_file(said, paths[ENCODER])
 
         def encoded(decoder: Decoder) -> Iterator[Encoded]:

@@ -108,16 +108,6 @@ def test_nodes_erased_during_iteration_are_skipped(graph: Graph) -> None:
     assert len(graph) == 0
 
 
-def test_moving_keeps_every_node(graph: Graph) -> None:
-    a, b = graph
-    epoch = graph.epoch
-    graph.move_before(b, a)
-    assert _names(graph) == ["b", "a"]
-    assert graph.epoch > epoch
-    with pytest.raises(IRError, match="before it is defined"):
-        verify(graph)
-
-
 def test_a_node_of_another_graph_is_no_anchor(graph: Graph) -> None:
     other = Graph("other")
     with pytest.raises(IRError, match="not in graph other"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small, sizes_apart
+from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small
 from attngraph.ir.conditions import always, holds, parse_condition
 from attngraph.ir.dims import DimInfo
 
@@ -91,12 +91,6 @@ def test_a_largest_size_that_is_excluded_is_one_less() -> None:
         "S*S != 4",
     ):
         assert excluded_largest(message(guard)) == []
-
-
-def test_sizes_that_a_trace_took_for_unequal() -> None:
-    other = "L['context'].size()[1]"
-    guards = [f"{_SIZE} != {other}", f"{_SIZE} != 5", f"{_SIZE} <= {other}"]
-    assert sizes_apart(guards) == [(_SIZE, other)]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def test_a_use_that_is_no_longer_there(graph: Graph, nodes: list[Node]) -> None:
 
 
 def test_a_read_before_the_definition(graph: Graph, nodes: list[Node]) -> None:
-    graph.move_before(nodes[1], nodes[0])
+    graph._unlink(nodes[1])
+    graph._link(nodes[1], nodes[0])
     with pytest.raises(IRError, match="%a is read before it is defined"):
         verify(graph)
 

@@ -1,4 +1,4 @@
-"""Tensors made from sizes and numbers alone."""
+"""Tensors made from sizes and numbers alone, and random ones, which are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.emission.values import onnx_dtype
@@ -86,3 +87,21 @@ def lower_eye(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = torch.int64 if type.dtype == torch.bool else type.dtype
     zeros = ctx.expand(ctx.number(0, dtype), (), type.shape)
     return ctx.cast(ctx.op("EyeLike", zeros, dtype=onnx_dtype(dtype)), type.dtype)
+
+
+@register_lowering(
+    "aten.bernoulli", "aten.bernoulli.p", "aten.bernoulli.Tensor", "aten.binomial", "aten.cauchy",
+    "aten.exponential", "aten.geometric", "aten.log_normal", "aten.multinomial",
+    "aten.normal_functional", "aten.poisson", "aten.random", "aten.random.from", "aten.random.to",
+    "aten.uniform",
+    "aten.normal.float_float", "aten.normal.float_Tensor", "aten.normal.Tensor_float",
+    "aten.normal.Tensor_Tensor",
+    "aten.rand", "aten.rand_like", "aten.randint", "aten.randint.low", "aten.randint_like",
+    "aten.randint_like.low_dtype", "aten.randn", "aten.randn_like", "aten.randperm",
+)  # fmt: skip
+def refuse_random(ctx: LoweringContext, node: Node) -> ir.Value:
+    """A result that differs from run to run can't be checked against the model's."""
+    raise LoweringError(
+        "it draws random numbers, so no two runs agree and no result can be checked; make them an "
+        "input of the model"
+    )

@@ -64,10 +64,14 @@ def promoted(node: Node, *names: str) -> torch.dtype:
 _LOGICAL = {"Add": "Or", "Mul": "And"}
 
 
-def _arithmetic(op_type: str) -> Callable[[LoweringContext, Node], ir.Value]:
+def _arithmetic(
+    op_type: str, first: str = "self", second: str = "other"
+) -> Callable[[LoweringContext, Node], ir.Value]:
+    """first ⋄ alpha · second."""
+
     def lower(ctx: LoweringContext, node: Node) -> ir.Value:
         dtype = node.output.dtype
-        left, right = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
+        left, right = operand(ctx, node, first, dtype), operand(ctx, node, second, dtype)
         alpha = node.attrs.get("alpha", 1)
         if alpha != 1:
             right = ctx.op("Mul", right, ctx.number(alpha, dtype))
@@ -78,16 +82,7 @@ def _arithmetic(op_type: str) -> Callable[[LoweringContext, Node], ir.Value]:
 
 for _op, _type in {"add": "Add", "sub": "Sub", "mul": "Mul"}.items():
     register_lowering(f"aten.{_op}.Tensor", f"aten.{_op}.Scalar")(_arithmetic(_type))
-
-
-@register_lowering("aten.rsub.Tensor", "aten.rsub.Scalar")
-def lower_rsub(ctx: LoweringContext, node: Node) -> ir.Value:
-    dtype = node.output.dtype
-    left, right = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
-    alpha = node.attrs.get("alpha", 1)
-    if alpha != 1:
-        left = ctx.op("Mul", left, ctx.number(alpha, dtype))
-    return ctx.op("Sub", right, left)
+register_lowering("aten.rsub.Tensor", "aten.rsub.Scalar")(_arithmetic("Sub", "other", "self"))
 
 
 @register_lowering("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
