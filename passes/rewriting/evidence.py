@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -82,30 +82,23 @@ class Evidence:
         the fills of a mask overflow and absorb, and what is equal at smaller sizes than its own is
         so only if these show both sides of every condition: of a window, say.
         """
-        cut = set(leaves)
+        asked, cut = _Asked(pairs, tuple(kinds), tolerance), set(leaves)
         roots = [value for pair in pairs for value in pair]
         sampled, nodes = backward_slice(roots, cut.__contains__, depth)
         old, _ = backward_slice([old for old, _ in pairs], cut.__contains__)
         if as_typed:
             whole = {value for value in sampled if value.is_constant and not _counts(value)}
             region = Region(sampled, nodes, known=frozenset(sampled) - whole, as_typed=True)
-            return self._compare_typed(pairs, region, kinds, tolerance)
+            return self._compare_typed(asked, region)
         region = Region(
             sampled, nodes, frozenset(biases), frozenset(old), derived or {}, unrounded or {}
         )
-        key = (region.key(roots), tuple(kinds), tolerance)
+        key = (region.key(roots), asked.kinds, tolerance)
         if key not in self._known or (final and isinstance(self._known[key], _AtOtherSizes)):
-            self._known[key] = self._compare(pairs, region, kinds, tolerance, final)
+            self._known[key] = self._compare(asked, region, final)
         return self._known[key]
 
-    def _compare(
-        self,
-        pairs: Sequence[tuple[Value, Value]],
-        region: Region,
-        kinds: Sequence[str],
-        tolerance: float,
-        final: bool = True,
-    ) -> Outcome:
+    def _compare(self, asked: _Asked, region: Region, final: bool) -> Outcome:
         if (unknown := region.unknown()) is not None:
             return NotEvaluated(f"%{unknown.name} has no data, and nothing says what it is made of")
         own = self._own_sizes(region)
@@ -113,18 +106,19 @@ class Evidence:
         cost = [region.elements(sizes, fixed) for sizes in own]
         cheap = [sizes for sizes, (total, _) in zip(own, cost, strict=True) if total <= _CHEAP]
         if cheap:
-            found = _tried(pairs, region, [(sizes, fixed) for sizes in cheap], kinds, tolerance)
-            return self._at_the_samples(pairs, region, kinds, tolerance, found)
-        outcome = self._at_other_sizes(pairs, region, kinds, tolerance)
+            found = asked.tried(region, [(sizes, fixed) for sizes in cheap])
+            return self._at_the_samples(asked, region, found)
+        outcome = self._at_other_sizes(asked, region)
         if isinstance(outcome, Equal) or (isinstance(outcome, Different) and not final):
             return outcome
         largest = [most for _, most in cost]
         small = [sizes for sizes, most in zip(own, largest, strict=True) if most <= _SMALL]
         if not small and min(largest) <= _MOST_ELEMENTS:  # one trial, at full size
-            small, kinds = [own[largest.index(min(largest))]], kinds[:1]
+            small = [own[largest.index(min(largest))]]
+            asked = replace(asked, kinds=asked.kinds[:1])
         if not small:
             return outcome or NotEvaluated(f"its largest tensor has {min(largest):,} elements")
-        return _tried(pairs, region, [(sizes, fixed) for sizes in small], kinds, tolerance)
+        return asked.tried(region, [(sizes, fixed) for sizes in small])
 
     def _own_sizes(self, region: Region) -> list[dict[str, int]]:
         """The usual sizes; of a model that takes multiples only, such.
@@ -137,14 +131,7 @@ class Evidence:
         own = trial_sizes(self.graph.dims, steps)
         return [sizes for sizes in own if region.has(sizes)] or sample_sizes(self.graph.dims)
 
-    def _at_the_samples(
-        self,
-        pairs: Sequence[tuple[Value, Value]],
-        region: Region,
-        kinds: Sequence[str],
-        tolerance: float,
-        outcome: Outcome,
-    ) -> Outcome:
+    def _at_the_samples(self, asked: _Asked, region: Region, outcome: Outcome) -> Outcome:
         """The outcome, or that at sizes like the sample's where the usual ones are too small.
 
         A frame of 16 samples fits into no signal of 5, and nothing says so but that it fails. Where
@@ -162,32 +149,20 @@ class Evidence:
             )
             cheap = (trial for trial in parts if 0 < region.elements(*trial)[0] <= _CHEAP)
             trials = list(itertools.islice(cheap, 2))
-        return _tried(pairs, region, trials, kinds, tolerance) if trials else outcome
+        return asked.tried(region, trials) if trials else outcome
 
-    def _compare_typed(
-        self,
-        pairs: Sequence[tuple[Value, Value]],
-        region: Region,
-        kinds: Sequence[str],
-        tolerance: float,
-    ) -> Outcome:
+    def _compare_typed(self, asked: _Asked, region: Region) -> Outcome:
         """As `_compare`, for a region that is evaluated as typed."""
         trials = [(sizes, region.fixed(sizes)) for sizes in self._own_sizes(region)]
         if max(region.elements(*trial)[0] for trial in trials) > _CHEAP:
-            outcome = self._at_other_sizes(pairs, region, kinds, tolerance)
+            outcome = self._at_other_sizes(asked, region)
             if type(outcome) is Equal:
                 return outcome
-        return _tried(pairs, region, trials, kinds, tolerance)
+        return asked.tried(region, trials)
 
-    def _at_other_sizes(
-        self,
-        pairs: Sequence[tuple[Value, Value]],
-        region: Region,
-        kinds: Sequence[str],
-        tolerance: float,
-    ) -> Outcome | None:
+    def _at_other_sizes(self, asked: _Asked, region: Region) -> Outcome | None:
         """The outcome at smaller sizes of the same structure; None where there are none."""
-        general = region.generalized(pairs, self.graph.dims)
+        general = region.generalized(asked.pairs, self.graph.dims)
         if general is None or general.general is None:
             return None
         trials = []
@@ -201,7 +176,7 @@ class Evidence:
         if not trials:
             return None
         try:
-            outcome = _tried(pairs, general, trials, kinds, tolerance)
+            outcome = asked.tried(general, trials)
         except Misread:
             return None
         return _AtOtherSizes(outcome.reason) if isinstance(outcome, Different) else outcome
@@ -272,36 +247,38 @@ class _Comparison:
         return any(not _close(again.get(old), memory[old], self.tolerance) for old in olds)
 
 
-def _tried(
-    pairs: Sequence[tuple[Value, Value]],
-    region: Region,
-    trials: Sequence[_Trial],
-    kinds: Sequence[str],
-    tolerance: float,
-) -> Outcome:
-    """The outcome of trials that see both sides of every condition.
+@dataclass(frozen=True)
+class _Asked:
+    """Pairs of values that are to agree, and in which kinds of trial, how closely."""
 
-    Where the usual ones leave a condition constant, inputs are aimed at the numbers that decide
-    it. One that stays constant is drawn itself: what is equal then is so whatever decides it.
-    """
-    comparison = _Comparison(pairs, region, tolerance)
-    if (difference := comparison.run(trials, kinds)) is not None:
-        return difference
-    if constant := comparison.conditions.constant:
-        aims = aims_of(region, constant)
-        aimed = [f"{form} {place}" for place in range(len(aims.numbers)) for form in AIMED]
-        if (difference := comparison.run(trials, aimed, aims)) is not None:
+    pairs: Sequence[tuple[Value, Value]]
+    kinds: tuple[str, ...]
+    tolerance: float
+
+    def tried(self, region: Region, trials: Sequence[_Trial]) -> Outcome:
+        """The outcome of trials that see both sides of every condition.
+
+        Where the usual ones leave a condition constant, inputs are aimed at the numbers that decide
+        it. One that stays constant is drawn itself: what is equal then is so whatever decides it.
+        """
+        comparison = _Comparison(self.pairs, region, self.tolerance)
+        if (difference := comparison.run(trials, self.kinds)) is not None:
             return difference
-    if not comparison.tells:
-        return _NO_NUMBER
-    if not (constant := comparison.conditions.constant):
-        return Equal()
-    free = _Comparison(pairs, region.freed(pairs, constant), tolerance)
-    kinds = list(dict.fromkeys([*kinds, "holes", "open", "masked"]))
-    if free.run(trials, kinds) is None and free.tells:
-        return Equal()
-    named = " and ".join(f"%{value.name}" for value in constant[:2])
-    return Unreached(f"no trial has seen both sides of {named}")
+        if constant := comparison.conditions.constant:
+            aims = aims_of(region, constant)
+            aimed = [f"{form} {place}" for place in range(len(aims.numbers)) for form in AIMED]
+            if (difference := comparison.run(trials, aimed, aims)) is not None:
+                return difference
+        if not comparison.tells:
+            return _NO_NUMBER
+        if not (constant := comparison.conditions.constant):
+            return Equal()
+        free = _Comparison(self.pairs, region.freed(self.pairs, constant), self.tolerance)
+        kinds = list(dict.fromkeys([*self.kinds, "holes", "open", "masked"]))
+        if free.run(trials, kinds) is None and free.tells:
+            return Equal()
+        named = " and ".join(f"%{value.name}" for value in constant[:2])
+        return Unreached(f"no trial has seen both sides of {named}")
 
 
 def _counts(constant: Value) -> bool:
