@@ -30,6 +30,7 @@ _KNOWN = frozenset(
 """Settings that leave the formula as it is, or that are read here."""
 _KEEPS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 """What A and B may begin as; any other way changes W too, which peft does again as it loads."""
+_MOST_REPEATS = 3
 _FACTORS = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B)(?:\.weight)?")
 
 
@@ -127,7 +128,7 @@ def _add(
             f"{path} adapts {name} by factors of shapes {tuple(down.shape)} and "
             f"{tuple(up.shape)}, which aren't those of a linear: merge it with peft."
         )
-    delta = up @ down * _scale(name, down.shape[0], settings)
+    delta = up @ down * _scale(name, down.shape[0], settings, path)
     # an embedding and GPT-2's Conv1D keep (in, out)
     owner = module.get_submodule(name)
     if isinstance(owner, torch.nn.Embedding) or type(owner).__name__ == "Conv1D":
@@ -139,14 +140,37 @@ def _add(
     _replace(module, f"{name}.weight", merged)
 
 
-def _scale(name: str, rank: int, settings: Mapping[str, Any]) -> float:
+def _scale(name: str, rank: int, settings: Mapping[str, Any], path: Path) -> float:
     """α / r, or α / √r of rank-stabilised LoRA (Kalajdzievski 2023); α may have its own pattern."""
     alpha = settings.get("lora_alpha", 8)
-    for pattern, value in (settings.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", name):
-            alpha = value
+    patterns = settings.get("alpha_pattern") or {}
+    for pattern in patterns if isinstance(patterns, dict) else ():
+        if _fits(pattern, name, path):
+            alpha = patterns[pattern]
             break
+    if not isinstance(alpha, (int, float)) or not rank:
+        raise LoadError(
+            f"{path} scales {name} by {str(alpha)[:40]!r} / {rank}: save the adapter again."
+        )
     return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _fits(pattern: str, name: str, path: Path) -> bool:
+    """Whether a pattern of a stranger is of this name. Raises LoadError where to find out could
+    take for ever: in the time that Python takes, repeats within repeats are exponents, and one
+    after another they are factors.
+    """
+    plain = re.sub(r"\[[^\]]*\]|\\\D", "c", pattern).replace("(?:", "(")
+    repeats = len(re.findall(r"[*+?{]", plain))
+    if repeats > _MOST_REPEATS or re.search(r"\)[*+?{]|\(\?|\\", plain):
+        raise LoadError(
+            f"{path} has the pattern {pattern[:40]!r}, which repeats more than the name of a layer "
+            "does: name the layers, or merge the adapter with peft."
+        )
+    try:
+        return re.fullmatch(rf"(?:.*\.)?(?:{pattern})", name) is not None
+    except re.error as error:
+        raise LoadError(f"{path} has the pattern {pattern[:40]!r}: {error}.") from error
 
 
 def _parameter(module: torch.nn.Module, name: str, path: Path) -> torch.nn.Parameter:

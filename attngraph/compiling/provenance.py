@@ -14,6 +14,7 @@ from attngraph.export.formats import Precision, Weights
 from attngraph.export.precision.quantize import Rounding
 from attngraph.export.runtime.saturation import ROUNDING_KEY
 from attngraph.export.target import OLDEST_OPSET, OPSET, Target
+from attngraph.metadata import json_object
 from attngraph.numeric import whole
 from attngraph.passes import Pass
 
@@ -74,14 +75,14 @@ class Provenance:
             )
         try:
             found = cls(
-                json.loads(metadata.get(_PASSES) or "null"),
+                json_object(passes) if (passes := metadata.get(_PASSES)) else None,
                 next((known for known in get_args(Precision) if known == precision), None),
                 next((known for known in formats if known == weights), None),
             )
             found.pipeline()
             opset = whole("opset", int(metadata.get(_OPSET, OPSET)), OLDEST_OPSET, OPSET)
             found = replace(found, opset=opset, portable=metadata.get(_PORTABLE) == "true")
-            found = replace(found, chosen=dict(json.loads(metadata.get(_CHOSEN) or "{}")))
+            found = replace(found, chosen=json_object(metadata.get(_CHOSEN) or "{}"))
             if rounding := metadata.get(ROUNDING_KEY):
                 found = replace(found, rounding=Rounding.from_json(rounding))
         except (TypeError, KeyError, ValueError, UsageError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import sympy
 import torch
@@ -14,6 +13,7 @@ from attngraph.errors import LoadError, UsageError
 from attngraph.ir import Dim, Graph, Value
 from attngraph.ir.dims import same, same_shape
 from attngraph.ir.traits import CAST, COPY, EMBEDDING, INDEX, PERMUTE, RESHAPE
+from attngraph.metadata import record
 
 METADATA_KEY = "attngraph.decoder"
 
@@ -72,11 +72,8 @@ class Layout:
     def from_json(cls, text: str | None, source: str) -> Layout:
         """Raises LoadError where a file doesn't say, as one that wasn't compiled as a decoder."""
         try:
-            fields: dict[str, Any] = json.loads(text or "")
-            for name in ("pasts", "presents", "axes", "switches", "memory", "states"):
-                fields[name] = tuple(fields.get(name, ()))
-            return cls(**fields)
-        except (ValueError, TypeError, KeyError) as error:
+            return record(cls, text)
+        except ValueError as error:
             raise LoadError(
                 f"{source} doesn't say which of its inputs are the cache: it wasn't compiled with "
                 "attngraph optimize --decode."

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from attngraph.errors import LoadError
+from attngraph.metadata import record
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,9 @@ class Described:
     def from_json(cls, text: str | None, source: str) -> Self:
         """Raises LoadError where a file doesn't say."""
         try:
-            return cls(**cls.fields_of(json.loads(text or "")))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return record(cls, text)
+        except ValueError as error:
             raise LoadError(f"{source} doesn't say {cls.unlike}.") from error
-
-    @classmethod
-    def fields_of(cls, said: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields that JSON stands for; it has no tuples."""
-        return {name: frozen(value) for name, value in said.items()}
 
 
 def frozen(value: Any) -> Any:

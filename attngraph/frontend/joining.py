@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from attngraph.frontend.described import Described
 from attngraph.frontend.image_sizes import Tiles
@@ -27,11 +26,3 @@ class Joining(Described):
         "which token stands for an image: it wasn't compiled as the vision encoder of a model that "
         "reads images"
     )
-
-    @classmethod
-    def fields_of(cls, said: Mapping[str, Any]) -> dict[str, Any]:
-        fields = dict(said)
-        if (tiles := fields.get("tiles")) is not None:
-            pairs = tuple((int(height), int(width)) for height, width in tiles["resolutions"])
-            fields["tiles"] = Tiles(int(tiles["size"]), int(tiles["side"]), pairs)
-        return fields

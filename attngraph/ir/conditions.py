@@ -17,6 +17,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from attngraph.errors import IRError
 from attngraph.ir.dims import (
+    UNREADABLE,
     Dim,
     DimInfo,
     as_dim,
@@ -25,8 +26,10 @@ from attngraph.ir.dims import (
     format_dim,
     parse_dim,
     settled,
+    shortened,
     shown_dim,
     symbol,
+    syntax_of,
     without_floors,
 )
 
@@ -97,9 +100,9 @@ def parse_condition(text: str) -> Condition:
         raise ValueError
 
     try:
-        return read(ast.parse(text.strip(), mode="eval").body)
-    except (ValueError, SyntaxError, KeyError, IRError) as error:
-        raise IRError(f"{text!r} is not a condition on dims.") from error
+        return read(syntax_of(text))
+    except (*UNREADABLE, KeyError, IRError) as error:
+        raise IRError(f"{shortened(text)} is not a condition on dims.") from error
 
 
 def over_integers(condition: Condition) -> Condition:

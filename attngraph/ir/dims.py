@@ -233,14 +233,22 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
+_LONGEST, _SHOWN = 1 << 14, 200  # characters of an expression, and of one in a message
+_BITS, _LARGEST_POWER = 128, 64
+UNREADABLE = (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError)
+"""What reading an expression ends in where it is none, or too deep for Python's parser."""
+
+
 def parse_dim(text: str) -> Dim:
-    """Reads `batch * (seq + 1) // 2` and the like. Raises IRError naming the text."""
+    """Reads `batch * (seq + 1) // 2` and the like. Raises IRError naming the text, also where to
+    work it out would take far more than a size does: a stranger's file may have it.
+    """
 
     def read(node: ast.expr) -> Any:
         match node:
             case ast.Constant(value=bool()):
                 raise ValueError
-            case ast.Constant(value=int(number)):
+            case ast.Constant(value=int(number)) if number.bit_length() <= _BITS:
                 return sympy.Integer(number)
             case ast.Constant(value=float(number)):
                 return sympy.Float(number)
@@ -249,7 +257,13 @@ def parse_dim(text: str) -> Dim:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -read(operand)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-                return _BINARY[type(op)](read(left), read(right))
+                one, two = read(left), read(right)
+                if type(op) is ast.Pow and any(
+                    part.is_number and abs(part) > most
+                    for part, most in ((one, 1 << _LARGEST_POWER), (two, _LARGEST_POWER))
+                ):
+                    raise ValueError
+                return _BINARY[type(op)](one, two)
             case ast.Call(func=func, args=args):
                 name = ast.unparse(func)
                 function = _CALLS.get(name) or getattr(
@@ -260,9 +274,21 @@ def parse_dim(text: str) -> Dim:
         raise ValueError
 
     try:
-        return as_dim(read(ast.parse(text.strip(), mode="eval").body))
-    except (ValueError, SyntaxError) as error:
-        raise IRError(f"{text!r} is not a dimension expression.") from error
+        return as_dim(read(syntax_of(text)))
+    except UNREADABLE as error:
+        raise IRError(f"{shortened(text)} is not a dimension expression.") from error
+
+
+def syntax_of(text: str) -> ast.expr:
+    """Raises one of `UNREADABLE`."""
+    if len(text) > _LONGEST:
+        raise ValueError
+    return ast.parse(text.strip(), mode="eval").body
+
+
+def shortened(text: str) -> str:
+    """In quotes, for a message."""
+    return repr(text if len(text) < _SHOWN else f"{text[:_SHOWN]}…")
 
 
 def bounds(dim: Dim, infos: Mapping[str, DimInfo]) -> tuple[int, int | None]:

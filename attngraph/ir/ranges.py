@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import sympy
 
@@ -15,6 +14,7 @@ from attngraph.errors import IRError, UsageError
 from attngraph.ir.conditions import Condition, format_condition, parse_condition, shown
 from attngraph.ir.dims import DimInfo, symbol, symbols_of
 from attngraph.ir.graph import Graph
+from attngraph.metadata import json_object
 
 RANGES_KEY = "attngraph.ranges"
 """Under which a file's metadata has them."""
@@ -116,7 +116,7 @@ class Ranges:
     def from_json(cls, text: str) -> Ranges:
         """Raises IRError for a text that `to_json` didn't write."""
         try:
-            said: dict[str, Any] = json.loads(text)
+            said = json_object(text)
             dims = {str(name): (int(low), high) for name, (low, high) in said["dims"].items()}
             if any(high is not None and not isinstance(high, int) for _, high in dims.values()):
                 raise ValueError

@@ -46,6 +46,7 @@ from attngraph.ir.ops import input_of, op_def, split_inputs
 from attngraph.ir.storage import address_of
 from attngraph.ir.traits import EXPERTS
 from attngraph.mapped import Reader
+from attngraph.metadata import record
 
 BITS: dict[Weights, int] = {"int8": 8, "int4": 4}
 SMALLEST = 1024
@@ -87,10 +88,8 @@ class Rounding:
 
     @classmethod
     def from_json(cls, text: str) -> Rounding:
-        """Raises TypeError, KeyError or ValueError for what `to_json` never writes."""
-        found = json.loads(text)
-        names = {key: frozenset(found.get(key, ())) for key in ("keep", "fine")}
-        return cls(**{**found, **names})
+        """Raises ValueError for what `to_json` never writes."""
+        return record(cls, text)
 
 
 @dataclass

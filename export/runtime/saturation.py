@@ -6,14 +6,14 @@ x86 CPUs without VNNI do so. The kernel itself is asked, so no table of CPUs can
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 
 import numpy
 import onnx_ir as ir
 import onnxruntime
 
-from attngraph.errors import ProviderError
+from attngraph.errors import LoadError, ProviderError
+from attngraph.metadata import json_object
 
 ROUNDING_KEY = "attngraph.activations"
 """In a file's metadata: how it rounds activations."""
@@ -48,9 +48,21 @@ def saturates() -> bool:
 
 
 def require_exact(metadata: Mapping[str, str]) -> None:
-    """Raises ProviderError for a file whose codes are too large for this machine's products."""
+    """Raises ProviderError for a file whose codes are too large for this machine's products.
+
+    Raises LoadError where it says of them what no compile writes.
+    """
     said = metadata.get(ROUNDING_KEY)
-    if said is None or json.loads(said).get("narrow", True) or not saturates():
+    if said is None:
+        return
+    try:
+        narrow = json_object(said).get("narrow", True)
+    except ValueError as error:
+        raise LoadError(
+            f"What the file says of its int8 products can't be read ({error}): it was changed "
+            "since it was compiled. Optimize the model again."
+        ) from error
+    if narrow or not saturates():
         return
     raise ProviderError(
         "The file's int8 products would overflow on this CPU, which adds pairs of them in 16 bits "

@@ -28,7 +28,7 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-def _attention() -> nn.Module:
+def attention() -> nn.Module:
     torch.manual_seed(0)
     return nn.TransformerEncoderLayer(16, 2, 24, batch_first=True).eval()
 
@@ -42,7 +42,7 @@ def _sizes(seed: int, calls: int) -> list[tuple[int, int]]:
 @functools.cache
 def _encoder() -> Optimized:
     dims = ({0: Dim("batch", max=64), 1: Dim("seq", max=64)},)
-    return attngraph.optimize(_attention(), (torch.randn(2, 5, 16),), dynamic_shapes=dims)
+    return attngraph.optimize(attention(), (torch.randn(2, 5, 16),), dynamic_shapes=dims)
 
 
 @functools.cache
@@ -62,13 +62,13 @@ def _decoder(cache: CacheKind) -> Decoder:
     return attngraph.optimize_decoder(model, cache=cache, max_length=length, verify="off")
 
 
-def _encoded(seed: int, calls: int = 1000) -> list[Tensor]:
+def encoded(seed: int, calls: int = 1000) -> list[Tensor]:
     seeded = torch.Generator().manual_seed(seed)
     model = _encoder()
     return [model(torch.randn(b, s, 16, generator=seeded)) for b, s in _sizes(seed, calls)]
 
 
-def _decoded(cache: CacheKind, seed: int, calls: int = 12) -> list[Tensor]:
+def decoded(cache: CacheKind, seed: int, calls: int = 12) -> list[Tensor]:
     """Whole generations, and steps of a caller's own between them."""
     seeded = torch.Generator().manual_seed(seed)
     decoder, found = _decoder(cache), []
@@ -85,9 +85,9 @@ def _decoded(cache: CacheKind, seed: int, calls: int = 12) -> list[Tensor]:
 @pytest.mark.parametrize(
     "work",
     [
-        pytest.param(_encoded, id="model"),
-        pytest.param(functools.partial(_decoded, "growing"), id="growing-cache"),
-        pytest.param(functools.partial(_decoded, "static"), id="static-cache"),
+        pytest.param(encoded, id="model"),
+        pytest.param(functools.partial(decoded, "growing"), id="growing-cache"),
+        pytest.param(functools.partial(decoded, "static"), id="static-cache"),
     ],
 )
 def test_threads_get_what_one_thread_gets(work: Callable[[int], list[Tensor]]) -> None:
@@ -99,7 +99,7 @@ def test_threads_get_what_one_thread_gets(work: Callable[[int], list[Tensor]]) -
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _resident() -> int:
+def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
 
 
@@ -107,11 +107,11 @@ def _grown(work: Callable[[int], object], warm: int, seconds: float) -> float:
     """The share by which resident memory grows from the warm state to the end of a soak."""
     for turn in range(warm):
         work(turn)
-    before, end, turn = _resident(), time.monotonic() + seconds, warm
+    before, end, turn = resident(), time.monotonic() + seconds, warm
     while time.monotonic() < end:
         work(turn)
         turn += 1
-    return _resident() / before - 1
+    return resident() / before - 1
 
 
 @pytest.mark.slow
@@ -122,8 +122,8 @@ def test_a_soak_holds_its_memory(cache: CacheKind) -> None:
     seconds = float(os.environ.get("ATTNGRAPH_SOAK", "20"))
 
     def work(seed: int) -> None:
-        _decoded(cache, seed % 5, calls=3)
-        _encoded(seed % 5, calls=20)
+        decoded(cache, seed % 5, calls=3)
+        encoded(seed % 5, calls=20)
 
     assert _grown(work, 40, seconds) <= 0.01
 
@@ -136,12 +136,12 @@ def test_compiles_in_one_process_hold_its_memory() -> None:
 
     def work(turn: int) -> None:
         sample = (torch.randn(2, 5 + turn % 3, 16),)
-        attngraph.optimize(_attention(), sample, dynamic_shapes=dims)
+        attngraph.optimize(attention(), sample, dynamic_shapes=dims)
 
     compiles = int(os.environ.get("ATTNGRAPH_COMPILES", "60"))
     for turn in range(compiles // 3):
         work(turn)
-    before = _resident()
+    before = resident()
     for turn in range(compiles - compiles // 3):
         work(turn)
-    assert _resident() <= before * 1.05
+    assert resident() <= before * 1.05

@@ -21,7 +21,7 @@ from attngraph.passes import make, registered
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "attngraph"
-LEAVES = ("errors", "inference", "mapped", "numeric", "paths", "scratch", "versions")
+LEAVES = ("errors", "inference", "mapped", "metadata", "numeric", "paths", "scratch", "versions")
 LAYERS = (
     *LEAVES,
     *("ir", "dialect", "analysis"),
@@ -35,7 +35,7 @@ LAYERS = (
 APART = {"frontend", "passes", "export"}
 """Of these none imports another."""
 BASE = {
-    "ir": {"errors"},
+    "ir": {"errors", "metadata"},
     "dialect": {"errors", "ir"},
     "analysis": {"errors", "ir", "dialect", "mapped"},
 }
