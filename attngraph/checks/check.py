@@ -140,10 +140,11 @@ class Check:
             raise
         except Exception as error:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            fixed = "".join(f" {note}" for note in self.captured.fixed)
             raise UsageError(
                 f"{self.model.source} itself fails on inputs of shape {shapes}: "
                 f"{type(error).__name__}: {reason(error).rstrip('.')}. Give sample inputs that it "
-                "takes, and the range of each dynamic dim."
+                f"takes, and the range of each dynamic dim.{fixed}"
             ) from error
         if any(isinstance(output, FakeTensor) for output in found.eager):
             raise UsageError(

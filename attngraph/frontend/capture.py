@@ -74,7 +74,8 @@ class Captured:
     `apart` are the pairs of dims that the trace took for unequal, and `suspects` conditions that
     may be required: what the trace says of other sizes is to be checked. `demanded` are those that
     the trace needs, with where the code asks them. `branches` are the places where the code chooses
-    by a tensor's values, with the side that was followed.
+    by a tensor's values, with the side that was followed. `fixed` are the notes that name the dims
+    which became constants.
     """
 
     graph: Graph
@@ -89,6 +90,7 @@ class Captured:
     suspects: tuple[Suspect, ...] = ()
     demanded: Mapping[Condition, str] = field(default_factory=dict)
     branches: Mapping[Place, bool] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
         """With other names for inputs and outputs, in the graph too; `names` maps old to new."""
@@ -272,6 +274,7 @@ def _captured(
         limits.suspects,
         limits.demanded,
         traced.branches,
+        traced.notes,
     )
 
 

@@ -69,12 +69,18 @@ def user_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | Non
         if is_plumbing(file):
             continue
         name = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        module = frame.f_locals.get("self")
+        module = _owner(frame)
         if isinstance(module, torch.nn.Module) and (package is None or _has_weights(module)):
             package = name
         if package in (None, name):
             found = file, line
     return found
+
+
+def _owner(frame: FrameType) -> object:
+    """What a method is one of: its first argument, whatever that is called."""
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
 
 def _has_weights(module: torch.nn.Module) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -16,6 +18,7 @@ from attngraph.frontend.shapes import Request
 from attngraph.frontend.wrappers import hindrance
 
 _GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
+_NESTED = str(Path(torch.__file__).parent / "nested") + os.sep
 UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
 FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
@@ -132,7 +135,7 @@ def explained(
     if own is not None:
         said = f"{type(module).__name__} itself fails on its sample inputs{where}: {reason(own)}"
         return CaptureError(said if said.endswith((".", "…")) else f"{said}.")
-    text = _data_dependent(str(deepest(error))) or reason(error)
+    text = _nested(error) or _data_dependent(str(deepest(error))) or reason(error) + _numpy(error)
     return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
 
 
@@ -140,6 +143,28 @@ def chooses(error: Exception) -> bool:
     """Whether Python decides by the values of a tensor, not by a size or a number made of them."""
     message = str(deepest(error))
     return depends_on_data(message) and "specialized integer" not in message
+
+
+def _nested(error: Exception) -> str:
+    """What helps where a nested tensor is made of parts of sizes that only a run knows."""
+    frames = traceback.walk_tb(deepest(error).__traceback__)
+    if not any(frame.f_code.co_filename.startswith(_NESTED) for frame, _ in frames):
+        return ""
+    return (
+        "the rows of a nested tensor have lengths that are known at run time only, and a graph "
+        "holds no such tensor. Compute on padded rows there, with a mask of what they hold: "
+        "torch.arange(n) < lengths[:, None]."
+    )
+
+
+def _numpy(error: Exception) -> str:
+    """What helps where numpy computes with a size, which is no number in a trace."""
+    if "ufunc" not in str(deepest(error)):
+        return ""
+    return (
+        ". numpy computes with numbers, not with sizes: take torch's functions there, such as "
+        "torch.arange(size) and torch.sin, or leave the dims static"
+    )
 
 
 def _data_dependent(message: str) -> str:

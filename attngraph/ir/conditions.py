@@ -186,10 +186,15 @@ def holds(
 def at_sizes(condition: Condition, sizes: Mapping[sympy.Symbol, sympy.Integer]) -> Condition:
     """The condition with sizes in the place of dims; false where it divides by 0 then.
 
-    As n % (n - 2) = 1 does at n = 2, which the model can't compute either.
+    As n % (n - 2) = 1 does at n = 2, which the model can't compute either. At n = 1 it is Python's
+    1 % -1: torch's own remainder takes no numbers below 0.
     """
+    place = dict(sizes)
     try:
-        return condition.xreplace(dict(sizes))
+        try:
+            return condition.xreplace(place)
+        except AssertionError:
+            return condition.replace(torch_sympy.Mod, torch_sympy.PythonMod).xreplace(place)
     except ZeroDivisionError:
         return sympy.false
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture
 from attngraph.ir import interpret
 
@@ -174,3 +174,46 @@ def test_a_table_of_an_earlier_call_fixes_no_size() -> None:
     for length in (1, 16, 21):
         x = torch.randn(2, length, 8)
         torch.testing.assert_close(interpret(found.graph, [x]), (module(x),))
+
+
+def test_what_numpy_computes_of_a_size_is_told_with_what_helps() -> None:
+    class Places(nn.Module):
+        def forward(this, x: Tensor) -> Tensor:
+            return x + torch.from_numpy(np.sin(np.arange(x.shape[1]) / 7.0)).float()[:, None]
+
+    class Ones(nn.Module):
+        def forward(this, x: Tensor) -> Tensor:
+            return x * torch.from_numpy(np.ones((x.shape[1], 1), dtype=np.float32))
+
+    x = torch.randn(2, 6, 4)
+    with pytest.raises(CaptureError, match=r"test_sizes_in_python.*numpy computes with numbers"):
+        capture(Places(), (x,), dynamic_shapes=({1: Dim.AUTO},))
+    (note,) = capture(Ones(), (x,), dynamic_shapes=({1: Dim.AUTO},)).fixed
+    assert "stays 6" in note
+    assert "test_sizes_in_python" in note
+
+
+def test_rows_of_a_nested_tensor_are_told_with_what_helps() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            rows = [row[:length] for row, length in zip(x.unbind(), lengths, strict=True)]
+            nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+            return torch.nested.to_padded_tensor(nested * 2, 0.0)
+
+    inputs = (torch.randn(2, 6, 4), torch.tensor([6, 3]))
+    with pytest.raises(CaptureError, match=r"lengths that are known at run time.*padded rows"):
+        capture(Nested(), inputs, dynamic_shapes=({1: Dim.AUTO}, None))
+
+
+def test_an_axis_that_became_a_constant_is_told_where_others_then_fail() -> None:
+    class Lengths(nn.Module):
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            keep = torch.zeros(x.shape[:2])
+            for row, length in enumerate(lengths.tolist()):
+                keep[row, :length] = 1
+            return x * keep[..., None]
+
+    inputs = (torch.randn(2, 6, 4), torch.tensor([6, 3]))
+    shapes = ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO})
+    with pytest.raises(UsageError, match=r"itself fails.*Input lengths's axis 0 stays 2.*a loop"):
+        attngraph.optimize(Lengths(), inputs, dynamic_shapes=shapes)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 
 from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small
-from attngraph.ir.conditions import always, holds, parse_condition
-from attngraph.ir.dims import DimInfo
+from attngraph.ir.conditions import always, at_sizes, holds, parse_condition
+from attngraph.ir.dims import DimInfo, symbol
 
 _MESSAGE = """Constraints violated (seq)! For more information, run with TORCH_LOGS="+dynamic".
   - Not all values of seq = {size} in the specified range {range} satisfy the \
@@ -158,3 +159,11 @@ def test_what_excludes_other_sizes_than_small_ones(guard: str) -> None:
     assert excluded_small(message(guard), {"seq": 400}) == []
     assert excluded_small(message("((-1) + (S // 10)) != 1"), {"seq": 25}) == []
     assert excluded_small(message("((-1) + (S // 10)) != 1"), {}) == []
+
+
+def test_a_remainder_by_less_than_nothing_is_pythons() -> None:
+    """Of sizes that other conditions exclude: 9 % (9 - 16) is -5, and 16 % 0 nothing at all."""
+    condition = parse_condition("n % (n - 16) == n - 14")
+    found = {n: at_sizes(condition, {symbol("n"): sympy.Integer(n)}) for n in (9, 14, 16, 17, 30)}
+    assert found == {n: n != 16 and n % (n - 16) == n - 14 for n in found}
+    assert found[9] == sympy.true
