@@ -328,6 +328,7 @@ def page() -> str:
         *page_costs.memory(),
         *page_costs.checkpoint(),
         *page_costs.start(),
+        *page_costs.soak(),
         *_node_count(),
         "",
         "## CUDA",

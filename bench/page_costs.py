@@ -66,6 +66,25 @@ def checkpoint() -> list[str]:
     return [*lines, "", measured_on(result), ""]
 
 
+def soak() -> list[str]:
+    """What hours of work in one process hold, where it was measured."""
+    if not was_measured("soak"):
+        return []
+    result = read("soak")
+    before, after = result["mib"]
+    return [
+        "## Long work in one process",
+        "",
+        f"In {result['seconds'] / 60:.0f} minutes of {result['calls']:,} calls of an encoder and "
+        f"{result['generations']:,} runs of generations with either cache, at changing sizes, the "
+        f"resident set went from {before:.1f} to {after:.1f} MiB "
+        f"({after / before - 1:+.2%}).",
+        "",
+        measured_on(result),
+        "",
+    ]
+
+
 def start() -> list[str]:
     """Time to the first answer of large files, where it was measured."""
     if not was_measured("start"):

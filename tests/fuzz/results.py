@@ -111,8 +111,9 @@ def page(results: Results | None = None) -> str:
             f"| {piece['draws']} | {right} | {failed} | {slowest} |\n"
         )
     head = ["grammar", "commit", "seeds", "draws", *_RIGHT, "failed", "slowest"]
+    still = Counter(each["outcome"] for each in results["failures"] if each["mended"] is None)
     totals = [
-        f"| {name} | {count} | {OUTCOMES[name]} |\n"
+        f"| {name} | {count} | {still[name] if name in FAILURES else count} | {OUTCOMES[name]} |\n"
         for name in OUTCOMES
         if (count := outcomes[name])
     ]
@@ -120,7 +121,7 @@ def page(results: Results | None = None) -> str:
     return "".join(
         [
             f"{sum(outcomes.values())} draws:\n\n",
-            *_table("outcome", "draws", "meaning"),
+            *_table("outcome", "draws", "still so", "meaning"),
             *totals,
             f"\nDraws with a site declined as: {codes or 'none'}.\n\n",
             *_table(*head),
