@@ -9,7 +9,11 @@ from __future__ import annotations
 
 def reason_of(error: BaseException) -> str:
     """What another library's error says, in short: one line without a full stop."""
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+    said = " ".join(str(error).split())[:300].rstrip(".")
+    kind = type(error).__name__
+    if isinstance(error, KeyError):  # which says the key alone
+        return f"{kind}: {said}"
+    return said or kind
 
 
 class AttngraphError(Exception):

@@ -331,6 +331,10 @@ _BROKEN = {
         lambda p: _rewritten(p, architectures=["BertPreTrainedModel"]),
         "the architecture BertPreTrainedModel, which is no model in transformers",
     ),
+    "no such activation": (
+        lambda p: _rewritten(p, hidden_act="wonder"),
+        "doesn't fit BertForSequenceClassification: KeyError: 'wonder'",
+    ),
     "no number's dtype": (lambda p: _rewritten(p, dtype=16), "the dtype 16, in which no model"),
     "a dtype of codes": (lambda p: _rewritten(p, torch_dtype="int8", dtype="int8"), "dtype 'int8'"),
     "no architecture": (lambda p: _rewritten(p, architectures=None), "pass --task"),
