@@ -18,9 +18,10 @@ from attngraph.export.target import OLDEST_OPSET, OPSET
 from attngraph.ir import interpret
 from tests.models.kit import HEADS, HIDDEN
 from tests.parity.test_decode import PROMPT, prompts
+from tests.runtimes import families
 from tests.runtimes.conftest import Record
 from tests.runtimes.encoders import MODELS
-from tests.runtimes.families import decoder
+from tests.runtimes.seq2seq import written
 
 
 def opened(path: Path, **settings: Any) -> openvino.CompiledModel:
@@ -73,7 +74,7 @@ def test_a_decoder_gives_the_tokens_of_transformers(
     cache: Any, portable: bool, tmp_path: Path, record: Record
 ) -> None:
     """A portable file is written in the oldest opset, whose static cache keeps its room."""
-    module, steps, room = decoder("Llama"), 12, 32
+    module, steps, room = families.decoder("Llama"), 12, 32
     compiled = attngraph.optimize_decoder(
         module,
         cache=cache,
@@ -103,3 +104,30 @@ def test_a_decoder_gives_the_tokens_of_transformers(
     kept = room if cache == "static" and portable else PROMPT + steps - 1
     assert pasts[layout.pasts[0]].shape[2] == kept
     record("openvino", "Llama", f"{cache} cache{' (portable)' * portable}")
+
+
+def test_an_encoder_decoder_gives_the_tokens_of_transformers(
+    tmp_path: Path, record: Record
+) -> None:
+    """Rows padded differently; the decoder reads what the encoder gave once, and its own past."""
+    folder, source, expected = written("t5", tmp_path, rows=3)
+    encoder, decoder = (
+        opened(folder / name) for name in ("encoder_model.onnx", "decoder_with_past_model.onnx")
+    )
+    rows, names = len(expected), [value.any_name for value in decoder.inputs]
+    given = results_of(encoder, source)
+    memory = {
+        name: given[name.replace("past_key_values", "present")]
+        for name in names
+        if ".encoder." in name
+    }
+    (width,) = {tensor.shape[-1] for tensor in memory.values()}
+    (heads,) = {tensor.shape[1] for tensor in memory.values()}
+    pasts = {name: torch.zeros(rows, heads, 0, width) for name in names if ".decoder." in name}
+    whole, mask = expected[:, :1], {"encoder_attention_mask": source["attention_mask"]}
+    for _ in range(expected.shape[1] - 1):
+        found = results_of(decoder, {"input_ids": whole[:, -1:], **mask, **memory, **pasts})
+        pasts = {name: found[name.replace("past_key_values", "present")] for name in pasts}
+        whole = torch.cat([whole, found["logits"][:, -1].argmax(-1)[:, None]], 1)
+    assert torch.equal(whole, expected)
+    record("openvino", "T5", "growing cache")
