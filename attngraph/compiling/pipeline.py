@@ -13,6 +13,7 @@ from attngraph.passes.attention.fold_masks import FoldMasks
 from attngraph.passes.attention.raise_softmax import RaiseSoftmax
 from attngraph.passes.fusion.fuse_experts import FuseExperts
 from attngraph.passes.loops.loop_bodies import LoopBodies
+from attngraph.passes.loops.raise_recurrence import RaiseRecurrence
 from attngraph.passes.loops.split_loops import SplitLoops
 from attngraph.passes.padding.pack_tokens import PackTokens
 from attngraph.passes.weights.merge_projections import MergeProjections
@@ -114,7 +115,9 @@ def pipeline(
             for item in stages
         ]
     stages = [
-        replace(item, recurrences=recurrences) if isinstance(item, SplitLoops) else item
+        replace(item, recurrences=recurrences)
+        if isinstance(item, SplitLoops | RaiseRecurrence)
+        else item
         for item in stages
     ]
     stages = [

@@ -253,8 +253,9 @@ def hidden_rows_of(results: Iterable[PassResult]) -> list[str]:
 
 
 def loops_of(results: Iterable[PassResult]) -> list[str]:
-    """A sentence on each loop over time that stays unrolled."""
-    notes = _notes(results, "unrolled")
+    """A sentence on each loop over time that stays one, or unrolled."""
+    results = list(results)
+    notes = [*_notes(results, "unrolled"), *_notes(results, "recurrence-kept")]
     return [
         f"{remark.loc.place or 'unknown place'}: {remark.reason} {remark.hint}" for remark in notes
     ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from attngraph.analysis.recurrence.cells import Cell, read_cell
+from attngraph.analysis.recurrence.kept import why_kept
 from attngraph.analysis.recurrence.steps import known_data, read_step
 from attngraph.analysis.recurrence.unrolled import Chain, steps_in_a_row, unify, unrolled_loops
 from attngraph.analysis.values.scalars import uniform
@@ -34,14 +35,16 @@ class RaiseRecurrence:
 
     What a step computes from its new state is batched over all steps, after `attn.recurrent`. A
     loop stays as it is if its step is no such cell, if an LSTM's memory is read between two steps,
-    or if what a step computes can't be batched. A remark then names an unrolled one,
-    because its length is fixed; with `exact_only` that is all.
+    or if what a step computes can't be batched. A remark then says why, or of an unrolled one that
+    its length is fixed; with `exact_only` that is all. Without `recurrences` the target has no
+    operator for those of outer products.
     """
 
     name: ClassVar[str] = "raise-recurrence"
     exact: ClassVar[bool] = False
 
     exact_only: bool = False
+    recurrences: bool = True
 
     def run(self, graph: Graph) -> list[Remark]:
         checked = Checked(
@@ -54,7 +57,28 @@ class RaiseRecurrence:
             refused: set[tuple[Value, ...]] = set()
             while _raise_unrolled(graph, checked, refused):
                 eliminate_dead_code(graph)
-        return [*checked.remarks, *(_unrolled(*found) for found in steps_in_a_row(graph))]
+        kept = [remark for node in graph if node.op == "attn.scan" for remark in self._kept(node)]
+        unrolled = (_unrolled(*found) for found in steps_in_a_row(graph))
+        return [*checked.remarks, *kept, *unrolled]
+
+    def _kept(self, loop: Node) -> Iterator[Remark]:
+        """Why a loop stays: of the states that attention may have, as a site that is declined;
+        where it has none of them, as a note on the first."""
+        general = "with --exact loops stay as they are written" if self.exact_only else ""
+        found = list(why_kept(loop))
+        for kept in [each for each in found if each.is_matrix] or found[:1]:
+            is_read = not general and (self.recurrences or not kept.is_matrix)
+            why = kept.why if is_read else general or "the target has no operator for it"
+            yield Remark(
+                "declined" if kept.is_matrix else "note",
+                "recurrence-kept",
+                f"A recurrence stays a loop over its steps: {why}.",
+                kept.node.loc,
+                kept.node.op,
+                "It runs as an ONNX Scan, of any length.",
+                node=loop.outputs[0].name,
+                blamed=f"{kept.node.op} at {kept.node.loc}",
+            )
 
 
 def _unrolled(steps: int, last: Node) -> Remark:

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from attngraph.analysis.recurrence.outer_step import OuterStep, read_outer_step
+from attngraph.analysis.recurrence.outer_step import read_outer_step
+from attngraph.analysis.recurrence.outer_terms import OuterStep
 from attngraph.analysis.recurrence.registers import read_register
 from attngraph.analysis.recurrence.terms import described
 from attngraph.analysis.values.intervals import Intervals
@@ -21,6 +22,7 @@ from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import CHOICE, EXPAND, LAYOUT, RESHAPE
 from attngraph.passes.canonical.normal_form import FORMS
 from attngraph.passes.loops.narrowing import Narrowing
+from attngraph.passes.loops.outer_steps import Outer
 from attngraph.passes.loops.scan_parts import ScanParts
 from attngraph.passes.loops.shown_steps import Convolution, Places
 from attngraph.passes.rewriting.checked import Checked
@@ -141,7 +143,10 @@ class _Loop(ScanParts):
         mask = None if shown is None else self._shown(shown, state)
         if shown is not None and mask is None:
             return False
-        self._write_outer(state, found, parts, mask)
+        bonus = None if found.bonus is None else self._batched(found.bonus)
+        if found.bonus is not None and bonus is None:
+            return False
+        self._write_outer(state, found, parts, bonus, mask)
         return True
 
     def _read_outer(
@@ -166,47 +171,24 @@ class _Loop(ScanParts):
         state: Value,
         found: OuterStep,
         parts: Sequence[Value | None],
+        bonus: Value | None,
         mask: Places | None,
     ) -> None:
-        build = self.build
-        query, key, value, beta, decay = parts
-        if decay is not None and not found.is_log:
-            decay = build("aten.log", decay)
-        if mask is not None:
-            there = build("aten.reshape", mask.shown, shape=[*mask.shown.shape, 1])
-            zero = build("aten.full", size=[], fill_value=0.0, dtype=state.dtype)
-            # All of them: what a hidden token has may be NaN, which a 0 beside it doesn't end.
-            key, value, decay, beta = (
-                None if each is None else build("aten.where.self", there, each, zero)
-                for each in (key, value, decay, beta)
-            )
         initial = self.initial[state]
-        shape = [state.shape[0], found.heads, *state.shape[-2:]]
-        past = build("aten.reshape", initial, shape=shape)
-        past = build("aten.permute", past, dims=[0, 1, 3, 2]) if found.turned else past
-        made = build.node(
-            "attn.linear_attention",
-            *(query, key, value, past, decay, beta),
-            heads=found.heads,
-            kv_heads=found.heads,
-            scale=found.scale,
-        )
+        write = Outer(self.build, found, self.steps, state)
+        given, last, node = write.made(parts, initial, bonus, mask)
         given_past = None if _is_zero(initial) else initial
+        is_decaying = found.decay is not None or found.constant is not None
         self.remarks.append(
             Remark(
                 "fused",
                 "recurrence",
-                f"{described(found.beta, found.decay, given_past)} is one operator.",
+                f"{described(found.beta, is_decaying or None, given_past)} is one operator.",
                 self.node.loc,
                 op="attn.linear_attention",
-                node=made.outputs[0].name,
+                node=node.outputs[0].name,
             )
         )
-        given = build("aten.permute", made.outputs[0], dims=[1, 0, 2])
-        given = build("aten.reshape", given, shape=[self.steps, *found.seen.shape])
-        last = made.outputs[1]
-        last = build("aten.permute", last, dims=[0, 1, 3, 2]) if found.turned else last
-        last = build("aten.reshape", last, shape=list(state.shape))
         self._leave(state, {found.seen: given}, last)
 
     def _leave(self, state: Value, given: dict[Value, Value], last: Value) -> None:

@@ -103,9 +103,9 @@ def _kinds(tried: Sequence[Record]) -> str:
     ]
     text = (
         f"Counted in {counted} of {len(tried)} rows; the records of the others don't say. A "
-        "recurrence counts as a fused site above too. A loop that is left has states of another "
-        "kind; why a mixture stays as it is written, its remark says "
-        "([experts-kept](remarks.md#experts-kept)).\n"
+        "recurrence counts as a fused site above too. Why a loop or a mixture stays as it is "
+        "written, its remark says ([recurrence-kept](remarks.md#recurrence-kept), "
+        "[experts-kept](remarks.md#experts-kept)).\n"
     )
     head = ("", "one operator", "left")
     sums = [

@@ -98,11 +98,16 @@ _READ: dict[str, Changes] = {
     "no token hidden": _UNMASKED,
     "a decay from outside the loop": _FROM_OUTSIDE,
     "results of states that stayed": _STAYED,
+    "a state that is read before its update": {
+        "aten.mul.Tensor(%new, %q1)": "aten.mul.Tensor(%state, %q1)"
+    },
 }
 _ONE_LEFT: dict[str, Changes] = {
     "a decay that the state decides": {"%a = aten.exp(%g1)": "%a = aten.sigmoid(%state)"},
     "a delta before the decay": {"aten.mul.Tensor(%old, %k1)": "aten.mul.Tensor(%state, %k1)"},
-    "a state that is read before": {"aten.mul.Tensor(%new, %q1)": "aten.mul.Tensor(%old, %q1)"},
+    "a state that is read as it decayed": {
+        "aten.mul.Tensor(%new, %q1)": "aten.mul.Tensor(%old, %q1)"
+    },
     "an update that is cut": {
         "%new = aten.add.Tensor(%old, %o)": "%sum = aten.add.Tensor(%old, %o)"
         "\n  %new = aten.clamp(%sum) {min = -1e3, max = 1e3}"

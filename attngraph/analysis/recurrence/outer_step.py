@@ -3,12 +3,11 @@
 The values that the state doesn't reach are found among the step's own by what they must satisfy,
 on drawn numbers in float64: S' is affine in S, its offset is k ⊗ v in each head, and its slope,
 which acts on the key's features only, is diag(a) or (1 − β k kᵀ) diag(a). Behind the step, only
-z = scale · qᵀ S' is read.
+z = scale · qᵀ S' is read, or scale · qᵀ S + gain · (Σ q ∘ w ∘ k) v, as RWKV-6 does.
 
-What was found is then confirmed with the state and the operands as drawn numbers of their own. The
-nodes between are analytic functions of these that keep to units (units.py), so they are the formula
-for all numbers; and a loop
-whose step is the recurrence's is the recurrence, whatever its length: by induction over the steps.
+What was found is then confirmed with the state and the operands as drawn numbers of their own
+(outer_proof.py); and a loop whose step is the recurrence's is the recurrence, whatever its length:
+by induction over the steps.
 """
 
 from __future__ import annotations
@@ -19,66 +18,13 @@ from typing import Any
 
 import torch
 
-from attngraph.analysis.recurrence.uniform import is_analytic
-from attngraph.analysis.recurrence.units import Unit, units_of, unlike
-from attngraph.analysis.values.widening import wide_node, widened
-from attngraph.errors import IRError
-from attngraph.ir import Dim, Graph, Node, Value
-from attngraph.ir.dims import product, same, substitute
-from attngraph.ir.ops import evaluate
+from attngraph.analysis.recurrence.outer_proof import proven
+from attngraph.analysis.recurrence.outer_terms import OuterStep, Runs
+from attngraph.ir import Dim, Graph, Value
+from attngraph.ir.dims import product, same
 from attngraph.ir.slices import backward_slice, forward_slice
 
-_NEAR = 1e-8  # of float64, relative to the largest element
-_RUNS = 3  # of a confirmation
-_FAILURES = (IRError, KeyError, RuntimeError, IndexError, TypeError, ValueError)
-_ROWS = 2  # the least size of a dim that is drawn
-
-
-@dataclass(frozen=True)
-class OuterStep:
-    """Operands as values of the step, their elements in the order (B, H, features).
-
-    `rate` multiplies the value. `seen` is z, (B, H, dv) in that order. The state is (B, H, dv, dk)
-    if `turned`. A decay that isn't `is_log` is a number of at least 0.
-    """
-
-    query: Value
-    key: Value
-    value: Value
-    seen: Value
-    heads: int
-    keys: int
-    features: int
-    turned: bool
-    scale: float = 1.0
-    rate: Value | None = None
-    beta: Value | None = None
-    decay: Value | None = None
-    is_log: bool = True
-
-    @property
-    def operands(self) -> list[Value]:
-        parts = (self.query, self.key, self.value, self.rate, self.beta, self.decay)
-        return list(dict.fromkeys(part for part in parts if part is not None))
-
-    def units(self, state: Value) -> dict[Value, Unit]:
-        others = {"rate": self.rate, "beta": self.beta, "decay": self.decay}
-        return units_of(self.query, self.key, self.value, **others, state=state)
-
-    def run(self, given: Mapping[Value, Any], state: torch.Tensor) -> list[torch.Tensor]:
-        """S' and z (B, H, dv) of a state (B, H, dk, dv) and the operands' numbers."""
-        shaped = {x: given[x].reshape(len(state), self.heads, -1) for x in self.operands}
-        q, k, v = shaped[self.query], shaped[self.key], shaped[self.value]
-        rate, beta, decay = (
-            None if each is None else shaped[each] for each in (self.rate, self.beta, self.decay)
-        )
-        v = v if rate is None else v * rate
-        if decay is not None:
-            state = state * (decay.exp() if self.is_log else decay)[..., None]
-        if beta is not None:
-            v = beta * (v - (k[..., None] * state).sum(-2))
-        state = state + k[..., None] * v[..., None, :]
-        return [state, self.scale * (q[..., None] * state).sum(-2)]
+_NEAR = 1e-8  # of float64, relative to the largest element: only to find what is then proven
 
 
 def read_outer_step(
@@ -109,11 +55,11 @@ def read_outer_step(
         seen = _seen(body, state, after, rest, product([state.shape[0], heads, features]))
         if seen is None:
             continue
-        runs = _Runs(body, state, [after, seen], known, data)
-        reader = _Reader(runs, heads, keys, features, turned, narrow, least, shown)
-        for found in reader.read():
-            if reader.is_confirmed(found):
-                return found
+        runs = Runs(body, state, [after, seen], known, data)
+        for found in _Reader(runs, heads, keys, features, turned, least).read():
+            step = proven(found, runs, narrow, shown)
+            if step is not None:
+                return step
     return None
 
 
@@ -133,75 +79,14 @@ def _seen(
     return None
 
 
-class _Runs:
-    """Runs a step on drawn numbers."""
-
-    def __init__(
-        self,
-        body: Graph,
-        state: Value,
-        results: Sequence[Value],
-        known: Sequence[Value],
-        data: Callable[[Value], torch.Tensor | None],
-    ) -> None:
-        self.body, self.state, self.results, self.data = body, state, results, data
-        self.leaves, nodes = backward_slice([*results, *known], lambda value: value is state)
-        reached = {state}
-        self.before: list[Node] = []
-        self.behind: list[Node] = []
-        for node in nodes:
-            is_behind = any(value in reached for value in node.inputs)
-            (self.behind if is_behind else self.before).append(node)
-            if is_behind:
-                reached.update(node.outputs)
-        self.sizes = {name: _ROWS + at for at, name in enumerate(body.dims)}
-        self.shape = [int(size) for size in substitute(list(state.shape), self.sizes)]
-
-    def known(self, seed: int) -> dict[Value, Any] | None:
-        """The numbers of everything that the state doesn't reach."""
-        random = torch.Generator().manual_seed(seed)
-        memory: dict[Value, Any] = {}
-        for leaf in self.leaves:
-            if leaf is not self.state:
-                numbers = self.data(leaf)
-                if numbers is not None and numbers.is_meta:
-                    return None
-                memory[leaf] = self._drawn(leaf, random) if numbers is None else widened(numbers)
-        return self.through(self.before, memory)
-
-    def _drawn(self, leaf: Value, random: torch.Generator) -> Any:
-        shape = [int(size) for size in substitute(list(leaf.shape), self.sizes)]
-        if not leaf.dtype.is_floating_point:
-            return torch.ones(shape, dtype=leaf.dtype)
-        return torch.randn(shape, generator=random, dtype=torch.float64)
-
-    def after(self, known: Mapping[Value, Any], state: torch.Tensor) -> list[torch.Tensor] | None:
-        """The results of a state in the graph's own shape."""
-        memory = self.through(self.behind, {**known, self.state: state})
-        return None if memory is None else [memory[value] for value in self.results]
-
-    def through(self, nodes: Sequence[Node], memory: dict[Value, Any]) -> dict[Value, Any] | None:
-        with torch.no_grad():
-            for node in nodes:
-                given = [None if value is None else memory[value] for value in node.inputs]
-                try:
-                    made = evaluate(wide_node(node), given, self.sizes)
-                except _FAILURES:
-                    return None
-                memory.update(zip(node.outputs, made, strict=True))
-        return memory
-
-
 @dataclass
 class _Reader:
-    runs: _Runs
+    runs: Runs
     heads: int
     keys: int
     features: int
     turned: bool
-    narrow: Mapping[Value, Value]
     least: Callable[[Value], float]
-    shown: Value | None
 
     def __post_init__(self) -> None:
         self.rows = self.runs.shape[0]
@@ -230,19 +115,54 @@ class _Reader:
             along = (k[..., None] * offset).sum(-2) / k.square().sum(-1, keepdim=True)
             if not _is_near(k[..., None] * along[..., None, :], offset):
                 continue
-            for query, scale in self._queries(vectors, first):
-                for value, v in values:
-                    for rate, r in [(None, None), *rates]:
-                        if _is_near(v if r is None else v * r, along):
-                            step = self._step(query, key, value, scale)
-                            yield from self._sloped(
-                                step, rate, (k, r), slope, known, vectors, rates
-                            )
+            for value, v in values:
+                for rate, r in [(None, None), *rates]:
+                    written = v if r is None else v * r
+                    if not _is_near(written, along):
+                        continue
+                    reads = self._reads(known, (key, k), written, vectors, (zero, first, states[0]))
+                    for step in reads:
+                        whole = replace(step, value=value)
+                        yield from self._sloped(whole, rate, (k, r), slope, vectors, rates)
 
-    def _step(self, query: Value, key: Value, value: Value, scale: float) -> OuterStep:
+    def _step(self, query: Value, key: Value, scale: float, **more: Any) -> OuterStep:
         seen = self.runs.results[1]
         sizes = self.heads, self.keys, self.features, self.turned
-        return OuterStep(query, key, value, seen, *sizes, scale=scale)
+        return OuterStep(query, key, key, seen, *sizes, scale=scale, **more)
+
+    def _reads(
+        self,
+        known: Mapping[Value, Any],
+        key: tuple[Value, torch.Tensor],
+        written: torch.Tensor,
+        vectors: Sequence[tuple[Value, torch.Tensor]],
+        results: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor], torch.Tensor],
+    ) -> Iterator[OuterStep]:
+        """How z reads the state: its query, and what else is in it, without the value written."""
+        (_, z_of_zeros), (after, z), state = results
+        for query, scale in _multiples(vectors, after, z):
+            yield self._step(query, key[0], scale)
+        for query, scale in _multiples(vectors, state, z - z_of_zeros):
+            step = self._step(query, key[0], scale, reads_before=True)
+            if not z_of_zeros.any():
+                yield step
+                continue
+            (q,) = (x for value, x in vectors if value is query)
+            for bonus, w in self._bonuses(known):
+                own = (q * w * key[1]).sum(-1, keepdim=True) * written
+                gain = float((own * z_of_zeros).sum() / own.square().sum())
+                gain = round(gain) if abs(gain - round(gain)) < _NEAR else gain
+                if gain and _is_near(own * gain, z_of_zeros):
+                    yield replace(step, bonus=bonus, gain=gain)
+
+    def _bonuses(
+        self, known: Mapping[Value, Any]
+    ) -> Iterator[tuple[Value | None, torch.Tensor | float]]:
+        yield None, 1.0
+        for value, x in known.items():
+            is_float = isinstance(x, torch.Tensor) and x.dtype == torch.float64
+            if is_float and product(value.shape) in (self.heads, self.heads * self.keys):
+                yield value, x.reshape(1, self.heads, -1)
 
     def _sloped(
         self,
@@ -250,7 +170,6 @@ class _Reader:
         rate: Value | None,
         numbers: tuple[torch.Tensor, torch.Tensor | None],
         slope: torch.Tensor,
-        known: Mapping[Value, Any],
         vectors: Sequence[tuple[Value, torch.Tensor]],
         rates: Sequence[tuple[Value, torch.Tensor]],
     ) -> Iterator[OuterStep]:
@@ -282,17 +201,8 @@ class _Reader:
         for value, x in given:
             if _is_near(x, a) and self.least(value) >= 0:  # whose logarithm is −∞ where it is 0
                 yield replace(step, decay=value, is_log=False)
-
-    def _queries(
-        self, vectors: Sequence[tuple[Value, torch.Tensor]], found: Sequence[torch.Tensor]
-    ) -> Iterator[tuple[Value, float]]:
-        """Those of which z is a multiple, the same in all heads."""
-        after, z = found
-        for query, q in vectors:
-            own = (q[..., None] * after).sum(-2)
-            scale = float((own * z).sum() / own.square().sum())
-            if scale and _is_near(own * scale, z):
-                yield query, scale
+        if _is_near(a, a[:1].expand_as(a)):
+            yield replace(step, is_constant=True)
 
     def _candidates(
         self, known: Mapping[Value, Any], width: int
@@ -324,59 +234,21 @@ class _Reader:
         z = found[1].reshape(self.rows, self.heads, self.features)
         return [after.mT if self.turned else after, z]
 
-    def is_confirmed(self, step: OuterStep) -> bool:
-        """Whether the nodes between the operands, the state and both results are the formula."""
-        cut = {self.narrow.get(value, value): value for value in step.operands}
-        leaves, nodes = backward_slice(
-            self.runs.results,
-            lambda value: value in cut or value in (self.runs.state, self.shown),
-        )
-        fixed = {leaf: self.runs.data(leaf) for leaf in leaves if leaf not in cut}
-        del fixed[self.runs.state]
-        if self.shown is not None:
-            after, z = self.runs.results
-            ends = backward_slice([z], lambda each: each in cut or each in (after, self.shown))[0]
-            if self.shown in ends:
-                return False
-            fixed[self.shown] = torch.ones((), dtype=torch.bool)
-        if any(x is None for x in fixed.values()) or not set(cut) <= set(leaves):
-            return False
-        memory = {leaf: widened(x) for leaf, x in fixed.items() if x is not None}
-        varied = {*cut, self.runs.state}
-        for node in nodes:
-            if any(value in varied for value in node.inputs):
-                varied.update(node.outputs)
-                if not is_analytic(node, memory):
-                    return False
-        units = step.units(self.runs.state)
-        units.update({base: units[value] for base, value in cut.items()})
-        if unlike(self.runs.results, units) is not None:
-            return False
-        for seed in range(_RUNS):
-            random = torch.Generator().manual_seed(seed)
-            given: dict[Value, Any] = {}
-            for base, value in cut.items():
-                shape = substitute(list(value.shape), self.runs.sizes)
-                x = torch.randn([int(n) for n in shape], generator=random, dtype=torch.float64)
-                x = x.abs() if value is step.decay and not step.is_log else x
-                whole = [int(n) for n in substitute(list(base.shape), self.runs.sizes)]
-                given[value], memory[base] = x, x.expand(whole) if base is not value else x
-            state = self._states(1, seed)[0]
-            own = (state.mT if self.turned else state).reshape(self.runs.shape)
-            made = self.runs.through(nodes, {**memory, self.runs.state: own})
-            if made is None:
-                return False
-            after, z = (made[value] for value in self.runs.results)
-            after = after.reshape(own.shape if own.ndim == 4 else (self.rows, 1, *own.shape[1:]))
-            expected = step.run(given, state)
-            pairs = [(after.mT if self.turned else after, expected[0])]
-            pairs.append((z.reshape(expected[1].shape), expected[1]))
-            if not all(_is_near(a, b) for a, b in pairs):
-                return False
-        return True
-
 
 def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or not bool(torch.isfinite(a).all()):
         return False
     return bool((a - b).abs().max() <= _NEAR * b.abs().max().clamp(min=1e-300))
+
+
+def _multiples(
+    vectors: Sequence[tuple[Value, torch.Tensor]], state: torch.Tensor, z: torch.Tensor
+) -> Iterator[tuple[Value, float]]:
+    """The queries of which z is a multiple in a state, the same in all heads."""
+    if not z.any():
+        return
+    for query, q in vectors:
+        own = (q[..., None] * state).sum(-2)
+        scale = float((own * z).sum() / own.square().sum())
+        if scale and _is_near(own * scale, z):
+            yield query, scale

@@ -129,13 +129,13 @@ def _steps_alike(loop: Node, known: Mapping[Value, Part], tokens: Tokens) -> boo
         elif not is_analytic(node, inside.parts) or not inside.admits(node):
             return False
         elif any(value in states for value in node.inputs):
-            if not _is_affine(node, states):
+            if not is_affine(node, states):
                 return False
             states.update(node.outputs)
     return True
 
 
-def _is_affine(node: Node, of: Collection[Value]) -> bool:
+def is_affine(node: Node, of: Collection[Value]) -> bool:
     """Whether an analytic node is affine in these of its inputs."""
     if node.op in MULTIPLICATIVE | MATMUL:
         is_below = "div." in node.op and node.inputs[1] in of

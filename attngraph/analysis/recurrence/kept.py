@@ -1,0 +1,220 @@
+"""Why a loop over time stays one: the term of its step that no operator has.
+
+A step is looked at as `attn.linear_attention` would have it, S' = A S + k ⊗ v and z = scale · qᵀ S:
+what isn't affine is found in the graph; A and what is added, on drawn numbers. Only the sentence
+depends on them, and no rewrite does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from attngraph.analysis.recurrence.outer_terms import Runs
+from attngraph.analysis.recurrence.uniform import is_affine
+from attngraph.ir import Graph, Node, Value
+from attngraph.ir.ops import attribute
+from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import JOIN, LAYOUT
+
+_NEAR = 1e-8  # of float64, relative to the largest element
+_KERNELS = (torch.float32, torch.float16)
+_LARGE = 1 << 22  # elements of a state that is run
+
+_OTHER = "its next state depends on another state of the loop"
+_MOVED = "it keeps earlier inputs, and isn't read as the state of a convolution"
+_CHANNELS = "its state is one number for each channel, which no product of a key and a value is"
+_OWN_DECAYS = "each number of its state decays by its own factor, not each head or key feature"
+_OF_VALUES = "its decay is that of each value feature, not of each head or key feature"
+_MIXED = "the numbers of its state are mixed by a matrix"
+_EARLY = "its delta rule corrects the state as it was before it decayed"
+_OTHER_KEY = "what it takes off its state is read by another key, or rate, than it is written by"
+_ADDED = "what is added to its state isn't the product of one key and one value"
+_READ = "its state is read otherwise than by one query"
+_UNREAD = "its terms weren't all found among the values of a step, for all steps at once"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Why a state stays in its loop, and the node that says so. `is_matrix`: the state has keys
+    and values, as that of linear attention has."""
+
+    why: str
+    node: Node
+    is_matrix: bool
+
+
+def why_kept(loop: Node) -> Iterator[Kept]:
+    """One for each reason that a loop's states have."""
+    body: Graph = attribute(loop, "body")
+    states = body.inputs[: attribute(loop, "carried")]
+    operands = dict(zip(body.inputs, loop.inputs, strict=True))
+    found: dict[tuple[str, Node], Kept] = {}
+    for state, after in zip(states, body.outputs, strict=False):
+        if after is not state and after.producer is not None and state.dtype.is_floating_point:
+            kept = _State(body, state, after, states, operands).kept()
+            found.setdefault((kept.why, kept.node), kept)
+    yield from found.values()
+
+
+class _State:
+    def __init__(
+        self,
+        body: Graph,
+        state: Value,
+        after: Value,
+        states: Collection[Value],
+        operands: Mapping[Value, Value | None],
+    ) -> None:
+        self.body, self.state, self.operands = body, state, operands
+        self.rest = [value for value in body.outputs if value is not after]
+        node = after.producer
+        if node is not None and node.op == "aten.where.self" and node.inputs[2] is state:
+            after = node.inputs[1] or after
+        self.after, self.others = after, [other for other in states if other is not state]
+        assert after.producer is not None
+        self.node = after.producer
+        self.is_matrix = len(state.shape) >= 3
+
+    def kept(self) -> Kept:
+        why, node = self._why()
+        return Kept(why, node, self.is_matrix and why is not _MOVED)
+
+    def _why(self) -> tuple[str, Node]:
+        leaves, nodes = backward_slice([self.after], lambda each: each is self.state)
+        reached, elsewhere = {self.state}, set(self.others)
+        for node in nodes:
+            if any(value in elsewhere for value in node.inputs):
+                elsewhere.update(node.outputs)
+            if not any(value in reached for value in node.inputs):
+                continue
+            reached.update(node.outputs)
+            if not is_affine(node, reached):
+                name = node.op.partition(".")[2].partition(".")[0].strip("_")
+                return f"its next state is no linear function of the state, for {name}", node
+        behind = [node for node in nodes if any(value in reached for value in node.inputs)]
+        if not behind:
+            return _READ, self.node
+        if all(node.op in LAYOUT | JOIN for node in behind):
+            return _MOVED, self.node
+        if any(leaf in self.others for leaf in leaves):
+            first = [n for n in nodes if any(v in self.others for v in n.inputs)]
+            return _OTHER, first[0]
+        if not self.is_matrix:
+            return _CHANNELS, self.node
+        if self.state.dtype not in _KERNELS:
+            name = str(self.state.dtype).removeprefix("torch.")
+            return f"the operator has no kernel for a state in {name}", behind[0]
+        return self._of_terms(behind)
+
+    def _of_terms(self, behind: list[Node]) -> tuple[str, Node]:
+        runs = Runs(self.body, self.state, [self.after], [], self._data)
+        known = runs.known(0)
+        if known is None or torch.Size(runs.shape).numel() > _LARGE:
+            return _UNREAD, self.node
+        random = torch.Generator().manual_seed(0)
+        keys, features = runs.shape[-2:]
+
+        def run(state: torch.Tensor) -> torch.Tensor | None:
+            found = runs.after(known, state.reshape(runs.shape))
+            is_whole = found is not None and found[0].numel() == state.numel()
+            return found[0].reshape(state.shape) if found is not None and is_whole else None
+
+        count = 2 + max(-(-keys // features), -(-features // keys))
+        states = torch.randn((count, *runs.shape), generator=random, dtype=torch.float64)
+        states = states.reshape(count, -1, keys, features)
+        added = run(states[0] * 0)
+        results = [run(each) for each in states]
+        if added is None or not bool(added.isfinite().all()):
+            return _UNREAD, self.node
+        moved = [each - added for each in results if each is not None]
+        if len(moved) < count or not all(bool(each.isfinite().all()) for each in moved):
+            return _UNREAD, self.node
+        return self._named(states, moved, added, behind)
+
+    def _named(
+        self,
+        states: torch.Tensor,
+        moved: list[torch.Tensor],
+        added: torch.Tensor,
+        behind: list[Node],
+    ) -> tuple[str, Node]:
+        """By what becomes of states (N, B·H, X, Y), less what is added (B·H, X, Y)."""
+        keys_first = self._reads_first_axis()
+        decay = moved[0] / states[0]
+        if _is_near(decay * states[1], moved[1]):
+            of_rows = _is_near(decay[..., :1].expand_as(decay), decay)
+            of_columns = _is_near(decay[..., :1, :].expand_as(decay), decay)
+            if not of_rows and not of_columns:
+                return _OWN_DECAYS, behind[0]
+            if (of_columns if keys_first else of_rows) and not (of_rows and of_columns):
+                return _OF_VALUES, behind[0]
+        else:
+            why = self._of_matrix(states, moved, added, keys_first)
+            if why is not None:
+                return why, behind[0]
+        values = torch.linalg.svdvals(added)
+        if values.shape[-1] > 1 and bool((values[:, 1] > _NEAR * values[:, 0]).any()):
+            return _ADDED, self.node
+        reads = self._reads()
+        if len(reads) != 1:
+            return _READ, reads[-1] if reads else self.node
+        return _UNREAD, self.node
+
+    def _of_matrix(
+        self, states: torch.Tensor, moved: list[torch.Tensor], added: torch.Tensor, first: bool
+    ) -> str | None:
+        """Of a step that sums over the axis of keys, the first of each state (X, Y) if `first`."""
+        turned = [(each if first else each.mT) for each in (states, torch.stack(moved), added)]
+        s, m = (torch.cat(list(each), -1) for each in turned[:2])
+        slope = torch.linalg.lstsq(s.mT, m.mT).solution.mT
+        if not _is_near(slope @ s, m):
+            return _MIXED
+        if slope.shape[0] > 1 and _is_near(slope[:1].expand_as(slope), slope):
+            return _MIXED
+        direction = torch.linalg.svd(turned[2]).U[..., :1]  # the key, where that is what is written
+        rest = slope - slope.diagonal(dim1=-2, dim2=-1).diag_embed()
+        onto = direction @ direction.mT
+        onto = onto - onto.diagonal(dim1=-2, dim2=-1).diag_embed()
+        size = onto.square().sum((-1, -2), keepdim=True)
+        along = (rest * onto).sum((-1, -2), keepdim=True) / size
+        return _EARLY if _is_near(along * onto, rest) else _OTHER_KEY
+
+    def _reads_first_axis(self) -> bool:
+        """Whether what reads the state leaves the last of its axes: (B, H, X, Y) to (B, H, Y)."""
+        last = self.state.shape[-1]
+        sizes = [value.shape for node in self._reads() for value in node.outputs]
+        shapes = [[size for size in shape if size != 1] for shape in sizes]
+        return not shapes or not shapes[0] or shapes[0][-1] == last
+
+    def _reads(self) -> list[Node]:
+        """The first nodes that sum over the state for what a step gives."""
+        reached = {self.state}
+        _, nodes = backward_slice(self.rest, lambda each: each is self.state)
+        _, own = backward_slice([self.after], lambda each: each is self.state)
+        found = []
+        elements = _elements(self.state)
+        for node in nodes:
+            if any(value in reached for value in node.inputs):
+                if any(_elements(value) >= elements for value in node.outputs):
+                    reached.update(node.outputs)
+                elif node not in own:
+                    found.append(node)
+        return found
+
+    def _data(self, value: Value) -> torch.Tensor | None:
+        own = self.operands.get(value)
+        return value.data if own is None else own.data
+
+
+def _elements(value: Value) -> int:
+    """Of one row."""
+    return int(torch.Size([size for size in value.shape if isinstance(size, int)]).numel())
+
+
+def _is_near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not bool(a.isfinite().all()):
+        return False
+    return bool((a - b).abs().max() <= _NEAR * b.abs().max().clamp(min=1e-300))

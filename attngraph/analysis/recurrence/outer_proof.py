@@ -1,0 +1,248 @@
+"""Whether a step of a loop is S' = A S + k ⊗ v as it was read, for all numbers.
+
+The nodes between the operands, the state and the results may be analytic functions only that keep
+to units (units.py), so that agreeing on drawn numbers is agreeing everywhere; but a summand with a
+coefficient of 1e-12 agrees as far as drawn numbers show. So it is asked as well what each element
+depends on, whatever the coefficient:
+
+- A NaN stays one in any sum or product. Each pair of places along an axis is told apart by a bit of
+  their numbers, so with NaN where a bit is 1, then where it is 0, for each bit, every element that
+  is read from another head, feature or row than the formula's shows.
+- Where the formula sums over keys, operands are drawn with zeros at places that make the formula's
+  terms vanish, one by one: a result of 0 has to be 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from attngraph.analysis.recurrence.outer_terms import OuterStep, Runs
+from attngraph.analysis.recurrence.positions import Positions
+from attngraph.analysis.recurrence.uniform import is_analytic
+from attngraph.analysis.recurrence.units import unlike
+from attngraph.analysis.values.widening import widened
+from attngraph.ir import Node, Value
+from attngraph.ir.dims import product, same, substitute
+from attngraph.ir.slices import backward_slice
+
+_NEAR = 1e-12  # of float64, relative to the largest element, after sums over some hundred keys
+_ROUNDED = 1e-15  # what is left where terms cancel
+_RUNS = 3  # with numbers everywhere
+_SPARSE = 6  # of each kind with zeros
+
+Numbers = dict[Value, torch.Tensor]
+"""Operands as (B, H, features)."""
+
+
+def proven(
+    step: OuterStep, runs: Runs, narrow: Mapping[Value, Value], shown: Value | None
+) -> OuterStep | None:
+    """The step, with its constant decay, if the nodes between the operands, the state and both
+    results are its formula. `narrow` and `shown` are those of `read_outer_step`.
+    """
+    region = _Region.of(step, runs, narrow, shown)
+    if region is None:
+        return None
+    if step.is_constant:
+        decay = region.constant_decay()
+        if decay is None:
+            return None
+        region.step = replace(step, constant=decay)
+    return region.step if region.agrees() and region.depends_alike() else None
+
+
+class _Region:
+    """The nodes between the operands, the state and both results."""
+
+    def __init__(
+        self, step: OuterStep, runs: Runs, cut: dict[Value, Value], nodes: list[Node], fixed: Any
+    ) -> None:
+        self.step, self.runs, self.cut, self.nodes, self.fixed = step, runs, cut, nodes, fixed
+        self.rows = runs.shape[0]
+
+    @classmethod
+    def of(
+        cls, step: OuterStep, runs: Runs, narrow: Mapping[Value, Value], shown: Value | None
+    ) -> _Region | None:
+        cut = {narrow.get(value, value): value for value in step.operands}
+        leaves, nodes = backward_slice(
+            runs.results, lambda value: value in cut or value in (runs.state, shown)
+        )
+        fixed = {leaf: runs.data(leaf) for leaf in leaves if leaf not in cut}
+        del fixed[runs.state]
+        if shown is not None:
+            after, z = runs.results
+            ends = backward_slice([z], lambda each: each in cut or each in (after, shown))[0]
+            if shown in ends:
+                return None
+            fixed[shown] = torch.ones((), dtype=torch.bool)
+        if any(x is None for x in fixed.values()) or not set(cut) <= set(leaves):
+            return None
+        memory = {leaf: widened(x) for leaf, x in fixed.items() if x is not None}
+        numbers = Positions()
+        for leaf in fixed:
+            numbers.constant(leaf)
+        varied = {*cut, runs.state}
+        for node in nodes:
+            if any(value in varied for value in node.inputs):
+                varied.update(node.outputs)
+                if not is_analytic(node, memory) or not numbers.admits(node):
+                    return None
+            elif all(value is None or value in numbers.parts for value in node.inputs):
+                numbers.numbers(node)
+        units = step.units(runs.state)
+        units.update({base: units[value] for base, value in cut.items() if value in units})
+        if unlike(runs.results, units) is not None:
+            return None
+        return cls(step, runs, cut, nodes, memory)
+
+    def made(self, given: Numbers, state: torch.Tensor) -> list[torch.Tensor] | None:
+        """S' and z of a state (B, H, dk, dv)."""
+        runs, step = self.runs, self.step
+        memory = dict(self.fixed)
+        for base, value in self.cut.items():
+            shape = [int(n) for n in substitute(list(value.shape), runs.sizes)]
+            whole = [int(n) for n in substitute(list(base.shape), runs.sizes)]
+            x = given[value][:1] if value is step.bonus else given[value]
+            memory[base] = x.reshape(shape).expand(whole)
+        own = (state.mT if step.turned else state).reshape(runs.shape)
+        found = runs.through(self.nodes, {**memory, runs.state: own})
+        if found is None:
+            return None
+        after, z = (found[value] for value in runs.results)
+        sizes = (step.features, step.keys) if step.turned else (step.keys, step.features)
+        after = after.reshape(self.rows, step.heads, *sizes)
+        return [after.mT if step.turned else after, z.reshape(self.rows, step.heads, -1)]
+
+    def drawn(self, seed: int) -> tuple[Numbers, torch.Tensor]:
+        step = self.step
+        random = torch.Generator().manual_seed(seed)
+        given = {}
+        for value in step.operands:
+            rows = 1 if value is step.bonus else self.rows
+            count = substitute(list(value.shape), self.runs.sizes)
+            width = int(torch.Size([int(n) for n in count]).numel()) // (rows * step.heads)
+            x = torch.randn(rows, step.heads, width, generator=random, dtype=torch.float64)
+            x = x.expand(self.rows, -1, -1).clone()
+            given[value] = x.abs() if value is step.decay and not step.is_log else x
+        shape = self.rows, step.heads, step.keys, step.features
+        return given, torch.randn(shape, generator=random, dtype=torch.float64)
+
+    def constant_decay(self) -> torch.Tensor | None:
+        """What a state of ones becomes under a key of zeros: (H, 1), or (H, dk)."""
+        given, state = self.drawn(0)
+        given[self.step.key] = torch.zeros_like(given[self.step.key])
+        made = self.made(given, torch.ones_like(state))
+        if made is None:
+            return None
+        decay = made[0][:1, ..., :1]
+        is_one = bool((made[0] == decay).all()) and bool((decay > 0).all())
+        if not is_one or not bool(decay.isfinite().all()):
+            return None
+        of_keys = decay[0, ..., 0]
+        is_of_head = bool((of_keys == of_keys[:, :1]).all())
+        return of_keys[:, :1] if is_of_head else of_keys
+
+    def agrees(self) -> bool:
+        """Whether results are the formula's, and 0 where all of its terms are."""
+        drawn = [*map(self.drawn, range(_RUNS)), *self._sparse()]
+        for given, state in drawn:
+            made = self.made(given, state)
+            if made is None:
+                return False
+            for x, expected in zip(made, self.step.run(given, state), strict=True):
+                if x.shape != expected.shape or not bool(x.isfinite().all()):
+                    return False
+                size = expected.abs().max().clamp(min=1e-300)
+                off = (x - expected).abs()
+                if bool((off > _NEAR * size).any()):
+                    return False
+                if bool((off[expected == 0] > _ROUNDED * size).any()):
+                    return False
+        return True
+
+    def _sparse(self) -> Iterator[tuple[Numbers, torch.Tensor]]:
+        step = self.step
+        query, key, value = step.query, step.key, step.value
+        for seed in range(_SPARSE):
+            given, state = self.drawn(_RUNS + seed)
+            random = torch.Generator().manual_seed(seed)
+
+            def half(like: torch.Tensor, random: torch.Generator = random) -> torch.Tensor:
+                return torch.randint(0, 2, like.shape, generator=random).to(like.dtype)
+
+            terms = {name: x for name, x in given.items() if name not in (step.decay, step.bonus)}
+            sparse = given | {name: x * half(x) for name, x in terms.items()}
+            yield sparse, state * half(state)
+            q, k = sparse[query], sparse[key]
+            outside_q, outside_k = (q == 0).to(q.dtype), (k == 0).to(k.dtype)
+            nothing = {each: torch.zeros_like(given[each]) for each in (key, value)}
+            yield given | {key: k, value: nothing[value]}, state * outside_k[..., None]
+            if query is not key:
+                yield given | {query: q, key: nothing[key]}, state * outside_q[..., None]
+                yield given | {query: q, key: given[key] * outside_q}, state * 0
+
+    def depends_alike(self) -> bool:
+        """Whether each element is read from no other row, head or feature than the formula's."""
+        step = self.step
+        given, state = self.drawn(0)
+        axes = [(0, self.rows), (1, step.heads), (3, step.features)]
+        axes += [(2, step.keys)] if step.beta is None else []
+        return all(
+            self._is_apart(axis, places, given, state)
+            for axis, size in axes
+            for places in _places(size)
+        )
+
+    def _is_apart(
+        self, axis: int, places: torch.Tensor, given: Numbers, state: torch.Tensor
+    ) -> bool:
+        """Whether NaN at some places of an axis of (B, H, dk, dv) shows nowhere else along it."""
+        poisoned = {
+            value: x if (at := self._along(value, axis)) is None else _with_nan(x, at, places)
+            for value, x in given.items()
+        }
+        made = self.made(poisoned, _with_nan(state, axis, places))
+        if made is None:
+            return False
+        after, z = made
+        pairs = [(after, axis)]
+        if axis != 2:
+            pairs.append((z, min(axis, 2)))
+        return not any(bool(x.index_select(at, _others(places)).isnan().any()) for x, at in pairs)
+
+    def _along(self, value: Value, axis: int) -> int | None:
+        """Which axis of an operand that one of (B, H, dk, dv) is."""
+        step = self.step
+        if axis < 2:
+            return None if axis == 0 and value is step.bonus else axis
+        of_values, of_keys = {step.value}, {step.key, step.query}
+        rows = self.runs.state.shape[0]
+        for part, each in ((step.decay, rows), (step.bonus, 1)):
+            if part is not None and same(
+                product(part.shape), product([each, step.heads, step.keys])
+            ):
+                of_keys.add(part)
+        own, other = (of_keys, of_values) if axis == 2 else (of_values, of_keys)
+        return 2 if value in own - other else None
+
+
+def _places(size: int) -> Iterator[torch.Tensor]:
+    """Which places are told from the others, so that each pair is told apart both ways."""
+    numbers = torch.arange(size)
+    for bit in range((size - 1).bit_length()):
+        is_set = (numbers >> bit) % 2 == 1
+        yield is_set
+        yield ~is_set
+
+
+def _others(places: torch.Tensor) -> torch.Tensor:
+    return (~places).nonzero()[:, 0]
+
+
+def _with_nan(x: torch.Tensor, axis: int, places: torch.Tensor) -> torch.Tensor:
+    return x.index_fill(axis, places.nonzero()[:, 0], torch.nan)

@@ -1,0 +1,272 @@
+"""Loops over tokens that keep a state: some are one operator, others have none."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.passes.linear_attentions import (
+    HEADS,
+    KEYS,
+    VALUES,
+    WIDTH,
+    CubicLoop,
+    DecayAfterDelta,
+    DecayOfState,
+    Layer,
+    ValueGatedLoop,
+)
+
+Pair: TypeAlias = tuple[Tensor, Tensor]
+
+
+class Now(NamedTuple):
+    """A token: q, k (B, H, dk), v (B, H, dv), a rate b (B, H, 1), a decay w (B, H, dk)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    b: Tensor
+    w: Tensor
+
+
+class Stepped(Layer):
+    """`step` takes S (B, H, dk, dv) and a token, and gives the next S and a result (B, H, dv)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.randn(HEADS, KEYS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        k = F.normalize(k, dim=-1)
+        rates = self.b(x).sigmoid()
+        decays = F.logsigmoid(self.gates(x)).unflatten(-1, (HEADS, KEYS))
+        state, given = self.zeros(x), []
+        for t in range(x.shape[1]):
+            rate, decay = rates[:, t, :, None], decays[:, t].exp()
+            now = Now(q[:, :, t], k[:, :, t], v[:, :, t], rate, decay)
+            state, o = self.step(state, now)
+            given.append(o)
+        return self.joined(torch.stack(given, 2))
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        raise NotImplementedError
+
+
+def _read(q: Tensor, state: Tensor) -> Tensor:
+    return torch.einsum("bhk,bhkv->bhv", q, state)
+
+
+def _outer(k: Tensor, v: Tensor) -> Tensor:
+    return k[..., None] * v[..., None, :]
+
+
+def _faint(x: Tensor) -> Tensor:
+    """By factors that each show, which are 1e-12 together."""
+    return 1e-3 * (1e-3 * (1e-3 * (1e-3 * x)))
+
+
+class FixedDecay(Stepped):
+    """RetNet, one token after the other: numbers of each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("gamma", 1 - 2.0 ** (-5 - torch.arange(HEADS)))
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state * self.gamma[:, None, None] + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
+class OneDecay(Stepped):
+    """A number in the code, under a delta rule."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = 0.9 * state
+        state = state + _outer(now.k, now.b * (now.v - _read(now.k, state)))
+        return state, _read(now.q, state)
+
+
+class FeatureDecay(Stepped):
+    """A parameter of each key feature."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = torch.exp(-torch.exp(self.u))[..., None] * state + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
+class Bonus(Stepped):
+    """RWKV-6: what was before, and u times the token's own."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        own = _outer(now.k, now.v)
+        return now.w[..., None] * state + own, _read(now.q, state + self.u[..., None] * own)
+
+
+class DoubledBonus(Stepped):
+    """RWKV-5: u of each head, as the row's own product."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        o = (now.q[..., None, :] @ state)[..., 0, :] + 2 * (now.q * self.u[:, :1] * now.k).sum(
+            -1, keepdim=True
+        ) * now.v
+        return now.w[..., None] * state + now.k[..., None] @ now.v[..., None, :], o
+
+
+class Late(Stepped):
+    """A delta rule whose state is read before it is updated."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        o = _read(now.q, state)
+        state = state * now.w[..., None]
+        return state + _outer(now.k, now.b * (now.v - _read(now.k, state))), o
+
+
+class FaintValues(Stepped):
+    """The state beside another value's, of which drawn numbers show nothing."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state + 1e-12 * state.flip(-1) + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
+class FaintKeys(Stepped):
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state + _faint(state.flip(-2)) + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
+class FaintHeads(Stepped):
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state + _faint(state.flip(1)) + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
+class FaintSum(Stepped):
+    """A delta rule sums over keys anyway."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        rest = now.b * (now.v - _read(now.k, state))
+        state = state + _faint(state.sum(-2, keepdim=True)) + _outer(now.k, rest)
+        return state, _read(now.q, state)
+
+
+class FaintKey(Stepped):
+    """What is corrected is read by a key of its own as well."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        rest = now.v - _read(now.k, state) - _faint(_read(now.k.flip(-1), state))
+        state = state + _outer(now.k, now.b * rest)
+        return state, _read(now.q, state)
+
+
+class FaintQuery(Stepped):
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state + _outer(now.k, now.v)
+        return state, _read(now.q, state) + _faint(_read(now.q.flip(-1), state))
+
+
+class FaintDecay(Stepped):
+    """A tenth after 10⁸ tokens."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state * (1 - 1e-9) + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
+class OtherKey(Stepped):
+    """RWKV-7: what is taken off is read by one key and written by another."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        own = F.normalize(now.k + 1, dim=-1)
+        state = (
+            state * now.w[..., None] - _outer(own * now.w, _read(own, state)) + _outer(now.k, now.v)
+        )
+        return state, _read(now.q, state)
+
+
+class TwoProducts(Stepped):
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state + _outer(now.k, now.v) + _outer(now.k.flip(-1), now.v.flip(-1))
+        return state, _read(now.q, state)
+
+
+class TwoQueries(Stepped):
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state + _outer(now.k, now.v)
+        return state, _read(now.q, state) + torch.tanh(_read(now.k, state))
+
+
+class Squashed(Stepped):
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = torch.tanh(state + _outer(now.k, now.v))
+        return state, _read(now.q, state)
+
+
+class MixedValues(Stepped):
+    def step(self, state: Tensor, now: Now) -> Pair:
+        state = state @ (torch.eye(VALUES) + 0.1) + _outer(now.k, now.v)
+        return state, _read(now.q, state)
+
+
+class SelectiveScan(nn.Module):
+    """Mamba's: a decay of each channel and state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.u, self.dt = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 16)
+        self.b, self.c = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
+        self.a = nn.Parameter(torch.rand(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        step, b, c = F.softplus(self.dt(x)), self.b(x), self.c(x)
+        decay = torch.exp(-step[..., None] * self.a)
+        added = (step * self.u(x))[..., None] * b[..., None, :]
+        state, given = x.new_zeros(x.shape[0], 16, 4), []
+        for t in range(x.shape[1]):
+            state = decay[:, t] * state + added[:, t]
+            given.append((state * c[:, t, None, :]).sum(-1))
+        return torch.stack(given, 1)
+
+
+class Channels(nn.Module):
+    """RG-LRU: one number for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.u, self.a = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        u, decay = self.u(x), self.a(x).sigmoid()
+        state, given = x.new_zeros(x.shape[0], 16), []
+        for t in range(x.shape[1]):
+            state = decay[:, t] * state + (1 - decay[:, t] ** 2).sqrt() * u[:, t]
+            given.append(state)
+        return torch.stack(given, 1)
+
+
+READ: tuple[type[nn.Module], ...] = (FixedDecay, OneDecay, FeatureDecay, Bonus, DoubledBonus, Late)
+FAINT: tuple[type[nn.Module], ...] = (
+    *(FaintValues, FaintKeys, FaintHeads, FaintSum, FaintKey, FaintQuery, FaintDecay),
+)
+"""Near misses by terms that are too small to show on drawn numbers."""
+KEPT: dict[type[nn.Module], tuple[str, str]] = {
+    DecayOfState: ("declined", "no linear function of the state, for sigmoid"),
+    CubicLoop: ("declined", "no linear function of the state, for pow"),
+    Squashed: ("declined", "no linear function of the state, for tanh"),
+    DecayAfterDelta: ("declined", "corrects the state as it was before it decayed"),
+    ValueGatedLoop: ("declined", "is that of each value feature"),
+    OtherKey: ("declined", "is read by another key"),
+    TwoProducts: ("declined", "isn't the product of one key and one value"),
+    TwoQueries: ("declined", "read otherwise than by one query"),
+    MixedValues: ("declined", "mixed by a matrix"),
+    SelectiveScan: ("declined", "decays by its own factor"),
+    Channels: ("note", "one number for each channel"),
+}
+"""What becomes of a loop that no operator computes, and what its remark says."""
