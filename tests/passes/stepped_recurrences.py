@@ -17,6 +17,7 @@ from tests.passes.linear_attentions import (
     DecayAfterDelta,
     DecayOfState,
     Layer,
+    SwitchingRetention,
     ValueGatedLoop,
 )
 
@@ -251,11 +252,21 @@ class Channels(nn.Module):
         return torch.stack(given, 1)
 
 
+class FaintScores(SwitchingRetention):
+    """A product under a mask of decays, beside that of another head."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().scores(q, k)
+        return scores + _faint(scores.flip(1))
+
+
 READ: tuple[type[nn.Module], ...] = (FixedDecay, OneDecay, FeatureDecay, Bonus, DoubledBonus, Late)
 FAINT: tuple[type[nn.Module], ...] = (
     *(FaintValues, FaintKeys, FaintHeads, FaintSum, FaintKey, FaintQuery, FaintDecay),
 )
 """Near misses by terms that are too small to show on drawn numbers."""
+FAINT_IN_PARALLEL: tuple[type[nn.Module], ...] = (FaintScores,)
+"""As they are, without a loop."""
 KEPT: dict[type[nn.Module], tuple[str, str]] = {
     DecayOfState: ("declined", "no linear function of the state, for sigmoid"),
     CubicLoop: ("declined", "no linear function of the state, for pow"),

@@ -16,12 +16,14 @@ from tests.passes.linear_attentions import WIDTH
 _PASSES = ["canonicalize", "cse", "dce", "split-loops", "raise-recurrence", "dce"]
 
 
-def _compiled(kind: type[torch.nn.Module]) -> tuple[Graph, Graph, list[Remark]]:
+def _compiled(
+    kind: type[torch.nn.Module], names: list[str] = _PASSES
+) -> tuple[Graph, Graph, list[Remark]]:
     """The captured graph of any length, what the passes make of it, and what they say."""
     shapes = ({0: Dim("batch", min=1, max=64), 1: Dim("seq", min=1, max=512)},)
     before = capture(kind().eval(), (torch.randn(2, 7, WIDTH),), dynamic_shapes=shapes).graph
     after = clone(before)
-    remarks = [remark for item in make(_PASSES) for remark in item.run(after)]
+    remarks = [remark for item in make(names) for remark in item.run(after)]
     return before, after, remarks
 
 
@@ -45,6 +47,12 @@ def test_a_dependency_is_one_however_small_its_coefficient(kind: type[torch.nn.M
     _, after, remarks = _compiled(kind)
     assert _ops(after) == {"attn.scan"}
     assert [remark.status for remark in remarks if remark.code == "recurrence-kept"] == ["declined"]
+
+
+@pytest.mark.parametrize("kind", written.FAINT_IN_PARALLEL)
+def test_nor_does_it_vanish_in_products_under_a_mask(kind: type[torch.nn.Module]) -> None:
+    _, after, _ = _compiled(kind, ["canonicalize", "cse", "dce", "fuse-linear-attention", "dce"])
+    assert not _ops(after)
 
 
 @pytest.mark.parametrize("kind", written.KEPT)

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import torch
 
+from attngraph.analysis.recurrence.apart import is_apart, places, with_nan
 from attngraph.analysis.recurrence.mixing import (
     MOST,
     Runs,
@@ -40,6 +41,7 @@ from attngraph.analysis.recurrence.terms import (
 )
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import bounds
+from attngraph.ir.slices import backward_slice
 
 _FIRST = 7  # tokens of the run in which the terms are looked for
 _EXACT = 1e-8  # of float64 against itself, after some tens of tokens
@@ -218,8 +220,39 @@ class _Reading:
         for past in (None, *states):
             each = replace(found, past=past)
             if self._agrees(each, trace) and all(self._agrees(each, t) for t in self._others()):
-                return each
+                return each if self._is_apart(each, trace) else None
         return None
+
+    def _is_apart(self, found: Recurrence, trace: Trace) -> bool:
+        """Whether each row, head and value feature is read from that of the operands alone."""
+        operands = [found.query, found.key, found.value, found.beta]
+        operands += [None if found.decay is None else found.decay.operand]
+        parts = [part for part in operands if part is not None]
+        values = {part.value for part in parts}
+        _, nodes = backward_slice([self.output], values.__contains__)
+        for place in (0, 2, 3):
+            along = [found.value] if place == 3 else parts
+            axes = {
+                part.value: at
+                for part in along
+                if part is not None and (at := part.order[place]) is not None
+            }
+            own = found.output.order[place]
+            shapes = {value: trace[value] for value in axes}
+            sizes = {x.shape[axes[value]] for value, x in shapes.items() if x is not None}
+            size = min(sizes - {1}, default=1)
+            if own is None or any(each % size for each in sizes - {1}):
+                continue
+            for at in places(size):
+                poisoned = {
+                    value: with_nan(x, axes[value], at)
+                    for value, x in shapes.items()
+                    if x is not None and x.shape[axes[value]] > 1
+                }
+                o = self.runs.again(nodes, trace, poisoned)[self.output]
+                if o is None or not is_apart(o, own, at):
+                    return False
+        return True
 
     def _pasts(self, found: Recurrence) -> Iterator[State]:
         for leaf in self.leaves:

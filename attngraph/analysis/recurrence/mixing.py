@@ -305,19 +305,34 @@ class Runs:
         for value in leaves:
             if value not in memory:
                 memory[value] = _drawn(value, sizes, self.tokens, seed, with_states)
-        with torch.no_grad():
-            for node in nodes:
-                inputs = [None if v is None else memory.get(v, _MISSING) for v in node.inputs]
-                is_known = all(value in memory for value in node.outputs)
-                if is_known or node.op in RANDOM or any(x is _MISSING for x in inputs):
-                    continue
-                inputs = [_wide_places(x) for x in inputs] if _makes_floats(node) else inputs
-                try:
-                    results = evaluate(wide_node(node), list(map(widened, inputs)), sizes)
-                except _FAILURES:
-                    continue
-                memory.update(zip(node.outputs, results, strict=False))
+        _evaluate(nodes, memory, sizes)
         return Trace(sizes, memory)
+
+    def again(
+        self, nodes: Sequence[Node], trace: Trace, given: Mapping[Value, torch.Tensor]
+    ) -> Trace:
+        """The nodes once more, with other numbers of some values in front of them."""
+        made = {value for node in nodes for value in node.outputs}
+        memory = {value: x for value, x in trace.memory.items() if value not in made}
+        memory.update(given)
+        _evaluate(nodes, memory, trace.sizes)
+        return Trace(trace.sizes, memory)
+
+
+def _evaluate(nodes: Sequence[Node], memory: dict[Value, Any], sizes: Mapping[str, int]) -> None:
+    """Adds what the nodes give that aren't known; those that fail leave no value."""
+    with torch.no_grad():
+        for node in nodes:
+            inputs = [None if v is None else memory.get(v, _MISSING) for v in node.inputs]
+            is_known = all(value in memory for value in node.outputs)
+            if is_known or node.op in RANDOM or any(x is _MISSING for x in inputs):
+                continue
+            inputs = [_wide_places(x) for x in inputs] if _makes_floats(node) else inputs
+            try:
+                results = evaluate(wide_node(node), list(map(widened, inputs)), sizes)
+            except _FAILURES:
+                continue
+            memory.update(zip(node.outputs, results, strict=False))
 
 
 _FAILURES = (IRError, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)

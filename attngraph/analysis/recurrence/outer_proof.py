@@ -5,9 +5,8 @@ to units (units.py), so that agreeing on drawn numbers is agreeing everywhere; b
 coefficient of 1e-12 agrees as far as drawn numbers show. So it is asked as well what each element
 depends on, whatever the coefficient:
 
-- A NaN stays one in any sum or product. Each pair of places along an axis is told apart by a bit of
-  their numbers, so with NaN where a bit is 1, then where it is 0, for each bit, every element that
-  is read from another head, feature or row than the formula's shows.
+- NaN at places of an axis (apart.py) shows every element that is read from another head, feature or
+  row than the formula's.
 - Where the formula sums over keys, operands are drawn with zeros at places that make the formula's
   terms vanish, one by one: a result of 0 has to be 0.
 """
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from attngraph.analysis.recurrence.apart import is_apart, places, with_nan
 from attngraph.analysis.recurrence.outer_terms import OuterStep, Runs
 from attngraph.analysis.recurrence.positions import Positions
 from attngraph.analysis.recurrence.uniform import is_analytic
@@ -193,27 +193,20 @@ class _Region:
         axes = [(0, self.rows), (1, step.heads), (3, step.features)]
         axes += [(2, step.keys)] if step.beta is None else []
         return all(
-            self._is_apart(axis, places, given, state)
-            for axis, size in axes
-            for places in _places(size)
+            self._is_apart(axis, at, given, state) for axis, size in axes for at in places(size)
         )
 
-    def _is_apart(
-        self, axis: int, places: torch.Tensor, given: Numbers, state: torch.Tensor
-    ) -> bool:
+    def _is_apart(self, axis: int, at: torch.Tensor, given: Numbers, state: torch.Tensor) -> bool:
         """Whether NaN at some places of an axis of (B, H, dk, dv) shows nowhere else along it."""
         poisoned = {
-            value: x if (at := self._along(value, axis)) is None else _with_nan(x, at, places)
+            value: x if (own := self._along(value, axis)) is None else with_nan(x, own, at)
             for value, x in given.items()
         }
-        made = self.made(poisoned, _with_nan(state, axis, places))
+        made = self.made(poisoned, with_nan(state, axis, at))
         if made is None:
             return False
         after, z = made
-        pairs = [(after, axis)]
-        if axis != 2:
-            pairs.append((z, min(axis, 2)))
-        return not any(bool(x.index_select(at, _others(places)).isnan().any()) for x, at in pairs)
+        return is_apart(after, axis, at) and (axis == 2 or is_apart(z, min(axis, 2), at))
 
     def _along(self, value: Value, axis: int) -> int | None:
         """Which axis of an operand that one of (B, H, dk, dv) is."""
@@ -229,20 +222,3 @@ class _Region:
                 of_keys.add(part)
         own, other = (of_keys, of_values) if axis == 2 else (of_values, of_keys)
         return 2 if value in own - other else None
-
-
-def _places(size: int) -> Iterator[torch.Tensor]:
-    """Which places are told from the others, so that each pair is told apart both ways."""
-    numbers = torch.arange(size)
-    for bit in range((size - 1).bit_length()):
-        is_set = (numbers >> bit) % 2 == 1
-        yield is_set
-        yield ~is_set
-
-
-def _others(places: torch.Tensor) -> torch.Tensor:
-    return (~places).nonzero()[:, 0]
-
-
-def _with_nan(x: torch.Tensor, axis: int, places: torch.Tensor) -> torch.Tensor:
-    return x.index_fill(axis, places.nonzero()[:, 0], torch.nan)
