@@ -84,10 +84,8 @@ class _State:
 
     def _why(self) -> tuple[str, Node]:
         leaves, nodes = backward_slice([self.after], lambda each: each is self.state)
-        reached, elsewhere = {self.state}, set(self.others)
+        reached = {self.state}
         for node in nodes:
-            if any(value in elsewhere for value in node.inputs):
-                elsewhere.update(node.outputs)
             if not any(value in reached for value in node.inputs):
                 continue
             reached.update(node.outputs)
