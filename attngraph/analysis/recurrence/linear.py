@@ -233,9 +233,9 @@ class _Reading:
         for place in (0, 2, 3):
             along = [found.value] if place == 3 else parts
             axes = {
-                part.value: at
+                part.value: axis
                 for part in along
-                if part is not None and (at := part.order[place]) is not None
+                if part is not None and (axis := part.order[place]) is not None
             }
             own = found.output.order[place]
             shapes = {value: trace[value] for value in axes}
