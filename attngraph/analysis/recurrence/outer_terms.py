@@ -131,5 +131,5 @@ class Runs:
                     made = evaluate(wide_node(node), given, self.sizes)
                 except _FAILURES:
                     return None
-                memory.update(zip(node.outputs, made, strict=True))
+                memory.update(zip(node.outputs, map(widened, made), strict=True))
         return memory
