@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,8 @@ _LATE = "it took over"
 Attempt = Callable[[Path], Record]
 Seed = tuple[str, int]
 """A grammar's name, and the seed of one of its draws."""
+_PATIENCE = 180.0
+"""Seconds for making one draw small."""
 
 
 def sweep(seeds: Iterable[Seed], folder: Path, *, jobs: int, timeout: float) -> Iterator[Record]:
@@ -71,11 +74,15 @@ def of_draw(grammar: Grammar, drawn: Draw, path: Path, attempt: Attempt = attemp
 def shrunk(
     grammar: Grammar, drawn: Draw, record: Record, path: Path, attempt: Attempt = attempt
 ) -> Draw:
-    """The draw with choices set back one at a time, as long as it fails with the same outcome."""
-    again = True
+    """The draw with choices set back one at a time, as long as it fails with the same outcome. What
+    has become of it after `_PATIENCE` is small enough: other draws wait meanwhile.
+    """
+    again, end = True, time.monotonic() + _PATIENCE
     while again:
         again = False
         for less in grammar.simpler(drawn):
+            if time.monotonic() > end:
+                break
             if of_draw(grammar, less, path, attempt)["outcome"] == record["outcome"]:
                 drawn, again = less, True
                 break
