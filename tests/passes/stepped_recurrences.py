@@ -92,6 +92,26 @@ class OneDecay(Stepped):
         return state, _read(now.q, state)
 
 
+class UnitKeys(Stepped):
+    """A delta rule whose step makes its key a unit vector, under a decay of each key feature."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        k = now.k + 0.1 * now.q
+        k = k / torch.linalg.vector_norm(k, dim=-1, keepdim=True).clamp_min(1e-6)
+        state = now.w[..., None] * state
+        state = state + _outer(k, now.b * (now.v - _read(k, state)))
+        return state, _read(now.q, state)
+
+
+class UnitKeysOfLate(Stepped):
+    """The same without a decay, read before it is written."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        k = now.k / (now.k.var(-1, keepdim=True) + 1)
+        o = _read(now.q, state)
+        return state + now.b[..., None] * _outer(k, now.v - _read(k, state)), o
+
+
 class FeatureDecay(Stepped):
     """A parameter of each key feature."""
 
@@ -214,6 +234,22 @@ class MixedValues(Stepped):
         return state, _read(now.q, state)
 
 
+class SortedKeys(Stepped):
+    """A delta rule whose key is made by an op that isn't known for all steps at once."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        k = now.k.sort(-1).values
+        return state + _outer(k, now.b * (now.v - _read(k, state))), _read(now.q, state)
+
+
+class DecayedSortedKeys(Stepped):
+    """The same under a decay of each head."""
+
+    def step(self, state: Tensor, now: Now) -> Pair:
+        k, state = now.k.sort(-1).values, 0.5 * state
+        return state + _outer(k, now.b * (now.v - _read(k, state))), _read(now.q, state)
+
+
 class SelectiveScan(nn.Module):
     """Mamba's: a decay of each channel and state."""
 
@@ -260,7 +296,9 @@ class FaintScores(SwitchingRetention):
         return scores + _faint(scores.flip(1))
 
 
-READ: tuple[type[nn.Module], ...] = (FixedDecay, OneDecay, FeatureDecay, Bonus, DoubledBonus, Late)
+READ: tuple[type[nn.Module], ...] = (
+    *(FixedDecay, OneDecay, UnitKeys, UnitKeysOfLate, FeatureDecay, Bonus, DoubledBonus, Late),
+)
 FAINT: tuple[type[nn.Module], ...] = (
     *(FaintValues, FaintKeys, FaintHeads, FaintSum, FaintKey, FaintQuery, FaintDecay),
 )
@@ -277,6 +315,8 @@ KEPT: dict[type[nn.Module], tuple[str, str]] = {
     TwoProducts: ("declined", "isn't the product of one key and one value"),
     TwoQueries: ("declined", "read otherwise than by one query"),
     MixedValues: ("declined", "mixed by a matrix"),
+    SortedKeys: ("declined", "sort of a step isn't known for all steps at once"),
+    DecayedSortedKeys: ("declined", "sort of a step isn't known for all steps at once"),
     SelectiveScan: ("declined", "decays by its own factor"),
     Channels: ("note", "one number for each channel"),
 }

@@ -14,6 +14,7 @@ import torch
 
 from attngraph.analysis.recurrence.outer_terms import Runs
 from attngraph.analysis.recurrence.uniform import is_affine
+from attngraph.analysis.rows.batching import rule_of
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
@@ -49,12 +50,14 @@ class Kept:
 def why_kept(loop: Node) -> Iterator[Kept]:
     """One for each reason that a loop's states have."""
     body: Graph = attribute(loop, "body")
-    states = body.inputs[: attribute(loop, "carried")]
+    carried = attribute(loop, "carried")
+    states = body.inputs[:carried]
+    items = body.inputs[carried : carried + attribute(loop, "scanned")]
     operands = dict(zip(body.inputs, loop.inputs, strict=True))
     found: dict[tuple[str, Node], Kept] = {}
     for state, after in zip(states, body.outputs, strict=False):
         if after is not state and after.producer is not None and state.dtype.is_floating_point:
-            kept = _State(body, state, after, states, operands).kept()
+            kept = _State(body, state, after, states, items, operands).kept()
             found.setdefault((kept.why, kept.node), kept)
     yield from found.values()
 
@@ -66,9 +69,10 @@ class _State:
         state: Value,
         after: Value,
         states: Collection[Value],
+        items: Collection[Value],
         operands: Mapping[Value, Value | None],
     ) -> None:
-        self.body, self.state, self.operands = body, state, operands
+        self.body, self.state, self.items, self.operands = body, state, items, operands
         self.rest = [value for value in body.outputs if value is not after]
         node = after.producer
         if node is not None and node.op == "aten.where.self" and node.inputs[2] is state:
@@ -90,7 +94,7 @@ class _State:
                 continue
             reached.update(node.outputs)
             if not is_affine(node, reached):
-                name = node.op.partition(".")[2].partition(".")[0].strip("_")
+                name = _name_of(node)
                 return f"its next state is no linear function of the state, for {name}", node
         behind = [node for node in nodes if any(value in reached for value in node.inputs)]
         if not behind:
@@ -151,15 +155,29 @@ class _State:
                 return _OF_VALUES, behind[0]
         else:
             why = self._of_matrix(states, moved, added, keys_first)
+            apart = self._apart() if why is _EARLY else None
             if why is not None:
-                return why, behind[0]
+                return apart or (why, behind[0])
         values = torch.linalg.svdvals(added)
         if values.shape[-1] > 1 and bool((values[:, 1] > _NEAR * values[:, 0]).any()):
             return _ADDED, self.node
         reads = self._reads()
         if len(reads) != 1:
             return _READ, reads[-1] if reads else self.node
-        return _UNREAD, self.node
+        return self._apart() or (_UNREAD, self.node)
+
+    def _apart(self) -> tuple[str, Node] | None:
+        """The first op of a step before its state that isn't known to compute step by step."""
+        _, nodes = backward_slice(self.body.outputs, lambda each: each is self.state)
+        varying, reached = {*self.items}, {self.state}
+        for node in nodes:
+            if any(value in reached for value in node.inputs):
+                reached.update(node.outputs)
+            elif any(value in varying for value in node.inputs):
+                varying.update(node.outputs)
+                if rule_of(node) is None:
+                    return f"{_name_of(node)} of a step isn't known for all steps at once", node
+        return None
 
     def _of_matrix(
         self, states: torch.Tensor, moved: list[torch.Tensor], added: torch.Tensor, first: bool
@@ -176,9 +194,14 @@ class _State:
         rest = slope - slope.diagonal(dim1=-2, dim2=-1).diag_embed()
         onto = direction @ direction.mT
         onto = onto - onto.diagonal(dim1=-2, dim2=-1).diag_embed()
-        size = onto.square().sum((-1, -2), keepdim=True)
-        along = (rest * onto).sum((-1, -2), keepdim=True) / size
-        return _EARLY if _is_near(along * onto, rest) else _OTHER_KEY
+        # (1 − β k kᵀ) diag(a) has the decays as factors of its columns; a − β k kᵀ, which corrects
+        # the state before it decays, has none.
+        factors = (rest * onto).sum(-2, keepdim=True) / onto.square().sum(-2, keepdim=True)
+        if not _is_near(factors * onto, rest):
+            return _OTHER_KEY
+        decay = (slope - factors * (direction @ direction.mT)).diagonal(dim1=-2, dim2=-1)
+        is_early = _is_near(factors[..., :1].expand_as(factors), factors)
+        return _EARLY if is_early and not _is_near(torch.ones_like(decay), decay) else None
 
     def _reads_first_axis(self) -> bool:
         """Whether what reads the state leaves the last of its axes: (B, H, X, Y) to (B, H, Y)."""
@@ -205,6 +228,11 @@ class _State:
     def _data(self, value: Value) -> torch.Tensor | None:
         own = self.operands.get(value)
         return value.data if own is None else own.data
+
+
+def _name_of(node: Node) -> str:
+    """What PyTorch calls the op."""
+    return node.op.partition(".")[2].partition(".")[0].strip("_")
 
 
 def _elements(value: Value) -> int:
