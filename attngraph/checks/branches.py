@@ -11,13 +11,14 @@ import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
 from attngraph.analysis.walks import made_of
 from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
-from attngraph.checks.probing import singled_out
+from attngraph.checks.probing import opened, singled_out
 from attngraph.checks.roles import roles_of
 from attngraph.checks.traced import agrees, is_traced
 from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
@@ -84,8 +85,10 @@ def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool
             continue
         if other.input_names != captured.input_names or not agrees(check, other.graph):
             continue
-        roles = roles_of(check.pristine, captured.args)
-        for tensors in singled_out(roles, captured.args):
+        # What a side leaves out, such as the comparison that makes a mask, shows in the other's
+        # graph alone.
+        roles = (roles_of(graph, captured.args) for graph in (check.pristine, other.graph))
+        for tensors in chain.from_iterable(singled_out(each, captured.args) for each in roles):
             if _is_equal(captured.graph, other.graph, tensors):
                 continue
             with contextlib.suppress(UsageError):  # the model takes no such mask
@@ -122,7 +125,12 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:
     check.all_references()
     roles = roles_of(check.pristine, captured.args)
     found: dict[Place, set[bool]] = {place: set() for place in captured.branches}
-    for tensors in check.all_cases().values():
+    cases = [*check.all_cases().values()]
+    # Where the rows of floats are told by what they hold, every case may hide some.
+    bare = opened(roles, captured.args)
+    if is_traced(check, captured.graph, bare):
+        cases.append(bare)
+    for tensors in cases:
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
         with recorded_sides(seen):
             eager = check.references(tensors).eager

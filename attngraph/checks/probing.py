@@ -5,7 +5,6 @@ What an input may be is its role (roles.py). Values are drawn from a fixed seed.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,21 +108,37 @@ def singled_out(
 
     Each row of a batch hides another, so that a mask is looked through in some draws.
     """
-    masks = [
-        place
-        for place, (role, tensor) in enumerate(zip(roles, args, strict=True))
-        if (role.masks or role.marks) and tensor.dim()
-    ]
-    for place, alone in itertools.product(masks, (True, False)):
-        role, tensor = roles[place], args[place]
-        rows, keys = math.prod(tensor.shape[:-1]), tensor.shape[-1]
-        for first in range(0, min(keys, _SINGLED_OUT * rows), max(rows, 1)):
-            chosen = (torch.arange(rows) + first) % keys
-            hidden = (torch.arange(keys) == chosen[:, None]).view(tensor.shape)
-            hidden = hidden if alone else ~hidden
-            value = role.marks[0] if role.hidden is None else role.hidden
-            open_ = tensor if role.visible is None else torch.full_like(tensor, role.visible)
-            yield (*args[:place], open_.masked_fill(hidden, value), *args[place + 1 :])
+    for place, (role, tensor) in enumerate(zip(roles, args, strict=True)):
+        for open_, axes, value in _opened(role, tensor):
+            shape = tensor.shape[:axes]
+            rows, keys = math.prod(shape[:-1]), shape[-1]
+            for alone in (True, False):
+                for first in range(0, min(keys, _SINGLED_OUT * rows), max(rows, 1)):
+                    chosen = (torch.arange(rows) + first) % keys
+                    hidden = (torch.arange(keys) == chosen[:, None]) == alone
+                    hidden = hidden.view(*shape, *[1] * (tensor.dim() - axes))
+                    yield (*args[:place], open_.masked_fill(hidden, value), *args[place + 1 :])
+
+
+def opened(roles: Sequence[Role], args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The sample with nothing hidden."""
+    pairs = zip(roles, args, strict=True)
+    return tuple(next((each for each, *_ in _opened(*pair)), pair[1]) for pair in pairs)
+
+
+def _opened(role: Role, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int, float]]:
+    """An input that hides nothing, by how many of its axes it hides, and the number that does: a
+    mask's elements, and rows of floats that are told by what they hold.
+    """
+    if tensor.dim() and (role.masks or role.marks):
+        open_ = tensor if role.visible is None else torch.full_like(tensor, role.visible)
+        yield open_, tensor.dim(), role.marks[0] if role.hidden is None else role.hidden
+    is_told = tensor.is_floating_point() and not role.masks and (role.tested or role.marks)
+    if tensor.dim() > 1 and is_told:
+        size = float(tensor.abs().nan_to_num(posinf=0.0).max()) or 1.0
+        drawn = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0))
+        value = role.marks[0] if role.marks else 0.0
+        yield ((drawn + 0.5) * size / 1.5).to(tensor), tensor.dim() - 1, value
 
 
 def _is_scaled(role: Role, sample: torch.Tensor) -> bool:

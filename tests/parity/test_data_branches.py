@@ -78,6 +78,25 @@ class OnePlace(nn.Module):
         return x[:, 3:4] * 2.0 + (x * visible[..., None])[:, 3:4]
 
 
+class Energetic(nn.Module):
+    """Frames of zeros are hidden. Less a running mean, leading ones that are equal become zeros, so
+    it makes no difference whether they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mixed = nn.Linear(16, 16), nn.Conv1d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = x.abs().sum(-1) > 0
+        if keep.all():
+            keep = torch.ones_like(keep)
+        x = self.inner(x)
+        x = x - x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+        mixed: Tensor = self.mixed((x * keep[..., None]).mT).mT
+        return mixed
+
+
 class Clamped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x * 3
@@ -177,6 +196,19 @@ def test_the_causal_mask_that_torch_looks_for() -> None:
         for mask in (causal, other):
             expected = module(X, X[:, :5], tgt_mask=mask)
             torch.testing.assert_close(optimized(X, X[:, :5], tgt_mask=mask), expected)
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_frames_of_zeros_are_hidden_wherever_they_are(start: int) -> None:
+    """The sample has leading ones, as rows that are padded on the left."""
+    module, padded = Energetic().eval(), X.clone()
+    padded[1, :start] = 0
+    optimized = _optimized(module, (padded,))
+    for place in range(7):
+        x = X.clone()
+        x[:, place] = 0
+        torch.testing.assert_close(optimized(x), module(x))
+    torch.testing.assert_close(optimized(X), module(X))
 
 
 def test_a_clamp_that_is_only_made_where_it_does_something() -> None:
