@@ -140,6 +140,23 @@ def test_what_failed_fuses(drawn: dict[str, str], tmp_path: Path) -> None:
     assert record["outcome"] == "fused", record
 
 
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        # leading frames of silence make no difference behind a running mean
+        {"front": "frames", "block 3": "running mean", "block 4": "masked conv", "mask": "energy"}
+        | {"without": "none if all", "dynamic": "b s"},
+        # rows of padding are unspecified on another target, too
+        {"block 3": "latents", "mask": "bool", "option": "padded rows", "relation": "cuda"},
+    ],
+    ids=["energy", "cuda"],
+)
+def test_what_failed_in_stacks_is_right(drawn: dict[str, str], tmp_path: Path) -> None:
+    stacks = GRAMMARS["stacks"]
+    record = of_draw(stacks, stacks.settle(drawn), tmp_path / "again.py")
+    assert record["outcome"] not in FAILURES, record
+
+
 def test_a_record_counts_in_the_table() -> None:
     found = {
         "outcome": "wrong",
