@@ -23,6 +23,9 @@ _TOGETHER = {2: (0, 1, 2, 3, 5, 8, 13, 1000, 1_000_002), 3: (0, 1, 2, 7, 1_000_0
 _ELSEWHERE = 8
 """A step at which other dims are looked at, while all sizes of one are."""
 
+_NAMED = 4
+"""Numbers in a condition that sizes are looked at around."""
+
 _Point = dict[sympy.Symbol, sympy.Integer]
 
 
@@ -72,7 +75,7 @@ def _excluded_alone(
     """Conditions on several dims that fail by the size of one, whatever the others are."""
     for condition in conditions:
         names = symbols_of(condition)
-        points = _points(names, [], dims) if len(names) > 1 else None
+        points = _points(condition, [], dims) if len(names) > 1 else None
         if points is None:
             continue
         failing = [at for at in points if not _holds(condition, at)]
@@ -113,7 +116,7 @@ def told(
 
     for condition in reversed(kept[:]):
         others = [*known, *(each for each in kept if each is not condition)]
-        points = _points(symbols_of(condition), others, dims)
+        points = _points(condition, others, dims)
         if points is None:
             continue
         failing = (at for at in points if not holds(condition, at))
@@ -123,16 +126,24 @@ def told(
 
 
 def _points(
-    names: frozenset[str], others: Iterable[Condition], dims: Mapping[str, DimInfo]
+    condition: Condition, others: Iterable[Condition], dims: Mapping[str, DimInfo]
 ) -> list[_Point] | None:
-    """Sizes to look at, of all dims of a condition and of those that it is compared with."""
+    """Sizes to look at, of all dims of a condition and of those that it is compared with: small and
+    large ones, the largest, and of up to two dims those that the condition itself names.
+    """
+    names = symbols_of(condition)
     wanted = names.union(*(symbols_of(o) for o in others if symbols_of(o) & names))
     if not wanted <= dims.keys() or len(wanted) not in {1, *_TOGETHER}:
         return None
+    named = [int(number) for number in condition.atoms(sympy.Integer)][:_NAMED]
     each = []
     for info in (dims[name] for name in sorted(wanted)):
         steps = _TOGETHER.get(len(wanted), ())
-        each.append(_within(info, (info.low + step for step in steps)) if steps else _sizes(info))
+        sizes = [info.low + step for step in steps] or [*_sizes(info)]
+        sizes += [] if info.high is None else [info.high]
+        if len(wanted) <= 2:
+            sizes += [near for number in named for near in (number, info.low + number)]
+        each.append(sorted({*_within(info, sizes)}))
     symbols = [symbol(name) for name in sorted(wanted)]
     return [
         dict(zip(symbols, map(sympy.Integer, sizes), strict=True))

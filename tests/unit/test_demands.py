@@ -9,7 +9,7 @@ from attngraph.frontend.demands import demands, excluded_sizes, told
 from attngraph.ir.conditions import Condition, parse_condition, shown
 from attngraph.ir.dims import DimInfo
 
-DIMS = {"a": DimInfo(low=1), "b": DimInfo(low=1), "c": DimInfo(low=4, high=6)}
+DIMS = {"a": DimInfo(low=1), "b": DimInfo(low=1), "c": DimInfo(low=4, high=6), "d": DimInfo(1, 60)}
 
 
 def _read(*texts: str) -> list[Condition]:
@@ -51,6 +51,8 @@ def test_a_few_small_sizes_are_told_one_by_one(
         (["a*b <= 90000"], ["a*b ≤ 90000"]),
         (["a <= 90000", "c >= 3"], ["a ≤ 90000"]),
         (["a + b + c + other <= 7"], ["a + b + c + other ≤ 7"]),
+        (["a != b + 41"], ["a ≠ 41 + b"]),  # which no small sizes are
+        (["c + d <= 65"], ["c + d ≤ 65"]),  # by the largest alone
     ],
 )
 def test_what_others_say_is_not_told_again(texts: list[str], kept: list[str]) -> None:

@@ -18,7 +18,7 @@ from attngraph.analysis.rows.batching import rule_of
 from attngraph.ir import Graph, Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import JOIN, LAYOUT
+from attngraph.ir.traits import JOIN, LAYOUT, LINEAR
 
 _NEAR = 1e-8  # of float64, relative to the largest element
 _KERNELS = (torch.float32, torch.float16)
@@ -92,8 +92,10 @@ class _State:
         for node in nodes:
             if not any(value in reached for value in node.inputs):
                 continue
+            is_linear = node.op in LINEAR and reached.isdisjoint(node.inputs[1:])
+            affine = is_linear or is_affine(node, reached)
             reached.update(node.outputs)
-            if not is_affine(node, reached):
+            if not affine:
                 name = _name_of(node)
                 return f"its next state is no linear function of the state, for {name}", node
         behind = [node for node in nodes if any(value in reached for value in node.inputs)]
