@@ -296,6 +296,17 @@ class FaintScores(SwitchingRetention):
         return scores + _faint(scores.flip(1))
 
 
+class Held(nn.Module):
+    """The last matrix (B, 2, 3, 4) that was chosen."""
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        state, given = x.new_zeros(x.shape[0], 2, 3, 4), []
+        for t in range(x.shape[1]):
+            state = torch.where(chosen[:, t, None, None, None], x[:, t], state)
+            given.append(state.sum((-1, -2)))
+        return torch.stack(given, 1)
+
+
 READ: tuple[type[nn.Module], ...] = (
     *(FixedDecay, OneDecay, UnitKeys, UnitKeysOfLate, FeatureDecay, Bonus, DoubledBonus, Late),
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.export import Dim
 
+import attngraph
 from attngraph.frontend.capture import capture
 from attngraph.ir import Graph, Remark, clone, interpret
 from attngraph.passes import make
@@ -65,6 +66,15 @@ def test_what_stays_a_loop_says_why(kind: type[torch.nn.Module]) -> None:
     assert words in remark.reason
     assert remark.loc.file.endswith(".py")
     assert remark.blamed
+
+
+def test_a_loop_that_holds_an_input_says_so() -> None:
+    """Nothing makes the next state there, so the choice is blamed."""
+    dims = {0: Dim("batch", max=8), 1: Dim("seq", max=32)}
+    args = torch.randn(2, 5, 2, 3, 4), torch.arange(10).view(2, 5) % 3 == 0
+    report = attngraph.optimize(written.Held().eval(), args, dynamic_shapes=(dims, dims)).report
+    assert "it keeps earlier inputs" in str(report)
+    assert "taken back" not in str(report)
 
 
 def test_a_target_without_the_operator_says_so() -> None:

@@ -74,12 +74,12 @@ class _State:
     ) -> None:
         self.body, self.state, self.items, self.operands = body, state, items, operands
         self.rest = [value for value in body.outputs if value is not after]
+        assert after.producer is not None
         node = after.producer
-        if node is not None and node.op == "aten.where.self" and node.inputs[2] is state:
+        if node.op == "aten.where.self" and node.inputs[2] is state:
             after = node.inputs[1] or after
         self.after, self.others = after, [other for other in states if other is not state]
-        assert after.producer is not None
-        self.node = after.producer
+        self.node = after.producer or node  # where an input of the step is kept, what chooses it
         self.is_matrix = len(state.shape) >= 3
 
     def kept(self) -> Kept:
@@ -99,8 +99,6 @@ class _State:
                 name = _name_of(node)
                 return f"its next state is no linear function of the state, for {name}", node
         behind = [node for node in nodes if any(value in reached for value in node.inputs)]
-        if not behind:
-            return _READ, self.node
         if all(node.op in LAYOUT | JOIN for node in behind):
             return _MOVED, self.node
         if any(leaf in self.others for leaf in leaves):
