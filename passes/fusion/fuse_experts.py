@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 
+from attngraph.analysis.experts import gates
 from attngraph.analysis.experts.products import GROUPED, Stored, is_gathered
 from attngraph.analysis.experts.reading import (
     Choice,
@@ -16,8 +17,9 @@ from attngraph.analysis.experts.reading import (
     Unread,
     choices,
     mixture_of,
+    thresholds,
 )
-from attngraph.analysis.experts.router import softmax_near, softmax_of
+from attngraph.analysis.experts.router import decides, softmax_near, softmax_of
 from attngraph.analysis.experts.uniform import switch_in
 from attngraph.analysis.values.intervals import Intervals
 from attngraph.dialect.quantized import BLOCK
@@ -37,6 +39,8 @@ _NO_ACTIVATION = "no operator has what stands between an expert's products"
 _NO_KERNEL = "the operator is for float32"
 _IS_FASTER = "products of the rows that an expert takes, or of all rows, are faster as written"
 _SIGNED = "its weights may be negative"
+_TIED = "its experts are those whose scores reach the least of the largest, more where some tie"
+_NO_GATE = "the weights of experts that a row doesn't take aren't shown to be 0"
 _UNEQUAL = "it isn't the weighted sum of what its experts give"
 _REASSOCIATES = "The experts of a row are summed by one operator, which normalises their weights."
 
@@ -69,7 +73,11 @@ class FuseExperts:
             remark = _read(every[size], found, self.in_codes)
             every[size].remarks.append(remark)
             eliminate_dead_code(graph)
-        return [remark for checked in every.values() for remark in checked.remarks]
+        remarks = [remark for checked in every.values() for remark in checked.remarks]
+        for choice, comparison in thresholds(graph):
+            if mixture_of(graph, choice) is not None:
+                remarks.append(_kept(choice, _TIED, comparison))
+        return remarks
 
 
 def _read(checked: Checked, found: Mixture | Unread, in_codes: bool) -> Remark:
@@ -140,22 +148,21 @@ def _fuse(checked: Checked, mixture: Mixture) -> tuple[str, Node] | None:
     switches: list[Node] = []
     assert mixture.result.producer is not None
     why = _UNEQUAL, mixture.result.producer
-    for weights in mixture.weights():
-        if (switch := switch_in(mixture, mixture.given(), weights)) is not None:
+    for weights, is_gate in _weights(mixture):
+        switch = switch_in(mixture, mixture.given(), weights, is_gate=is_gate)
+        if switch is not None:
             switches.append(switch)
             continue
-        scores = softmax_of(mixture.choice, weights)
-        forms: list[_Router] = []
-        if scores is not None:
-            forms += [_Softmax(scores, True), _Softmax(scores, False)]
-        if bounds.of(weights)[0] >= 0:
-            forms.append(_Given(weights))
-        elif scores is None and weights.producer is not None:
-            why = _SIGNED, weights.producer
-        for form in forms:
-            pairs = [(mixture.result, _made(checked, mixture, form))]
-            decides = form.scores if isinstance(form, _Softmax) else mixture.choice.scores
-            leaves = [mixture.x, decides] + ([weights] if isinstance(form, _Given) else [])
+        if is_gate and not gates.is_gate(mixture.choice, weights):
+            assert weights.producer is not None
+            why = _NO_GATE, weights.producer
+            continue
+        routers, signed = _routers(mixture.choice, weights, is_gate, bounds)
+        if signed is not None:
+            why = _SIGNED, signed
+        for router in routers:
+            pairs = [(mixture.result, _made(checked, mixture, router))]
+            leaves = [mixture.x, *router.leaves(mixture.choice)]
             if checked.is_equal(pairs, leaves):
                 is_made = checked.replace(pairs, leaves=leaves, reassociates=_REASSOCIATES)
                 return None if is_made else why
@@ -173,6 +180,9 @@ class _Softmax:
     scores: Value
     normalized: bool
 
+    def leaves(self, choice: Choice) -> list[Value]:
+        return [self.scores]
+
 
 @dataclass(frozen=True)
 class _Given:
@@ -180,8 +190,50 @@ class _Given:
 
     weights: Value
 
+    def leaves(self, choice: Choice) -> list[Value]:
+        return [choice.scores, self.weights]
 
-_Router: TypeAlias = _Softmax | _Given
+
+@dataclass(frozen=True)
+class _Gate:
+    """A router that gives a weight for every expert, 0 for those that it doesn't choose; both
+    follow from `scores`.
+    """
+
+    weights: Value
+    scores: Value
+
+    def leaves(self, choice: Choice) -> list[Value]:
+        return [self.scores]
+
+
+_Router: TypeAlias = _Softmax | _Given | _Gate
+
+
+def _weights(mixture: Mixture) -> Iterator[tuple[Value, bool]]:
+    """What may be the weights of the choices, and what may be a gate."""
+    for weights in mixture.weights():
+        yield weights, False
+    for gate in mixture.gates():
+        yield gate, True
+
+
+def _routers(
+    choice: Choice, weights: Value, is_gate: bool, bounds: Intervals
+) -> tuple[list[_Router], Node | None]:
+    """What may give these weights; what is to blame where they may be negative."""
+    scores = softmax_of(choice, weights)
+    found: list[_Router] = []
+    if scores is not None:
+        found += [_Softmax(scores, True), _Softmax(scores, False)]
+    if bounds.of(weights)[0] < 0:
+        return found, weights.producer if scores is None else None
+    source = decides(choice, weights) if is_gate else None
+    if source is not None:
+        found.append(_Gate(weights, source))
+    elif not is_gate:
+        found.append(_Given(weights))
+    return found, None
 
 
 def _made(checked: Checked, mixture: Mixture, router: _Router) -> Value:
@@ -236,7 +288,10 @@ def _routed(build: Builder, choice: Choice, router: _Router) -> list[Value]:
     """The inputs of the op that say which experts a row takes."""
     if isinstance(router, _Softmax):
         return [_rows(build, router.scores, choice.experts)]
-    return [_rows(build, value, choice.count) for value in (router.weights, choice.indices)]
+    weights, indices = router.weights, _rows(build, choice.indices, choice.count)
+    if isinstance(router, _Given):
+        return [_rows(build, weights, choice.count), indices]
+    return [build("aten.gather", _rows(build, weights, choice.experts), indices, dim=1), indices]
 
 
 def _rows(build: Builder, value: Value, width: Dim) -> Value:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.parity.experts import E, Gathered, K, Sorted, Stacked
+from tests.parity.experts import E, Gated, Gathered, K, Sorted, Stacked
 
 
 class LeftOut(Gathered):
@@ -230,6 +230,54 @@ SWITCHING = (
 )
 
 
+class LowFill(Gated):
+    """Others are at -1e9, which scores beyond it pass."""
+
+    fill = -1e9
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(
+            -1, scores.topk(K).indices, True
+        )
+        return scores.masked_fill(~chosen, self.fill).softmax(-1)
+
+
+class Leaking(Gated):
+    """Others keep a little."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        weights = scores.softmax(-1)
+        mask = torch.zeros_like(scores).scatter(-1, weights.topk(K).indices, 1.0)
+        return weights * (mask + (1 - mask) * 1e-12)
+
+
+class Turned(Gated):
+    """The weights of one expert are the next one's."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        return super().weigh(scores).roll(1, -1)
+
+
+class AtLeast(Gated):
+    """All whose scores reach the second one's: three of them where two tie."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        least = scores.topk(K).values[:, -1:]
+        return scores.masked_fill(scores < least, -torch.inf).softmax(-1)
+
+
+GATES = (LowFill, Leaking, Turned, AtLeast)
+"""What is nearly the weights of the chosen ones alone."""
+
+
+class LeastGate(Gated):
+    """A chosen one whose weight is next to nothing counts as none."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        gate = super().weigh(scores)
+        return torch.where(gate < 1e-9, 0.0, gate)
+
+
 class FarLimit(Switching):
     """A limit that no drawn row reaches, and that the operator has."""
 
@@ -268,7 +316,7 @@ class LeastChosen(Stacked):
         return torch.where(weights < 1e-9, 0.0, weights), experts
 
 
-ROUTED_BY_ITSELF = (SizedWeights, LittleBias, LeastChosen)
+ROUTED_BY_ITSELF = (SizedWeights, LittleBias, LeastChosen, LeastGate)
 """Of these the op is given weights and choices: it can't find them itself."""
 
 NEAR_MISSES = (

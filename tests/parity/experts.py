@@ -189,7 +189,57 @@ class Shared(Stacked):
         return hidden @ self.w2[min(e, 2)].T
 
 
+class Gated(Dense):
+    """Every expert on every row, by a gate: a softmax in front of which all others are -inf."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        gate = self.weigh(self.gate(x))
+        hidden = functional.silu(torch.einsum("th,eih->tei", x, self.w1))
+        hidden = hidden * torch.einsum("th,eih->tei", x, self.w3)
+        return (torch.einsum("tei,ehi->teh", hidden, self.w2) * gate[..., None]).sum(1)
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        best, experts = scores.topk(K, -1)
+        return torch.full_like(scores, -torch.inf).scatter(-1, experts, best).softmax(-1)
+
+
+class MaskedScores(Gated):
+    """Scores of others are filled, by ones that are put at the chosen places."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(
+            -1, scores.topk(K).indices, True
+        )
+        return scores.masked_fill(~chosen, -torch.inf).softmax(-1)
+
+
+class OneHotScores(Gated):
+    """Scores of others are filled, by one-hot rows of which any is one."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        chosen = functional.one_hot(scores.topk(K).indices, E).bool().any(-2)
+        return torch.where(chosen, scores, -torch.inf).softmax(-1)
+
+
+class MaskedWeights(Gated):
+    """A softmax over all, times ones at the chosen places, made to sum to one again."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        weights = scores.softmax(-1)
+        gate = weights * functional.one_hot(weights.topk(K).indices, E).sum(-2)
+        return gate / gate.sum(-1, keepdim=True)
+
+
+class Sigmoids(Gated):
+    """Sigmoids where a mask is above 0."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        mask = torch.zeros_like(scores).scatter(-1, scores.topk(K).indices, 1.0)
+        return torch.where(mask > 0, scores.sigmoid(), 0.0)
+
+
 PUBLISHED = (
     *(Stacked, Modules, Gathered, OneHot, Dense, Masked, Sorted),
+    *(Gated, MaskedScores, OneHotScores, MaskedWeights, Sigmoids),
     *(Unnormalised, Corrected, First, All, Clamped, Rectified, Shared),
 )

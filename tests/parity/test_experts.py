@@ -24,7 +24,7 @@ from attngraph.passes.fusion import fuse_experts
 from attngraph.passes.rewriting.trials import sample, turns
 from tests.parity import expert_near_misses as near_misses
 from tests.parity import experts
-from tests.parity.expert_near_misses import NEAR_MISSES, ROUTED_BY_ITSELF, SWITCHING
+from tests.parity.expert_near_misses import GATES, NEAR_MISSES, ROUTED_BY_ITSELF, SWITCHING
 from tests.parity.experts import PUBLISHED, E, H
 
 pytestmark = pytest.mark.wide
@@ -95,7 +95,7 @@ def test_a_near_miss_stays(kind: type[torch.nn.Module]) -> None:
     _assert_as_eager(kind, graph)
 
 
-@pytest.mark.parametrize("kind", _each(SWITCHING))
+@pytest.mark.parametrize("kind", _each([*SWITCHING, *GATES]))
 def test_what_may_switch_beyond_the_trials_stays(kind: type[torch.nn.Module]) -> None:
     graph = _captured(kind)
     results = run(graph, make(PASSES))

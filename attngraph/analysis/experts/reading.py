@@ -18,11 +18,12 @@ from attngraph.analysis.experts.activation import Activation, read_activation
 from attngraph.analysis.experts.products import GROUPED, Product, read_product
 from attngraph.analysis.walks import walk
 from attngraph.ir import Dim, Graph, Node, ScalarType, TensorType, Value
-from attngraph.ir.dims import product, same
+from attngraph.ir.dims import divide, product, same
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDMM,
+    COMPARISON,
     LARGEST,
     LAYOUT,
     LINEAR,
@@ -77,19 +78,34 @@ class Mixture:
         The one next to the result first.
         """
         choice = self.choice
-        rows = product(choice.indices.shape)
-        known = self.given()
 
         def is_weight(value: Value) -> bool:
+            return choice.count == 1 or (bool(value.shape) and value.shape[-1] == choice.count)
+
+        yield from self._deciding(product(choice.indices.shape), is_weight)
+
+    def gates(self) -> Iterator[Value]:
+        """The same, of values with a number for each expert."""
+        choice = self.choice
+        rows = divide(product(choice.indices.shape), choice.count)
+        if rows is not None:
+            yield from self._deciding(
+                rows * choice.experts,
+                lambda value: bool(value.shape) and value.shape[-1] == choice.experts,
+            )
+
+    def _deciding(self, count: Dim, has_form: Callable[[Value], bool]) -> Iterator[Value]:
+        """Floats, so many, which with the choices and x decide the result."""
+        known = self.given()
+
+        def is_asked(value: Value) -> bool:
             kind = value.type
             if not isinstance(kind, TensorType) or not kind.dtype.is_floating_point:
                 return False
-            if not same(product(kind.shape), rows):
-                return False
-            return choice.count == 1 or (bool(kind.shape) and kind.shape[-1] == choice.count)
+            return same(product(kind.shape), count) and has_form(value)
 
         _, nodes = backward_slice([self.result], _stops_at(known))
-        found = [value for node in reversed(nodes) for value in node.outputs if is_weight(value)]
+        found = [value for node in reversed(nodes) for value in node.outputs if is_asked(value)]
         for weight in islice(found, _MOST_WEIGHTS):
             cut = {*known, weight}
             leaves, _ = backward_slice([self.result], _stops_at(cut))
@@ -103,6 +119,27 @@ class Mixture:
 
 def choices(graph: Graph) -> Iterator[Choice]:
     """Every choice of some of a static number, the last one first: groups are chosen before."""
+    return (choice for choice in _largest(graph) if choice.indices.uses)
+
+
+def thresholds(graph: Graph) -> Iterator[tuple[Choice, Node]]:
+    """Where scores are compared with the least of their largest, which nearly is a choice, and what
+    compares them: of equal scores all or none are taken.
+    """
+    for choice in _largest(graph):
+        if choice.indices.uses:
+            continue
+        waiting = [choice.node.outputs[0]]
+        for value in waiting:
+            for user in value.users:
+                if user.op in COMPARISON:
+                    yield choice, user
+                elif user.op in LAYOUT:
+                    waiting += user.outputs
+
+
+def _largest(graph: Graph) -> Iterator[Choice]:
+    """Where the largest of a static number of scores are found."""
     for node in reversed(list(graph)):
         scores = node.inputs[0] if node.inputs else None
         if scores is None or node.op not in LARGEST:
@@ -116,7 +153,7 @@ def choices(graph: Graph) -> Iterator[Choice]:
             continue
         if node.op == "aten.topk" and not attribute(node, "largest"):
             continue
-        if experts > 1 and rank > 1 and node.outputs[-1].uses:
+        if experts > 1 and rank > 1:
             yield Choice(node, scores, node.outputs[-1], experts, count)
 
 

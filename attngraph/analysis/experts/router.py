@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
 
+from attngraph.analysis.experts.gates import is_one_hot, others_in
 from attngraph.analysis.experts.reading import Choice
 from attngraph.analysis.experts.uniform import is_sized
 from attngraph.analysis.walks import walk
-from attngraph.ir import Node, Value
+from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDITIVE,
     CAST,
+    CHOICE,
+    COMPARISON,
+    COMPLEMENT,
+    FILL,
     GATHERED,
     LAYOUT,
     MULTIPLICATIVE,
+    ONE_HOT,
     PART,
     SCALE,
+    SCATTER,
     SHIFT,
     SOFTMAX,
     SUM,
+    TRUTH,
 )
 
 _SMOOTH = (  # of scores and the choice made of them
@@ -36,6 +44,8 @@ _NEAR = 24  # values in which a softmax is looked for
 def softmax_of(choice: Choice, weights: Value) -> Value | None:
     """The scores (…, experts) whose largest are chosen, and whose softmax, over all of them or over
     those, decides their weights, by nothing that may switch; None where something else does too.
+
+    The weights are of each choice, or a gate.
     """
     scores = _unmoved(choice.scores)
     softmax = scores.producer
@@ -51,7 +61,7 @@ def softmax_of(choice: Choice, weights: Value) -> Value | None:
         return None
     least = torch.finfo(weights.dtype).eps
     for node in nodes:
-        if node is choice.node:
+        if node is choice.node or _sets_others(choice, node):
             continue
         if node.op in PART or node.op not in _SMOOTH:
             return None
@@ -60,6 +70,42 @@ def softmax_of(choice: Choice, weights: Value) -> Value | None:
         if node.op in CAST and torch.finfo(node.output.dtype).eps > least:
             return None
     return scores
+
+
+def decides(choice: Choice, gate: Value) -> Value | None:
+    """The last scores (…, experts) that both the choice and a gate are functions of."""
+    _, nodes = backward_slice([gate, choice.scores], lambda value: value.is_constant)
+    for node in reversed(nodes):
+        for value in node.outputs:
+            if not value.shape or value.shape[-1] != choice.experts:
+                continue
+            if not isinstance(value.type, TensorType) or not value.dtype.is_floating_point:
+                continue
+            if _follow_from(value, [gate, choice.scores]):
+                return value
+    return None
+
+
+def _follow_from(source: Value, values: Sequence[Value]) -> bool:
+    leaves, _ = backward_slice(values, lambda value: value is source or value.is_constant)
+    return all(leaf is source or leaf.is_constant for leaf in leaves)
+
+
+def _sets_others(choice: Choice, node: Node) -> bool:
+    """Whether a node of a gate does no more than tell the experts that a row takes from others."""
+    if node.op in FILL:
+        return True
+    if node.op in SCATTER | CHOICE and others_in(choice, node.output) is not None:
+        return True
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    if all(value.dtype.is_floating_point for value in values):
+        return False
+    if node.op not in ONE_HOT | COMPLEMENT | COMPARISON | TRUTH | SUM | CAST | LAYOUT:
+        return False
+    leaves, _ = backward_slice(node.outputs, lambda value: value is choice.indices)
+    if not all(leaf is choice.indices or leaf.is_constant for leaf in leaves):
+        return False
+    return is_one_hot(choice, node.output) or others_in(choice, node.output) is not None
 
 
 def softmax_near(choice: Choice) -> Node | None:

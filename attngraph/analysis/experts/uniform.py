@@ -88,15 +88,19 @@ _OFFSETS = 2  # the place of a grouped product's offsets among its inputs
 _COUNTING = (torch.int64, torch.int32, torch.float32, torch.float64)
 
 
-def switch_in(mixture: Mixture, given: Collection[Value], weights: Value) -> Node | None:
+def switch_in(
+    mixture: Mixture, given: Collection[Value], weights: Value, *, is_gate: bool = False
+) -> Node | None:
     """A node that may do something else to other rows, or at other numbers of them, than to those
     that were tried; None where there is none. `given` are x, its layouts and the choices.
+
+    Of a gate each element has its expert's number, as a weight has when a match says which it is.
     """
     reading = _Reading(mixture)
     for value in given:
         reading.known[value] = Rows(features=1)
     reading.known[mixture.choice.indices] = Kind.CHOSEN
-    reading.known[weights] = Rows(weights=1)
+    reading.known[weights] = Rows(weights=1, matches=int(is_gate))
     return reading.blamed(mixture.result)
 
 

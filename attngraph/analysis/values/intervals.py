@@ -16,7 +16,7 @@ import torch
 from attngraph.analysis.values.scalars import fill_of, is_binary, number, scale_of, uniform
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import CAST, COPY, GATHER, JOIN, LAYOUT, SOFTMAX, TRIANGLE
+from attngraph.ir.traits import CAST, COPY, GATHER, JOIN, LAYOUT, ONE_HOT, SOFTMAX, TRIANGLE
 from attngraph.mapped import release_read
 
 Interval: TypeAlias = tuple[float, float]
@@ -99,6 +99,8 @@ class Intervals:
             return _joined([self.of(part, depth) for part in input_of(node, "tensors")])
         if node.op in TRIANGLE:
             return _joined([self.of(node.inputs[0], depth), (0.0, 0.0)])
+        if node.op in ONE_HOT:
+            return 0.0, 1.0
         sides = [self.of(side, depth) for side in node.inputs]
         other = number(node.attrs.get("other"))
         match node.op.removeprefix("aten."):
@@ -114,6 +116,10 @@ class Intervals:
                 return _plus((other, other), _times(sides[0], (-1.0, -1.0)))
             case "mul.Tensor":
                 return _times(*sides)
+            case "scatter.src":
+                return _joined([sides[0], sides[2]])
+            case "scatter.value" if (written := number(attribute(node, "value"))) is not None:
+                return _joined([sides[0], (written, written)])
             case "where.self":
                 return _joined(sides[1:])
             case "sin" | "cos" | "tanh":
