@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from attngraph.checks.weight_only import Evaluated
 from attngraph.decoding.caches import Cache, GrowingCache
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths
+from attngraph.decoding.step_outputs import joined_steps, last_logits
 from attngraph.decoding.stream import Step
 from attngraph.decoding.tokens import pieces, positions
 from attngraph.errors import UsageError
@@ -325,13 +326,13 @@ class _Steps:
             if encoded is not None and stored is None:
                 shown = () if encoded.step is None else (mask[:, :length].long(),)
                 eager = self.reference((*encoded.given, whole[:, :length], *shown), {})
-                expected.append(_last_logits(eager, 0, layout.logits))
+                expected.append(last_logits(eager, 0, layout.logits))
                 continue
             given_all = self._given(whole[:, :length], mask[:, :length])
             tried.append(given_all)
             args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
             place = captured.output_names.index(layout.logits)
-            expected.append(_last_logits(self.reference(args, kwargs), place, layout.logits))
+            expected.append(last_logits(self.reference(args, kwargs), place, layout.logits))
         release_large(self.reference.module)  # before the session has a copy of them
         state, done = None if encoded is None else encoded.cache, 0
         step = self.decoder if encoded is None or encoded.step is None else encoded.step
@@ -342,7 +343,7 @@ class _Steps:
             found.append(logits[:, -1:])
             done = length
         outputs: tuple[torch.Tensor, ...] = (torch.cat(found, 1),)
-        joined = _joined(expected)
+        joined = joined_steps(expected)
         if stored is not None and rounded_linears(stored):
             plain, place = without_rounding(stored), captured.output_names.index(layout.logits)
             rerun = self._evaluated(plain)
@@ -417,38 +418,4 @@ def _attending(
         if isinstance(each := memory[value.name], torch.Tensor)
         else to_torch(each, value.dtype)
         for value, tensor in pairs
-    )
-
-
-def _last_logits(outputs: ReferenceOutputs, place: int, name: str) -> ReferenceOutputs:
-    def cut(tensors: Sequence[Any]) -> tuple[Any, ...]:
-        return (None if tensors[place] is None else tensors[place][:, -1:],)
-
-    return replace(outputs.cut(cut), names=(name,))
-
-
-def _joined(steps: Sequence[ReferenceOutputs]) -> ReferenceOutputs:
-    """One output (B, steps, V) of one for each step; without float64 where a step has none."""
-    exact = [step.exact[0] for step in steps if step.exact[0] is not None]
-    single = [tensor for step in steps for tensor in step.single]
-
-    def joined(run: Sequence[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor]:
-        return (torch.cat([tensor for (tensor,) in run], 1),)
-
-    def sample(*eps: float) -> tuple[tuple[torch.Tensor, ...], ...]:
-        runs = zip(*(step.sample(*eps) for step in steps), strict=True)
-        return tuple(map(joined, runs))
-
-    def gates() -> tuple[tuple[tuple[torch.Tensor, ...], ...], ...]:
-        runs = zip(*(step.gates() for step in steps), strict=False)  # none without float64
-        return tuple(tuple(map(joined, zip(*each, strict=True))) for each in runs)
-
-    return ReferenceOutputs(
-        steps[0].names,
-        (torch.cat([step.eager[0] for step in steps], 1),),
-        (torch.cat(exact, 1) if len(exact) == len(steps) else None,),
-        next((step.note for step in steps if step.note), ""),
-        sample,
-        (torch.cat(single, 1),) if len(single) == len(steps) else (),
-        gates,
     )

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture, from_program
-from attngraph.ir import DimInfo, ScalarType, format_graph, interpret, parse
+from attngraph.ir import ScalarType, format_graph, interpret, parse
 from tests.capture.formula import BATCH, BOTH, Formula, X, assert_identical, check, states
 
 
@@ -127,27 +127,6 @@ def test_names_that_the_text_form_reads_otherwise_are_adapted() -> None:
     dims = ({0: Dim("f32"), 1: Dim("none")},)
     result = check(lambda self, x, y: x.view(-1), X, dims=dims, further=(states(5, 4),))
     assert result.dynamic == {(0, 0): "f32_", (0, 1): "none_"}
-
-
-def test_a_range_that_the_model_demands_is_applied_and_noted() -> None:
-    result = check(
-        lambda self, x, y: x + torch.zeros(64)[: x.shape[1]],
-        X,
-        dims=(BOTH,),
-        further=(states(5, 64),),
-    )
-    assert result.graph.dims["seq"] == DimInfo(1, 64, 9)
-    assert result.notes == ("Dim 'seq' is at most 64: the model demands it.",)
-
-
-def test_a_range_is_applied_beside_a_dim_that_torch_may_choose() -> None:
-    class Cut(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x + torch.zeros(64)[: x.shape[1]] + y.sum()
-
-    shapes = ({1: Dim("seq")}, {0: Dim.AUTO})
-    result = capture(Cut(), (states(3, 5), states(7)), dynamic_shapes=shapes)
-    assert result.graph.dims["seq"].high == 64
 
 
 def test_a_size_that_the_program_asserts_to_be_others_is_no_dim_of_its_own() -> None:
@@ -317,48 +296,6 @@ def test_a_comparison_of_sizes_is_a_flag() -> None:
     check(forward, states(3, 5, 4), dims=(BOTH,), further=(states(2, 7, 4),))
 
 
-def test_a_comparison_that_the_range_does_not_settle_narrows_it() -> None:
-    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=x.shape[1] > 6)
-
-    result = check(forward, states(3, 5, 4), dims=(BOTH,))
-    assert result.graph.dims["seq"].high == 6
-    (note,) = result.notes
-    assert note.startswith("Dim 'seq' is at most 6: the model demands it at ")
-    assert "is_causal=x.shape[1] > 6" in note
-
-
-def test_a_dim_may_be_as_long_as_the_tables_it_cuts() -> None:
-    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
-        length = x.shape[1]
-        table, square = torch.ones(32, 4), torch.ones(32, 32)
-        x = x + table.cumsum(0)[:length].reshape(length, 2, 2).flatten(1)
-        scores = (x @ x.mT).masked_fill(square.tril()[:length, :length] == 0, -9.0)
-        return scores.softmax(-1) @ x
-
-    dims = ({0: BATCH, 1: Dim("seq", max=32)},)
-    result = check(forward, states(3, 5, 4), dims=dims, further=(states(2, 32, 4),))
-    assert result.graph.dims["seq"].high == 32
-
-
-def test_a_largest_size_that_the_model_itself_excludes_is_refused() -> None:
-    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
-        return x + torch.ones(32, 4)[: x.shape[1]] if x.shape[1] != 32 else x * 2
-
-    with pytest.raises(CaptureError, match=r"can't be 1\.\.32: .* seq is at most 31"):
-        check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))
-    result = check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=31)},))
-    assert result.graph.dims["seq"].high == 31
-
-
-def test_another_size_that_the_model_excludes_is_refused() -> None:
-    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
-        return x + 1 if x.shape[1] != 20 else x * 2
-
-    with pytest.raises(CaptureError, match=r"seq.* can't take every size: .*seq != 20"):
-        check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))
-
-
 def test_one_dim_of_two_caches_stays_one() -> None:
     """torch.export keeps a symbol for each, because it can't solve past + seq = past' + seq."""
 
@@ -371,18 +308,6 @@ def test_one_dim_of_two_caches_stays_one() -> None:
     args = states(2, 5, 6), states(2, 3, 6), states(2, 3, 6)
     graph = capture(Cached(), args, dynamic_shapes=({1: seq}, {1: past}, {1: past})).graph
     assert sorted(graph.dims) == ["past", "seq"]
-
-
-def test_a_table_may_be_cut_from_its_start() -> None:
-    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
-        if x.shape[1] > 32:
-            raise ValueError
-        return x @ torch.ones(32, 4)[32 - x.shape[1] :].transpose(0, 1)
-
-    result = check(
-        forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq")},), further=(states(2, 32, 4),)
-    )
-    assert result.graph.dims["seq"].high == 32
 
 
 def test_a_shift_by_a_view_of_a_slice_takes_every_size() -> None:
@@ -431,27 +356,3 @@ def test_an_assert_on_data_is_no_branch() -> None:
     exec(compile(text, "model.py", "exec"), model)
     data, other = torch.tensor([1, 2]), torch.tensor([2, 1])
     check(model["forward"], X, data, dims=(BOTH, None), further=(X, other))
-
-
-def test_a_size_of_which_a_stride_leaves_one_is_below_the_range() -> None:
-    """A trace takes a size for 2 or more; which conditions come of it is torch's affair."""
-
-    class Signal(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv1d(1, 4, 10, 5), nn.Conv1d(4, 4, 3, 2)
-
-        def forward(self, signal: Tensor) -> Tensor:
-            x = self.second(self.first(signal[:, None])).transpose(1, 2)
-            x = x.unflatten(-1, (2, -1)).transpose(1, 2)
-            return torch.matmul(torch.matmul(x, x.mT).softmax(-1), x)
-
-    dims = ({0: Dim("batch"), 1: Dim("samples")},)
-    signal, model = torch.randn(2, 200), Signal()
-    found = capture(model, (signal,), dynamic_shapes=dims)
-    assert found.graph.dims["samples"].low == 30
-    for other in (signal, torch.randn(1, 30), torch.randn(3, 47)):
-        torch.testing.assert_close(interpret(found.graph, (other,))[0], model(other))
-    dims[0][1] = Dim("samples", min=20)
-    with pytest.raises(CaptureError, match="30"):
-        capture(model, (signal,), dynamic_shapes=dims)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,9 @@ def feed(inputs: dict[str, Any], sizes: dict[str, int]) -> dict[str, torch.Tenso
         else:
             found[name] = torch.randn(real, generator=drawn)
     return found
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config |= changes
+    (path / "config.json").write_text(json.dumps(config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attngraph.checkpoints.folder import require_tokenizer
 from attngraph.errors import AttngraphError, LoadError, UsageError
 from attngraph.frontend.load import Loaded, load
-from tests.checkpoints.models import NAMES, made, saved
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("checkpoints")
-    for name in ("bert", "bert-mlm", "llama"):
-        saved(root / name, name, half=name == "llama")
-    return root
-
-
-@pytest.fixture
-def bert(folders: Path, tmp_path: Path) -> Path:
-    """A copy of a folder, to be broken."""
-    return Path(shutil.copytree(folders / "bert", tmp_path / "bert"))
-
-
-def _rewritten(path: Path, **changes: Any) -> None:
-    config = json.loads((path / "config.json").read_text())
-    config |= changes
-    (path / "config.json").write_text(json.dumps(config))
+from tests.checkpoints.models import NAMES, made, rewritten, saved
 
 
 def _assert_as_transformers_loads_it(loaded: Loaded, path: Path) -> None:
@@ -148,7 +126,7 @@ def test_a_pickle_is_told_by_what_it_is_and_not_by_its_name(
         index = {"weight_map": {"classifier.weight": name}}
         (bert / "model.safetensors.index.json").write_text(json.dumps(index))
     elif place == "config":
-        _rewritten(bert, transformers_weights=name)
+        rewritten(bert, transformers_weights=name)
     elif place == "adapter":
         (bert / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(LoadError, match=f"weights in {name}, a pickle.*--trust-pickle"):
@@ -184,7 +162,7 @@ def test_code_of_the_author_runs_only_where_it_is_trusted(
     (bert / "own.py").write_text(_CODE.format(mark=str(mark)))
     place = "own.OwnForSequenceClassification"
     for architecture in ("OwnForSequenceClassification", "BertForSequenceClassification"):
-        _rewritten(
+        rewritten(
             bert,
             architectures=[architecture],
             auto_map={"AutoModelForSequenceClassification": place},
@@ -320,39 +298,39 @@ _BROKEN = {
     "a shard at the root": (lambda p: _index(p, "/etc/hostname"), "which is not inside of it"),
     "a shard without a name": (lambda p: _index(p, None), "names no file for classifier.weight"),
     "no such architecture": (
-        lambda p: _rewritten(p, architectures=["BertForWonders"]),
+        lambda p: rewritten(p, architectures=["BertForWonders"]),
         "the architecture BertForWonders, which transformers .* lacks",
     ),
     "an architecture that is no model": (
-        lambda p: _rewritten(p, architectures=["pipeline"]),
+        lambda p: rewritten(p, architectures=["pipeline"]),
         "the architecture pipeline, which",
     ),
     "an architecture without a forward": (
-        lambda p: _rewritten(p, architectures=["BertPreTrainedModel"]),
+        lambda p: rewritten(p, architectures=["BertPreTrainedModel"]),
         "the architecture BertPreTrainedModel, which is no model in transformers",
     ),
     "no such activation": (
-        lambda p: _rewritten(p, hidden_act="wonder"),
+        lambda p: rewritten(p, hidden_act="wonder"),
         "doesn't fit BertForSequenceClassification: KeyError: 'wonder'",
     ),
-    "no number's dtype": (lambda p: _rewritten(p, dtype=16), "the dtype 16, in which no model"),
-    "a dtype of codes": (lambda p: _rewritten(p, torch_dtype="int8", dtype="int8"), "dtype 'int8'"),
-    "no architecture": (lambda p: _rewritten(p, architectures=None), "pass --task"),
-    "gptq": (lambda p: _rewritten(p, quantization_config={"quant_method": "gptq"}), "by gptq"),
+    "no number's dtype": (lambda p: rewritten(p, dtype=16), "the dtype 16, in which no model"),
+    "a dtype of codes": (lambda p: rewritten(p, torch_dtype="int8", dtype="int8"), "dtype 'int8'"),
+    "no architecture": (lambda p: rewritten(p, architectures=None), "pass --task"),
+    "gptq": (lambda p: rewritten(p, quantization_config={"quant_method": "gptq"}), "by gptq"),
     **{
         method: (
-            lambda p, method=method: _rewritten(p, quantization_config={"quant_method": method}),
+            lambda p, method=method: rewritten(p, quantization_config={"quant_method": method}),
             f"by {method}, .*--weights int8",
         )
         for method in ("awq", "torchao", "compressed-tensors", "fp8")
     },
-    "mlx": (lambda p: _rewritten(p, quantization={"bits": 4}), "by mlx"),
+    "mlx": (lambda p: rewritten(p, quantization={"bits": 4}), "by mlx"),
     "gptq beside": (lambda p: _beside(p, "quantize_config.json"), r"by gptq \(quantize_config"),
     "scales": (_scaled, r"scales beside them \(classifier.weight_scale_inv\)"),
     "codes alone": (_codes_alone, r"stored as int8 without a scale \(classifier.weight\)"),
     "packed": (_packed, r"scales beside them \(classifier.qweight\)"),
     "half of what bitsandbytes stores": (
-        lambda p: (_in_int8(p), _rewritten(p, quantization_config={"load_in_8bit": True})),
+        lambda p: (_in_int8(p), rewritten(p, quantization_config={"load_in_8bit": True})),
         r"classifier can't be read as bitsandbytes stores it: SCB is \(1,\), where",
     ),
 }
@@ -369,9 +347,9 @@ def test_what_is_wrong_with_a_folder_is_one_sentence(bert: Path, how: str) -> No
 
 
 def test_what_is_read_otherwise_than_it_is_written_is_told(bert: Path) -> None:
-    _rewritten(bert, architectures="BertForSequenceClassification")
+    rewritten(bert, architectures="BertForSequenceClassification")
     assert not load(bert).notes
-    _rewritten(bert, dtype="bfloat16", architectures=["BertForSequenceClassification", "BertModel"])
+    rewritten(bert, dtype="bfloat16", architectures=["BertForSequenceClassification", "BertModel"])
     loaded = load(bert)
     _assert_as_transformers_loads_it(loaded, bert)
     rounded, first = loaded.notes
@@ -382,76 +360,10 @@ def test_what_is_read_otherwise_than_it_is_written_is_told(bert: Path) -> None:
     assert load(bert).notes == (first,)
     weights = {n: data.float() if "query" in n else data.half() for n, data in weights.items()}
     save_file(weights, bert / "model.safetensors")
-    _rewritten(bert, dtype=None)
+    rewritten(bert, dtype=None)
     loaded = load(bert)
     _assert_as_transformers_loads_it(loaded, bert)
     assert loaded.notes[0].startswith("2 weights are float32 in the files and rounded to float16")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "what"),
-    [
-        ("eos_token_id", [2, "x"], "an id, or a list of ids"),
-        ("decoder_start_token_id", "0", "an id, or a list of ids"),
-        ("temperature", "hot", "a number"),
-        ("top_k", 2.5, "a whole number"),
-    ],
-)
-def test_settings_of_generation_are_what_their_names_say(
-    folders: Path, tmp_path: Path, name: str, value: Any, what: str
-) -> None:
-    path = Path(shutil.copytree(folders / "llama", tmp_path / "llama"))
-    (path / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, name: value}))
-    with pytest.raises(LoadError, match=rf"says {name} = .*which is not {what}: mend it"):
-        load(path)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2], "top_p": 1}))
-    assert load(path).module is not None
-
-
-def test_a_tokenizer_is_looked_for_in_an_adapters_base_too(bert: Path, tmp_path: Path) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    settings = {"peft_type": "LORA", "base_model_name_or_path": str(bert)}
-    (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    with pytest.raises(LoadError, match="has no tokenizer"):
-        require_tokenizer(adapter, "genai")
-    (bert / "tokenizer.json").write_text("{}")
-    require_tokenizer(adapter, "genai")
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"num_hidden_layers": 10**9}, "says num_hidden_layers = 1000000000, which weights of"),
-        ({"num_hidden_layers": -3}, "says num_hidden_layers = -3"),
-        ({"num_labels": 10**9}, "says num_labels = 1000000000"),
-        ({"text_config": {"n_layer": 10**9}}, "says n_layer = 1000000000"),
-        ({"num_hidden_layers": 600}, r"far more weights than the [\d,]+ bytes"),
-        ({"hidden_size": 2**20}, r"far more weights than .* \(90, 1048576\)"),
-        ({"intermediate_size": 2**50}, "far more weights than"),
-    ],
-)
-def test_a_config_of_another_size_is_refused_before_it_is_built(
-    bert: Path, changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers makes memory for weights of a wrong shape: here none is asked for."""
-    _rewritten(bert, id2label=None, label2id=None, **changes)
-    empty_like = torch.empty_like
-
-    def small(tensor: torch.Tensor, **how: Any) -> torch.Tensor:
-        assert tensor.numel() < 1 << 20
-        return empty_like(tensor, **how)
-
-    monkeypatch.setattr(torch, "empty_like", small)
-    with pytest.raises(LoadError, match=told):
-        load(bert)
-
-
-def test_a_config_with_a_layer_more_says_which_weights_are_missing(bert: Path) -> None:
-    """A near miss: it could be held, so what is wrong is told by name."""
-    _rewritten(bert, num_hidden_layers=2)
-    with pytest.raises(LoadError, match=r"in no file \(bert\.encoder\.layer\.1\."):
-        load(bert)
 
 
 def test_the_hubs_own_cache_is_links_to_its_blobs(bert: Path, tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""The range of a dim: what the model demands of it, what it excludes, and what is told of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.capture import capture
+from attngraph.ir import DimInfo, interpret
+from tests.capture.formula import BATCH, BOTH, Formula, X, check, states
+
+
+def test_a_range_that_the_model_demands_is_applied_and_noted() -> None:
+    result = check(
+        lambda self, x, y: x + torch.zeros(64)[: x.shape[1]],
+        X,
+        dims=(BOTH,),
+        further=(states(5, 64),),
+    )
+    assert result.graph.dims["seq"] == DimInfo(1, 64, 9)
+    assert result.notes == ("Dim 'seq' is at most 64: the model demands it.",)
+
+
+def test_a_range_is_applied_beside_a_dim_that_torch_may_choose() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + torch.zeros(64)[: x.shape[1]] + y.sum()
+
+    shapes = ({1: Dim("seq")}, {0: Dim.AUTO})
+    result = capture(Cut(), (states(3, 5), states(7)), dynamic_shapes=shapes)
+    assert result.graph.dims["seq"].high == 64
+
+
+def test_a_comparison_that_the_range_does_not_settle_narrows_it() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=x.shape[1] > 6)
+
+    result = check(forward, states(3, 5, 4), dims=(BOTH,))
+    assert result.graph.dims["seq"].high == 6
+    (note,) = result.notes
+    assert note.startswith("Dim 'seq' is at most 6: the model demands it at ")
+    assert "is_causal=x.shape[1] > 6" in note
+
+
+def test_a_dim_may_be_as_long_as_the_tables_it_cuts() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        length = x.shape[1]
+        table, square = torch.ones(32, 4), torch.ones(32, 32)
+        x = x + table.cumsum(0)[:length].reshape(length, 2, 2).flatten(1)
+        scores = (x @ x.mT).masked_fill(square.tril()[:length, :length] == 0, -9.0)
+        return scores.softmax(-1) @ x
+
+    dims = ({0: BATCH, 1: Dim("seq", max=32)},)
+    result = check(forward, states(3, 5, 4), dims=dims, further=(states(2, 32, 4),))
+    assert result.graph.dims["seq"].high == 32
+
+
+def test_a_largest_size_that_the_model_itself_excludes_is_refused() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        return x + torch.ones(32, 4)[: x.shape[1]] if x.shape[1] != 32 else x * 2
+
+    with pytest.raises(CaptureError, match=r"can't be 1\.\.32: .* seq is at most 31"):
+        check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))
+    result = check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=31)},))
+    assert result.graph.dims["seq"].high == 31
+
+
+def test_another_size_that_the_model_excludes_is_refused() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        return x + 1 if x.shape[1] != 20 else x * 2
+
+    with pytest.raises(CaptureError, match=r"seq.* can't take every size: .*seq != 20"):
+        check(forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq", max=32)},))
+
+
+def test_a_table_may_be_cut_from_its_start() -> None:
+    def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
+        if x.shape[1] > 32:
+            raise ValueError
+        return x @ torch.ones(32, 4)[32 - x.shape[1] :].transpose(0, 1)
+
+    result = check(
+        forward, states(3, 5, 4), dims=({0: BATCH, 1: Dim("seq")},), further=(states(2, 32, 4),)
+    )
+    assert result.graph.dims["seq"].high == 32
+
+
+def test_a_size_of_which_a_stride_leaves_one_is_below_the_range() -> None:
+    """A trace takes a size for 2 or more; which conditions come of it is torch's affair."""
+
+    class Signal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv1d(1, 4, 10, 5), nn.Conv1d(4, 4, 3, 2)
+
+        def forward(self, signal: Tensor) -> Tensor:
+            x = self.second(self.first(signal[:, None])).transpose(1, 2)
+            x = x.unflatten(-1, (2, -1)).transpose(1, 2)
+            return torch.matmul(torch.matmul(x, x.mT).softmax(-1), x)
+
+    dims = ({0: Dim("batch"), 1: Dim("samples")},)
+    signal, model = torch.randn(2, 200), Signal()
+    found = capture(model, (signal,), dynamic_shapes=dims)
+    assert found.graph.dims["samples"].low == 30
+    for other in (signal, torch.randn(1, 30), torch.randn(3, 47)):
+        torch.testing.assert_close(interpret(found.graph, (other,))[0], model(other))
+    dims[0][1] = Dim("samples", min=20)
+    with pytest.raises(CaptureError, match="30"):
+        capture(model, (signal,), dynamic_shapes=dims)
