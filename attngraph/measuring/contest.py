@@ -168,14 +168,18 @@ def _prepare_all(
     at_once: int,
     told: Progress,
 ) -> None:
-    def prepare(engine: Engine) -> None:
+    def lacks_base(engine: Engine) -> bool:
         row = rows[engine.name]
-        if engine.base and rows[engine.base].status != "timed":
-            row.status = "skipped"
-            row.reason = f"{rows[engine.base].title} gave no file to start from"
-            return
-        told(f"prepare {engine.title}")
-        row.told(prepared(engine))
+        if not engine.base or rows[engine.base].status == "timed":
+            return False
+        row.status = "skipped"
+        row.reason = f"{rows[engine.base].title} gave no file to start from"
+        return True
+
+    def prepare(engine: Engine) -> None:
+        if not lacks_base(engine):
+            told(f"prepare {engine.title}")
+            rows[engine.name].told(prepared(engine))
 
     waves = [
         [e for e in engines if e.export and bool(e.base) == late and not _given(e, job)]
@@ -184,6 +188,9 @@ def _prepare_all(
     with ThreadPoolExecutor(at_once) as pool:
         for wave in waves:
             list(pool.map(prepare, wave))
+    for engine in engines:
+        if not engine.export:  # it runs another's file as it is
+            lacks_base(engine)
 
 
 def _given(engine: Engine, job: Job) -> bool:
