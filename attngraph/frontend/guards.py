@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import sympy
 
@@ -126,7 +126,7 @@ def _holds(guard: str, range_: str) -> bool:
     sizes = list(dict.fromkeys(_SIZE.findall(guard)))
     for at, size in enumerate(sizes):
         guard = guard.replace(size, f"n{at}")
-    if _is_proved(guard, [f"n{at}" for at in range(len(sizes))]):
+    if _is_proved(guard, [f"n{at}" for at in range(len(sizes))], range_):
         return True
     safe = _SAFE.fullmatch(guard) or _MULTIPLES.fullmatch(guard)
     if not sizes or len(sizes) > 3 or "//" in guard or not safe:
@@ -146,10 +146,17 @@ def _holds(guard: str, range_: str) -> bool:
     return True
 
 
-def _is_proved(guard: str, sizes: Iterable[str]) -> bool:
-    """Whether it follows for all sizes, as min(n, 4·((n + 3) // 4)) = n does."""
+def _is_proved(guard: str, sizes: Sequence[str], range_: str) -> bool:
+    """Whether it follows for all sizes, as min(n, 4·((n + 3) // 4)) = n does.
+
+    The range is of the one size that there is; of several any may be 1.
+    """
+    low, high = _LOW.search(range_), _HIGH.search(range_)
+    info = DimInfo(low=1)
+    if len(sizes) == 1:
+        info = DimInfo(int(low[1]) if low else 1, int(high[1]) if high else None)
     try:
-        return always(parse_condition(guard), {size: DimInfo(low=1) for size in sizes}) is True
+        return always(parse_condition(guard), dict.fromkeys(sizes, info)) is True
     except IRError:
         return False
 

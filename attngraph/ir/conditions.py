@@ -235,4 +235,24 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
             found = bound_sympy(form, ranges)
             if found.lower == found.upper:
                 return bool(found.lower)
+    if isinstance(condition, (sympy.Eq, sympy.Ne)):
+        return _by_factors(condition, infos)
     return None
+
+
+def _by_factors(condition: sympy.Rel, infos: Mapping[str, DimInfo]) -> bool | None:
+    """Of sides whose difference is a product: it is 0 where a factor is, (n // 20 - 1)² at 20."""
+    difference = sympy.expand(condition.lhs - condition.rhs)
+    if not any(len(term.as_powers_dict()) > 1 or term.is_Pow for term in difference.args):
+        return None
+    try:
+        _, powers = sympy.factor_list(difference)
+    except sympy.PolynomialError:
+        return None
+    factors = [factor for factor, _ in powers]
+    if factors in ([], [difference]):
+        return None
+    is_zero = [always(sympy.Eq(factor, 0), infos) for factor in factors]
+    if True in is_zero:
+        return isinstance(condition, sympy.Eq)
+    return None if None in is_zero else isinstance(condition, sympy.Ne)

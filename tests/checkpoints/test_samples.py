@@ -153,3 +153,21 @@ def test_nor_does_an_encoder_decoder_drop_its_images() -> None:
         module = Florence2ForConditionalGeneration(Florence2Config())
     with pytest.raises(UsageError, match="takes pixel_values beside text"):
         attngraph.optimize_seq2seq(module)
+
+
+def test_frames_of_a_signal_whose_bias_is_of_their_square_compile(tmp_path: Path) -> None:
+    """WavLM's bias, (frames, frames), asks whether frames² is 1: an open length was refused."""
+    from transformers import WavLMConfig, WavLMForSequenceClassification
+
+    torch.manual_seed(0)
+    layers = {"conv_dim": (8, 8), "conv_kernel": (10, 3), "conv_stride": (5, 2)}
+    places = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}
+    config = WavLMConfig(**_SMALL, **layers, **places, num_feat_extract_layers=2)
+    module = WavLMForSequenceClassification(config).eval()
+    module.save_pretrained(tmp_path)
+    optimized = attngraph.optimize_checkpoint(tmp_path)
+    for samples in (40, 111, 640):
+        signal = torch.randn(2, samples)
+        with torch.no_grad():
+            expected = module(signal).logits
+        torch.testing.assert_close(optimized(signal).logits, expected, rtol=1e-4, atol=1e-5)

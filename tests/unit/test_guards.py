@@ -74,6 +74,9 @@ def test_a_dim_without_a_range_is_printed_without_one() -> None:
 def test_a_range_narrows_what_must_hold() -> None:
     assert always_hold(message("S >= 8", "8 <= seq <= 512"))
     assert not always_hold(message("S >= 8", "2 <= seq <= 512"))
+    frames = "(1 + (S // 20)*(S // 20) + (-2)*(S // 20)) != 0"
+    assert always_hold(message(frames, "60 <= seq"))
+    assert not always_hold(message(frames, "20 <= seq"))
     assert not always_hold("some other error")
 
 
@@ -142,6 +145,22 @@ def test_equal_products_are_told_whatever_the_order(told: str, expected: bool | 
 )
 def test_a_quotient_is_within_its_remainder(told: str, low: int, expected: bool | None) -> None:
     assert always(parse_condition(told), {"n": DimInfo(low, None, 8)}) is expected
+
+
+@pytest.mark.parametrize(
+    ("told", "low", "expected"),
+    [
+        ("1 + (n // 20) * (n // 20) - 2 * (n // 20) != 0", 40, True),
+        ("1 + (n // 20) * (n // 20) - 2 * (n // 20) != 0", 39, None),
+        ("n * m - 2 * n - m + 2 == 0", 3, False),
+        ("n * m - 2 * n - m + 2 != 0", 2, None),
+        ("n * n - n * m == 0", 1, None),
+        ("n * n + 1 != 0", 0, True),
+    ],
+)
+def test_a_product_is_zero_where_a_factor_is(told: str, low: int, expected: bool | None) -> None:
+    infos = {name: DimInfo(low, None, 80) for name in "nm"}
+    assert always(parse_condition(told), infos) is expected
 
 
 def test_small_sizes_that_are_excluded_are_a_lower_end() -> None:
