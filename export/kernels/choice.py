@@ -211,10 +211,12 @@ def _with_runner_up(
     if not timed_there:
         return replace(choice, runner_up=same[0].form, why_not="it was not measured here")
     other = min(timed_there, key=lambda c: timed[c.form.name][length])
-    theirs = timed[other.form.name][length]
+    theirs, ours = timed[other.form.name][length], mine[length]
     at = "1 query" if length == 1 else f"{length} queries"
-    why = f"it took {theirs:.3g} ms at {at}, as measured, and this {mine[length]:.3g}"
-    if theirs < mine[length]:
+    why = f"it took {theirs:.3g} ms at {at}, as measured, and this {ours:.3g}"
+    if f"{theirs:.3g}" == f"{ours:.3g}":
+        why = f"it is no faster: either took {ours:.3g} ms at {at}, as measured"
+    elif theirs < ours:
         why += ", which is too little to gain"
     return replace(choice, runner_up=other.form, why_not=why)
 
@@ -248,7 +250,8 @@ def _refusal(row: Legal, facts: Facts, target: Target) -> str:
     for need in row.needs:
         answer = NEEDS[need](facts)
         if not answer:
-            return f"{need} is not so" if answer is False else f"{need} is not provable"
+            told = f"it runs only where {need}"
+            return told if answer is False else f"{told}, which is not proved"
     if row.sm and (target.sm is None or target.sm < row.sm):
         return f"{target} is not known to have SM ≥ {row.sm}"
     return ""

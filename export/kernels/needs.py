@@ -83,14 +83,14 @@ NEEDS: Mapping[str, Need] = {
     "not causal, or S = T or a past": lambda facts: _either(
         CAUSAL not in facts.features, PAST in facts.features, facts.square
     ),
-    "T is a number where weights are returned": lambda facts: (
+    "T is static, or no weights are returned": lambda facts: (
         WEIGHTS not in facts.features or facts.keys[0] == facts.keys[1]
     ),
     "no empty row gets a mean": lambda facts: not facts.mean_rows,
-    "causal where there is a window": lambda facts: (
+    "no window, or causal": lambda facts: (
         WINDOW not in facts.features or CAUSAL in facts.features
     ),
-    "S = T where there is a window": lambda facts: WINDOW not in facts.features or facts.square,
+    "S = T, or no window": lambda facts: WINDOW not in facts.features or facts.square,
     # a query past a length may have nothing but padding in its window
     "no window beside lengths": lambda facts: not {WINDOW, LENGTHS} <= facts.features,
     "no past beside sinks": lambda facts: not {PAST, SINKS} <= facts.features,

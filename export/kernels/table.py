@@ -155,7 +155,7 @@ _WHOLE_HEADS = ("heads share a head size", "scale > 0")
 _LENGTHS = frozenset({LENGTHS})
 _BANDED = frozenset({CAUSAL, WINDOW, SOFTCAP})
 _CPU_GROUPED = _BANDED | {LENGTHS, SINKS}
-_SAME_HEADS = ("S = T", "D % 8 = 0", "E = D", "scale > 0", "causal where there is a window")
+_SAME_HEADS = ("S = T", "D % 8 = 0", "E = D", "scale > 0", "no window, or causal")
 _WITH_ROTARY = (*_SAME_HEADS, "R % 16 = 0 and D % 16 = 0")
 _ON_CPU = ("no empty row gets a mean", "no window beside lengths")
 _ON_CUDA = ("D ≤ 256",)
@@ -167,7 +167,7 @@ LEGAL: tuple[Legal, ...] = (
         "cpu",
         _EVERY,
         _ALL,
-        ("T is a number where weights are returned", "no past beside sinks"),
+        ("T is static, or no weights are returned", "no past beside sinks"),
     ),
     Legal(
         (NONPAD,),
@@ -182,7 +182,7 @@ LEGAL: tuple[Legal, ...] = (
         "cpu",
         frozenset({F32}),
         _ANY,
-        ("no empty row gets a mean", "scale > 0", "S = T where there is a window"),
+        ("no empty row gets a mean", "scale > 0", "S = T, or no window"),
         _IS_CAUSAL,
     ),
     *(

@@ -126,6 +126,20 @@ def test_the_runner_up_says_why_not() -> None:
     assert (masked.runner_up, masked.why_not) == (MULTI_HEAD, "it takes no bool mask")
 
 
+def test_what_a_runner_up_would_need_is_a_sentence() -> None:
+    found = chosen("cpu", WEIGHTS)
+    assert found.form == PRIMITIVE
+    assert found.why_not == "it runs only where T is static, or no weights are returned"
+
+
+def test_equal_times_are_told_once() -> None:
+    facts = replace(FACTS, queries=(64, 64))
+    ranked = [Candidate(form, kernel="CPU", rank=1) for form in (ATTENTION, MULTI_HEAD)]
+    times = {ATTENTION.name: {64: 0.1501}, MULTI_HEAD.name: {64: 0.1502}}
+    found = pick(ranked, [], times, facts)
+    assert found.why_not == "it is no faster: either took 0.15 ms at 64 queries, as measured"
+
+
 @pytest.mark.parametrize("version", ["1.30.2", "1.32.0", "2.0.0", "unknown"])
 def test_an_unknown_onnxruntime_is_an_error(version: str) -> None:
     with pytest.raises(ProviderError, match=r"no row for onnxruntime .* it knows 1\.31"):
