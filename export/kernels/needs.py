@@ -87,9 +87,7 @@ NEEDS: Mapping[str, Need] = {
         WEIGHTS not in facts.features or facts.keys[0] == facts.keys[1]
     ),
     "no empty row gets a mean": lambda facts: not facts.mean_rows,
-    "no window, or causal": lambda facts: (
-        WINDOW not in facts.features or CAUSAL in facts.features
-    ),
+    "no window, or causal": lambda facts: WINDOW not in facts.features or CAUSAL in facts.features,
     "S = T, or no window": lambda facts: WINDOW not in facts.features or facts.square,
     # a query past a length may have nothing but padding in its window
     "no window beside lengths": lambda facts: not {WINDOW, LENGTHS} <= facts.features,

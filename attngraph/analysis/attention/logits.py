@@ -31,6 +31,7 @@ from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import (
     ADDITIVE,
+    CHOICE,
     CLAMP,
     LOG_SUM,
     MAXIMUM,
@@ -164,9 +165,10 @@ class _Reader:
 
     def _at(self, node: Node, operand: Operand) -> Logits | Declined:
         if is_cast(node) and node.inputs[0] is not None:
-            if self._narrows(node):
+            inner = self.read(Operand(node.inputs[0], operand.axes))
+            if isinstance(inner, Logits) and self._narrows(node):
                 return narrowed(node, node.inputs[0].dtype)
-            return self.read(Operand(node.inputs[0], operand.axes))
+            return inner
         if (above := climb(operand)) is not None:
             return self.read(above)
         if (scaling := scale_of(node)) is not None:
@@ -192,6 +194,10 @@ class _Reader:
             return Refusal.WEAK_FILL.at(node, fill=0.0)
         if node.op in CLAMP | MAXIMUM or node.op == "aten.nan_to_num":
             return self._floor(node, operand)
+        if node.op in CHOICE and any(
+            isinstance(self.read(side), Logits) for side in _sides(node, operand.axes)
+        ):
+            return Refusal.FILL_UNKNOWN.at(node)
         return self._product(node, operand.axes)
 
     def _narrows(self, node: Node) -> bool:
@@ -273,6 +279,7 @@ class _Reader:
         """max over the keys, or over all scores, subtracted to keep exp in range: softmax doesn't
         see it.
         """
+        operand = top(operand)
         node = operand.value.producer
         keys = set(resolve(self.keys))
         return (
@@ -351,9 +358,9 @@ class _Reader:
 
 
 def _sides(node: Node, axes: Axes) -> list[Operand]:
-    """The first two inputs of an elementwise node whose output is indexed by `axes`."""
+    """The inputs of an elementwise node whose output is indexed by `axes`."""
     shape = node.output.shape
-    inputs = [value for value in node.inputs[:2] if value is not None]
+    inputs = [value for value in node.inputs if value is not None]
     return [Operand(value, broadcast_axes(axes, value.shape, shape)) for value in inputs]
 
 

@@ -270,6 +270,11 @@ class Refusal(Enum):
         "Scores are replaced by {fill:g}, which is not low enough to mask them.",
         "Fill masked scores with -inf or torch.finfo(dtype).min.",
     )
+    FILL_UNKNOWN = (
+        "fill-not-a-mask",
+        "Scores are replaced by a tensor, which may not be low enough to mask them.",
+        "Fill masked scores with -inf or torch.finfo(dtype).min.",
+    )
     MASK_NEGATED = ("mask-negated", "A masked score is multiplied by a negative number.")
     MASK_SHIFTED = ("mask-shifted", "A number is added to masked scores.")
     FILL_CHANGED = (

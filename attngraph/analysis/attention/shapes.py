@@ -352,11 +352,18 @@ def _are_scores(product: Contraction) -> bool:
     return any(found and pairs_activations(found) for found in (product, *inner))
 
 
+def _holds_scores(value: Value) -> bool:
+    """Whether a value is scores, mixed across heads or not, past layout and elementwise ops."""
+    node = origin(value, _is_elementwise).producer
+    product = None if node is None else contraction_at(node)
+    return product is not None and _are_scores(product)
+
+
 def _convolved(anchor: Node, source: Value) -> Declined | None:
     """Scores or weights that a convolution mixes across heads, or with their neighbours."""
     mixer = origin(source, keeps_scores).producer
     before = mixer if _is_convolution(mixer) else None
-    if before is None and not is_product(source):
+    if before is None and not _holds_scores(source):
         return None
     after = next((node for node in readers(anchor, keeps_scores) if node.op == _CONV), None)
     blamed = after or before

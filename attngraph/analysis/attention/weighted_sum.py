@@ -181,11 +181,12 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
         product = read_contraction(node, output)
         if product is None:
             continue
-        for mine, other in (product.sides, product.sides[::-1]):
-            if not other.value.dtype.is_floating_point:
-                continue
+        for mine, side in (product.sides, product.sides[::-1]):
             reached = _reach(mine, probabilities, node.output.dtype)
             if reached is None:
+                continue
+            other, gains = _values_of(side, reached)
+            if not other.value.dtype.is_floating_point:
                 continue
             if resolve(reached.operand.axes[dim]) != resolve(product.summed):
                 elsewhere = elsewhere or _other_axis(node, other, reached.operand)
@@ -193,8 +194,7 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
             if product.addends or product.factor != 1.0:
                 continue
             if node.op == _SUM and any(
-                gain.operand is not None and gain.operand.value is other.value
-                for gain in reached.gains
+                gain.operand is not None and gain.operand.value is other.value for gain in gains
             ):
                 continue
             inner = node.inputs[0].producer if node.op == _SUM and node.inputs[0] else None
@@ -207,7 +207,7 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
                 product.summed,
                 reached.guard,
                 reached.gain,
-                reached.gains,
+                gains,
                 reached.refills,
                 nodes,
                 reached.nan_to_zero,
@@ -216,6 +216,23 @@ def find_below(probabilities: Value, dim: int) -> Below | Declined | None:
                 return below
             total = total or below
     return total or elsewhere
+
+
+def _values_of(side: Operand, reached: _Reached) -> tuple[Operand, tuple[Factor, ...]]:
+    """The values, and what else multiplies the probabilities: Σ p · v · m is Σ p · m · v.
+
+    A side that has no axes but those of the probabilities is no values, if one of the factors met
+    on the way to them has such axes: a mask, say, that multiplies what was weighed already. A guard
+    between them may have cleared the values' own NaN.
+    """
+    known = set(reached.operand.atoms)
+    if not set(side.atoms) <= known or reached.guard is not None:
+        return side, reached.gains
+    wide = [gain for gain in reached.gains if not set(gain.atoms) <= known]
+    if len(wide) != 1 or wide[0].operand is None or wide[0].divides:
+        return side, reached.gains
+    rest = tuple(gain for gain in reached.gains if gain is not wide[0])
+    return wide[0].operand, (*rest, Factor(side))
 
 
 def _other_axis(node: Node, other: Operand, probabilities: Operand) -> Declined:

@@ -122,6 +122,13 @@ def multiply_and_sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (weights[..., None] * v[:, None]).sum(2)
 
 
+@formulation("b s d", "b t d", "b t e", "b t:padding", dynamic="b s t")
+def multiply_and_sum_masked(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+    """Hierarchical attention networks' code: what was weighed is multiplied with the mask, last."""
+    scores = (q @ k.mT * 0.4).masked_fill(~padding[:, None], -1e9)
+    return (scores.softmax(-1)[..., None] * v[:, None] * padding[:, None, :, None]).sum(2)
+
+
 @formulation("b d", "b t d", "b t e", dynamic="b t")
 def multiply_and_sum_pooling(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """One query per batch element, both products by broadcasting."""
