@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from attngraph.analysis.layout.moves import Cut, move_of
-from attngraph.analysis.values.matching import only_read_by, producer
+from attngraph.analysis.layout.moves import Cut, Permuted, move_of
+from attngraph.analysis.values.matching import only_read_by
+from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
 from attngraph.ir.dims import as_dim, same
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import CONVOLUTION, JOIN, PERMUTE, RESHAPE
+from attngraph.ir.traits import CONVOLUTION, JOIN, PAD, PERMUTE, RESHAPE
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS
@@ -49,12 +50,20 @@ class FuseCausalConv:
 @dataclass(frozen=True)
 class _Before:
     """What a convolution reads: x behind `length` places of zeros or of a `state`, and `joined`,
-    the value that has both."""
+    the value that has both. With an `order` it reads these permuted so, and no cut of `joined` is
+    the next state.
+    """
 
     x: Value
     length: int
     state: Value | None = None
     joined: Value | None = None
+    order: tuple[int, ...] | None = None
+
+    @property
+    def places(self) -> Dim:
+        """How many x has."""
+        return self.x.shape[2 if self.order is None else self.order[2]]
 
 
 def _fuse(graph: Graph, checked: Checked, node: Node) -> None:
@@ -73,7 +82,7 @@ def _fuse(graph: Graph, checked: Checked, node: Node) -> None:
     for before in _befores(z):
         start = before.length + padding - reach  # of the cut
         if start >= 0 and (before.state is None or before.length >= reach):
-            found = _cuts(node.output, start, before.x.shape[2])
+            found = _cuts(node.output, start, before.places)
             if found:
                 _write(graph, checked, node, before, found[0], weight, bias, dilation)
                 return
@@ -93,13 +102,16 @@ def _write(
     last = silu or (result.producer if result.producer is not None else node)
     build = Builder(graph, last, fuse_locs([n for n in (node, last) if n], last))
     reach = (int(weight.shape[2]) - 1) * dilation
-    state = before.state
+    x, state = before.x, before.state
+    if before.order is not None:
+        x = build("aten.permute", x, dims=list(before.order))
+        state = state and build("aten.permute", state, dims=list(before.order))
     if state is not None and before.length > reach:
         state = build("aten.slice.Tensor", state, dim=2, start=before.length - reach)
     activation = "none" if silu is None else "silu"
     made = build.node(
         "attn.causal_conv",
-        *(before.x, weight, bias, state),
+        *(x, weight, bias, state),
         dilation=dilation,
         activation=activation,
     )
@@ -117,26 +129,40 @@ def _write(
 
 def _befores(z: Value) -> list[_Before]:
     """The ways to read z as x behind something: a part of it is x, or all."""
-    found = [_Before(z, 0)]
-    if (pad := producer(z, "aten.pad", "aten.constant_pad_nd")) is not None:
-        found += _padded(pad)
-    node = z.producer
-    if node is not None and node.op in JOIN and attribute(node, "dim") % 3 == 2:
-        parts = input_of(node, "tensors") if node.op != "aten.stack" else []
-        if len(parts) == 2 and isinstance(length := parts[0].shape[2], int):
-            found.append(_Before(parts[1], length, parts[0], z))
+    found = [_Before(z, 0), *_joined(z, 2)]
+    if isinstance(move := move_of(z), Permuted):
+        joined = _joined(move.source, move.order[2])
+        found += [replace(before, joined=None, order=move.order) for before in joined]
     return found[::-1]
 
 
-def _padded(node: Node) -> list[_Before]:
-    pad = list(attribute(node, "pad"))
+def _joined(z: Value, time: int) -> list[_Before]:
+    """Of places along an axis that are padded, or joined to others."""
+    node = z.producer
+    if node is None:
+        return []
+    if node.op in PAD:
+        return _padded(node, time)
+    if node.op not in JOIN or node.op == "aten.stack" or attribute(node, "dim") % 3 != time:
+        return []
+    parts = input_of(node, "tensors")
+    if len(parts) != 2 or not isinstance(length := parts[0].shape[time], int):
+        return []
+    if uniform(parts[0]) == 0:
+        return [_Before(parts[1], length)]
+    return [_Before(parts[1], length, parts[0], z)]
+
+
+def _padded(node: Node, time: int) -> list[_Before]:
+    pad = [*attribute(node, "pad"), 0, 0, 0, 0, 0, 0][:6]
     constant = node.op != "aten.pad" or attribute(node, "mode") == "constant"
     is_zero = attribute(node, "value") in (None, 0, 0.0)
     ends = all(isinstance(end, int) and end >= 0 for end in pad)
-    if not (constant and is_zero and ends) or any(pad[2:]):
+    at = 2 * (2 - time)  # the last axis comes first
+    if not (constant and is_zero and ends) or any(pad[:at]) or any(pad[at + 2 :]):
         return []
     x = node.inputs[0]
-    return [] if x is None else [_Before(x, pad[0])]
+    return [] if x is None else [_Before(x, pad[at])]
 
 
 def _cuts(whole: Value, start: Dim, length: Dim) -> list[Value]:
