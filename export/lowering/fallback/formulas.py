@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from attngraph.export.lowering.fallback.pointwise_formulas import formula, known
@@ -252,7 +253,10 @@ def _searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """How many elements are smaller, or not larger: every value is compared with all of them."""
+    """How many elements are smaller, or not larger: every value is compared with all of them.
+
+    NaN is larger than any.
+    """
     if sorter is not None:
         ordered = ordered.gather(-1, sorter)
     values = x if isinstance(x, Tensor) else torch.full((), x, dtype=ordered.dtype)
@@ -260,8 +264,19 @@ def _searchsorted(
     if ordered.ndim > 1:
         ordered = ordered.unsqueeze(-2)
     values = values.unsqueeze(-1)
-    before = ordered <= values if right or side == "right" else ordered < values
-    return before.sum(-1).to(torch.int32 if out_int32 else torch.int64).reshape(shape)
+    after = ordered > values if right or side == "right" else ordered >= values
+    return (~after).sum(-1).to(torch.int32 if out_int32 else torch.int64).reshape(shape)
+
+
+@formula("aten.bucketize.Tensor")
+def _bucketize(
+    x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Any:
+    """torch halves the boundaries again and again, which takes a known number of them."""
+    if not isinstance(boundaries.shape[0], int):
+        return _searchsorted(boundaries, x, out_int32=out_int32, right=right)
+    halved = get_decompositions([torch.ops.aten.bucketize.Tensor])
+    return halved[torch.ops.aten.bucketize.Tensor](x, boundaries, out_int32=out_int32, right=right)
 
 
 @formula("aten._cdist_forward")
