@@ -19,6 +19,7 @@ from attngraph.export.lowering.ops import (
     norms,
     recurrent,
     reduction,
+    resize,
     rotary,
     states,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "recurrent",
     "reduction",
     "registered",
+    "resize",
     "rotary",
     "states",
 ]
