@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.branches import Place, followed_branches
-from attngraph.frontend.comparisons import decided_comparisons, wants_bool
+from attngraph.frontend.comparisons import decided_comparisons, open_extremes, wants_bool
 from attngraph.frontend.constants import depends_on_data, known_constants
 from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
 from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small
@@ -150,7 +150,7 @@ def export(
         branches: dict[Place, bool] = {}
         try:
             with ExitStack() as stack:
-                for context in (*taken, recurrent_layers, rounded_up):
+                for context in (*taken, open_extremes, recurrent_layers, rounded_up):
                     stack.enter_context(context())
                 stack.enter_context(Rewordings(numbers.cuts, known.whole))
                 for context in (forgetting, quiet):

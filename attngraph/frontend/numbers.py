@@ -27,6 +27,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from attngraph.frontend.branches import Place
+from attngraph.frontend.comparisons import are_sizes
 from attngraph.frontend.library_calls import calls_of_any_size, library_call
 from attngraph.frontend.python_loops import scanned_loops
 from attngraph.frontend.quiet import passed_over
@@ -207,10 +208,10 @@ def _read_at_run_time(args: Sequence[Any]) -> Any:
 
 
 def _extreme(plain: Callable[..., Any], of_numbers: Callable[..., Any]) -> Callable[..., Any]:
-    """`max` or `min`, which a fraction that is known at run time only may be one of."""
+    """`max` or `min`, which a size, or a number that a run alone knows, may be one of."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
-        is_open = any(isinstance(arg, torch.SymFloat) and not arg.node.has_hint() for arg in args)
+        is_open = not kwargs and are_sizes(args)
         return functools.reduce(of_numbers, args) if is_open else plain(*args, **kwargs)
 
     return computed

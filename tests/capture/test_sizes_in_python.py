@@ -54,6 +54,13 @@ def of_round(x: Tensor) -> Tensor:
     return x.sum() + torch.arange(round(x.shape[1] * 0.5))
 
 
+def of_extremes(x: Tensor) -> Tensor:
+    """The base of a rotary embedding that is stretched past 8 positions, and a temperature."""
+    size = x.shape[1]
+    base = 10.0 * max(size / 8, 1) ** 1.5
+    return x.cos() / base * math.log(max(1.0, size / 4, 2) + 1) + min(size / 3, x.shape[0] / 2)
+
+
 def of_kind(x: Tensor) -> Tensor:
     size = x.shape[1]
     if not isinstance(size, int) or isinstance(size, float):
@@ -61,7 +68,18 @@ def of_kind(x: Tensor) -> Tensor:
     return x[:, : size - size // 2]
 
 
-STAY = [of_int, of_quotient, of_float, of_len, of_sqrt, of_log, of_product, of_round, of_kind]
+STAY = [
+    of_int,
+    of_quotient,
+    of_float,
+    of_len,
+    of_sqrt,
+    of_log,
+    of_product,
+    of_round,
+    of_extremes,
+    of_kind,
+]
 
 
 class Calls(nn.Module):
@@ -86,6 +104,26 @@ def test_a_size_that_python_computes_with_stays_one() -> None:
         x = torch.randn(batch, length, 8)
         for function, found, own in zip(STAY, optimized(x), module(x), strict=True):
             torch.testing.assert_close(found, own, msg=function.__name__)
+
+
+def test_the_larger_fraction_of_a_size_is_no_condition_on_it() -> None:
+    """Where nothing else makes a number of a size, too."""
+
+    def stretched(x: Tensor) -> Tensor:
+        size = x.shape[1]
+        whole = torch.arange(int(max(size / 2, 3)))[-1]
+        return x * max(size / 8, 1) / max(size // 8, 0.5) + min(size / 8, 1.5) + whole
+
+    module = Calls(stretched).eval()
+    for length in (6, 20):
+        optimized = attngraph.optimize(
+            module, (X[:, :1].repeat(1, length, 1),), dynamic_shapes=AUTO
+        )
+        assert optimized.report.notes == []
+        assert optimized.report.relations == []
+        for size in (1, 5, 8, 13):
+            x = torch.randn(2, size, 8)
+            torch.testing.assert_close(optimized(x), module(x))
 
 
 def test_the_functions_are_pythons_own_again() -> None:

@@ -234,6 +234,8 @@ class Sizes:
             return self._double(expr.args[0])
         if kind == "OpaqueUnaryFn_sqrt":
             return op("Sqrt", self._double(expr.args[0]))
+        if kind in ("Max", "Min"):
+            return op(kind, *map(self._double, expr.args))
         if kind in ("Add", "Mul", "FloatPow", "Pow", "PowByNatural"):
             onnx_op = kind if kind in ("Add", "Mul") else "Pow"
             result = self._double(expr.args[0])
