@@ -187,7 +187,7 @@ def write(draw: Draw) -> str:
         kept=_KEPT[draw["kept"]],
         returned=_order(w, shapes),
         last=w.is_("logits", "last"),
-        explained=["epsilon-in-softmax"] if w.is_("softmax", "masked exp") else [],
+        explained=_explained(draw),
         g=_GROUPS[draw["groups"]],
         d=w.width // 4,
         m=w.width,
@@ -291,6 +291,14 @@ class Kept:
         both = zip(self.pairs[i], (key, value), {axes})
         self.pairs[i] = tuple(torch.cat([old, new], axis) for old, new, axis in both)
         return self.pairs[i]"""
+
+
+def _explained(draw: Draw) -> list[str]:
+    """The codes with which a site of this draw may be declined."""
+    found = ["epsilon-in-softmax"] if draw["softmax"] == "masked exp" else []
+    if draw["option"] == "exact" and draw["fill"] == "-1e9":
+        found.append("weak-fill")  # as scores may pass it
+    return found
 
 
 def _order(w: Lines, shapes: Mapping[str, str]) -> list[str]:
