@@ -224,7 +224,7 @@ def assumptions_of(results: Iterable[PassResult], assume: Iterable[str]) -> list
     for name in dict.fromkeys(assume):
         count = f"{used[name]} attention{'s' if used[name] != 1 else ''}"
         said = f"Assumed {name}, without proof, at {count}."
-        notes.append(said if used[name] else f"The assumption {name} was not needed.")
+        notes.append(said if used[name] else f"No rewrite relies on the assumption {name}.")
     return notes
 
 

@@ -58,7 +58,7 @@ def test_assumptions_are_counted_from_findings() -> None:
     result = PassResult("p", 0.0, 0, 0, False, findings=Findings(assumed=["some-word"] * 2))
     assert assumptions_of([result], ["some-word", "other"]) == [
         "Assumed some-word, without proof, at 2 attentions.",
-        "The assumption other was not needed.",
+        "No rewrite relies on the assumption other.",
     ]
 
 

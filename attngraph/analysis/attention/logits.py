@@ -194,10 +194,11 @@ class _Reader:
             return Refusal.WEAK_FILL.at(node, fill=0.0)
         if node.op in CLAMP | MAXIMUM or node.op == "aten.nan_to_num":
             return self._floor(node, operand)
-        if node.op in CHOICE and any(
-            isinstance(self.read(side), Logits) for side in _sides(node, operand.axes)
-        ):
-            return Refusal.FILL_UNKNOWN.at(node)
+        if node.op in CHOICE:
+            scores = sum(isinstance(self.read(s), Logits) for s in _sides(node, operand.axes))
+            if scores:
+                why = Refusal.FILL_UNKNOWN if scores == 1 else Refusal.FILL_OF_SCORES
+                return why.at(node)
         return self._product(node, operand.axes)
 
     def _narrows(self, node: Node) -> bool:

@@ -275,6 +275,11 @@ class Refusal(Enum):
         "Scores are replaced by a tensor, which may not be low enough to mask them.",
         "Fill masked scores with -inf or torch.finfo(dtype).min.",
     )
+    FILL_OF_SCORES = (
+        "fill-not-a-mask",
+        "In some places the scores are those of another product of queries and keys.",
+        _NO_OP_HINT,
+    )
     MASK_NEGATED = ("mask-negated", "A masked score is multiplied by a negative number.")
     MASK_SHIFTED = ("mask-shifted", "A number is added to masked scores.")
     FILL_CHANGED = (
