@@ -82,6 +82,22 @@ def soak() -> list[str]:
         "",
         measured_on(result),
         "",
+        *_many_compiles(),
+    ]
+
+
+def _many_compiles() -> list[str]:
+    if not was_measured("many_compiles"):
+        return []
+    result = read("many_compiles")
+    mib = result["mib"]
+    return [
+        f"Over {result['compiles']:,} compiles in one process, no two of one model, the resident "
+        f"set was {', '.join(f'{each:.1f}' for each in mib)} MiB after each quarter of them "
+        f"({mib[-1] / mib[0] - 1:+.2%} from the first on).",
+        "",
+        measured_on(result),
+        "",
     ]
 
 

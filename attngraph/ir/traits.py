@@ -266,6 +266,7 @@ OPAQUE = _trait(
     "tril_indices unfold upsample_bicubic2d upsample_bilinear2d "
     "upsample_nearest2d vander view.dtype view_as_complex view_as_real "
     "upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec "
+    "_upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec "
     "upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec "
     "_upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec _upsample_nearest_exact3d.vec",
 )

@@ -20,20 +20,26 @@ from attngraph.ir.ops import input_of
     "aten.upsample_bilinear2d.vec",
     "aten.upsample_trilinear3d.vec",
     "aten.upsample_bicubic2d.vec",
+    "aten._upsample_bilinear2d_aa.vec",
+    "aten._upsample_bicubic2d_aa.vec",
 )
 def lower_interpolation(ctx: LoweringContext, node: Node) -> ir.Value | Sequence[ir.Value] | None:
     """`Resize` to the sizes of the result; torchlib's form where scales are given, by which torch
-    then places what it reads, and not by the quotient of the sizes.
+    then places what it reads, and not by the quotient of the sizes, and where corners are aligned
+    and antialiased, which the two do differently.
     """
-    if node.attrs.get("output_size") is None:
-        return _fallback(ctx, node)
     aligned = "align_corners" if node.attrs.get("align_corners") else "half_pixel"
+    smooth = node.op.endswith("_aa.vec")  # as Pillow does it: another cubic, and no edge repeated
+    if node.attrs.get("output_size") is None or (smooth and aligned == "align_corners"):
+        return _fallback(ctx, node)
     x = ctx.value(input_of(node, "input"))
     return ctx.op(
         "Resize",
         *(x, None, None, ctx.shape(node.output.shape)),
         mode="cubic" if "cubic" in node.op else "linear",
-        cubic_coeff_a=-0.75,
+        cubic_coeff_a=-0.5 if smooth else -0.75,
+        antialias=int(smooth),
+        exclude_outside=int(smooth),
         coordinate_transformation_mode=aligned,
     )
 

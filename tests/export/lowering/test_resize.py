@@ -25,9 +25,11 @@ _SMOOTH = [
 class Resized(nn.Module):
     """(B, C, …) in the shape of another tensor, or by a factor."""
 
-    def __init__(self, mode: str, aligned: bool | None, factor: float | None = None) -> None:
+    def __init__(
+        self, mode: str, aligned: bool | None, factor: float | None = None, smooth: bool = False
+    ) -> None:
         super().__init__()
-        self.how: dict[str, Any] = {"mode": mode, "align_corners": aligned}
+        self.how: dict[str, Any] = {"mode": mode, "align_corners": aligned, "antialias": smooth}
         self.factor = factor
 
     def forward(self, x: Tensor, like: Tensor) -> Tensor:
@@ -52,6 +54,16 @@ def test_interpolation_to_any_size(mode: str, rank: int, aligned: bool) -> None:
     for size in _SIZES:
         for wanted in _WANTED:
             x, like = torch.randn(1, 2, *size[:rank]), torch.empty(wanted[:rank])
+            torch.testing.assert_close(optimized(x, like), module(x, like), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiased_interpolation_to_any_size(mode: str) -> None:
+    module = Resized(mode, False, smooth=True)
+    optimized = _compiled(module, 2)
+    for size in (*_SIZES, (40, 33)):
+        for wanted in _WANTED:
+            x, like = torch.randn(1, 2, *size[:2]), torch.empty(wanted[:2])
             torch.testing.assert_close(optimized(x, like), module(x, like), rtol=1e-4, atol=2e-5)
 
 
