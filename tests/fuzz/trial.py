@@ -363,7 +363,8 @@ def _sites(optimized: Optimized, source: Any) -> Record:
     if not report.sites:
         return {**record, "outcome": "without attention"}
     unexplained = [site.code for site in declined if site.code not in (source.EXPLAINED or ())]
-    if unexplained and not source.NEAR_MISS:
+    as_exact = any(note.startswith("Compiled as with --exact") for note in report.notes)
+    if unexplained and not source.NEAR_MISS and not as_exact:
         return {**record, "outcome": "unfused", "said": "; ".join(sorted({*unexplained}))}
     return {**record, "outcome": "declined"} if declined else record
 
