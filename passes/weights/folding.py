@@ -134,7 +134,8 @@ def fold(
     ):
         return None
     # a node that nothing read was replaced nowhere, and goes too
-    erase_dead(graph, [*(first.producer for first, _ in replaced), *(node for node, _ in made)])
+    replaced_nodes = [absorbed, *(first.producer for first, _ in replaced)]
+    erase_dead(graph, [*replaced_nodes, *(node for node, _ in made)])
     for node, copy in made:
         graph.take_place(copy, node)
     discard(graph, old)
