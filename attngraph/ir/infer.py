@@ -27,7 +27,7 @@ from attngraph.ir.ops import OpDef, call
 from attngraph.ir.types import ScalarType, TensorType, Type
 
 _SHARED: dict[Hashable, tuple[Type, ...]] = {}
-_SHARED_MOST = 1 << 14
+_SHARED_MOST = 1 << 11
 
 
 class TypeInference:
@@ -88,7 +88,8 @@ class TypeInference:
             self._known[key] = types
             if shared is not None and not self._guarded:
                 if len(_SHARED) >= _SHARED_MOST:
-                    _SHARED.clear()
+                    for oldest in [*_SHARED][: _SHARED_MOST // 4]:
+                        _SHARED.pop(oldest, None)
                 _SHARED[shared] = types
         return types
 
