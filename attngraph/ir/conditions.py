@@ -50,6 +50,7 @@ _ROUNDINGS = (
     torch_sympy.CeilToInt,
     torch_sympy.TruncToInt,
 )
+_MOST_TERMS = 64  # of a sum that is factored, which takes long for more
 _SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "="}
 
 
@@ -240,10 +241,15 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
     return None
 
 
+def _is_product(term: sympy.Expr) -> bool:
+    return term.is_Pow or len(term.as_powers_dict()) > 1
+
+
 def _by_factors(condition: sympy.Rel, infos: Mapping[str, DimInfo]) -> bool | None:
     """Of sides whose difference is a product: it is 0 where a factor is, (n // 20 - 1)² at 20."""
     difference = sympy.expand(condition.lhs - condition.rhs)
-    if not any(len(term.as_powers_dict()) > 1 or term.is_Pow for term in difference.args):
+    terms = difference.args
+    if len(terms) > _MOST_TERMS or not any(_is_product(term) for term in terms):
         return None
     try:
         _, powers = sympy.factor_list(difference)

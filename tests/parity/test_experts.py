@@ -288,3 +288,25 @@ def test_clamped_weights_have_bounds() -> None:
         ({"max": -5.0}, (-torch.inf, -5.0)),
     ):
         assert Intervals().of(build("aten.clamp", x, **numbers)) == bounds
+
+
+class _Hiding(experts.Gated):
+    """Scores of experts that a row may not take are -inf, in front of the choice."""
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        gate = self.weigh(self.gate(x).masked_fill(~keep, -torch.inf))
+        hidden = torch.relu(torch.einsum("th,eih->tei", x, self.w1))
+        return (torch.einsum("tei,ehi->teh", hidden, self.w2) * gate[..., None]).sum(1)
+
+
+def test_a_row_of_hidden_experts_is_as_in_eager() -> None:
+    """None, one and all of them hidden: where all are, a softmax is NaN in every place."""
+    module, rows = _Hiding().eval(), Dim("rows", max=64)
+    sample = torch.randn(5, H), torch.rand(5, E) > 0.3
+    optimized = attngraph.optimize(module, sample, dynamic_shapes=({0: rows}, {0: rows}))
+    assert _count(optimized.graph) == 1
+    x, keep = torch.randn(3, H), torch.ones(3, E, dtype=torch.bool)
+    keep[1, 1:], keep[2] = False, False
+    found, expected = optimized(x, keep), module(x, keep)
+    assert expected.isnan().any(1).tolist() == [False, False, True]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -12,6 +12,8 @@ import math
 import operator
 from collections.abc import Callable
 
+import torch
+
 from attngraph.analysis.experts.reading import Choice
 from attngraph.analysis.values.scalars import converted, number, uniform
 from attngraph.ir import Node, Value
@@ -68,7 +70,7 @@ def others_in(choice: Choice, value: Value, depth: int = 0) -> float | None:
     if node.op in CHOICE:
         return _chosen(node, of)
     if node.op in COMPLEMENT:
-        found = of(first)
+        found = of(first) if value.dtype == torch.bool else None  # ~1 is -2
         return None if found is None else float(not found)
     if node.op in SOFTMAX:
         along = attribute(node, "dim") % len(value.shape) == len(value.shape) - 1

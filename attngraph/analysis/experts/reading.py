@@ -129,13 +129,13 @@ def thresholds(graph: Graph) -> Iterator[tuple[Choice, Node]]:
     for choice in _largest(graph):
         if choice.indices.uses:
             continue
-        waiting = [choice.node.outputs[0]]
-        for value in waiting:
-            for user in value.users:
-                if user.op in COMPARISON:
-                    yield choice, user
-                elif user.op in LAYOUT:
-                    waiting += user.outputs
+        least = walk(
+            [choice.node.outputs[0]],
+            lambda value: (v for user in value.users if user.op in LAYOUT for v in user.outputs),
+        )
+        found = (user for value in least for user in value.users if user.op in COMPARISON)
+        if (comparison := next(found, None)) is not None:
+            yield choice, comparison
 
 
 def _largest(graph: Graph) -> Iterator[Choice]:

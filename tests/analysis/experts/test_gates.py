@@ -63,6 +63,9 @@ def test_others_have_one_number(lines: str, number: float) -> None:
         f"{_HIDDEN.replace('-inf', '-1e9')}\n%g = aten.softmax.int(%h) {{dim = 1}}",
         # counted at other places
         f"{_COUNTED.replace('(%i)', '(%places)')}\n%g = aten.mul.Tensor(%scores, %m)",
+        # ~0 is -1 of whole numbers
+        f"{_COUNTED.replace('%m =', '%k =')}\n%c = aten.bitwise_not(%n)\n"
+        "%d = aten.add.Scalar(%c) {other = -1}\n%g = aten._to_copy(%d) {dtype = f32}",
         # 0 / 0
         f"{_ONES}\n%g = aten.div.Tensor(%scores, %m)",
         f"{_ONES}\n%g = aten.add.Tensor(%scores, %m)",

@@ -12,8 +12,10 @@ from torch.nn import functional
 
 import attngraph
 
-_SIZES = ((5, 6, 4), (11, 3, 8), (14, 13, 5))
-_WANTED = ((7, 9, 3), (2, 2, 2), (20, 5, 11), (41, 17, 8))
+# A place of up to 41 is rounded by 2e-6, and neighbours differ by 6.
+_CLOSE = {"rtol": 1e-5, "atol": 2e-5}
+_SIZES = ((5, 6, 4), (11, 3, 8), (14, 13, 5), (1, 1, 1))
+_WANTED = ((7, 9, 3), (2, 2, 2), (20, 5, 11), (41, 17, 8), (1, 1, 1))
 _SMOOTH = [
     *[("linear", 1, aligned) for aligned in (False, True)],
     *[("bilinear", 2, aligned) for aligned in (False, True)],
@@ -54,7 +56,7 @@ def test_interpolation_to_any_size(mode: str, rank: int, aligned: bool) -> None:
     for size in _SIZES:
         for wanted in _WANTED:
             x, like = torch.randn(1, 2, *size[:rank]), torch.empty(wanted[:rank])
-            torch.testing.assert_close(optimized(x, like), module(x, like), rtol=1e-4, atol=2e-5)
+            torch.testing.assert_close(optimized(x, like), module(x, like), **_CLOSE)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
@@ -64,7 +66,7 @@ def test_antialiased_interpolation_to_any_size(mode: str) -> None:
     for size in (*_SIZES, (40, 33)):
         for wanted in _WANTED:
             x, like = torch.randn(1, 2, *size[:2]), torch.empty(wanted[:2])
-            torch.testing.assert_close(optimized(x, like), module(x, like), rtol=1e-4, atol=2e-5)
+            torch.testing.assert_close(optimized(x, like), module(x, like), **_CLOSE)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
@@ -83,9 +85,9 @@ def test_nearest_is_the_same_element_at_each_size(mode: str) -> None:
     """Resize reads another where the quotient is whole but for rounding: the 2nd of 2 of 14."""
     module = Resized(mode, None)
     optimized = _compiled(module, 1)
-    for size in range(2, 32):
+    for size in range(1, 32):
         x = torch.arange(float(size)).expand(1, 2, size)
-        for wanted in range(2, 96):
+        for wanted in range(1, 96):
             found = optimized(x, torch.empty(wanted))
             assert torch.equal(found, module(x, torch.empty(wanted))), (size, wanted)
 
