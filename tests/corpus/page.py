@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.corpus.rows import GIVEN, HELD_OUT, rows
+from tests.corpus.rows import GIVEN, HELD_OUT, LISTS, REMAINING, not_built, rows
 from tests.corpus.tables import cell, table
 from tests.corpus.trial import KINDS, Record
 
@@ -25,6 +25,7 @@ _COUNTED = [name for pair in KINDS for name in pair]
 _TITLES = {
     GIVEN: "The given list: tests/corpus/architectures.txt",
     HELD_OUT: "Other architectures, heads, options and lengths: tests/corpus/held_out.txt",
+    REMAINING: "The other model types of transformers: tests/corpus/remaining.txt",
 }
 
 
@@ -32,12 +33,12 @@ def write_page(results: dict[str, Any], path: Path, more: Sequence[str] = ()) ->
     """Writes the page of all stored records, with `more` sections at its end."""
     records: list[Record] = results["records"]
     sections = [_HEAD, _provenance(results, records)]
-    beyond = {*rows(HELD_OUT)}
+    lists = {text: name for name in LISTS for text in rows(name)}
     for name, title in _TITLES.items():
-        of_list = [record for record in records if (record["model"] in beyond) == (name != GIVEN)]
+        of_list = [record for record in records if lists.get(record["model"], GIVEN) == name]
         if of_list:
             sections += [f"## {title}\n", *_list(of_list)]
-    sections += more
+    sections += [_not_built(), *more]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(section for section in sections if section))
 
@@ -47,6 +48,15 @@ def _list(records: Sequence[Record]) -> list[str]:
     tried = [record for record in records if record["outcome"] != "absent"]
     sections = [_summary(tried), _declined(tried), _kinds(tried), _silent(tried), _failures(tried)]
     return [*sections, _slow(tried), _rows(records)]
+
+
+def _not_built() -> str:
+    """The types of transformers that are no row."""
+    reasons = not_built()
+    if not reasons:
+        return ""
+    told = table(("type", "why"), [(cell(name), cell(why)) for name, why in reasons.items()])
+    return f"## Model types of transformers that are no row: {len(reasons)}\n\n{told}"
 
 
 def _provenance(results: dict[str, Any], records: Iterable[Record]) -> str:

@@ -22,7 +22,10 @@ from typing import Any
 FOLDER = Path(__file__).parent
 GIVEN = "architectures"
 HELD_OUT = "held_out"
-LISTS = (GIVEN, HELD_OUT)
+REMAINING = "remaining"
+LISTS = (GIVEN, HELD_OUT, REMAINING)
+NOT_BUILT = "not_built"
+"""Types that are no row, each with its reason."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ def rows(name: str) -> list[str]:
     """The rows of one of `LISTS`, in its order; a # starts a comment."""
     lines = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
     return [text for line in lines if (text := line.partition("#")[0].strip())]
+
+
+def not_built() -> dict[str, str]:
+    """Why a type of transformers is no row, of each that is none: lines `type: reason`."""
+    return dict(row.split(": ", 1) for row in rows(NOT_BUILT))
 
 
 def parse_row(text: str) -> Row:
