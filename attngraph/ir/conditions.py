@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -236,9 +236,7 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
             found = bound_sympy(form, ranges)
             if found.lower == found.upper:
                 return bool(found.lower)
-    if isinstance(condition, (sympy.Eq, sympy.Ne)):
-        return _by_factors(condition, infos)
-    return None
+    return _by_factors(condition, infos) if isinstance(condition, sympy.Rel) else None
 
 
 def _is_product(term: sympy.Expr) -> bool:
@@ -252,13 +250,31 @@ def _by_factors(condition: sympy.Rel, infos: Mapping[str, DimInfo]) -> bool | No
     if len(terms) > _MOST_TERMS or not any(_is_product(term) for term in terms):
         return None
     try:
-        _, powers = sympy.factor_list(difference)
+        constant, powers = sympy.factor_list(difference)
     except sympy.PolynomialError:
         return None
-    factors = [factor for factor, _ in powers]
-    if factors in ([], [difference]):
+    if [factor for factor, _ in powers] in ([], [difference]):
         return None
-    is_zero = [always(sympy.Eq(factor, 0), infos) for factor in factors]
+    if not isinstance(condition, (sympy.Eq, sympy.Ne)):
+        sign = _sign(constant, powers, infos)
+        return None if sign is None else always(condition.func(sign, 0), infos)
+    is_zero = [always(sympy.Eq(factor, 0), infos) for factor, _ in powers]
     if True in is_zero:
         return isinstance(condition, sympy.Eq)
     return None if None in is_zero else isinstance(condition, sympy.Ne)
+
+
+def _sign(
+    constant: sympy.Expr, powers: Sequence[tuple[sympy.Expr, int]], infos: Mapping[str, DimInfo]
+) -> sympy.Expr | None:
+    """A product's: ±1, or ± a number from 0 on where a factor may be 0; None if it has either."""
+    sign: sympy.Expr = sympy.sign(constant)
+    for factor, power in powers:
+        above, below = (always(rel(factor, 0), infos) is True for rel in (sympy.Ge, sympy.Le))
+        if always(sympy.Ne(factor, 0), infos) is not True:
+            sign *= sympy.Symbol("any factor", integer=True, nonnegative=True)
+        if power % 2 and not above:
+            if not below:
+                return None
+            sign = -sign
+    return sign

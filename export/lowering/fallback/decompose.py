@@ -56,7 +56,7 @@ def _is_again(part: Node, node: Node) -> bool:
 
 
 def _is_guess(condition: Any, node: Node) -> bool:
-    """Whether a condition says of a size of the node's operands that it isn't 1, and no more.
+    """Whether a condition says of a size of the node's operands or result that it isn't 1, no more.
 
     Or of their number of elements or a stride, or of one stride that it isn't the next one: torch
     asks so whether they are contiguous.
@@ -75,7 +75,7 @@ def _is_guess(condition: Any, node: Node) -> bool:
         less, more = more, less
     elif not isinstance(condition, sympy.Lt):
         return False
-    shapes = _shapes(node)
+    shapes = [*_shapes(node), tuple(node.attrs.get("output_size") or ())]
     sizes = [dim for shape in shapes for dim in shape]
     sizes += [math.prod(shape[axis:]) for shape in shapes for axis in range(len(shape))]
     return any(same(more, less * size) for size in sizes)

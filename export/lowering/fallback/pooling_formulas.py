@@ -55,7 +55,7 @@ def _average(
 def _adaptive_average_of_runs(x: Tensor, output_size: Sequence[int]) -> Any:
     """torch divides these only for the sizes of one run."""
     sizes = x.shape[x.ndim - len(output_size) :]
-    is_known = all(isinstance(size, int) for size in sizes)
+    is_known = all(isinstance(size, int) for size in [*sizes, *output_size])
     return NotImplemented if is_known else _adaptive_average(x, output_size)
 
 
@@ -64,7 +64,7 @@ def _adaptive_average(x: Tensor, output_size: Sequence[int]) -> Tensor:
     """Along one axis after another, as the means over the bins of each."""
     for axis, count in enumerate(output_size, x.ndim - len(output_size)):
         size = x.shape[axis]
-        if isinstance(size, torch.SymInt):
+        if isinstance(size, torch.SymInt) or isinstance(count, torch.SymInt):
             x = _means(x.movedim(axis, -1), size, count).movedim(-1, axis)
             continue
         bins = _bins(size, known(count))
@@ -74,24 +74,27 @@ def _adaptive_average(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 
 def _means(x: Tensor, size: Any, count: Any) -> Tensor:
-    """Those over the bins of a last axis whose size a run tells.
-
-    What is outside of a bin is left out, not multiplied by 0: it may be NaN.
-    """
+    """Those over the bins of a last axis where a run tells its size or the number of bins."""
     if statically_known_true(count == size):
         return x
     if statically_known_true(count == 1):
         return x.mean(-1, keepdim=True)
-    inside, lengths = _inside(size, known(count))
-    sums = torch.where(inside, x.unsqueeze(-2), torch.zeros((), dtype=x.dtype)).sum(-1)
-    return sums / lengths.to(x.dtype)
+    parts, _, lengths = _parts(x, size, count, 0.0)
+    return parts.sum(-1) / lengths.to(x.dtype)
 
 
-def _inside(size: Any, count: int) -> tuple[Tensor, Tensor]:
-    """Which of `size` places lie in each of `count` bins, and how many do."""
-    at, place = torch.arange(count), torch.arange(size)
+def _parts(x: Tensor, size: Any, count: Any, fill: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The bins of a last axis as rows of one more axis, where each begins, and its length.
+
+    Rows end in `fill`: a bin has at most one place more than its share. What is outside of a bin
+    is left out, not multiplied by 0, as it may be NaN.
+    """
+    at, step = torch.arange(count), torch.arange((size - 1) // count + 2)
     begins, ends = (at * size) // count, ((at + 1) * size + count - 1) // count
-    return (place >= begins[:, None]) & (place < ends[:, None]), ends - begins
+    places = (begins[:, None] + step).clamp(max=size - 1)
+    rows = x[..., places]
+    inside = step < (ends - begins)[:, None]
+    return torch.where(inside, rows, torch.full((), fill, dtype=x.dtype)), begins, ends - begins
 
 
 def _window(x: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
@@ -122,13 +125,11 @@ def _adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Te
 def _maxima(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Along one axis after another, the last first; of equal maxima the first place, as torch."""
     places = None
-    lowest = torch.full((), -math.inf, dtype=x.dtype)
     for axis in reversed(range(x.ndim - len(output_size), x.ndim)):
         size, count = x.shape[axis], known(output_size[axis - x.ndim])
-        inside, _ = _inside(size, count)
-        parts = torch.where(inside, x.movedim(axis, -1).unsqueeze(-2), lowest)
+        parts, begins, _ = _parts(x.movedim(axis, -1), size, count, -math.inf)
         largest, at = parts.max(-1)
-        x, at = largest.movedim(-1, axis), at.movedim(-1, axis)
+        x, at = largest.movedim(-1, axis), (at + begins).movedim(-1, axis)
         if places is None:
             places, stride = at, size
         else:

@@ -14,7 +14,6 @@ from torch.export import Dim
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
-from attngraph.errors import LoweringError
 from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from tests.export.lowered import assert_same, run, session_of
@@ -205,12 +204,32 @@ def test_bins_follow_a_length_that_only_a_run_tells(name: str) -> None:
                 assert_same(actual, wanted, f"{name} at {length}")
 
 
-def test_a_decomposition_that_holds_for_some_sizes_is_none() -> None:
-    model = module(lambda x: F.adaptive_avg_pool2d(x[:, None], (x.shape[1] // 2, 6)), 1)
-    length = Dim("length", min=8)
-    graph = capture(model, (floats(2, 12, 6),), dynamic_shapes=({1: length},)).graph
-    with pytest.raises(LoweringError, match="adaptive_avg_pool2d"):
-        lower(graph)
+TOLD: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "average-2d": lambda x, y: F.adaptive_avg_pool2d(x[:, None], (y.shape[1], 5)),
+    "average-3d": lambda x, y: F.adaptive_avg_pool3d(x[:, None, None], (1, *y.shape[1:])),
+    "area": lambda x, y: F.interpolate(x[:, None], size=y.shape[1:], mode="area"),
+    "of half the length": lambda x, y: F.adaptive_avg_pool2d(x[:, None], (x.shape[1] // 2, 6)),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_number_of_bins_may_be_told_by_a_run(name: str) -> None:
+    """torch's own decomposition is that of the sample's sizes: of bins that are of one length."""
+
+    class Pool(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return TOLD[name](x, y), y + 1
+
+    rows, columns = Dim("rows", min=4, max=99), Dim("columns", min=2, max=99)
+    shapes = ({1: rows}, {1: columns})
+    sample = floats(2, 12, 6), floats(2, 5, 4)
+    session = session_of(lower(capture(Pool().eval(), sample, dynamic_shapes=shapes).graph))
+    for length, bins in ((12, 5), (12, 12), (7, 3), (4, 9), (23, 2), (40, 39)):
+        given = floats(2, length, 6), floats(2, bins, 4)
+        given[0][0, -1] = math.nan
+        expected = [y for y in pytree.tree_leaves(Pool()(*given)) if isinstance(y, Tensor)]
+        for actual, wanted in zip(run(session, given), expected, strict=True):
+            assert_same(actual, wanted, f"{name} of {length} to {bins}")
 
 
 def test_the_first_of_equal_maxima_is_taken() -> None:

@@ -1,0 +1,61 @@
+"""What is said to hold for all sizes of a range, or for none, does: every size is tried."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import sympy
+
+from attngraph.ir.conditions import always, at_sizes, parse_condition
+from attngraph.ir.dims import DimInfo
+
+INFOS = {"n": DimInfo(low=2, high=9), "m": DimInfo(low=1, high=6)}
+
+DECIDED = {
+    "n*m >= n": True,
+    "n*m < n": False,
+    "(n - 12)*m < 0": True,
+    "(n - 12)*m >= 0": False,
+    "(m - 5)**2*n >= 0": True,
+    "(n - 12)**3*(m - 5)**2 <= 0": True,
+    "(n // 4 + 1)*(m - 9)**2 != 0": True,
+    "n*m*(n - 1) > 0": True,
+}
+OPEN = ("n*m > n", "(m - 5)**2*n > 0", "(m - 5)**3*n >= 0", "(n - 3)*(m - 2) >= 0", "n*m != 12")
+
+
+@pytest.mark.parametrize("text", DECIDED)
+def test_a_product_has_the_sign_of_its_factors(text: str) -> None:
+    assert always(parse_condition(text), INFOS) is DECIDED[text]
+
+
+@pytest.mark.parametrize("text", OPEN)
+def test_what_holds_for_some_sizes_is_not_decided(text: str) -> None:
+    assert always(parse_condition(text), INFOS) is None
+
+
+def _factor(random_: random.Random) -> str:
+    name, other = random_.sample(["n", "m"], 2)
+    number, divisor = random_.randint(-3, 11), random_.randint(2, 4)
+    forms = (f"{name} - {number}", f"{name} // {divisor} - {number}", f"{other} - {name}")
+    return f"({random_.choice(forms)})" + random_.choice(["", "", "**2", "**3"])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_size_is_against_what_is_decided(seed: int) -> None:
+    random_, decided = random.Random(seed), 0
+    sizes = [range(INFOS[name].low, (INFOS[name].high or 0) + 1) for name in ("n", "m")]
+    for _ in range(25):
+        product = "*".join(_factor(random_) for _ in range(random_.randint(1, 3)))
+        relation = random_.choice(["<", "<=", ">", ">=", "==", "!="])
+        condition = parse_condition(f"{product} {relation} {random_.choice([0, 0, 1, 'n'])}")
+        said = always(condition, INFOS)
+        symbols = {str(symbol): symbol for symbol in condition.free_symbols}
+        for n, m in itertools.product(*sizes):
+            given = {"n": sympy.Integer(n), "m": sympy.Integer(m)}
+            place = {symbol: given[name] for name, symbol in symbols.items()}
+            assert said in (None, bool(at_sizes(condition, place))), (condition, n, m)
+        decided += said is not None
+    assert decided  # or nothing was shown
