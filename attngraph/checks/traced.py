@@ -86,7 +86,7 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
             for sizes in ({**sample, **ones} for ones in tried)
             if Ranges({}, (suspect.condition,)).broken(sizes) and not limits.broken(sizes)
         ]
-        if suspect.chance and not broken:
+        if (suspect.chance or suspect.recur) and not broken:
             found.append(suspect)
         for sizes in broken:
             label = str(sizes)

@@ -143,9 +143,11 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
                 f"{suspect.place}, as torch.export traces it. Ask for a range where that holds, "
                 f"or for whatever it takes: --dim {name}=auto, or Dim({name!r}) without ends."
             )
+    if captured.refusal is not None and any(suspect.recur for suspect in required):
+        raise captured.refusal
     graph.conditions = conditions_with(graph, captured.suspects, required)
     found = {suspect.condition: suspect.place for suspect in required}
-    beyond = [suspect for suspect in captured.suspects if suspect.beyond]
+    beyond = [s for s in captured.suspects if s.beyond or (s.recur and s not in required)]
     told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
     if not told and beyond:  # torch's own questions, such as whether two sizes are equal
         told = [" and ".join(shown(suspect.condition) for suspect in beyond)]

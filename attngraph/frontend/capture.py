@@ -40,6 +40,7 @@ from attngraph.frontend.program_dims import (
     asserted_sizes,
     named_symbols,
     shape_env,
+    sizes_of,
     user_placeholders,
 )
 from attngraph.frontend.requirements import requirement_notes
@@ -75,7 +76,8 @@ class Captured:
     may be required: what the trace says of other sizes is to be checked. `demanded` are those that
     the trace needs, with where the code asks them. `branches` are the places where the code chooses
     by a tensor's values, with the side that was followed. `fixed` are the notes that name the dims
-    which became constants.
+    which became constants. A `refusal` is of a trace that may demand more than what was asked; it
+    stands if one of the `suspects` is required.
     """
 
     graph: Graph
@@ -91,6 +93,7 @@ class Captured:
     demanded: Mapping[Condition, str] = field(default_factory=dict)
     branches: Mapping[Place, bool] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
+    refusal: CaptureError | None = None
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
         """With other names for inputs and outputs, in the graph too; `names` maps old to new."""
@@ -206,9 +209,22 @@ def _captured(
         question if env is None else replace(question, condition=env.simplify(question.condition))
         for question in traced.questions
     ]
-    limits = settled_limits(symbols, demanded, traced.asked, questions, resampled=traced.resampled)
+    limits = settled_limits(
+        symbols,
+        demanded,
+        traced.asked,
+        questions,
+        resampled=bool(traced.resampled),
+        refusal=traced.refusal,
+    )
+    if traced.refusal is not None and limits.required():
+        raise traced.refusal
     apart = tuple(filter(None, map(unequal, limits.conditions)))
     symbols.infos.update(limits.dims)
+    for traced_as, size in sizes_of(program, traced.requests, traced.resampled):
+        name = str(symbols.renamed(traced_as))
+        if name in symbols.infos:
+            symbols.infos[name] = replace(symbols.infos[name], hint=size)
     functional = functionalize(program)
     translator = LoopTranslator(functional, symbols)
     results = translator.run()
@@ -275,6 +291,7 @@ def _captured(
         limits.demanded,
         traced.branches,
         traced.notes,
+        traced.refusal,
     )
 
 

@@ -45,7 +45,7 @@ from attngraph.frontend.quiet import quiet, watched_specialisations
 from attngraph.frontend.recurrent import recurrent_layers
 from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.rounded_sizes import rounded_up
-from attngraph.frontend.shapes import Request, requested_dims
+from attngraph.frontend.shapes import Request, requested_dims, without_names
 from attngraph.frontend.trace_errors import (
     FIXED,
     LOOKED_UP,
@@ -53,6 +53,7 @@ from attngraph.frontend.trace_errors import (
     chooses,
     deepest,
     explained,
+    relates_sizes,
     rewrite,
     sentence,
     specialised,
@@ -86,6 +87,25 @@ _REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], b
 }
 """What a trace is tried again with, if its error is one that this may help against."""
 
+
+@dataclass
+class Remedies:
+    """Those that the traces of one model have `taken`, each once and for all that come after."""
+
+    taken: list[Callable[[], AbstractContextManager[None]]] = field(default_factory=list)
+
+    def take(self, message: str) -> bool:
+        """Takes all that may help against an error; whether there are any."""
+        found = [cure for cure, helps in _REMEDIES.items() if helps(message)]
+        new = [cure for cure in found if cure not in self.taken]
+        self.taken += new
+        return bool(new)
+
+
+class OtherNumbersError(CaptureError):
+    """A trace failed in which sizes became numbers at places that weren't known."""
+
+
 _RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 
@@ -99,7 +119,8 @@ class Traced:
     `branches` are the places where the code chooses by a tensor's values, with the side followed.
     `replayed` are functions of libraries whose operators were traced in their stead, `unrounded`
     are roundings of sizes that were left out, and some are `written` as arithmetic. What is
-    `resampled` was traced at other sizes than the sample's.
+    `resampled` was traced at these sizes of its requests. A `refusal` is torch's, which took its
+    demands for more than what was asked; it stands where they are.
     """
 
     program: ExportedProgram
@@ -110,10 +131,11 @@ class Traced:
     branches: Mapping[Place, bool] = field(default_factory=dict)
     constant: tuple[Request, ...] = ()
     replayed: tuple[str, ...] = ()
-    resampled: bool = False
+    resampled: tuple[int, ...] = ()
     unrounded: Mapping[str, set[sympy.Symbol]] = field(default_factory=dict)
     written: bool = False
     scanned: bool = False
+    refusal: CaptureError | None = None
     whole: tuple[Place, ...] = ()
 
 
@@ -126,23 +148,26 @@ def export(
     sides: Mapping[Place, bool] | None,
     numbers: Numbers,
     constant: Sequence[Request],
+    remedies: Remedies,
     *,
     deferred: bool = False,
+    settled: bool = True,
 ) -> Traced:
     """One trace, in which sizes stay sizes at the places of `numbers`.
 
     Adds other places that made numbers of them. `constant` are dims of an earlier trace that fixed
     them, for which tables of earlier calls may be to blame. With `deferred` a condition on a dim is
-    an assertion in the graph, also where it excludes sizes that were asked for.
+    an assertion in the graph, also where it excludes sizes that were asked for. Raises
+    OtherNumbersError where the first attempt fails and `numbers` grew, unless they are `settled`.
     """
     asked = requested_dims(combined, dynamic_shapes)
     known = numbers.copy()
     bytecode: Exception | None = None  # what had it read from bytecode; that names a line
-    remedies = dict(_REMEDIES)
-    taken: list[Callable[[], AbstractContextManager[None]]] = []
     follows = bool(sides)
+    refusal: CaptureError | None = None
     for _ in range(_ATTEMPTS):
         requests = requested_dims(combined, dynamic_shapes)
+        shapes = dynamic_shapes if refusal is None else without_names(dynamic_shapes)
         fixed: dict[str, tuple[str, int] | None] = {}
         if bytecode is not None and looks_up_a_size(str(bytecode)):
             fixed[LOOKED_UP] = user_frame(traceback.walk_tb(bytecode.__traceback__))
@@ -150,7 +175,7 @@ def export(
         branches: dict[Place, bool] = {}
         try:
             with ExitStack() as stack:
-                for context in (*taken, open_extremes, recurrent_layers, rounded_up):
+                for context in (*remedies.taken, open_extremes, recurrent_layers, rounded_up):
                     stack.enter_context(context())
                 stack.enter_context(Rewordings(numbers.cuts, known.whole))
                 for context in (forgetting, quiet):
@@ -169,16 +194,17 @@ def export(
                     module,
                     args,
                     dict(kwargs),
-                    dynamic_shapes=dynamic_shapes,
+                    dynamic_shapes=shapes,
                     strict=bytecode is not None,
                     prefer_deferred_runtime_asserts_over_guards=deferred,
                 )
         except Exception as error:
             if UNKNOWN_OUTPUT.search(str(error)) and _known_output(module, args, kwargs):
                 continue
-            if remedy := next((cure for cure in remedies if remedies[cure](str(error))), None):
-                del remedies[remedy]
-                taken.append(remedy)
+            helped = remedies.take(str(error))
+            if not settled and len(numbers) > len(known):
+                raise OtherNumbersError(str(error)) from error
+            if helped:
                 continue
             # After the remedies, with which a trace asks less: torch leaves out of its message what
             # follows from the sample's own remainder, and a deferred trace demands that as well.
@@ -199,9 +225,13 @@ def export(
             if narrowed is None:
                 add_raising(numbers, deepest(error).__traceback__)
                 told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
-                raise explained(
-                    told, module, requests, fixed, partial(_own, module, args, kwargs)
-                ) from told
+                own = partial(_own, module, args, kwargs)
+                if refusal is not None:
+                    raise refusal from error
+                refusal = explained(told, module, requests, fixed, own)
+                if relates_sizes(error) and without_names(dynamic_shapes) is not None:
+                    continue
+                raise refusal from told
             dynamic_shapes = narrowed
         else:
             made = _made_constant(program, requests, fixed)
@@ -218,9 +248,10 @@ def export(
                 unrounded=known.rounded or {},
                 written=bool(known.rounded or known.exact),
                 scanned=bool(known.loops),
+                refusal=refusal,
                 whole=tuple(sorted(known.whole)),
             )
-    raise CaptureError(
+    raise refusal or CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
     )
 

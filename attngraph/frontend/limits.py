@@ -17,9 +17,10 @@ from attngraph.frontend.questions import Question
 from attngraph.frontend.shapes import Request
 from attngraph.frontend.symbols import Symbols
 from attngraph.ir.conditions import Condition, always, at_sizes, multiples, shown
-from attngraph.ir.dims import DimInfo, symbol, symbols_of
+from attngraph.ir.dims import DIVIDING, DimInfo, functions_of, symbol, symbols_of
 from attngraph.ir.ranges import Ranges
 
+_ORDERS = (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)
 _MOST_TRIED = 1 << 12
 """Sizes of a dim at which a condition is tried, each."""
 
@@ -39,6 +40,12 @@ class Limits:
     notes: tuple[str, ...]
     demanded: Mapping[Condition, str]
 
+    def required(self) -> list[Condition]:
+        """The conditions that are no suspects, no ends, and more than that dims are unequal."""
+        open_ = [suspect.condition for suspect in self.suspects]
+        told = [each for each in self.conditions if each not in open_ and unequal(each) is None]
+        return [each for each in told if not _is_end(each)]
+
 
 @dataclass(frozen=True)
 class Suspect:
@@ -52,6 +59,8 @@ class Suspect:
     leaves some out that are `beyond` it, the sample's own among them, where the model runs other
     code. By `chance` two sizes that torch compares, such as those of two shapes made of one dim,
     are equal for a few numbers: a condition of the graph that says they aren't may not be needed.
+    On one side of `if padding > 0` a trace asks for sizes that `recur`, as remainders do, and often
+    its code does what the other side does.
     """
 
     condition: Condition
@@ -60,6 +69,7 @@ class Suspect:
     assumed: bool = False
     beyond: bool = False
     chance: bool = False
+    recur: bool = False
 
 
 def settled_limits(
@@ -69,11 +79,13 @@ def settled_limits(
     questions: Iterable[Question],
     *,
     resampled: bool = False,
+    refusal: CaptureError | None = None,
 ) -> Limits:
     """The ranges of a trace's dims, with each condition told once: as a range or as a relation.
 
     torch.export draws from past + seq ≤ 12 that each is at most 10; these ends go, for the relation
-    says it exactly. Raises CaptureError where a range that was asked for can't be had.
+    says it exactly. Raises CaptureError where a range that was asked for can't be had, or torch's
+    own `refusal`.
     """
     wanted = {
         request.name: request
@@ -107,6 +119,7 @@ def settled_limits(
     # Which torch takes for 2 or more, as any size: the numbers of chunks that lengths have.
     counts = [condition for condition in known if _is_count(condition)]
     known = [condition for condition in known if condition not in (*beyond, *counts)]
+    recurring = [condition for condition in known if _recurs(condition)]
     dims = {n: replace(i, low=2) if i.low > i.hint else i for n, i in dims.items()}
     relations = [condition for condition in known if len(symbols_of(condition)) > 1]
     for name, info in list(dims.items()):
@@ -131,7 +144,9 @@ def settled_limits(
     known += [sympy.Eq(symbol(name), symbol(other)) for name, other in equal.items()]
     for condition in known:
         beyond_one = holds(condition, from_two, steps, equal, least=2)
-        if not beyond_one:
+        if not beyond_one and condition in recurring:
+            suspects.setdefault(shown(condition), condition)
+        elif not beyond_one:
             kept.setdefault(shown(condition), condition)
         elif not holds(condition, from_one, steps, equal, least=1):
             suspects.setdefault(shown(condition), condition)
@@ -150,7 +165,7 @@ def settled_limits(
         for name, info in from_one.items()
         if info.low == 1
     ]
-    _require_asked(wanted, dims, tuple(kept.values()), places)
+    _require_asked(wanted, dims, tuple(kept.values()), places, refusal)
     demanded = {
         condition: places.of(condition)
         for condition in kept.values()
@@ -170,6 +185,7 @@ def settled_limits(
                     places.of(condition),
                     asked_one & symbols_of(condition),
                     beyond=condition in beyond,
+                    recur=condition in recurring,
                 )
                 for condition in suspects.values()
             ),
@@ -209,10 +225,36 @@ def _leaves_out(
 
 
 def _is_count(condition: Condition) -> bool:
-    """Whether it says that a quotient of one dim, rounded down, is 2 or more."""
+    """Whether it says that a quotient of one dim, rounded down, is 2 or more: 64 < 64·(n // 64)."""
+    if len(symbols_of(condition)) != 1 or not isinstance(condition, _ORDERS):
+        return False
+    more, less = condition.args[:: 1 if isinstance(condition, (sympy.Ge, sympy.Gt)) else -1]
+    difference = sympy.expand(more - less)
+    quotients = [*difference.atoms(torch_sympy.FloorDiv)]
+    if len(quotients) != 1:
+        return False
+    count = sympy.Dummy()
+    slope, rest = sympy.Wild("a", exclude=[count]), sympy.Wild("b", exclude=[count])
+    found = difference.xreplace({quotients[0]: count}).match(slope * count + rest)
+    if not found or not all(number.is_Integer for number in found.values()) or found[slope] <= 0:
+        return False
+    is_strict = isinstance(condition, (sympy.Gt, sympy.Lt))
+    return bool((-found[rest] + (1 if is_strict else 0) + found[slope] - 1) // found[slope] == 2)
+
+
+def _is_end(condition: Condition) -> bool:
+    """Whether it is a dim's least or largest size."""
+    sides = [*condition.args]
+    return isinstance(condition, _ORDERS) and any(
+        side.is_Symbol and other.is_Integer for side, other in (sides, sides[::-1])
+    )
+
+
+def _recurs(condition: Condition) -> bool:
+    """Whether it is of one dim's remainder or quotient, and leaves out sizes again and again."""
     names = symbols_of(condition)
-    is_least = isinstance(condition, sympy.Ge) and condition.args[1] == 2
-    return is_least and len(names) == 1 and isinstance(condition.args[0], torch_sympy.FloorDiv)
+    divides = bool(functions_of(condition) & DIVIDING)
+    return divides and len(names) == 1 and not isinstance(condition, sympy.Eq)
 
 
 def _tells(counts: Iterable[Condition], name: str, low: int) -> bool:
@@ -300,6 +342,7 @@ def _require_asked(
     dims: Mapping[str, DimInfo],
     conditions: Sequence[Condition],
     places: _Places,
+    refusal: CaptureError | None,
 ) -> None:
     """Raises CaptureError where an end that was asked for by number can't be reached."""
     for name, bound, by_number, where in _ends(wanted, dims, places):
@@ -317,7 +360,7 @@ def _require_asked(
                 if unequal(condition) is not None:
                     continue
                 if always(at_sizes(condition, {**empty, **place}), infos) is False:
-                    raise _narrowed(request, shown(condition), places.of(condition))
+                    raise refusal or _narrowed(request, shown(condition), places.of(condition))
 
 
 def _narrowed(request: Request, demand: str, where: str) -> CaptureError:

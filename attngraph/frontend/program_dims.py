@@ -12,6 +12,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from attngraph.errors import UsageError
 from attngraph.frontend.shapes import Request
 
+_LONGEST = 32
+"""Times the sample, up to which a size is looked at beyond an end that the trace has."""
+
 
 def user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
     """The nodes of the model's own inputs, tensors or not, in order."""
@@ -95,6 +98,21 @@ def bounded(program: ExportedProgram, asked: Iterable[Request]) -> tuple[Request
     return tuple(found)
 
 
+def ended(program: ExportedProgram, asked: Iterable[Request]) -> dict[Request, int]:
+    """The dims that are longer than the sample, but not as long as was asked, with their ends."""
+    placeholders, ranges = user_placeholders(program), program.range_constraints
+    found = {}
+    for request in asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        bounds = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        if bounds is None or not isinstance(bounds.upper, (int, sympy.Integer)):
+            continue
+        end = int(bounds.upper)
+        if request.size < end <= _LONGEST * request.size and end < (request.high or end + 1):
+            found[request] = end
+    return found
+
+
 def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
     """The dims of which a trace demands an equation, as the sample's n = 4 * ((n + 3) // 4)."""
     placeholders, env = user_placeholders(program), shape_env(program)
@@ -106,6 +124,21 @@ def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Reques
         for request, size in zip(asked, sizes, strict=True)
         if isinstance(size, torch.SymInt) and size.node.expr.free_symbols in alone
     )
+
+
+def sizes_of(
+    program: ExportedProgram, asked: Sequence[Request], sizes: Sequence[int]
+) -> Iterator[tuple[sympy.Symbol, int]]:
+    """The dims that a program was traced with at other sizes than the sample's, with these.
+
+    They are the typical ones: there a quotient isn't 1, as it may be at the sample's, and no type
+    is taken for one that a single block has.
+    """
+    placeholders = user_placeholders(program)
+    for request, size in zip(asked, sizes, strict=False):
+        given = placeholders[request.leaf].meta["val"].shape[request.axis]
+        if isinstance(given, torch.SymInt) and isinstance(given.node.expr, sympy.Symbol):
+            yield given.node.expr, size
 
 
 def of_size(

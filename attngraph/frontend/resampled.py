@@ -31,6 +31,11 @@ from attngraph.inference import inference
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
+Longer: TypeAlias = tuple[Callable[[int], int], ...]
+TWICE: Longer = (lambda n: 2 * n, lambda n: 2 * n + 1)
+"""As long, or one more, which is no multiple of what the sample may be."""
+BY_A_FEW: Longer = (lambda n: n + 1, lambda n: n + 2)
+"""For a sample that is a multiple of a number."""
 _SMALLER: tuple[Callable[[int], int], ...] = (
     lambda size: size,
     lambda size: -(-size // 2),
@@ -46,28 +51,30 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 """Distances of a trace from its model in their own dtype; the check compares in float64."""
 
 
+def beyond(end: int) -> Longer:
+    """For a trace that ends at a size, as where there is one block."""
+    return (lambda _: end + 1,)
+
+
 def other_samples(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     requests: Sequence[Request],
     constant: Sequence[Request],
-    *,
-    multiple: bool,
+    longer: Longer,
 ) -> Iterator[Inputs]:
     """Samples with each dim longer that has the size of one which became constant.
 
-    It is twice as long, or one more, which is no multiple of what the sample may be; where the
-    trace has taken it for a `multiple`, longer by one, or by two.
     Left out are those that the model doesn't take, or that lie beyond the ends asked for.
     """
     sizes = {request.size for request in constant}
     resized = [request for request in requests if request.size in sizes]
-    longer: tuple[Callable[[int], int], ...] = (lambda n: n + 1, lambda n: n + 2)
-    twice: tuple[Callable[[int], int], ...] = (lambda n: 2 * n, lambda n: 2 * n + 1)
-    for to in longer if multiple else twice:
-        if any(request.high is not None and request.high < to(request.size) for request in resized):
-            continue
+
+    def fits(to: Callable[[int], int]) -> bool:
+        return all(each.high is None or to(each.size) <= each.high for each in resized)
+
+    for to in [each for each in longer if fits(each)] or filter(fits, BY_A_FEW):
         inputs = _resized((args, dict(kwargs)), resized, to)
         if _output(module, inputs) is not None:
             yield inputs

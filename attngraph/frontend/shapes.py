@@ -177,6 +177,23 @@ def _of_tensor(name: str, leaf: int, tensor: torch.Tensor, shape: Any) -> Iterat
         yield Request(name, leaf, axis, size, label, root, _bound(dim.min), _bound(dim.max))
 
 
+def without_names(shapes: Any) -> Any:
+    """`dynamic_shapes` with Dim.AUTO of the same range in place of each Dim, or None.
+
+    None where a Dim is derived from another one.
+    """
+    dims = [dim for dim in pytree.tree_leaves(shapes) if isinstance(dim, Dim)]
+    if any(hasattr(dim, "root") for dim in dims):
+        return None
+
+    def auto(dim: Any) -> Any:
+        if not isinstance(dim, Dim):
+            return dim
+        return Dim.AUTO(min=_bound(dim.min), max=_bound(dim.max))
+
+    return pytree.tree_map(auto, shapes)
+
+
 def _is_dynamic(dim: Any) -> bool:
     static = dim is None or isinstance(dim, int)
     return not static and getattr(dim, "type", None) != _DimHintType.STATIC

@@ -38,6 +38,9 @@ def suggestions(message: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
+_DEMANDS = ("Constraints violated", "Cannot create Dim with inconsistent")
+
+
 class Specialised(CaptureError):
     """Dims that were asked for became constants, or multiples of a number."""
 
@@ -90,6 +93,17 @@ def _place(request: Request, fixed: Places) -> tuple[str, int] | None:
 
 def sentence(request: Request) -> str:
     return f"I{str(request)[1:]}"
+
+
+def relates_sizes(error: Exception) -> bool:
+    """Whether a trace demands of its dims what torch can't show, and not that one is a constant.
+
+    Or that two are equal. torch fails over some of it while it looks for an advice.
+    """
+    message = str(error)
+    if not any(said in message for said in _DEMANDS):
+        return False
+    return not any(FIXED.fullmatch(line) or _SAME.fullmatch(line) for line in suggestions(message))
 
 
 def explained(

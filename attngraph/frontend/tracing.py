@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import sympy
@@ -12,10 +13,14 @@ import torch
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.branches import Place
-from attngraph.frontend.exporting import Traced, export
+from attngraph.frontend.exporting import OtherNumbersError, Remedies, Traced, export
 from attngraph.frontend.numbers import Numbers
-from attngraph.frontend.program_dims import bounded, demanded, of_size, shape_env
+from attngraph.frontend.program_dims import bounded, demanded, ended, of_size, shape_env
 from attngraph.frontend.resampled import (
+    BY_A_FEW,
+    TWICE,
+    Longer,
+    beyond,
     is_cut_for_memory,
     is_model,
     is_rounded_for_speed,
@@ -45,15 +50,55 @@ def trace(
     Where the code makes numbers of sizes, it is traced again with those that may stay sizes.
     Raises CaptureError with torch's reason and the user's line.
     """
+    remedies = Remedies()
+    run = partial(export, module, args, kwargs, combined, dynamic_shapes, sides, remedies=remedies)
     numbers = Numbers(rounded={} if elsewhere else None)
+    best, left = _most_open(run, module, args, kwargs, numbers, settled=False)
+    if left and (not isinstance(best, Traced) or best.refusal or _is_closed(best)):
+        numbers, hurried = Numbers(rounded={} if elsewhere else None), best
+        best, _ = _most_open(run, module, args, kwargs, numbers, settled=True)
+        if hurried is not None:
+            best = hurried if best is None else _better(best, hurried)
+    assert best is not None
+    numbers = replace(numbers, rounded=None)
+    if elsewhere:
+        best = _elsewhere(
+            best, module, args, kwargs, combined, dynamic_shapes, sides, numbers, remedies
+        )
+    if isinstance(best, Traced):
+        return best
+    raise best
+
+
+def _is_closed(traced: Traced) -> bool:
+    """Whether a dim is a constant, or no longer than the sample."""
+    return bool(traced.notes or bounded(traced.program, traced.asked))
+
+
+def _most_open(
+    run: Callable[..., Traced],
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    numbers: Numbers,
+    *,
+    settled: bool,
+) -> tuple[Traced | CaptureError | None, bool]:
+    """The trace that fixes the fewest sizes, of some with ever more places of `numbers`.
+
+    Unless these are `settled`, a trace that fails and finds new ones is left at once for the next
+    one, which knows them: then the second is true. None where no trace came to an end.
+    """
     constant: tuple[Request, ...] = ()
     best: Traced | CaptureError | None = None
+    left = False
     for _ in range(_AGAIN):
         known = len(numbers), constant
         try:
-            found: Traced | CaptureError = export(
-                module, args, kwargs, combined, dynamic_shapes, sides, numbers, constant
-            )
+            found: Traced | CaptureError = run(numbers, constant, settled=settled)
+        except OtherNumbersError:
+            left = True
+            continue
         except CaptureError as error:
             found = error
         if isinstance(found, Traced) and found.unrounded:
@@ -64,18 +109,14 @@ def trace(
         scanned = found.program if isinstance(found, Traced) and found.scanned else None
         if scanned is not None and not is_model(scanned, module, args, kwargs, ()):
             break
+        if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
+            found = replace(found, refusal=best)  # which says it of what the model's code does
         best = found if best is None else _better(best, found)
         if isinstance(found, Traced):
             constant = constant or found.constant
         if (len(numbers), constant) == known:
             break
-    assert best is not None
-    numbers = replace(numbers, rounded=None)
-    if elsewhere:
-        best = _elsewhere(best, module, args, kwargs, combined, dynamic_shapes, sides, numbers)
-    if isinstance(best, Traced):
-        return best
-    raise best
+    return best, left
 
 
 def _elsewhere(
@@ -87,21 +128,24 @@ def _elsewhere(
     dynamic_shapes: Any,
     sides: Mapping[Place, bool] | None,
     numbers: Numbers,
+    remedies: Remedies,
 ) -> Traced | CaptureError:
     """The trace with axes that are cut into parts whole, or at other sizes, if it fixes less."""
     asked = requested_dims(combined, dynamic_shapes)
-    constant, is_multiple = _constant(best, asked)
+    constant, longer = _constant(best, asked)
     if not constant:
         return best
     if numbers.cuts and is_cut_for_memory(module, args, kwargs, constant, numbers.cuts):
         numbers = replace(numbers, whole=frozenset(numbers.cuts))
         with suppress(CaptureError):
-            whole = export(module, args, kwargs, combined, dynamic_shapes, sides, numbers, ())
+            whole = export(
+                module, args, kwargs, combined, dynamic_shapes, sides, numbers, (), remedies
+            )
             best = _better(best, whole)
-        constant, is_multiple = _constant(best, asked)
+        constant, longer = _constant(best, asked)
         if not constant:
             return best
-    for sample in other_samples(module, args, kwargs, asked, constant, multiple=is_multiple):
+    for sample in other_samples(module, args, kwargs, asked, constant, longer):
         known = -1
         for deferred in (True, True, False):
             if len(numbers) == known and deferred:
@@ -116,25 +160,34 @@ def _elsewhere(
                     sides,
                     numbers,
                     (),
+                    remedies,
                     deferred=deferred,
                 )
                 if _better(best, found) is found and is_model(
                     found.program, module, args, kwargs, constant
                 ):
-                    return replace(found, requests=asked, asked=asked, resampled=True)
+                    sizes = tuple(request.size for request in found.requests)
+                    best = replace(found, requests=asked, asked=asked, resampled=sizes)
+                    if not _constant(best, asked)[0]:
+                        return best
+                    break
     return best
 
 
 def _constant(
     traced: Traced | CaptureError, asked: tuple[Request, ...]
-) -> tuple[tuple[Request, ...], bool]:
-    """The dims that a trace doesn't keep open, and whether it takes them for multiples."""
+) -> tuple[tuple[Request, ...], Longer]:
+    """The dims that a trace doesn't keep open, and the sizes at which it may."""
     if isinstance(traced, Specialised):
-        return traced.requests, traced.multiple
+        return traced.requests, BY_A_FEW if traced.multiple else TWICE
     if isinstance(traced, CaptureError):
-        return (), False
-    constant = traced.constant or bounded(traced.program, traced.asked)
-    return (constant, False) if constant else (demanded(traced.program, asked), True)
+        return (), TWICE
+    if constant := traced.constant or bounded(traced.program, traced.asked):
+        return constant, TWICE
+    if multiples := demanded(traced.program, asked):
+        return multiples, BY_A_FEW
+    ends = ended(traced.program, asked)
+    return tuple(ends), beyond(max(ends.values(), default=0))
 
 
 def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
@@ -146,9 +199,9 @@ def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Trac
     return before
 
 
-def _fixes(traced: Traced) -> tuple[int, bool, int, int]:
-    """How many dims a trace has made constants of, bounded, and how many expressions of them; and
-    whether it took functions that round for what they make of the sample."""
+def _fixes(traced: Traced) -> tuple[int, bool, int, int, int]:
+    """How many dims a trace has made constants of, bounded, ended early, and how many expressions
+    of them; and whether it took functions that round for what they make of the sample."""
     env = shape_env(traced.program)
     guards = [guard.expr for guard in env.guards] if env is not None else []
     equations = sum(isinstance(guard, sympy.Eq) for guard in guards)
@@ -156,5 +209,6 @@ def _fixes(traced: Traced) -> tuple[int, bool, int, int]:
         len(traced.notes),
         not traced.written,
         len(bounded(traced.program, traced.asked)),
+        len(ended(traced.program, traced.asked)),
         equations,
     )

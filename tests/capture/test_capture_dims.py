@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
+from attngraph import optimize
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture, from_program
 from attngraph.ir import ScalarType, format_graph, interpret, parse
@@ -250,7 +251,7 @@ def test_a_condition_that_the_trace_met_is_said_in_the_dims_own_names() -> None:
             return x + 1 if size * size % 7 != 2 else x
 
     with pytest.raises(CaptureError) as caught:
-        capture(Cut(), (torch.randn(2, 5, 4),), dynamic_shapes=({1: Dim("seq", min=2, max=64)},))
+        optimize(Cut(), (torch.randn(2, 5, 4),), dynamic_shapes=({1: Dim("seq", min=2, max=64)},))
     said = str(caught.value)
     assert said.startswith(
         "Input x's axis 1 (dim 'seq') can't take every size: the trace relies on"
