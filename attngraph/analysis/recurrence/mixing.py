@@ -118,8 +118,10 @@ class Tokens:
             lies = {before + at for before, at in axes if at is not None}
             return [at for at in found if at in lies]
         if node.op in PAD:
-            changed = [i for i in found if not same(inputs[0].shape[i], value.shape[i])]
-            above = self.axis(inputs[0])
+            (padded, *_) = node.inputs  # which may be a constant
+            assert padded is not None
+            changed = [i for i in found if not same(padded.shape[i], value.shape[i])]
+            above = self.axis(padded)
             return changed if above is None else [at for at in found if at == above]
         joins = node.op in JOIN | SCATTER and "dim" in node.attrs
         has_tokens = any(map(self._has_axis, inputs))
