@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.corpus.architectures import FirstTensor, build
-from tests.corpus.rows import GIVEN, HELD_OUT, parse_row, rows
+from tests.corpus.rows import GIVEN, HELD_OUT, LISTS, REMAINING, not_built, parse_row, rows
 
 
 def test_the_list_names_each_type_once_in_order() -> None:
@@ -19,6 +19,16 @@ def test_the_held_out_list_repeats_no_row() -> None:
     held_out = rows(HELD_OUT)
     assert len(held_out) == len({*held_out})
     assert not {*held_out} & {*rows(GIVEN)}
+
+
+def test_a_type_is_a_row_or_has_a_reason() -> None:
+    """What is in none of the lists wasn't looked into."""
+    listed = {parse_row(text).model_type for name in LISTS for text in rows(name)}
+    reasons = not_built()
+    assert not listed & {*reasons}
+    assert all(reasons.values())
+    assert [*reasons] == sorted(reasons)
+    assert len(rows(REMAINING)) == len({*rows(REMAINING)} - {*rows(GIVEN), *rows(HELD_OUT)})
 
 
 def test_a_row_says_its_head_its_length_and_options() -> None:
