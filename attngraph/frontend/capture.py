@@ -24,6 +24,7 @@ from attngraph.frontend.conditions import conditions_of
 from attngraph.frontend.cut_for_memory import whole_note
 from attngraph.frontend.exporting import Traced
 from attngraph.frontend.functional import functionalize
+from attngraph.frontend.hit_loops import all_places_note
 from attngraph.frontend.limits import Suspect, settled_limits, unequal
 from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.memoised import bounded
@@ -277,6 +278,7 @@ def _captured(
             *map(replayed_note, traced.replayed),
             *map(left_out_note, traced.unrounded),
             *map(whole_note, traced.whole),
+            *map(all_places_note, traced.everywhere),
             *limits.notes,
             *pairs,
             *map(unread_note, unread),

@@ -30,6 +30,7 @@ from attngraph.frontend.comparisons import decided_comparisons, open_extremes, w
 from attngraph.frontend.constants import depends_on_data, known_constants
 from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
 from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small
+from attngraph.frontend.hit_loops import Hits, does_nothing_else
 from attngraph.frontend.locations import user_frame
 from attngraph.frontend.memoised import forgetting, looks_up_a_size
 from attngraph.frontend.numbers import (
@@ -137,6 +138,7 @@ class Traced:
     scanned: bool = False
     refusal: CaptureError | None = None
     whole: tuple[Place, ...] = ()
+    everywhere: tuple[Place, ...] = ()
 
 
 def export(
@@ -165,6 +167,7 @@ def export(
     bytecode: Exception | None = None  # what had it read from bytecode; that names a line
     follows = bool(sides)
     refusal: CaptureError | None = None
+    hits = None if sides is None else Hits()
     for _ in range(_ATTEMPTS):
         requests = requested_dims(combined, dynamic_shapes)
         shapes = dynamic_shapes if refusal is None else without_names(dynamic_shapes)
@@ -177,7 +180,7 @@ def export(
             with ExitStack() as stack:
                 for context in (*remedies.taken, open_extremes, recurrent_layers, rounded_up):
                     stack.enter_context(context())
-                stack.enter_context(Rewordings(numbers.cuts, known.whole))
+                stack.enter_context(Rewordings(numbers.cuts, known.whole, hits))
                 for context in (forgetting, quiet):
                     stack.enter_context(context())
                 # torch would keep each result under its symbolic sizes, for good, and read none
@@ -234,6 +237,10 @@ def export(
                 raise refusal from told
             dynamic_shapes = narrowed
         else:
+            loops = set() if hits is None else {*hits.places}
+            if loops and not does_nothing_else(module, (args, dict(kwargs)), requests, loops):
+                hits = None
+                continue
             made = _made_constant(program, requests, fixed)
             notes = tuple(_fixed_note(request, fixed) for request in made)
             return Traced(
@@ -250,6 +257,7 @@ def export(
                 scanned=bool(known.loops),
                 refusal=refusal,
                 whole=tuple(sorted(known.whole)),
+                everywhere=tuple(sorted(loops)),
             )
     raise refusal or CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."

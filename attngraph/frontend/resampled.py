@@ -69,14 +69,14 @@ def other_samples(
     Left out are those that the model doesn't take, or that lie beyond the ends asked for.
     """
     sizes = {request.size for request in constant}
-    resized = [request for request in requests if request.size in sizes]
+    longer_ones = [request for request in requests if request.size in sizes]
 
     def fits(to: Callable[[int], int]) -> bool:
-        return all(each.high is None or to(each.size) <= each.high for each in resized)
+        return all(each.high is None or to(each.size) <= each.high for each in longer_ones)
 
     for to in [each for each in longer if fits(each)] or filter(fits, BY_A_FEW):
-        inputs = _resized((args, dict(kwargs)), resized, to)
-        if _output(module, inputs) is not None:
+        inputs = resized((args, dict(kwargs)), longer_ones, to)
+        if output_of(module, inputs) is not None:
             yield inputs
 
 
@@ -102,11 +102,11 @@ def is_model(
             own.graph.erase_node(node)
     own.recompile()
     for place, smaller in enumerate(_SMALLER):
-        inputs = _resized((args, dict(kwargs)), constant, smaller)
-        expected = _output(module, inputs)
+        inputs = resized((args, dict(kwargs)), constant, smaller)
+        expected = output_of(module, inputs)
         if expected is None and place:
             continue
-        if expected is None or not _same(_output(own, inputs), expected):
+        if expected is None or not _same(output_of(own, inputs), expected):
             return False
         if not excludes:
             break
@@ -125,7 +125,7 @@ def is_rounded_for_speed(
     def without(inputs: Inputs) -> tuple[list[torch.Tensor] | None, bool]:
         rounds: list[int] = []
         with stood_in(functions, left_out(rounds)):
-            return _output(module, inputs), bool(rounds)
+            return output_of(module, inputs), bool(rounds)
 
     return _is_same(module, (args, dict(kwargs)), requests, without)
 
@@ -144,13 +144,13 @@ def is_cut_for_memory(
 
     def without(inputs: Inputs) -> tuple[list[torch.Tensor] | None, bool]:
         with Whole(places) as mode:
-            found = _output(module, inputs)
+            found = output_of(module, inputs)
         cutting.extend([inputs] * (mode.cut > 0))
         return found, mode.cut > 0
 
     if not _is_same(module, (args, dict(kwargs)), requests, without):
         return False
-    return keeps_rows_apart(lambda: _output(module, cutting[-1]), places)
+    return keeps_rows_apart(lambda: output_of(module, cutting[-1]), places)
 
 
 def _is_same(
@@ -166,8 +166,8 @@ def _is_same(
     """
     counted = 0
     for more in _MORE:
-        inputs = _resized(sample, requests, partial(add, more))
-        expected = _output(module, inputs)
+        inputs = resized(sample, requests, partial(add, more))
+        expected = output_of(module, inputs)
         if expected is None and more:
             continue
         found, was_there = without(inputs)
@@ -176,7 +176,7 @@ def _is_same(
         counted += was_there
         for number in _LARGE if was_there else ():
             changed = pytree.tree_map(partial(_of_sign, number), inputs)
-            expected = _output(module, changed)
+            expected = output_of(module, changed)
             if expected is not None and not _same(without(changed)[0], expected):
                 return False
     return counted >= _ROUNDING
@@ -211,18 +211,18 @@ def _matters(node: torch.fx.Node) -> bool:
     return isinstance(value, torch.SymBool) and isinstance(value.node.expr, sympy.Eq)
 
 
-def _resized(inputs: Inputs, requests: Sequence[Request], to: Callable[[int], int]) -> Inputs:
+def resized(inputs: Inputs, requests: Sequence[Request], to: Callable[[int], int]) -> Inputs:
     """Inputs with these dims repeated or cut to another size."""
     leaves, structure = pytree.tree_flatten(inputs)
     for request in requests:
         leaf, size = leaves[request.leaf], to(request.size)
         copies = [leaf] * -(-size // request.size)
         leaves[request.leaf] = torch.cat(copies, request.axis).narrow(request.axis, 0, size)
-    resized: Inputs = pytree.tree_unflatten(leaves, structure)
-    return resized
+    made: Inputs = pytree.tree_unflatten(leaves, structure)
+    return made
 
 
-def _output(module: torch.nn.Module, inputs: Inputs) -> list[torch.Tensor] | None:
+def output_of(module: torch.nn.Module, inputs: Inputs) -> list[torch.Tensor] | None:
     """The tensors that the model returns, or None where it fails: torch.fx prints why."""
     args, kwargs = pytree.tree_map(
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from attngraph.frontend.branches import Place
 from attngraph.frontend.cut_for_memory import CUTS, place
+from attngraph.frontend.hit_loops import Hits
 from attngraph.frontend.loop_steps import Steps
 from attngraph.ir.dims import divide
 
@@ -31,12 +32,12 @@ class Rewordings(TorchFunctionMode):
     `one_hot` of as many classes as a size is compared with these, which the operator makes a
     constant of. The end of `x[:-padding]` is counted from the start, which is right for no padding
     as well. Any other call that cuts an open axis is added to `cuts`, or at these places gives it
-    `whole`.
+    `whole`. With `hits` a loop over the places where a mask is true has a turn for each place.
     """
 
-    def __init__(self, cuts: set[Place], whole: Collection[Place]) -> None:
+    def __init__(self, cuts: set[Place], whole: Collection[Place], hits: Hits | None) -> None:
         super().__init__()
-        self._cuts, self._whole = cuts, whole
+        self._cuts, self._whole, self._hits = cuts, whole, hits
 
     def __torch_function__(
         self,
@@ -74,7 +75,12 @@ class Rewordings(TorchFunctionMode):
                 if at in self._whole:
                     return (args[0],)
                 self._cuts.add(at)
-        return func(*args, **named)
+        if self._hits is not None and (turns := self._hits.turns(func, args, named)) is not None:
+            return turns
+        result = func(*args, **named)
+        if self._hits is not None:
+            self._hits.see(func, args, result)
+        return result
 
 
 def _classes(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
