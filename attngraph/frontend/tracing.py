@@ -182,6 +182,8 @@ def _constant(
         return traced.requests, BY_A_FEW if traced.multiple else TWICE
     if isinstance(traced, CaptureError):
         return (), TWICE
+    if isinstance(traced.refusal, Specialised) and not traced.resampled:
+        return traced.refusal.requests, BY_A_FEW if traced.refusal.multiple else TWICE
     if constant := traced.constant or bounded(traced.program, traced.asked):
         return constant, TWICE
     if multiples := demanded(traced.program, asked):
@@ -199,13 +201,15 @@ def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Trac
     return before
 
 
-def _fixes(traced: Traced) -> tuple[int, bool, int, int, int]:
+def _fixes(traced: Traced) -> tuple[bool, int, bool, int, int, int]:
     """How many dims a trace has made constants of, bounded, ended early, and how many expressions
-    of them; and whether it took functions that round for what they make of the sample."""
+    of them; whether torch refused it, and whether it took functions that round for what they make
+    of the sample."""
     env = shape_env(traced.program)
     guards = [guard.expr for guard in env.guards] if env is not None else []
     equations = sum(isinstance(guard, sympy.Eq) for guard in guards)
     return (
+        traced.refusal is not None,
         len(traced.notes),
         not traced.written,
         len(bounded(traced.program, traced.asked)),

@@ -149,14 +149,38 @@ def test_a_report_prints_in_a_line_for_each_thing() -> None:
     assert parity.startswith("parity passed")
 
 
+class Table(torch.nn.Module):
+    """Adds positions of which there are 8."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(8.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        if length <= 8:
+            return x + self.table[:length]
+        raise ValueError("too long")
+
+
+def test_positions_beyond_those_at_hand_are_computed_at_every_size() -> None:
+    """The sample alone leads to a table of 8; at a longer one the model computes any number."""
+    asked = ({1: torch.export.Dim("seq", min=2, max=64)},)
+    optimized = attngraph.optimize(Positions(), (torch.zeros(2, 5),), dynamic_shapes=asked)
+    assert optimized.report.dims == {"seq": (1, 64)}
+    for length in (2, 5, 8, 9, 12, 64):
+        found = optimized.run([torch.zeros(2, length)])[0]
+        assert (found == torch.arange(float(length))).all()
+
+
 def test_a_size_out_of_the_range_that_was_compiled_is_an_error() -> None:
     x = torch.zeros(2, 5)
     asked = ({1: torch.export.Dim("seq", min=2, max=64)},)
     with pytest.raises(CaptureError, match=r"can't be 2\.\.64: .* seq is at most 8 at"):
-        attngraph.optimize(Positions(), (x,), dynamic_shapes=asked)
-    optimized = attngraph.optimize(
-        Positions(), (x,), dynamic_shapes=({1: torch.export.Dim("seq")},)
-    )
+        attngraph.optimize(Table(), (x,), dynamic_shapes=asked)
+    optimized = attngraph.optimize(Table(), (x,), dynamic_shapes=({1: torch.export.Dim("seq")},))
     (note,) = optimized.report.notes
     assert note.startswith("Dim 'seq' is at most 8: the model demands it at ")
     assert "if length <= 8" in note
