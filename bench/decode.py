@@ -11,7 +11,7 @@ must give the same tokens, else no figure is written. Weights in int4 may give o
 the same is written beside the time. Int8 is not measured: onnxruntime 1.31 unpacks such weights one
 by one on the CPU, far slower than it multiplies float32. An engine that fails is left out, with the
 reason, unless it is eager. In half precision two tokens may be as likely, so there each decoder's
-own parity is checked in the place of its tokens, and no weights are in int4.
+own parity is checked in the place of its tokens.
 """
 
 from __future__ import annotations
@@ -159,11 +159,12 @@ def _write_decoders(options: argparse.Namespace, folder: Path) -> tuple[int, dic
         (STATIC, static),
         (INT4, {**static, "weights": "int4"}),
     ):
-        if engine == INT4 and half:
-            failed[engine] = "it is for models in their own precision"
-            continue
+        how, given = common, module
+        if engine == INT4 and half:  # weights are quantized in the model's own precision
+            how = {name: value for name, value in common.items() if name != "precision"}
+            given = copy.deepcopy(module).to(DTYPE[options.precision])
         try:
-            decoder = attngraph.optimize_decoder(module, **common, **settings)
+            decoder = attngraph.optimize_decoder(given, **how, **settings)
         except AttngraphError as error:
             failed[engine] = str(error)
             continue

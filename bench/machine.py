@@ -63,7 +63,8 @@ def _commit() -> str:
         return found.stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no")
-    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
+    known = git("rev-parse", "--short", "HEAD") or os.environ.get("ATTNGRAPH_COMMIT") or "unknown"
+    return known + ("+" if changed else "")
 
 
 def told(where: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from attngraph.frontend.trace_errors import reason
 from attngraph.ir import Graph, Node
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import CAUSAL_CONVOLUTION, CONVOLUTION
+from attngraph.optimized import Optimized
 from attngraph.reports.report import Report, Site
 from tests.corpus.architectures import build
 
@@ -40,8 +41,11 @@ KINDS = (
 )
 
 
-def attempt(model: str, attention: str) -> Record:
-    """Builds, compiles and verifies one model. Raises nothing that the model is to blame for."""
+def attempt(model: str, attention: str, **options: Any) -> Record:
+    """Builds, compiles and verifies one model. Raises nothing that the model is to blame for.
+
+    `options` are those of `optimize`.
+    """
     torch.set_num_threads(1)
     record: Record = {"model": model, "attention": attention, "outcome": "right", "stage": "build"}
     begin = time.perf_counter()
@@ -55,18 +59,18 @@ def attempt(model: str, attention: str) -> Record:
     def at(stage: str) -> None:
         record["stage"] = stage
 
+    def compiled() -> Optimized:
+        dims = built.dynamic_shapes
+        return optimize(built.module, built.args, dynamic_shapes=dims, progress=at, **options)
+
     try:
         try:
-            optimized = optimize(
-                built.module, built.args, dynamic_shapes=built.dynamic_shapes, progress=at
-            )
+            optimized = compiled()
         except CaptureError as error:
             if "the model demands" not in str(error):
                 raise
             built = built.of_any_size()
-            optimized = optimize(
-                built.module, built.args, dynamic_shapes=built.dynamic_shapes, progress=at
-            )
+            optimized = compiled()
     except Exception as error:
         wrong = isinstance(error, ParityError)
         record |= {"outcome": "wrong" if wrong else "failed", "error": _sentence(error)}
@@ -84,6 +88,8 @@ def attempt(model: str, attention: str) -> Record:
         record["kinds"] = _kinds(optimized.graph, report.sites)
         record["silent"] = _silent(optimized.graph, report.sites)
         record["parity"] = {"error": worst.error, "budget": worst.budget}
+        if optimized.target.provider != "cpu":
+            record["placement"] = optimized.session.placement
         record["nodes"] = {"before": report.nodes_before, "after": report.nodes_after}
         record["sha256"] = _digest(optimized.model)
         record["timings"] = {stage: round(spent, 2) for stage, spent in report.timings.items()}

@@ -1,14 +1,19 @@
 """All that a GPU can tell: `make gpu OUT=dir`, or without an installation of its own
 
-    python -m tests.gpu.run OUT [--steps opening suite decode bench] [--precision fp16 …]
-        [--workload …] [--engine …] [--minutes 9] [--quick] [--at-once 16]
+    python -m tests.gpu.run OUT [--steps opening suite kernels decode bench corpus]
+        [--precision fp16 …] [--timed fp16 …] [--workload …] [--engine …] [--layers 0]
+        [--minutes 9] [--quick] [--at-once 16]
 
 `opening` tries out whether a session works at all. `suite` compiles every model of the parity suite
 in float16, bfloat16 and float32 (TF32 off), and checks parity, placement, and the attention kernels
-dispatched against the kernel table. Both are in OUT/suite.json. `decode` times a step behind 1024
+dispatched against the kernel table. Both are in OUT/suite.json. `kernels` runs every operator that
+a lowering emits (tests/kernels) on the GPU: OUT/kernels.json. `decode` times a step behind 1024
 tokens against eager with its cache: OUT/decode_*.json. `bench` times the workloads of bench/
 against eager PyTorch, torch.compile with CUDA graphs and torch.onnx.export: OUT/speed_*.json. What
-was measured against what is wanted of a GPU: OUT/figures.json.
+was measured against what is wanted of a GPU: OUT/figures.json. `corpus` compiles and checks the
+architectures of transformers, as many as time allows: OUT/corpus_*.json.
+
+The files that are timed are made beside what is only checked; what is timed runs alone.
 
 What tells most comes first. Each result is written as it comes, and nothing waits for long for what
 hangs. With `--minutes` all ends after that time; what was left out is named, and a call with the
@@ -23,7 +28,8 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +38,7 @@ from bench.machine import describe
 from bench.speed import parse as speed_options
 from bench.speed import result_path
 from bench.workloads import BY_NAME
-from tests.gpu import figures
+from tests.gpu import architectures, figures
 from tests.gpu.checks import (
     NAMES,
     PATIENCE,
@@ -46,7 +52,7 @@ from tests.gpu.checks import (
 )
 from tests.gpu.opening import OPENS
 
-STEPS = ("opening", "suite", "decode", "bench")
+STEPS = ("opening", "suite", "kernels", "decode", "bench", "corpus")
 SUITE = "suite.json"
 LEFT_OUT = "left out: its time was up"
 _ENGINES = ("eager", "compile", "onnx", "attngraph", "attngraph-packed")
@@ -57,6 +63,9 @@ _ANSWER, _WORK = 180.0, 300.0
 """Seconds that one engine may take, and all of a workload."""
 _TOLD, _LOG = 400, 2000
 """Characters of a fault, of which all are in the file, and of a log."""
+
+
+_ENDINGS = {None: LEFT_OUT, 0: "done"}
 
 
 class Clock:
@@ -120,33 +129,79 @@ def suite(out: Path, options: argparse.Namespace, clock: Clock) -> int:
     return len(wanted) - right
 
 
-def bench(out: Path, options: argparse.Namespace, clock: Clock, precision: str) -> int:
-    """The number of workloads that failed in a precision, or were left out.
+def kernels(out: Path, options: argparse.Namespace, clock: Clock) -> int:
+    """1 where an operator computes something else than on the CPU, or none was run."""
+    path = out / "kernels.json"
+    if path.exists():
+        return 0
+    cases = ["softmax", "layer_norm"] if options.quick else []
+    command = ["-m", "tests.kernels", *cases, "--target", _machine(options), "--results", str(path)]
+    left = clock.at_most(_WORK)
+    # It has cases of its own, which `--quick` of the others doesn't know.
+    code = ended(["-W", "ignore", *command], options.at_once, left) if left else None
+    print(f"kernels: {_ENDINGS.get(code, f'something differs ({code})')}", flush=True)
+    return int(code != 0)
 
-    Their files are made beforehand, several workloads at a time; then nothing runs beside what is
-    timed.
-    """
-    machine = _machine(options)
-    done = _known(_speed(out, machine, precision, options.quick)).get("workloads", {})
-    missing = [name for name in options.workload if name not in done]
 
-    def command(name: str) -> list[str]:
-        start = ["-m", "bench.speed", "--only", name, "--target", machine, "--static"]
-        start += ["--precision", precision, "--results", str(out), "--layers", "0"]
-        start += ["--seconds", "0.2", "--patience", str(_ANSWER)]
-        return [*start, "--engine", *options.engine]
+def files(
+    out: Path, options: argparse.Namespace, clock: Clock, pool: ThreadPoolExecutor
+) -> dict[tuple[str, str], Future[bool]]:
+    """By workload and precision, the making of the files that are timed: whether they are there."""
+    return {
+        (name, precision): pool.submit(_prepared, out, options, clock, name, precision)
+        for precision in options.timed
+        for name in _missing(out, options, precision)
+    }
 
-    def prepared(name: str) -> bool:
-        what = f"the files of {name} in {precision}"
-        return not _ran(what, [*command(name), "--prepare"], options, clock, _FILES)
 
-    with ThreadPoolExecutor(_FILES) as pool:
-        ready = dict(zip(missing, pool.map(prepared, missing), strict=True))
+def _prepared(
+    out: Path, options: argparse.Namespace, clock: Clock, name: str, precision: str
+) -> bool:
+    command = [*_bench(out, options, name, precision), "--prepare"]
+    return not _ran(f"the files of {name} in {precision}", command, options, clock, _FILES)
+
+
+def _missing(out: Path, options: argparse.Namespace, precision: str) -> list[str]:
+    done = _known(_speed(out, _machine(options), precision, options.quick)).get("workloads", {})
+    return [name for name in options.workload if name not in done]
+
+
+def _bench(out: Path, options: argparse.Namespace, name: str, precision: str) -> list[str]:
+    start = ["-m", "bench.speed", "--only", name, "--target", _machine(options), "--static"]
+    start += ["--precision", precision, "--results", str(out), "--layers", str(options.layers)]
+    start += ["--seconds", "0.2", "--patience", str(_ANSWER)]
+    return [*start, "--engine", *options.engine]
+
+
+def bench(
+    out: Path,
+    options: argparse.Namespace,
+    clock: Clock,
+    precision: str,
+    ready: Mapping[tuple[str, str], bool],
+) -> int:
+    """The number of workloads that failed in a precision, or were left out."""
     return sum(
-        not ready[name]
-        or _ran(f"{name} in {precision}", [*command(name), "--prepared"], options, clock)
-        for name in missing
+        not ready[name, precision]
+        or _ran(
+            f"{name} in {precision}",
+            [*_bench(out, options, name, precision), "--prepared"],
+            options,
+            clock,
+        )
+        for name in _missing(out, options, precision)
     )
+
+
+def corpus(out: Path, options: argparse.Namespace, clock: Clock) -> int:
+    """The number of precisions in which a row was wrong, failed or left out."""
+    wrong = 0
+    for precision in options.precision:
+        how = {"at_once": options.at_once, "clock": clock, "quick": options.quick}
+        right, count = architectures.tried(out, _machine(options), precision, **how)
+        print(f"corpus in {precision}: {right} of {count} are right", flush=True)
+        wrong += right < count
+    return wrong
 
 
 def decode(out: Path, options: argparse.Namespace, clock: Clock, precision: str) -> int:
@@ -154,6 +209,7 @@ def decode(out: Path, options: argparse.Namespace, clock: Clock, precision: str)
     if (out / f"decode_{precision}.json").exists():
         return 0
     command = ["-m", "bench.decode", "--target", _machine(options), "--precision", precision]
+    command += ["--layers", str(options.layers)] if options.layers else []
     command += ["--results", str(out), "--patience", str(_ANSWER)]
     return int(_ran(f"decode in {precision}", command, options, clock))
 
@@ -166,7 +222,7 @@ def _ran(
     if left := clock.at_most(_WORK):
         full = ["-W", "ignore", *command, *(["--quick"] if options.quick else [])]
         code = ended(full, at_once, left)
-    ending = {None: LEFT_OUT, 0: "done"}.get(code, f"failed ({code})")
+    ending = _ENDINGS.get(code, f"failed ({code})")
     print(f"{what}: {ending}, {time.monotonic() - start:.0f} s", flush=True)
     return code != 0
 
@@ -198,13 +254,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--timed", nargs="+", choices=PRECISIONS, help="those that are timed")
+    parser.add_argument("--layers", type=int, default=0, help="of what is timed; 0 for all")
     parser.add_argument("--workload", nargs="+", choices=list(BY_NAME), default=list(BY_NAME))
     parser.add_argument("--engine", nargs="+", choices=list(ENGINES), default=list(_ENGINES))
     parser.add_argument("--minutes", type=float, help="after which all ends")
     parser.add_argument("--quick", action="store_true", help="three models, tiny workloads")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="models at a time")
     parser.add_argument("--target", help="cpu tries the suite itself out where there is no GPU")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.timed = options.timed or options.precision
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -217,14 +277,23 @@ def main(arguments: list[str] | None = None) -> int:
     clock, wrong = Clock(options.minutes), 0
     if "opening" in options.steps:
         wrong += opening(out, options, clock)
-    if "suite" in options.steps:
-        wrong += suite(out, options, clock)
-    for precision in options.precision:
-        for step, work in (("decode", decode), ("bench", bench)):
-            if step in options.steps:
-                wrong += work(out, options, clock, precision)
-                found = figures.of(out)
-                _write(out / "figures.json", {"figures": found})
+    with ThreadPoolExecutor(_FILES) as pool, ThreadPoolExecutor(1) as beside:
+        making = files(out, options, clock, pool) if "bench" in options.steps else {}
+        checking = (
+            beside.submit(kernels, out, options, clock) if "kernels" in options.steps else None
+        )
+        if "suite" in options.steps:
+            wrong += suite(out, options, clock)
+        wrong += 0 if checking is None else checking.result()
+        ready = {what: made.result() for what, made in making.items()}
+    for precision in options.timed:
+        if "decode" in options.steps:
+            wrong += decode(out, options, clock, precision)
+        if "bench" in options.steps:
+            wrong += bench(out, options, clock, precision, ready)
+        _write(out / "figures.json", {"figures": figures.of(out)})
+    if "corpus" in options.steps:
+        wrong += corpus(out, options, clock)
     for figure in figures.of(out):
         print(figures.told(figure), flush=True)
     return 1 if wrong else 0

@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -56,12 +57,13 @@ class Here(nullcontext[Any]):
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The modules that would have been started as processes."""
     modules: list[str] = []
+    one_at_a_time = threading.Lock()  # they share this process's arguments
 
     def ended(command: list[str], *_: Any) -> int:
         module, *arguments = command[command.index("-m") + 1 :]
-        modules.append(module)
-        monkeypatch.setattr(sys, "argv", [module, *arguments])
-        with warnings.catch_warnings():
+        with one_at_a_time, warnings.catch_warnings():
+            modules.append(module)
+            monkeypatch.setattr(sys, "argv", [module, *arguments])
             warnings.simplefilter("ignore")
             try:
                 runpy.run_module(module, run_name="__main__")
@@ -88,16 +90,18 @@ def test_every_step_comes_to_its_end_and_is_not_run_again(
 ) -> None:
     out = tmp_path / "found"
     assert run.main([str(out), *ARGUMENTS, *BENCH]) == 0, capsys.readouterr().out
-    assert set(started) == {"tests.gpu.opening", "tests.gpu.worker", "bench.speed", "bench.decode"}
+    modules = {"tests.gpu.opening", "tests.gpu.worker", "bench.speed", "bench.decode"}
+    assert set(started) == {*modules, "tests.kernels"}
     suite = json.loads((out / "suite.json").read_text())
     assert [each["faults"] for each in suite["results"]["fp32"].values()] == [[], [], []]
     assert set(suite["opening"]["fp16"].values()) == {""}
     rows = json.loads((out / "quick.json").read_text())["workloads"]["per_head"]["rows"]
     assert [row["status"] for row in rows] == ["timed", "timed"]
-    # A lent machine gives back 8 files: two of each precision, and two of all.
+    corpus = json.loads((out / "corpus_fp32.json").read_text())
+    assert [row["outcome"] for row in corpus] == ["right", "right"]
     assert {path.name for path in out.iterdir()} == {
-        *("suite.json", "figures.json"),
-        *("quick.json", "decode_fp32.json"),
+        *("suite.json", "figures.json", "kernels.json"),
+        *("quick.json", "decode_fp32.json", "corpus_fp32.json"),
     }
     decoded = json.loads((out / "decode_fp32.json").read_text())
     assert {decode.GROWING, decode.STATIC} <= set(decoded["ms_per_token"])

@@ -15,7 +15,7 @@ from attngraph.errors import AttngraphError
 from attngraph.export.kernels import Choice
 from attngraph.export.lowering.lower import lower
 from attngraph.export.runtime.session import Session
-from attngraph.export.target import parse_target
+from attngraph.export.target import Target, parse_target
 from attngraph.ir import Graph, interpret, parse
 from attngraph.ir.types import dtype_name
 from tests.kernels.values import without_denormals
@@ -75,13 +75,15 @@ class Found:
     """What became of the calls of a case in one dtype.
 
     `kind` is "same", "differs", "refused" (there is no file, or none that onnxruntime opens or
-    runs: the user is told) or "none" (PyTorch has no such call).
+    runs: the user is told) or "none" (PyTorch has no such call). `elsewhere` are the ONNX operators
+    that ran on another provider than the target's.
     """
 
     case: Case
     dtype: torch.dtype
     kind: str
     detail: str = ""
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def is_as_known(self) -> bool:
@@ -91,7 +93,7 @@ class Found:
         return f"{self.case.name} on {dtype_name(self.dtype)} {self.kind}: {self.detail}"
 
 
-def observe(case: Case, dtype: torch.dtype) -> Found:
+def observe(case: Case, dtype: torch.dtype, target: str = "cpu") -> Found:
     """Runs all calls in one session."""
     calls, why = [], ""
     for call in case.calls(dtype):
@@ -104,12 +106,13 @@ def observe(case: Case, dtype: torch.dtype) -> Found:
     if not runs:
         return Found(case, dtype, "none", why)
     try:
-        wrong = _compared(case, runs)
+        wrong, elsewhere = _compared(case, runs, parse_target(target))
     except AttngraphError as error:
         return Found(case, dtype, "refused", f"{error}")
     if not wrong:
-        return Found(case, dtype, "same")
-    return Found(case, dtype, "differs", f"{wrong[0]} ({len(wrong)} of {len(runs)} calls)")
+        return Found(case, dtype, "same", elsewhere=elsewhere)
+    detail = f"{wrong[0]} ({len(wrong)} of {len(runs)} calls)"
+    return Found(case, dtype, "differs", detail, elsewhere)
 
 
 def emitted(case: Case) -> set[tuple[str, str]]:
@@ -120,7 +123,7 @@ def emitted(case: Case) -> set[tuple[str, str]]:
         call = case.calls(dtype)[0]
         try:
             graph, _ = graph_of([(call, call.modes[0])])
-            found.update(_operators(_lowered(case, graph).graph))
+            found.update(_operators(_lowered(case, graph, parse_target("cpu")).graph))
         except Exception:
             continue  # not a call of torch, or refused
     return found
@@ -151,11 +154,11 @@ def graph_of(runs: Sequence[tuple[Call, str]]) -> tuple[Graph, list[torch.Tensor
     return parse("\n".join(["graph @kernels {", *lines, f"return {returned}", "}"]), weights), feeds
 
 
-def _lowered(case: Case, graph: Graph) -> ir.Model:
+def _lowered(case: Case, graph: Graph, target: Target) -> ir.Model:
     if case.choice is None:
-        return lower(graph)
+        return lower(graph, target=target)
     sites = [node for node in graph if node.op == "attn.attention"]
-    return lower(graph, kernels=dict.fromkeys(sites, case.choice))
+    return lower(graph, target=target, kernels=dict.fromkeys(sites, case.choice))
 
 
 def _is_another(call: Call, mode: str) -> bool:
@@ -163,13 +166,16 @@ def _is_another(call: Call, mode: str) -> bool:
     return mode == "computed" or len(call.operands) > (1 if mode == "mixed" else 0)
 
 
-def _compared(case: Case, runs: Sequence[tuple[Call, str]]) -> list[str]:
-    """The calls with a wrong result, each with examples."""
+def _compared(
+    case: Case, runs: Sequence[tuple[Call, str]], target: Target
+) -> tuple[list[str], tuple[str, ...]]:
+    """The calls with a wrong result, each with examples; the operators that ran elsewhere."""
     graph, feeds = graph_of(runs)
     named = dict(zip((value.name for value in graph.inputs), feeds, strict=True))
-    content = ir.to_proto(_lowered(case, graph)).SerializeToString()
-    with Session.open(content, parse_target("cpu"), threads=1) as session:
+    content = ir.to_proto(_lowered(case, graph, target)).SerializeToString()
+    with Session.open(content, target, threads=1) as session:
         actual = iter(session.run([named[name] for name in session.input_names]))
+        placed = session.placement
     references = [iter(interpret(graph, feeds))]
     if not case.strict:
         constants = {name: without_denormals(v.data) for name, v in graph.constants.items()}
@@ -185,7 +191,10 @@ def _compared(case: Case, runs: Sequence[tuple[Call, str]]) -> list[str]:
                 wrong = wrong & ~case.undefined(call.operands, expected[0])
             if wrong.any():
                 told[f"{mode} {call.text}"] = _examples(wrong, found, expected[0])
-    return [f"{what}: {examples}" for what, examples in told.items()]
+    others = {
+        op for where, ops in placed.items() if where != target.execution_provider for op in ops
+    }
+    return [f"{what}: {examples}" for what, examples in told.items()], tuple(sorted(others))
 
 
 def _operators(graph: ir.Graph) -> Iterator[tuple[str, str]]:
