@@ -22,6 +22,7 @@ from torch.export import Dim
 
 from tests.corpus.inputs import sample_inputs
 from tests.corpus.rows import Row, parse_row
+from tests.corpus.sizes import shrink
 from tests.models import peaked
 
 if TYPE_CHECKING:
@@ -29,26 +30,9 @@ if TYPE_CHECKING:
 
 MAX_PARAMETERS = 40_000_000
 
-# What the architectures call their sizes. A config is shrunk in those that it has.
-NAMES: dict[int, str] = {
-    120: "vocab_size",
-    96: "intermediate_size ffn_dim d_ff n_inner hidden_dim encoder_ffn_dim decoder_ffn_dim",
-    64: "hidden_size d_model n_embd dim emb_dim embedding_size encoder_hidden_size "
-    "max_position_embeddings n_positions n_ctx max_source_positions max_target_positions",
-    48: "moe_intermediate_size",
-    32: "q_lora_rank kv_lora_rank projection_dim image_size",
-    16: "head_dim d_kv qk_nope_head_dim v_head_dim num_mel_bins",
-    8: "rotary_dim qk_rope_head_dim patch_size",
-    4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads "
-    "decoder_attention_heads num_experts num_local_experts n_routed_experts",
-    2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
-    "num_decoder_layers num_key_value_heads num_experts_per_tok num_codebooks eos_token_id",
-    1: "n_group topk_group first_k_dense_replace bos_token_id image_token_id image_token_index",
-    0: "pad_token_id",
-}
-SMALL = {name: size for size, names in NAMES.items() for name in names.split()}
-# Sizes that stay equal where they are: of attentions whose keys are of one latent vector.
-LATENT = (("head_dim", "qk_rope_head_dim"), ("num_key_value_heads", "num_attention_heads"))
+
+class PartOfModelError(NotImplementedError):
+    """transformers has a config for it and makes no model of it alone."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +63,8 @@ def build(text: str, attention: str = "eager") -> Architecture:
     """Build the row `text` with random, peaked weights and `attention` "eager" or "sdpa".
 
     Raises MemoryError where the architecture stays too large when shrunk, UnknownInputError where
-    its input is of an unknown kind, and what transformers raises where it can't be built.
+    its input is of an unknown kind, PartOfModelError where it is no model of its own, and what
+    transformers raises where it can't be built.
     """
     row = parse_row(text)
     with _quiet():
@@ -148,6 +133,8 @@ def _own_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         and found.config_class is type(config)
         and found.forward is not PreTrainedModel.forward
     ]
+    if not made:
+        raise PartOfModelError(f"{config.model_type} is a part of other models and none of its own")
     return next((found for found in made if found.__name__.endswith("Model")), made[-1])
 
 
@@ -156,12 +143,16 @@ def _config(row: Row, attention: str) -> PreTrainedConfig:
 
     parts = {key: value for key, value in row.options.items() if _is_part(value)}
     config = CONFIG_MAPPING[row.model_type](**parts)
-    _shrink(config)
+    shrink(config)
     for key, value in row.options.items():
         if key in parts:
             continue
         *path, name = key.split(".")
-        setattr(reduce(getattr, path, config), name, value)
+        part = reduce(getattr, path, config)
+        if isinstance(part, dict):
+            part[name] = value
+        else:
+            setattr(part, name, value)
     config.use_cache = False
     config._attn_implementation = attention
     return config
@@ -170,29 +161,6 @@ def _config(row: Row, attention: str) -> PreTrainedConfig:
 def _is_part(value: object) -> bool:
     """Whether it is a config of its own, which the whole one is made with."""
     return isinstance(value, dict) and "model_type" in value
-
-
-def _are_equal(config: PreTrainedConfig, name: str, other: str) -> bool:
-    return getattr(config, name, None) == getattr(config, other, None) is not None
-
-
-def _shrink(config: PreTrainedConfig) -> None:
-    from transformers import PreTrainedConfig
-
-    for part in [*vars(config).values()]:
-        if isinstance(part, PreTrainedConfig):
-            _shrink(part)
-    equal = [pair for pair in LATENT if _are_equal(config, *pair)]
-    for name, value in SMALL.items():
-        if isinstance(getattr(config, name, None), int | float):
-            # A config may compute the size from another, or refuse ours: then it keeps its own.
-            with contextlib.suppress(AttributeError, TypeError, ValueError, NotImplementedError):
-                setattr(config, name, value)
-    for name, other in equal:
-        setattr(config, name, getattr(config, other))
-    if kinds := list(dict.fromkeys(getattr(config, "layer_types", None) or [])):
-        with contextlib.suppress(AttributeError):  # some compute the kinds from other options
-            config.layer_types = (kinds * 2)[:2]
 
 
 def _dynamic(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from tests.corpus.patches import EQUAL, GRIDS, grid_name, patches, placed_patches
 from tests.models import present, states, tokens
 
 if TYPE_CHECKING:
@@ -37,8 +38,15 @@ def sample_inputs(model: PreTrainedModel, row: Row) -> tuple[dict[str, Tensor], 
     names = inspect.signature(model.forward).parameters
     fixed = {name: torch.tensor(value) for name, value in row.fixed.items()}
     written = fixed | {name: _written(name, value) for name, value in row.inputs.items()}
-    feed = _main(model, length, names, written)
-    needed = [name for name in names if _is_required(names[name]) and name not in feed]
+    needed = [name for name in names if _is_required(names[name])]
+    grid = grid_name(names)
+    if grid is not None and grid not in fixed and (grid in needed or _takes_image(model, written)):
+        grids = GRIDS if grid in needed else EQUAL
+        fixed[grid] = torch.tensor(grids)
+        main = "hidden_states" if "hidden_states" in needed else "pixel_values"
+        written = {main: patches(model.config, grids), grid: fixed[grid]} | written
+    feed = _main(model, length, names, written, needed)
+    needed = [name for name in needed if name not in feed]
     feed |= {name: _named(name, model, length) for name in needed if name not in written}
     feed |= {name: value for name, value in written.items() if value is not None}
     feed = {name: value for name, value in feed.items() if written.get(name, value) is not None}
@@ -52,20 +60,22 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _main(
-    model: PreTrainedModel, length: int, names: Mapping[str, Any], written: Mapping[str, Any]
+    model: PreTrainedModel,
+    length: int,
+    names: Mapping[str, Any],
+    written: Mapping[str, Any],
+    needed: Sequence[str],
 ) -> dict[str, Tensor]:
     mains = model.main_input_name
     feed: dict[str, Tensor] = {}
     for main in [mains] if isinstance(mains, str) else mains:
-        if main in written:
+        if main in written or (needed and main not in names):
             continue
         feed[main] = _named(main, model, length)
         if main == "input_ids" and "attention_mask" in names:
             feed["attention_mask"] = present(BATCH, length).long()
-        if main == "input_ids" and "pixel_values" in names and "pixel_values" not in written:
-            vision = getattr(model.config, "vision_config", None)
-            if isinstance(getattr(vision, "image_size", None), int):
-                feed["pixel_values"] = _named("pixel_values", model, length)
+        if main == "input_ids" and "pixel_values" in names and _takes_image(model, written):
+            feed["pixel_values"] = _named("pixel_values", model, length)
         if main == "pixel_values" and "noise" in names:  # else the model draws its own, and no
             config: Any = model.config  # two runs agree
             side = feed[main].shape[-1] // config.patch_size
@@ -73,6 +83,13 @@ def _main(
     if "decoder_input_ids" in names and "decoder_input_ids" not in written:
         feed["decoder_input_ids"] = tokens(BATCH, length // 2, seed=1)
     return feed
+
+
+def _takes_image(model: PreTrainedModel, written: Mapping[str, Any]) -> bool:
+    """Whether the model has a vision part that says the size of its images; the row gives none."""
+    vision = getattr(model.config, "vision_config", None)
+    given = "pixel_values" in written
+    return not given and isinstance(getattr(vision, "image_size", None), int)
 
 
 def _named(name: str, model: PreTrainedModel, length: int) -> Tensor:
@@ -89,6 +106,10 @@ def _named(name: str, model: PreTrainedModel, length: int) -> Tensor:
         case "input_features":
             bins = getattr(config, "num_mel_bins", None) or 80
             return states(BATCH, bins, FRAMES)
+        case "input_features_mask":
+            return torch.ones(BATCH, FRAMES, dtype=torch.long)
+        case "flattened_patches":
+            return placed_patches(config, BATCH)
         case "input_values":
             return states(BATCH, SAMPLES)
         case "hidden_states" | "inputs_embeds":
@@ -143,4 +164,8 @@ def _with_placeholders(
     feed["input_ids"] = torch.cat([ids[:, :3], places, ids[:, 3:]], 1)
     if "attention_mask" in feed:
         feed["attention_mask"] = present(batch, length + count).long()
+    if grid_name(image) and "position_ids" not in feed:  # else it counts them by the ids' values
+        seed = torch.Generator().manual_seed(0)
+        shape = (3, batch, length + count)
+        feed["position_ids"] = torch.randint(length + count, shape, generator=seed)
     return feed

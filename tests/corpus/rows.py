@@ -2,7 +2,8 @@
 
 `bert head=QuestionAnswering length=33 hidden_act=relu` is a model type with a task head, another
 sequence length, and options of its config. A dotted key is an option of a part
-(`vision_config.num_attention_heads=2`). `dims=batch,seq` makes these dims dynamic.
+(`vision_config.num_attention_heads=2`) or an item of a dict (`rope_parameters.rope_theta=100`).
+`dims=batch,seq` makes these dims dynamic.
 
 `inputs.bbox=int[3,16,4]<50` gives the model one more input, or another one than the builder's, of
 whole numbers from 0 to 49; `inputs.past_values=float[3,32]` one of random numbers,

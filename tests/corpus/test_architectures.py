@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.corpus.architectures import FirstTensor, build
+from tests.corpus.architectures import FirstTensor, PartOfModelError, build
 from tests.corpus.rows import GIVEN, HELD_OUT, LISTS, REMAINING, not_built, parse_row, rows
 
 
@@ -50,6 +50,31 @@ def test_an_image_has_a_placeholder_for_each_row_of_its_features() -> None:
     feed = dict(zip(built.input_names, built.args, strict=True))
     assert feed["input_ids"].shape == (3, 16 + 16)
     assert (feed["input_ids"] == 1).sum(1).tolist() == [16, 16, 16]
+
+
+def test_a_tower_that_asks_for_a_grid_gets_the_patches_of_images_of_different_sizes() -> None:
+    built = build("muse_glimmer_vision")
+    assert built.input_names == ("pixel_values",)
+    assert built.args[0].shape == (16 + 32 + 32, 3 * 2 * 8 * 8)
+    with torch.no_grad():
+        assert built.module(*built.args).isfinite().all()
+
+
+def test_sizes_that_layers_have_of_their_own_are_shrunk_in_proportion() -> None:
+    config = build("gemma4_text").module.model.config
+    heads = [config.per_layer_config[layer].head_dim for layer in range(2)]
+    assert (config.layer_types, heads) == (["sliding_attention", "full_attention"], [16, 32])
+
+
+def test_a_dotted_key_is_an_item_of_a_dict() -> None:
+    config = build("glm4v_text rope_parameters.mrope_section=[2,3,3]").module.model.config
+    assert config.rope_parameters["mrope_section"] == [2, 3, 3]
+    assert config.rope_parameters["rope_type"] == "default"
+
+
+def test_a_config_that_no_model_is_made_of_is_a_part() -> None:
+    with pytest.raises(PartOfModelError, match="sam_mask_decoder is a part of other models"):
+        build("sam_mask_decoder")
 
 
 def test_an_input_of_an_unknown_form_is_named() -> None:
