@@ -83,7 +83,8 @@ def build(text: str, attention: str = "eager") -> Architecture:
 class FirstTensor(nn.Module):
     """Calls the model with its positional inputs by name and returns one tensor of its outputs.
 
-    It is the last hidden state, or the first tensor where there is none.
+    It is the last hidden state, or the first tensor where there is none, or the last one of the
+    first tuple.
     """
 
     def __init__(
@@ -101,10 +102,15 @@ class FirstTensor(nn.Module):
         feed = dict(zip(self.names, inputs, strict=True))
         feed |= {name: getattr(self, f"fixed_{name}") for name in self.constants}
         result = self.model(**feed, **self.flags, return_dict=True)
-        found = result.get("last_hidden_state")
+        if isinstance(result, Tensor):
+            return result
+        values = dict(enumerate(result)) if isinstance(result, tuple) else result
+        found = values.get("last_hidden_state")
         if isinstance(found, Tensor):
             return found
-        return next(value for value in result.values() if isinstance(value, Tensor))
+        tensors = [value for value in values.values() if isinstance(value, Tensor)]
+        # A backbone has a tuple of maps, of which the last is made of all its stages.
+        return tensors[0] if tensors else next(filter(None, values.values()))[-1]
 
 
 def _model(row: Row, attention: str) -> PreTrainedModel:

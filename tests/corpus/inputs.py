@@ -69,6 +69,8 @@ def _main(
     mains = model.main_input_name
     feed: dict[str, Tensor] = {}
     for main in [mains] if isinstance(mains, str) else mains:
+        if main not in names and "flattened_patches" in names:
+            main = "flattened_patches"
         if main in written or (needed and main not in names):
             continue
         feed[main] = _named(main, model, length)

@@ -32,9 +32,10 @@ def patches(config: Any, grids: Any) -> Tensor:
 
 
 def placed_patches(config: Any, batch: int, side: int = 4) -> Tensor:
-    """(B, P, 2 + C H W): patches that have their row and their column, from 1, before them."""
+    """(B, P, 2 + E): patches that have their row and their column, from 1, before them."""
     vision = getattr(config, "vision_config", config)
-    pixels = states(batch, side * side, 3 * vision.patch_size**2)
+    width = _first(vision, "patch_embed_hidden_size") or 3 * vision.patch_size**2
+    pixels = states(batch, side * side, width)
     steps = torch.arange(1, side + 1).float()
     places = torch.cartesian_prod(steps, steps).expand(batch, -1, -1)
     return torch.cat([places, pixels], -1)

@@ -60,6 +60,19 @@ def test_a_tower_that_asks_for_a_grid_gets_the_patches_of_images_of_different_si
         assert built.module(*built.args).isfinite().all()
 
 
+def test_a_backbone_gives_the_last_map_of_its_features() -> None:
+    built = build("rt_detr_resnet embedding_size=16 hidden_sizes=[8,8,16,16] depths=[1,1,1,1]")
+    with torch.no_grad():
+        assert built.module(*built.args).shape == (3, 16, 1, 1)
+
+
+def test_patches_with_their_places_begin_with_row_and_column() -> None:
+    built = build("kosmos_2_5_vision_model patch_embed_hidden_size=48")
+    feed = dict(zip(built.input_names, built.args, strict=True))
+    assert feed["flattened_patches"].shape == (3, 16, 2 + 48)
+    assert feed["flattened_patches"][0, :5, :2].tolist() == [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1]]
+
+
 def test_sizes_that_layers_have_of_their_own_are_shrunk_in_proportion() -> None:
     config = build("gemma4_text").module.model.config
     heads = [config.per_layer_config[layer].head_dim for layer in range(2)]
