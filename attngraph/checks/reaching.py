@@ -148,7 +148,8 @@ def _smallest(
     limits: Ranges,
 ) -> dict[str, int] | None:
     best: dict[str, int] | None = None
-    for varied in (*([name] for name in least), list(least)):
+    together = [[*least]] if len(least) > 1 else []
+    for varied in (*([name] for name in least), *together):
         if best is not None and len(varied) > 1:
             break
         low = max(_low(dims[name]) for name in varied)

@@ -198,6 +198,11 @@ def test_a_branch_that_no_size_enters_needs_none_and_a_large_one_is_told() -> No
     assert "was not run: it takes batch=1, seq=4001" in reached.notes[0]
 
 
+def test_a_model_of_one_size_has_no_other_to_try() -> None:
+    reached = reach([_goal(lambda: False)], [{}], {})
+    assert (reached.sizes, reached.notes) == ([], [])
+
+
 def _condition(text: str) -> Condition:
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["" : 21]>
