@@ -99,17 +99,15 @@ def _softmax(context: Operand) -> tuple[Node, Axes, int] | None:
 
 def _bounded(logits: Value | None) -> bool:
     """Whether no row of the logits is all -inf: there the gate makes NaN, and a sink zero."""
-    node = logits.producer if logits is not None else None
-    while node is not None:
+    while logits is not None and (node := logits.producer) is not None:
         if is_cast(node) or (node.op != "aten.add.Tensor" and scale_of(node) is not None):
-            source = node.inputs[0]
+            logits = node.inputs[0]
         elif node.op == "aten.add.Tensor":
             sides = [value for value in node.inputs if value is not None]
             open_ones = [value for value in sides if math.isinf(magnitude(value))]
-            source = open_ones[0] if len(open_ones) == 1 else None
+            logits = open_ones[0] if len(open_ones) == 1 else None
         else:
-            return read_contraction(node, fresh_axes(node.output.shape)) is not None
-        node = source.producer if source is not None else None
+            return read_contraction(node, fresh_axes(logits.shape)) is not None
     return False
 
 

@@ -92,6 +92,7 @@ def _constant_keys(constant: Value) -> list[tuple[Hashable, ...]]:
     at = memory_of(data), data.storage_offset(), tuple(data.stride()), data.dtype
     keys: list[tuple[Hashable, ...]] = [("storage", *at)]
     if data.numel() <= COMPARED_ELEMENTS and data.device.type == "cpu":
-        flat = data.detach().contiguous().reshape(-1)
+        # contiguous() leaves the stride 0 of one element that was expanded, which has no bytes
+        flat = data.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         keys.append(("content", flat.view(torch.uint8).numpy().tobytes()))
     return keys

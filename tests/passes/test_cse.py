@@ -19,3 +19,15 @@ def test_views_of_what_was_merged_are_merged_with_what_it_became() -> None:
     run(graph, "cse")
     verify(graph)
     assert list(graph.constants) == ["first"]
+
+
+def test_one_element_that_was_expanded_is_compared_by_what_it_is() -> None:
+    graph = Graph("main")
+    x = graph.add_input("x", TensorType(torch.int64, (4,)))
+    data = {"first": torch.tensor([3]), "second": torch.tensor(3).expand(1)}
+    build = Builder(graph)
+    outputs = [build("aten.add.Tensor", x, build.constant(data[name], name)) for name in data]
+    graph.set_outputs(outputs, list(data))
+    run(graph, "cse")
+    verify(graph)
+    assert list(graph.constants) == ["first"]
