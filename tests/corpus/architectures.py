@@ -32,7 +32,7 @@ MAX_PARAMETERS = 40_000_000
 
 
 class PartOfModelError(NotImplementedError):
-    """transformers has a config for it and makes no model of it alone."""
+    """transformers has a config for it, and makes no model of it alone that has a forward."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _own_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         and found.forward is not PreTrainedModel.forward
     ]
     if not made:
-        raise PartOfModelError(f"{config.model_type} is a part of other models and none of its own")
+        raise PartOfModelError(f"transformers has no model of {config.model_type} with a forward")
     return next((found for found in made if found.__name__.endswith("Model")), made[-1])
 
 

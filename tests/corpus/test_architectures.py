@@ -86,7 +86,7 @@ def test_a_dotted_key_is_an_item_of_a_dict() -> None:
 
 
 def test_a_config_that_no_model_is_made_of_is_a_part() -> None:
-    with pytest.raises(PartOfModelError, match="sam_mask_decoder is a part of other models"):
+    with pytest.raises(PartOfModelError, match="no model of sam_mask_decoder with a forward"):
         build("sam_mask_decoder")
 
 
