@@ -29,6 +29,7 @@ from attngraph.frontend.branches import Place, followed_branches
 from attngraph.frontend.comparisons import decided_comparisons, open_extremes, wants_bool
 from attngraph.frontend.constants import depends_on_data, known_constants
 from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
+from attngraph.frontend.distributions import unvalidated
 from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small
 from attngraph.frontend.hit_loops import Hits, does_nothing_else
 from attngraph.frontend.locations import user_frame
@@ -63,6 +64,7 @@ from attngraph.frontend.trace_errors import (
 )
 from attngraph.inference import inference
 
+_ALWAYS = (open_extremes, recurrent_layers, rounded_up, unvalidated)
 _ATTEMPTS = 7
 
 
@@ -178,7 +180,7 @@ def export(
         branches: dict[Place, bool] = {}
         try:
             with ExitStack() as stack:
-                for context in (*remedies.taken, open_extremes, recurrent_layers, rounded_up):
+                for context in (*remedies.taken, *_ALWAYS):
                     stack.enter_context(context())
                 stack.enter_context(Rewordings(numbers.cuts, known.whole, hits))
                 for context in (forgetting, quiet):
