@@ -206,6 +206,8 @@ def export(
         except Exception as error:
             if UNKNOWN_OUTPUT.search(str(error)) and _known_output(module, args, kwargs):
                 continue
+            if hits is not None and hits.shorten(str(error)):
+                continue
             helped = remedies.take(str(error))
             if not settled and len(numbers) > len(known):
                 raise OtherNumbersError(str(error)) from error
@@ -240,7 +242,8 @@ def export(
             dynamic_shapes = narrowed
         else:
             loops = set() if hits is None else {*hits.places}
-            if loops and not does_nothing_else(module, (args, dict(kwargs)), requests, loops):
+            inputs = args, dict(kwargs)
+            if loops and hits and not does_nothing_else(module, inputs, requests, hits):
                 hits = None
                 continue
             made = _made_constant(program, requests, fixed)

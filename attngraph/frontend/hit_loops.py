@@ -3,10 +3,15 @@
 How many there are, only a run tells. An expert that no token chose has no rows to compute, so that
 the loop over all of them does the same, and that is what a trace follows if the model does: it is
 run with a turn for each expert, at inputs that leave experts out, and returns the same bits.
+
+A vector may have a place more than there are experts, as `one_hot(…, num_classes=count + 1)` makes
+it. A turn for it looks up an expert that isn't there, and so does the model wherever a token
+chooses that: such turns are left out, if a run of the model with them raises IndexError.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +24,7 @@ from attngraph.frontend.cut_for_memory import place
 from attngraph.frontend.locations import quote
 from attngraph.frontend.resampled import Inputs, output_of, resized
 from attngraph.frontend.shapes import Request
+from attngraph.inference import inference
 
 _FOUND = (torch.nonzero, torch.Tensor.nonzero, torch.where, torch.Tensor.where)
 _KEPT = frozenset(
@@ -26,16 +32,21 @@ _KEPT = frozenset(
 )
 """What hands on the same indices, if it leaves their number."""
 _TURNS = (torch.Tensor.unbind, torch.unbind)
+_BEYOND = re.compile(r"index (\d+) (?:is )?out of (?:range|bounds)")
+_BEYOND_ALL = re.compile(r"index (\d+) is out of bounds for dimension \d+ with size \1\b")
 
 
 class Hits:
     """Indices at which a vector of known length is true, as a trace or a run meets them.
 
-    `places` are the loops over them, and whether a run of one had fewer turns than places.
+    `places` are the loops over them, and whether a run of one had fewer turns than places. `ends`
+    are those whose turns end before the last place, and where.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends: Mapping[Place, int] | None = None) -> None:
         self.places: dict[Place, bool] = {}
+        self.ends = dict(ends or {})
+        self._counts: dict[Place, int] = {}
         self._known: dict[int, tuple[torch.Tensor, int]] = {}
 
     def turns(
@@ -50,8 +61,20 @@ class Hits:
             return None
         leaves_out = isinstance(indices.shape[0], int) and indices.shape[0] < count
         self.places[at] = self.places.get(at, False) or leaves_out
-        each = [torch.tensor([index]) for index in range(count)]
+        self._counts[at] = count
+        each = [torch.tensor([index]) for index in range(self.ends.get(at, count))]
         return tuple(each if indices.ndim == 2 else [index[0] for index in each])
+
+    def shorten(self, error: str) -> bool:
+        """Whether loops end earlier now, before a turn for which there is nothing to look up."""
+        if (match := _BEYOND.search(error)) is None:
+            return False
+        end = int(match[1])
+        found = {at: end for at, count in self._counts.items() if count == end + 1 > 1}
+        self._counts.clear()
+        is_new = not found.keys() <= self.ends.keys()
+        self.ends |= found
+        return is_new
 
     def see(self, func: Callable[..., Any], args: Sequence[Any], result: Any) -> None:
         """Remembers a result that is such indices."""
@@ -94,16 +117,20 @@ class _AllTurns(TorchFunctionMode):
 
 
 def does_nothing_else(
-    module: torch.nn.Module, inputs: Inputs, requests: Sequence[Request], places: set[Place]
+    module: torch.nn.Module, inputs: Inputs, requests: Sequence[Request], traced: Hits
 ) -> bool:
-    """Whether the model does the same with a turn for every place in these loops.
+    """Whether the model does the same with the turns of the traced loops.
 
     Each has to have left some out in a run: at the sample, at one whose rows are alike, or at one
-    row.
+    row. Where a loop ends before its last place, the model fails in the next turn.
     """
     left_out: set[Place] = set()
+    for at, end in traced.ends.items():
+        others = {place: last for place, last in traced.ends.items() if place != at}
+        if not _fails(module, inputs, Hits(others), end):
+            return False
     for tried in _inputs(inputs, requests):
-        expected, hits = output_of(module, tried), Hits()
+        expected, hits = output_of(module, tried), Hits(traced.ends)
         if expected is None:
             continue
         with _AllTurns(hits):
@@ -113,7 +140,20 @@ def does_nothing_else(
         if not all(_is_same(a, b) for a, b in zip(found, expected, strict=True)):
             return False
         left_out |= {at for at, is_short in hits.places.items() if is_short}
-    return places <= left_out
+    return {*traced.places} <= left_out
+
+
+def _fails(module: torch.nn.Module, inputs: Inputs, hits: Hits, index: int) -> bool:
+    """Whether the model, with these turns, looks up this index where it is one too many."""
+    try:
+        with _AllTurns(hits), inference(module):
+            module(*inputs[0], **inputs[1])
+    except IndexError as error:
+        found = _BEYOND_ALL.search(str(error))
+        return found is not None and int(found[1]) == index
+    except Exception:
+        return False
+    return False
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -18,6 +18,11 @@ Indices = Callable[[Tensor], Tensor]
 
 
 class Chosen(Stacked):
+    classes = E
+
+    def is_left_out(self, e: int | Tensor) -> bool:
+        return bool(e == E)
+
     def chosen(self, counts: Tensor) -> Tensor:
         return torch.greater(counts, 0).nonzero()
 
@@ -27,13 +32,13 @@ class Chosen(Stacked):
     def mix(self, x: Tensor) -> Tensor:
         weights, experts = self.route(x)
         result = torch.zeros_like(x)
-        mask = functional.one_hot(experts, E).permute(2, 1, 0)
+        mask = functional.one_hot(experts, self.classes).permute(2, 1, 0)
         for at in self.chosen(mask.sum((-1, -2))):
             e = at[0] if at.ndim else at
-            if e == E:
+            if self.is_left_out(e):
                 continue
             place, row = torch.where(mask[e])
-            made = self.expert(x[row], e) * weights[row, place, None]  # type: ignore[arg-type]
+            made = self.expert(x[row], e) * weights[row, place, None]
             result.index_add_(0, row, made)
             result = self.after(result)
         return result
@@ -62,6 +67,25 @@ class All(Chosen):
     count = E
 
 
+class Spare(Chosen):
+    """A class more than there are experts, which no token has, and no turn could look up."""
+
+    classes = E + 1
+
+    def is_left_out(self, e: int | Tensor) -> bool:
+        return False
+
+
+class Ends(Spare):
+    """The turn after the last expert's looks none up, and adds to the result."""
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return super().expert(x, min(e, E - 1))
+
+    def after(self, result: Tensor) -> Tensor:
+        return result + 1e-6
+
+
 class Scales(Stacked):
     def mix(self, x: Tensor) -> Tensor:
         _, experts = self.route(x)
@@ -74,7 +98,7 @@ def _tokens(*rows: int) -> Tensor:
     return torch.randn(*rows, H, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", [Chosen, Flat, Where])
+@pytest.mark.parametrize("kind", [Chosen, Flat, Where, Spare])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_expert_that_no_token_chose_has_a_turn_without_rows(
     kind: type[nn.Module], dynamic: bool
@@ -89,7 +113,7 @@ def test_an_expert_that_no_token_chose_has_a_turn_without_rows(
             torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Shifts, Scales, All])
+@pytest.mark.parametrize("kind", [Shifts, Scales, All, Ends])
 def test_a_turn_that_does_something_without_rows_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match="data-dependent"):
         optimize(kind().eval(), (_tokens(2, 7),), dynamic_shapes=({1: Dim("seq")},))
