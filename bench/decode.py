@@ -29,7 +29,7 @@ import torch
 
 from attngraph.errors import AttngraphError
 from attngraph.export.parity.samples import DTYPE
-from bench.harness import in_turns, option, options_of
+from bench.harness import Turn, in_turns, option, options_of
 from bench.machine import RESULTS, write
 
 ENGINES = (
@@ -195,7 +195,7 @@ def block_of(**given: Any) -> Block:
 
 
 def measure(
-    options: argparse.Namespace, folder: Path, failed: dict[str, str]
+    options: argparse.Namespace, folder: Path, failed: dict[str, str], turn: Turn
 ) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
     """Milliseconds per token by engine, one figure per round; the tokens. Adds to what `failed`.
 
@@ -212,6 +212,7 @@ def measure(
         failed=failed,
         needed=EAGER,
         patience=options.patience,
+        alone=turn.alone(),
     )
     if EAGER in failed:
         raise SystemExit(f"{EAGER}: {failed[EAGER]}.")
@@ -237,6 +238,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         precision=option("fp32", choices=list(DTYPE)),
         results=option(None, "a folder", type=Path),
         patience=option(None, "seconds that an engine may take to answer", type=float),
+        turn=option(None, "a file: see bench.harness.Turn", type=Path),
         quick=option(False, "no figure: one layer, few tokens"),
     )
     if options.quick:
@@ -246,9 +248,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    turn = Turn(options.turn)
     with tempfile.TemporaryDirectory() as folder:
         weights, failed = _write_decoders(options, Path(folder))
-        figures, tokens = measure(options, Path(folder), failed)
+        figures, tokens = measure(options, Path(folder), failed, turn)
     medians = {name: statistics.median(values) for name, values in figures.items()}
     ratios = {name: medians[EAGER] / median for name, median in medians.items()}
     for name, values in figures.items():

@@ -12,14 +12,15 @@ a block, which is run for each line of standard input (attngraph/measuring/turns
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import inspect
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,36 @@ def in_process(function: Callable[..., Any], **given: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+class Turn:
+    """Of processes that name the same file: they prepare side by side, and what is in `alone` runs
+    when none of them prepares any more, one after the other. Without a file it waits for nobody.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._file = path, None if path is None else path.open("a")
+        self._lock(fcntl.LOCK_SH)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        if self._path is not None and self._file is None:
+            self._file = self._path.open("a")
+        self._lock(fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """It prepares nothing more."""
+        if self._file is not None:
+            self._file.close()  # which unlocks it
+            self._file = None
+
+    def _lock(self, kind: int) -> None:
+        if self._file is not None:
+            fcntl.flock(self._file, kind)
+
+
 def in_turns(
     make: Callable[..., Callable[[], Any]],
     engines: Mapping[str, Mapping[str, Any]],
@@ -81,11 +112,12 @@ def in_turns(
     failed: dict[str, str] | None = None,
     needed: str | None = None,
     patience: float | None = None,
+    alone: AbstractContextManager[None] | None = None,
 ) -> dict[str, list[Any]]:
     """What the blocks of each engine return, one a round: `make` gives its block of its keywords.
 
-    An engine that ends is left out and `failed` is told why, unless it is `needed`; without
-    `failed` EOFError is raised.
+    They run within `alone`. An engine that ends is left out and `failed` is told why, unless it is
+    `needed`; without `failed` EOFError is raised.
     """
     with ExitStack() as stack:
         servers = {
@@ -100,7 +132,8 @@ def in_turns(
                     raise
                 failed[name] = str(error)
                 del servers[name]
-        return take_turns(servers, rounds, failed)
+        with alone or nullcontext():
+            return take_turns(servers, rounds, failed)
 
 
 def onnx_model(

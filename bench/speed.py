@@ -24,7 +24,7 @@ from attngraph.frontend.source import Source
 from attngraph.measuring.contest import PATIENCE, Contest, engines_named, hold
 from attngraph.measuring.job import Job
 from bench import workloads
-from bench.harness import option, options_of
+from bench.harness import Turn, option, options_of
 from bench.machine import RESULTS, describe
 from bench.workloads import WORKLOADS, Workload
 
@@ -118,6 +118,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         prepare=False,
         prepared=False,
         patience=option(PATIENCE, "seconds for a file or an answer", type=float),
+        turn=option(None, "a file: see bench.harness.Turn", type=Path),
         quick=False,
     )
     if options.quick:
@@ -135,6 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.only and workload.name not in options.only:
             continue
         job, start = job_of(workload, options), time.perf_counter()
+        turn = Turn(options.turn)
         try:
             contest = hold(
                 job,
@@ -146,18 +148,22 @@ def main(arguments: list[str] | None = None) -> int:
                 time_them=not options.prepare,
                 prepared=options.prepared,
                 patience=options.patience,
+                alone=turn.alone(),
             )
         except Exception as error:
             print(f"{workload.title}: {error}", file=sys.stderr)
             failed += 1
             continue
+        finally:
+            turn.end()
         print(f"{workload.title} ({time.perf_counter() - start:.0f} s)", flush=True)
         if options.prepare:
             continue
         _print(contest)
         ours = contest.ours
         failed += ours is not None and ours.status != "timed"
-        _add(result_path(options), workload.name, result_of(workload, contest, options))
+        with turn.alone():  # all workloads are in one file
+            _add(result_path(options), workload.name, result_of(workload, contest, options))
     return 1 if failed else 0
 
 

@@ -114,8 +114,10 @@ def hold(
     patience: float = PATIENCE,
     until: float = math.inf,
     progress: Progress | None = None,
+    alone: contextlib.AbstractContextManager[None] | None = None,
 ) -> Contest:
-    """Measures a job. `seconds` is the length of a block, of at least one call.
+    """Measures a job. `seconds` is the length of a block, of at least one call. Blocks run within
+    `alone`, once all engines are ready.
 
     With a `folder` the files that engines prepared stay in it, and those of earlier calls are used
     again, but for attngraph's own, unless they are `prepared`: it must be of this very job.
@@ -144,7 +146,8 @@ def hold(
         _prepare_all(chosen, rows, job, prepare, at_once, told)
         load = Load(None)
         if time_them:
-            load = _time_all(rows, folder, rounds, seconds, (patience, until), told)
+            limits = (patience, until)
+            load = _time_all(rows, folder, rounds, seconds, limits, told, alone)
     asked = [row for row in rows.values() if not engines or row.engine in engines]
     return Contest(asked, known["inputs"], known["threads"], load)
 
@@ -215,6 +218,7 @@ def _time_all(
     seconds: float,
     patience: tuple[float, float],
     told: Progress,
+    alone: contextlib.AbstractContextManager[None] | None,
 ) -> Load:
     with ExitStack() as stack:
         errors = stack.enter_context(open(folder / _LOG, "a", encoding="utf-8"))
@@ -234,9 +238,10 @@ def _time_all(
                 del servers[name]
         told("time")
         lost: dict[str, str] = {}
-        watch = Watch(server.process_id for server in servers.values())
-        figures = take_turns(servers, rounds, lost)
-        load = Load(None) if lost else watch.load()
+        with alone or contextlib.nullcontext():
+            watch = Watch(server.process_id for server in servers.values())
+            figures = take_turns(servers, rounds, lost)
+            load = Load(None) if lost else watch.load()
         for name, how in lost.items():
             rows[name].told({"failed": _last_words(how, folder)})
     for name, values in figures.items():

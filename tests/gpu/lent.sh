@@ -10,6 +10,7 @@ set -euo pipefail
 kept=${KEPT:-/tmp/attngraph-gpu} python=${PYTHON:-python3}
 mkdir -p "$kept/parts" "$kept/found"
 if [ -d out/parts ]; then cp out/parts/* "$kept/parts/"; fi
+if [ -d out/found ]; then cp -n out/found/* "$kept/found/"; fi  # of an earlier machine
 case ${1:-} in
   keep)
     ls -la "$kept/parts"
@@ -18,7 +19,7 @@ case ${1:-} in
     shift
     mkdir -p "$kept/tree"
     tar c --exclude=./out --exclude=./.git . | tar x -C "$kept/tree"
-    for only in "bert_padded gpt2_prefill" "bert_long llama_prefill" "vit llama_long" "t5 per_head"
+    for only in "bert_padded gpt2_prefill" "bert_long llama_prefill" "vit per_head"
     do
       # shellcheck disable=SC2086
       (cd "$kept/tree" && PYTHONPATH=$PWD HF_HUB_OFFLINE=1 OMP_NUM_THREADS=4 setsid nohup \

@@ -1,4 +1,6 @@
-"""onnxruntime-gpu's wheel for one kind of GPU, in few parts: `python -m tests.gpu.pack WHEEL FOLDER`.
+"""onnxruntime-gpu's wheel for one kind of GPU, in few parts.
+
+    python -m tests.gpu.pack WHEEL FOLDER [--sm 90] [--mib 50]
 
 The wheel holds every kernel once for each architecture. What a lent machine doesn't run is filled
 with zeros, which compress to nothing; the kernels of its own architecture stay as they were

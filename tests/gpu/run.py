@@ -13,7 +13,7 @@ against eager PyTorch, torch.compile with CUDA graphs and torch.onnx.export: OUT
 was measured against what is wanted of a GPU: OUT/figures.json. `corpus` compiles and checks the
 architectures of transformers, as many as time allows: OUT/corpus_*.json.
 
-The files that are timed are made beside what is only checked; what is timed runs alone.
+What is timed is prepared beside what is only checked, and then runs alone.
 
 What tells most comes first. Each result is written as it comes, and nothing waits for long for what
 hangs. With `--minutes` all ends after that time; what was left out is named, and a call with the
@@ -27,13 +27,15 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from attngraph.measuring.engines import BY_NAME as ENGINES
+from bench.harness import Turn
 from bench.machine import describe
 from bench.speed import parse as speed_options
 from bench.speed import result_path
@@ -51,14 +53,17 @@ from tests.gpu.checks import (
     why_not,
 )
 from tests.gpu.opening import OPENS
+from tests.kernels.table import CASES
 
 STEPS = ("opening", "suite", "kernels", "decode", "bench", "corpus")
 SUITE = "suite.json"
 LEFT_OUT = "left out: its time was up"
 _ENGINES = ("eager", "compile", "onnx", "attngraph", "attngraph-packed")
 _QUICK = 3
-_FILES = 4
-"""Workloads whose files are made at a time."""
+_KERNELS = 4
+"""Processes among which the operators are divided."""
+_SHARE = 4
+"""Of the cores, what each process has that is prepared: one in so many."""
 _ANSWER, _WORK = 180.0, 300.0
 """Seconds that one engine may take, and all of a workload."""
 _TOLD, _LOG = 400, 2000
@@ -130,67 +135,80 @@ def suite(out: Path, options: argparse.Namespace, clock: Clock) -> int:
 
 
 def kernels(out: Path, options: argparse.Namespace, clock: Clock) -> int:
-    """1 where an operator computes something else than on the CPU, or none was run."""
+    """The number of processes that found an operator to differ from the CPU's, or that ended."""
     path = out / "kernels.json"
     if path.exists():
         return 0
-    cases = ["softmax", "layer_norm"] if options.quick else []
-    command = ["-m", "tests.kernels", *cases, "--target", _machine(options), "--results", str(path)]
-    left = clock.at_most(_WORK)
-    # It has cases of its own, which `--quick` of the others doesn't know.
-    code = ended(["-W", "ignore", *command], options.at_once, left) if left else None
-    print(f"kernels: {_ENDINGS.get(code, f'something differs ({code})')}", flush=True)
-    return int(code != 0)
+    names = options.case or (["softmax", "layer_norm"] if options.quick else list(CASES))
+    shares = [names[at::_KERNELS] for at in range(min(_KERNELS, len(names)))]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(shares)) as pool:
+        parts = [Path(folder) / f"{at}.json" for at in range(len(shares))]
+
+        def run(share: list[str], part: Path) -> int | None:
+            command = ["-m", "tests.kernels", *share, "--target", _machine(options)]
+            left = clock.at_most(_WORK)
+            whole = ["-W", "ignore", *command, "--results", str(part)]
+            return ended(whole, _KERNELS, left) if left else None
+
+        codes = list(pool.map(run, shares, parts))
+        found: dict[str, Any] = {}
+        for part in filter(Path.exists, parts):
+            for kind, rows in json.loads(part.read_text()).items():
+                found.setdefault(kind, []).extend(rows if isinstance(rows, list) else [])
+        _write(path, found)
+    print(f"kernels: {', '.join(map(str, codes))} (0 is well)", flush=True)
+    return sum(code != 0 for code in codes)
 
 
-def files(
-    out: Path, options: argparse.Namespace, clock: Clock, pool: ThreadPoolExecutor
-) -> dict[tuple[str, str], Future[bool]]:
-    """By workload and precision, the making of the files that are timed: whether they are there."""
-    return {
-        (name, precision): pool.submit(_prepared, out, options, clock, name, precision)
-        for precision in options.timed
-        for name in _missing(out, options, precision)
-    }
+CHECKS = {"suite": suite, "kernels": kernels}
 
 
-def _prepared(
-    out: Path, options: argparse.Namespace, clock: Clock, name: str, precision: str
-) -> bool:
-    command = [*_bench(out, options, name, precision), "--prepare"]
-    return not _ran(f"the files of {name} in {precision}", command, options, clock, _FILES)
+def timed(
+    out: Path,
+    options: argparse.Namespace,
+    clock: Clock,
+    precision: str,
+    beside: Callable[[], int],
+) -> int:
+    """The number of things that failed in a precision, or were left out, and what `beside` counts.
+
+    All prepare side by side, and beside what is only checked; then they are timed one by one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        turn = Path(folder) / "turn"
+        commands = _timings(out, options, precision, turn)
+        mine = Turn(turn)
+        with ThreadPoolExecutor(len(commands) or 1) as pool:
+            jobs = [
+                pool.submit(_ran, f"{name} in {precision}", command, options, clock, _SHARE)
+                for name, command in commands.items()
+            ]
+            wrong = beside()
+            mine.end()
+            return wrong + sum(job.result() for job in jobs)
+
+
+def _timings(
+    out: Path, options: argparse.Namespace, precision: str, turn: Path
+) -> dict[str, list[str]]:
+    """The commands that time what there is no figure of yet."""
+    more = ["--target", _machine(options), "--precision", precision, "--results", str(out)]
+    more += ["--patience", str(_ANSWER), "--turn", str(turn)]
+    found = {}
+    if "decode" in options.steps and not (out / f"decode_{precision}.json").exists():
+        layers = ["--layers", str(options.layers)] if options.layers else []
+        found["decode"] = ["-m", "bench.decode", *layers, *more]
+    if "bench" in options.steps:
+        for name in _missing(out, options, precision):
+            start = ["-m", "bench.speed", "--only", name, "--layers", str(options.layers)]
+            start += ["--static", "--seconds", "0.2", *more]
+            found[name] = [*start, "--engine", *options.engine]
+    return found
 
 
 def _missing(out: Path, options: argparse.Namespace, precision: str) -> list[str]:
     done = _known(_speed(out, _machine(options), precision, options.quick)).get("workloads", {})
     return [name for name in options.workload if name not in done]
-
-
-def _bench(out: Path, options: argparse.Namespace, name: str, precision: str) -> list[str]:
-    start = ["-m", "bench.speed", "--only", name, "--target", _machine(options), "--static"]
-    start += ["--precision", precision, "--results", str(out), "--layers", str(options.layers)]
-    start += ["--seconds", "0.2", "--patience", str(_ANSWER)]
-    return [*start, "--engine", *options.engine]
-
-
-def bench(
-    out: Path,
-    options: argparse.Namespace,
-    clock: Clock,
-    precision: str,
-    ready: Mapping[tuple[str, str], bool],
-) -> int:
-    """The number of workloads that failed in a precision, or were left out."""
-    return sum(
-        not ready[name, precision]
-        or _ran(
-            f"{name} in {precision}",
-            [*_bench(out, options, name, precision), "--prepared"],
-            options,
-            clock,
-        )
-        for name in _missing(out, options, precision)
-    )
 
 
 def corpus(out: Path, options: argparse.Namespace, clock: Clock) -> int:
@@ -202,16 +220,6 @@ def corpus(out: Path, options: argparse.Namespace, clock: Clock) -> int:
         print(f"corpus in {precision}: {right} of {count} are right", flush=True)
         wrong += right < count
     return wrong
-
-
-def decode(out: Path, options: argparse.Namespace, clock: Clock, precision: str) -> int:
-    """1 where decoding failed in a precision, or was left out."""
-    if (out / f"decode_{precision}.json").exists():
-        return 0
-    command = ["-m", "bench.decode", "--target", _machine(options), "--precision", precision]
-    command += ["--layers", str(options.layers)] if options.layers else []
-    command += ["--results", str(out), "--patience", str(_ANSWER)]
-    return int(_ran(f"decode in {precision}", command, options, clock))
 
 
 def _ran(
@@ -256,6 +264,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--timed", nargs="+", choices=PRECISIONS, help="those that are timed")
     parser.add_argument("--layers", type=int, default=0, help="of what is timed; 0 for all")
+    parser.add_argument("--case", nargs="+", default=[], help="of tests.kernels; all if not given")
     parser.add_argument("--workload", nargs="+", choices=list(BY_NAME), default=list(BY_NAME))
     parser.add_argument("--engine", nargs="+", choices=list(ENGINES), default=list(_ENGINES))
     parser.add_argument("--minutes", type=float, help="after which all ends")
@@ -277,21 +286,19 @@ def main(arguments: list[str] | None = None) -> int:
     clock, wrong = Clock(options.minutes), 0
     if "opening" in options.steps:
         wrong += opening(out, options, clock)
-    with ThreadPoolExecutor(_FILES) as pool, ThreadPoolExecutor(1) as beside:
-        making = files(out, options, clock, pool) if "bench" in options.steps else {}
-        checking = (
-            beside.submit(kernels, out, options, clock) if "kernels" in options.steps else None
-        )
-        if "suite" in options.steps:
-            wrong += suite(out, options, clock)
-        wrong += 0 if checking is None else checking.result()
-        ready = {what: made.result() for what, made in making.items()}
-    for precision in options.timed:
-        if "decode" in options.steps:
-            wrong += decode(out, options, clock, precision)
-        if "bench" in options.steps:
-            wrong += bench(out, options, clock, precision, ready)
-        _write(out / "figures.json", {"figures": figures.of(out)})
+
+    def checked() -> int:
+        steps = [step for name, step in CHECKS.items() if name in options.steps]
+        with ThreadPoolExecutor(len(steps) or 1) as pool:
+            return sum(pool.map(lambda step: step(out, options, clock), steps))
+
+    if {"decode", "bench"}.isdisjoint(options.steps):
+        wrong += checked()
+    else:
+        for precision in options.timed:
+            first = precision == options.timed[0]
+            wrong += timed(out, options, clock, precision, checked if first else lambda: 0)
+            _write(out / "figures.json", {"figures": figures.of(out)})
     if "corpus" in options.steps:
         wrong += corpus(out, options, clock)
     for figure in figures.of(out):

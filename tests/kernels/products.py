@@ -216,7 +216,12 @@ CASES = [
             on(
                 f'attn.routed_moe(%0, %1, %2, %3) {{activation = "{kind}", count = 2, '
                 "normalized = true}",
-                *(some(6, 8), some(6, 4), some(4, 24, 8), some(4, 8, 12 if kind == GATED else 24)),
+                *(
+                    some(6, 16),
+                    some(6, 4),
+                    some(4, 32, 16),
+                    some(4, 16, 16 if kind == GATED else 32),
+                ),
             ),
             F32,
             **NEAR,

@@ -20,7 +20,7 @@ from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim, same
 
-LOW = -1e30
+LOW = -1e29
 
 
 @dataclass(frozen=True)

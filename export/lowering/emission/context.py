@@ -14,6 +14,7 @@ import torch
 from attngraph.errors import LoweringError
 from attngraph.export.kernels import Choice
 from attngraph.export.lowering.emission.buffers import Buffers
+from attngraph.export.lowering.emission.half_kernels import lacking_half
 from attngraph.export.lowering.emission.runtime_sizes import Sizes
 from attngraph.export.lowering.emission.trusted_kernels import rewritten
 from attngraph.export.lowering.emission.values import TracedValue, onnx_dtype, onnx_shape
@@ -222,8 +223,8 @@ class LoweringContext:
             if known is not None:
                 result.dtype = known
         is_own = op_type == "Cast" or body is not None
-        lacking = None if is_own else _lacking(kept, attrs)
-        if self.target.provider == "cpu" and lacking is not None:
+        lacking = None if is_own else lacking_half(self.target.provider, op_type, kept, attrs)
+        if lacking is not None:
             return self._in_float32(lacking, op_type, kept, results, outputs, domain, attrs)
         attributes = {name: value for name, value in attrs.items() if value is not None}
         node = ir.Node(
@@ -401,19 +402,6 @@ def signature_of(op_type: str, opset: int = OPSET) -> ir.schemas.OpSignature | N
         return ir.schemas.OpSignature.from_op_schema(onnx.defs.get_schema(op_type, opset))
     except onnx.defs.SchemaError:
         return None
-
-
-def _lacking(inputs: Sequence[ir.Value | None], attrs: Mapping[str, Any]) -> ir.DataType | None:
-    """The half precision of these inputs, where the CPU provider has no kernel of the op for it.
-
-    It has next to none for bfloat16, and for float16 none that adds or multiplies where it writes
-    (the scatter operators' `reduction`).
-    """
-    dtypes = {value.dtype for value in inputs if value is not None}
-    if ir.DataType.BFLOAT16 in dtypes:
-        return ir.DataType.BFLOAT16
-    computes = attrs.get("reduction") in ("add", "mul")
-    return ir.DataType.FLOAT16 if computes and ir.DataType.FLOAT16 in dtypes else None
 
 
 def _output_dtype(

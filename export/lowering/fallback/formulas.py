@@ -65,9 +65,13 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """The largest or the smallest absolute value."""
+    """The largest or the smallest absolute value; powers of halves in float32, which holds them."""
+    kind = dtype or x.dtype
     if not math.isinf(ord):
-        return NotImplemented
+        if kind.itemsize >= torch.float32.itemsize or ord in (0, 1, 2):
+            return NotImplemented
+        wide: Any = torch.linalg.vector_norm(x.float(), ord, dim, keepdim)
+        return wide.to(kind)
     size = (x if dtype is None else x.to(dtype)).abs()
     axes = list(range(x.ndim)) if dim is None else [*dim]
     return torch.amax(size, axes, keepdim) if ord > 0 else torch.amin(size, axes, keepdim)

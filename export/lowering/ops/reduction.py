@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -212,15 +213,34 @@ def lower_cumsum(ctx: LoweringContext, node: Node) -> ir.Value:
 @register_lowering("aten.topk")
 def lower_topk(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
     args = ctx.args(node)
-    return ctx.ops(
-        "TopK",
-        args["self"],
-        ctx.shape([args["k"]]),
-        outputs=2,
-        axis=args["dim"],
-        largest=int(args["largest"]),
-        sorted=int(args["sorted"]),
-    )
+    x, size = args["self"], ctx.shape([args["k"]])
+    how = {name: int(args[name]) for name in ("largest", "sorted")}
+    values, places = _top(ctx, x, node.outputs[0].dtype, size, axis=args["dim"], **how)
+    if values is None:
+        values = ctx.op("GatherElements", x, places, axis=args["dim"])
+    return values, places
+
+
+_LAST = {torch.float32: 3.4028232e38, torch.float64: 1.7976931348623155e308}
+"""A number before the largest one of a dtype."""
+
+
+def _top(
+    ctx: LoweringContext, keys: ir.Value, dtype: torch.dtype, size: ir.Value, **how: Any
+) -> tuple[ir.Value | None, ir.Value]:
+    """The first keys, where they are as they were, and their places.
+
+    CUDA's kernel fills an axis up to a power of two with the lowest number (the highest one where
+    the smallest are wanted), and of those and an infinity that comes after them it may take the
+    filler, with a place that the axis doesn't have. There, infinities count as a number before it.
+    """
+    if ctx.target.provider != "cuda" or not dtype.is_floating_point:
+        values, places = ctx.ops("TopK", keys, size, outputs=2, **how)
+        return values, places
+    wide = dtype if dtype in _LAST else torch.float32
+    last = ctx.constant(-_LAST[wide] if how["largest"] else _LAST[wide], wide)
+    kept = ctx.op("Max" if how["largest"] else "Min", ctx.cast(keys, wide), last)
+    return None, ctx.ops("TopK", kept, size, outputs=2, **how)[1]
 
 
 _SORTED_AS = {torch.bool: torch.int32, torch.int8: torch.int32, torch.int16: torch.int32}
@@ -240,10 +260,10 @@ def lower_sort(ctx: LoweringContext, node: Node) -> ir.Value | Sequence[ir.Value
         infinity = ctx.constant(math.inf, x.dtype)
         keys = ctx.op("Where", ctx.op("IsNaN", data), infinity, data)
     size, down = ctx.shape([x.shape[dim]]), int(args["descending"])
-    values, places = ctx.ops("TopK", keys, size, outputs=2, axis=dim, largest=down)
+    values, places = _top(ctx, keys, x.dtype, size, axis=dim, largest=down)
     if "argsort" in node.op:
         return places
-    if x.dtype.is_floating_point:
+    if values is None or x.dtype.is_floating_point:
         values = ctx.op("GatherElements", data, places, axis=dim)
     return values, places
 
