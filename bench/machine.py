@@ -63,8 +63,9 @@ def _commit() -> str:
         return found.stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no")
-    known = git("rev-parse", "--short", "HEAD") or os.environ.get("ATTNGRAPH_COMMIT") or "unknown"
-    return known + ("+" if changed else "")
+    if given := os.environ.get("ATTNGRAPH_COMMIT"):  # of a copy of the tree without its history
+        return given
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if changed else "")
 
 
 def told(where: dict[str, Any]) -> str:

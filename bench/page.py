@@ -343,9 +343,9 @@ def _cuda() -> list[str]:
     found = sorted(RESULTS.glob("speed_cuda_*.json"))
     if not found:
         return [
-            "Not measured: the machine has no GPU. `make gpu OUT=dir` checks parity and the "
-            "dispatched kernels on one, and measures the same workloads against eager PyTorch and "
-            "torch.compile with CUDA graphs."
+            "No times: a GPU was lent for 15 minutes in all, and they went into what is right on "
+            "it ([onnxruntime.md](onnxruntime.md#on-cuda)). `make gpu OUT=dir` measures the same "
+            "workloads against eager PyTorch and torch.compile with CUDA graphs."
         ]
     lines = []
     for path in found:

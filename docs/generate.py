@@ -27,6 +27,7 @@ from bench import page as benchmarks
 from bench import versions
 from examples import eager_attention, make_checkpoint
 from tests.fuzz import results as fuzz
+from tests.gpu.page import page as gpu_page
 from tests.kernels import table
 from tests.passes.spellings import SPELLINGS, spelled
 from tests.runtimes import page as runtimes
@@ -178,6 +179,11 @@ def kernels() -> str:
     return f"{table.page()}\n"
 
 
+def gpu() -> str:
+    """What was seen on a GPU."""
+    return gpu_page()
+
+
 def normal_form() -> str:
     """Each rule of the normal form, with every spelling that it knows and what it makes of it."""
     shown = []
@@ -207,6 +213,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "fuzz": fuzz.page,
     "ir": ir,
     "kernels": kernels,
+    "gpu": gpu,
     "normal-form": normal_form,
     "passes": passes,
     "runtimes": runtimes.page,

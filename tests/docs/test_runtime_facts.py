@@ -38,6 +38,7 @@ def _session(
     [
         (torch.finfo(torch.float32).min, "zero", "mean"),
         (-1e30, "mean", "mean"),
+        (-1e29, "mean", "mean"),
         (float("-inf"), "zero", "zero"),
     ],
 )

@@ -47,10 +47,10 @@ def main() -> int:
             kinds.setdefault(kind, []).append(found)
             if kind not in ("same", "none"):
                 print(f"{kind}: {found}")
+        if options.results is not None:  # as it goes: a kernel may end the process
+            told = {kind: [_row(one) for one in found] for kind, found in kinds.items()}
+            options.results.write_text(json.dumps({"versions": versions, **told}, indent=1) + "\n")
     print(", ".join(f"{len(found)} {kind}" for kind, found in sorted(kinds.items())))
-    if options.results is not None:
-        told = {kind: [_row(one) for one in found] for kind, found in kinds.items()}
-        options.results.write_text(json.dumps({"versions": versions, **told}, indent=1) + "\n")
     return int("DIFFERS" in kinds or "DIFFERS NO MORE" in kinds)
 
 

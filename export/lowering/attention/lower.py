@@ -165,7 +165,11 @@ def _repair_weights(
 
 @register_lowering("aten.scaled_dot_product_attention")
 def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
-    """SDPA as torch means it: causal is top-left, and a row with nothing allowed gives 0."""
+    """SDPA as torch means it: causal is top-left, and a row with nothing allowed gives 0.
+
+    On CUDA it is spelled out: a process that ran its cases on a GPU was ended there by a fault in
+    memory, twice, and the cause isn't known.
+    """
     query, key, value, mask = (
         input_of(node, name) for name in ("query", "key", "value", "attn_mask")
     )
@@ -182,6 +186,7 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
     if rank > 4 or rank < 2 or any(len(dims) != rank - 2 for dims in lead):
         raise LoweringError(f"its operands have {rank} axes, where 2 to 4 have an ONNX form")
     boolean = mask is not None and mask.dtype == torch.bool
+    fused = ctx.has("Attention") and ctx.target.provider != "cuda"
     prepared = prepare(
         ctx,
         Wanted(
@@ -194,7 +199,7 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
             query.shape[-2],
             key.shape[-2],
             query.dtype,
-            fused=ctx.has("Attention"),
+            fused=fused,
         ),
     )
     raised = []
@@ -202,7 +207,7 @@ def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
     for operand, dims in zip((query, key, value), lead, strict=True):
         raised.append(_four_axes(ctx, operand, dims, batch))
     qkv = raised[0], raised[1], raised[2]
-    if ctx.has("Attention"):
+    if fused:
         context, *_ = emit_attention(ctx, qkv, prepared, query.dtype, scale=scale)
     else:
         shapes: list[list[Dim]] = [

@@ -1,8 +1,9 @@
 """The one mask input of ONNX `Attention`: what torch's mask, bias and causality come to.
 
 onnxruntime's kernel gives 0 for a row whose mask is −inf, or exactly the lowest float, on every
-key. torch gives the mean of the values for the latter. A fill of −1e30 behaves like a finite fill
-in both, so finite lows are lifted to it. Each prepared mask is made once and shared by all layers.
+key; on CUDA, where it is −1e30 or less. torch gives the mean of the values for the latter. A fill
+of −1e29 behaves like a finite fill everywhere, so finite lows are lifted to it. Each prepared mask
+is made once and shared by all layers.
 """
 
 from __future__ import annotations
