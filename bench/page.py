@@ -63,11 +63,18 @@ def speed_by_family() -> dict[str, dict[str, Any]]:
 
 
 def weakest(families: dict[str, dict[str, Any]]) -> str:
-    """The family on which attngraph leads by the least."""
+    """The family on which attngraph leads by the least, on the workloads that all of them have."""
+    ratios = {
+        family: {
+            title: ratio for result in workloads.values() for title, _, ratio in _summary(result)
+        }
+        for family, workloads in families.items()
+    }
+    shared = set.intersection(*map(set, ratios.values()))
 
     def lead(family: str) -> float:
-        rows = [row for result in families[family].values() for row in _summary(result)]
-        return statistics.geometric_mean([ratio for *_, ratio in rows])
+        found = ratios[family]
+        return statistics.geometric_mean([found[title] for title in shared or found])
 
     return min(families, key=lead)
 

@@ -116,3 +116,14 @@ def test_the_weakest_family_is_the_headline_and_none_is_left_out() -> None:
         "| A | 1.10 (eager) | 1.05 (eager) |",
         "| B | 1.30 (eager) | not measured |",
     ]
+
+
+def test_a_workload_that_one_family_lacks_says_nothing_of_which_is_weaker() -> None:
+    wide, narrow = FAMILIES[0], FAMILIES[-1]
+    families = {
+        wide: {"a": _result("A", 1.1)},
+        narrow: {"a": _result("A", 1.05), "b": _result("B", 9.0)},
+    }
+    assert page.weakest(families) == narrow
+    apart = {wide: {"a": _result("A", 1.1)}, narrow: {"b": _result("B", 9.0)}}
+    assert page.weakest(apart) == wide
