@@ -172,11 +172,13 @@ def timed(
 ) -> int:
     """The number of things that failed in a precision, or were left out, and what `beside` counts.
 
-    All prepare side by side, and beside what is only checked; then they are timed one by one.
+    Workloads prepare side by side, and beside what is only checked; then they are timed one by one.
+    Decoding comes after them: it takes longer than all of them to get ready.
     """
     with tempfile.TemporaryDirectory() as folder:
         turn = Path(folder) / "turn"
         commands = _timings(out, options, precision, turn)
+        decoding = commands.pop("decode", None)
         mine = Turn(turn)
         with ThreadPoolExecutor(len(commands) or 1) as pool:
             jobs = [
@@ -185,7 +187,10 @@ def timed(
             ]
             wrong = beside()
             mine.end()
-            return wrong + sum(job.result() for job in jobs)
+            wrong += sum(job.result() for job in jobs)
+        if decoding is not None:
+            wrong += _ran(f"decode in {precision}", decoding, options, clock)
+        return wrong
 
 
 def _timings(
