@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.harness import in_process, in_turns, option, options_of
+from bench.harness import Turn, in_process, in_turns, option, options_of
 
 DECLARED: dict[str, Any] = {
     "rounds": 5,
@@ -70,3 +72,32 @@ def test_engines_take_turns_and_one_that_ends_is_left_out() -> None:
     engines = {"whole": {"start": 1}, "short": {"start": 5, "last": 6}}
     assert in_turns(counting, engines, 2, failed=failed) == {"whole": [1, 2]}
     assert failed == {"short": "its process ended (3)"}
+
+
+def test_what_runs_alone_waits_for_all_that_prepare(tmp_path: Path) -> None:
+    done: list[str] = []
+    first, second, mine = (Turn(tmp_path / "turn") for _ in range(3))
+
+    def timed(turn: Turn, name: str) -> None:
+        with turn.alone():
+            done.append(f"{name} begins")
+            time.sleep(0.1)
+            done.append(f"{name} ends")
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(timed, first, "first"), pool.submit(timed, second, "second")]
+        time.sleep(0.1)
+        assert done == []  # mine still prepares
+        mine.end()
+        for job in running:
+            job.result()
+    begun = [said.partition(" ")[0] for said in done[::2]]
+    assert sorted(begun) == ["first", "second"]
+    assert done[1::2] == [f"{name} ends" for name in begun]  # one after the other
+    with first.alone():  # again, and for nobody else
+        pass
+
+
+def test_without_a_file_nothing_waits() -> None:
+    with Turn(None).alone():
+        pass
