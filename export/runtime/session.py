@@ -33,6 +33,7 @@ OrtValue: TypeAlias = onnxruntime.OrtValue
 """A tensor of onnxruntime's, on any device."""
 
 _GUARDED = re.compile(rf"Name:'{GUARD_PREFIX}(.+?)' Status Message")
+_NO_KERNEL = re.compile(r"Provider type for (\w+) node with name '(.*?)' is not set")
 _ERROR_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
 
@@ -393,4 +394,7 @@ def _create(
 
 
 def _reason(error: Exception) -> str:
+    if found := _NO_KERNEL.search(str(error)):
+        op, name = found.groups()
+        return f"no provider has a kernel of {op} for the dtypes that the node {name!r} has"
     return " ".join(_ERROR_PREFIX.sub("", str(error)).split()).rstrip(".")

@@ -27,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernels", description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="names of cases")
     parser.add_argument("--target", default="cpu", help="such as cuda")
+    parser.add_argument("--dtype", help="such as bf16; all if not given")
     parser.add_argument("--results", type=Path, metavar="FILE.json")
     options = parser.parse_args()
     names = options.cases or list(CASES)
@@ -38,6 +39,8 @@ def main() -> int:
     kinds: dict[str, list[Found]] = {}
     for name in names:
         for dtype in CASES[name].dtypes:
+            if options.dtype not in (None, dtype_name(dtype)):
+                continue
             found = observe(CASES[name], dtype, options.target)
             kind = found.kind
             if kind == "differs":

@@ -195,6 +195,19 @@ def test_a_wheel_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         Session.open(model(), Target("cuda"))
 
 
+def test_an_operator_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError(
+            "Exception during initialization: transformer_memcpy.cc:253 IsNodeCompatible(…) was "
+            "false. Provider type for Atan node with name 'r0.0/Atan' is not set."
+        )
+
+    monkeypatch.setattr(session_module.onnxruntime, "InferenceSession", fails)
+    said = "no provider has a kernel of Atan for the dtypes that the node 'r0.0/Atan' has"
+    with pytest.raises(ProviderError, match=said):
+        Session.open(model(), CPU)
+
+
 def test_a_session_on_another_provider_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an unknown provider option, which onnxruntime answers with a CPU session."""
     monkeypatch.setattr(session_module, "preload_cuda", list)
