@@ -212,7 +212,7 @@ def measure(
         failed=failed,
         needed=EAGER,
         patience=options.patience,
-        alone=turn.alone(),
+        ready=turn.take,
     )
     if EAGER in failed:
         raise SystemExit(f"{EAGER}: {failed[EAGER]}.")

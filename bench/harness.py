@@ -19,8 +19,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -75,26 +75,20 @@ def in_process(function: Callable[..., Any], **given: Any) -> Any:
 
 
 class Turn:
-    """Of processes that name the same file: they prepare side by side, and what is in `alone` runs
-    when none of them prepares any more, one after the other. Without a file it waits for nobody.
+    """Of processes that name the same file: they prepare side by side, and one after the other has
+    its turn when none of them prepares any more. Without a file nobody waits.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._file = path, None if path is None else path.open("a")
+        self._file = None if path is None else path.open("a")
         self._lock(fcntl.LOCK_SH)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        if self._path is not None and self._file is None:
-            self._file = self._path.open("a")
+    def take(self) -> None:
+        """It is ready: waits for its turn, which it has until `end`."""
         self._lock(fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            self.end()
 
     def end(self) -> None:
-        """It prepares nothing more."""
+        """It neither prepares nor has its turn any more."""
         if self._file is not None:
             self._file.close()  # which unlocks it
             self._file = None
@@ -112,12 +106,12 @@ def in_turns(
     failed: dict[str, str] | None = None,
     needed: str | None = None,
     patience: float | None = None,
-    alone: AbstractContextManager[None] | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> dict[str, list[Any]]:
     """What the blocks of each engine return, one a round: `make` gives its block of its keywords.
 
-    They run within `alone`. An engine that ends is left out and `failed` is told why, unless it is
-    `needed`; without `failed` EOFError is raised.
+    `ready` is called when all of them are. An engine that ends is left out and `failed` is told
+    why, unless it is `needed`; without `failed` EOFError is raised.
     """
     with ExitStack() as stack:
         servers = {
@@ -132,8 +126,8 @@ def in_turns(
                     raise
                 failed[name] = str(error)
                 del servers[name]
-        with alone or nullcontext():
-            return take_turns(servers, rounds, failed)
+        ready()
+        return take_turns(servers, rounds, failed)
 
 
 def onnx_model(

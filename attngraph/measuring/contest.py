@@ -114,10 +114,10 @@ def hold(
     patience: float = PATIENCE,
     until: float = math.inf,
     progress: Progress | None = None,
-    alone: contextlib.AbstractContextManager[None] | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> Contest:
-    """Measures a job. `seconds` is the length of a block, of at least one call. Blocks run within
-    `alone`, once all engines are ready.
+    """Measures a job. `seconds` is the length of a block, of at least one call. `ready` is called
+    when all engines are, before the first block.
 
     With a `folder` the files that engines prepared stay in it, and those of earlier calls are used
     again, but for attngraph's own, unless they are `prepared`: it must be of this very job.
@@ -147,7 +147,7 @@ def hold(
         load = Load(None)
         if time_them:
             limits = (patience, until)
-            load = _time_all(rows, folder, rounds, seconds, limits, told, alone)
+            load = _time_all(rows, folder, rounds, seconds, limits, told, ready)
     asked = [row for row in rows.values() if not engines or row.engine in engines]
     return Contest(asked, known["inputs"], known["threads"], load)
 
@@ -218,7 +218,7 @@ def _time_all(
     seconds: float,
     patience: tuple[float, float],
     told: Progress,
-    alone: contextlib.AbstractContextManager[None] | None,
+    ready: Callable[[], None],
 ) -> Load:
     with ExitStack() as stack:
         errors = stack.enter_context(open(folder / _LOG, "a", encoding="utf-8"))
@@ -238,10 +238,10 @@ def _time_all(
                 del servers[name]
         told("time")
         lost: dict[str, str] = {}
-        with alone or contextlib.nullcontext():
-            watch = Watch(server.process_id for server in servers.values())
-            figures = take_turns(servers, rounds, lost)
-            load = Load(None) if lost else watch.load()
+        ready()
+        watch = Watch(server.process_id for server in servers.values())
+        figures = take_turns(servers, rounds, lost)
+        load = Load(None) if lost else watch.load()
         for name, how in lost.items():
             rows[name].told({"failed": _last_words(how, folder)})
     for name, values in figures.items():

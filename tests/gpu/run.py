@@ -151,13 +151,25 @@ def kernels(out: Path, options: argparse.Namespace, clock: Clock) -> int:
             return ended(whole, _KERNELS, left) if left else None
 
         codes = list(pool.map(run, shares, parts))
-        found: dict[str, Any] = {}
-        for part in filter(Path.exists, parts):
-            for kind, rows in json.loads(part.read_text()).items():
-                found.setdefault(kind, []).extend(rows if isinstance(rows, list) else [])
-        _write(path, found)
+        read = [json.loads(part.read_text()) for part in parts if part.exists()]
+        _write(path, _joined(read))
     print(f"kernels: {', '.join(map(str, codes))} (0 is well)", flush=True)
     return sum(code != 0 for code in codes)
+
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What several processes found, by kind; of what is PyTorch's result the dtypes by case."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        del part["versions"]
+        for kind, rows in part.items():
+            if kind not in ("same", "none"):
+                found.setdefault(kind, []).extend(rows)
+                continue
+            for row in rows:
+                before = found.setdefault(kind, {}).get(row["case"], "")
+                found[kind][row["case"]] = f"{before} {row['dtype']}".strip()
+    return found
 
 
 CHECKS = {"suite": suite, "kernels": kernels}

@@ -96,7 +96,7 @@ class Found:
 def observe(case: Case, dtype: torch.dtype, target: str = "cpu") -> Found:
     """Runs all calls in one session."""
     if target != "cpu" and case.choice is not None and case.choice.start:
-        return Found(case, dtype, "none", "a form of the CPU alone, at which CUDA's provider ends")
+        return Found(case, dtype, "none", "a form of the CPU alone")
     calls, why = [], ""
     for call in case.calls(dtype):
         try:

@@ -74,15 +74,16 @@ def test_engines_take_turns_and_one_that_ends_is_left_out() -> None:
     assert failed == {"short": "its process ended (3)"}
 
 
-def test_what_runs_alone_waits_for_all_that_prepare(tmp_path: Path) -> None:
+def test_a_turn_begins_when_none_prepares_any_more(tmp_path: Path) -> None:
     done: list[str] = []
     first, second, mine = (Turn(tmp_path / "turn") for _ in range(3))
 
     def timed(turn: Turn, name: str) -> None:
-        with turn.alone():
-            done.append(f"{name} begins")
-            time.sleep(0.1)
-            done.append(f"{name} ends")
+        turn.take()
+        done.append(f"{name} begins")
+        time.sleep(0.1)
+        done.append(f"{name} ends")
+        turn.end()
 
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(timed, first, "first"), pool.submit(timed, second, "second")]
@@ -94,10 +95,7 @@ def test_what_runs_alone_waits_for_all_that_prepare(tmp_path: Path) -> None:
     begun = [said.partition(" ")[0] for said in done[::2]]
     assert sorted(begun) == ["first", "second"]
     assert done[1::2] == [f"{name} ends" for name in begun]  # one after the other
-    with first.alone():  # again, and for nobody else
-        pass
 
 
-def test_without_a_file_nothing_waits() -> None:
-    with Turn(None).alone():
-        pass
+def test_without_a_file_nobody_waits() -> None:
+    Turn(None).take()

@@ -167,8 +167,8 @@ def _repair_weights(
 def lower_sdpa(ctx: LoweringContext, node: Node) -> ir.Value:
     """SDPA as torch means it: causal is top-left, and a row with nothing allowed gives 0.
 
-    On CUDA it is spelled out: a process that ran its cases on a GPU was ended there by a fault in
-    memory, twice, and the cause isn't known.
+    On CUDA it is spelled out: on a GPU the process that ran the tests of its kernel, and of a few
+    others, ended with SIGSEGV twice, and the cause isn't known.
     """
     query, key, value, mask = (
         input_of(node, name) for name in ("query", "key", "value", "attn_mask")

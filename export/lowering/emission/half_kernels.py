@@ -22,7 +22,8 @@ _NOT_ON_CUDA = frozenset(
         *("Sinh", "Tan"),
     )
 )
-"""Operators without a bfloat16 kernel on CUDA, nor on the CPU (onnxruntime 1.31, run on a GPU)."""
+"""Operators without a bfloat16 kernel on CUDA, nor on the CPU: onnxruntime 1.31, see
+tests/placement/test_sessions.py."""
 
 
 def lacking_half(
@@ -31,7 +32,7 @@ def lacking_half(
     """The half precision of these inputs, where the provider has no kernel of the op for it.
 
     The CPU provider has next to none for bfloat16, and for float16 none that adds or multiplies
-    where it writes (the scatter operators' `reduction`).
+    where it writes (the scatter operators' `reduction`). CUDA's lacks bfloat16 for some.
     """
     dtypes = {value.dtype for value in inputs if value is not None}
     if ir.DataType.BFLOAT16 in dtypes and (provider == "cpu" or op_type in _NOT_ON_CUDA):

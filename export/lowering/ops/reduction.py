@@ -222,7 +222,7 @@ def lower_topk(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
 
 
 _LAST = {torch.float32: 3.4028232e38, torch.float64: 1.7976931348623155e308}
-"""A number before the largest one of a dtype."""
+"""A number before the largest one of a dtype, which is beyond all of a narrower one."""
 
 
 def _top(
@@ -232,12 +232,13 @@ def _top(
 
     CUDA's kernel fills an axis up to a power of two with the lowest number (the highest one where
     the smallest are wanted), and of those and an infinity that comes after them it may take the
-    filler, with a place that the axis doesn't have. There, infinities count as a number before it.
+    filler, with a place that the axis doesn't have. So there keys are in a wider dtype, in which an
+    infinity is a number between them and the filler: exactly, but for the last two of float64.
     """
     if ctx.target.provider != "cuda" or not dtype.is_floating_point:
         values, places = ctx.ops("TopK", keys, size, outputs=2, **how)
         return values, places
-    wide = dtype if dtype in _LAST else torch.float32
+    wide = torch.float32 if dtype.itemsize < torch.float32.itemsize else torch.float64
     last = ctx.constant(-_LAST[wide] if how["largest"] else _LAST[wide], wide)
     kept = ctx.op("Max" if how["largest"] else "Min", ctx.cast(keys, wide), last)
     return None, ctx.ops("TopK", kept, size, outputs=2, **how)[1]

@@ -75,16 +75,19 @@ def test_topk_takes_infinities_from_the_axis(dtype: torch.dtype, largest: bool) 
     torch.testing.assert_close(x.gather(-1, places), expected, rtol=0, atol=0)
 
 
-def test_sorting_gathers_from_what_is_sorted() -> None:
+@pytest.mark.parametrize("down", ["true", "false"])
+def test_an_infinity_is_sorted_beyond_the_lowest_number(down: str) -> None:
+    """As where one mask fills with finfo.min and another one with −inf."""
     graph = graph_of(
-        """
+        f"""
         input %x : f32[2, 6]
-        %v, %i = aten.sort.stable(%x) {stable = true, dim = -1, descending = false}
+        %v, %i = aten.sort.stable(%x) {{stable = true, dim = -1, descending = {down}}}
         return %v as "v", %i as "i"
         """
     )
-    row = [math.inf, -math.inf, 2.0, math.inf, 2.0, math.nan]
-    _is_as_torch(graph, [torch.tensor([row, [3.0, 1.0, 2.0, 1.0, 0.0, -0.0]])])
+    least = torch.finfo(torch.float32).min
+    fills = [-math.inf, least, -math.inf, least, -least, math.inf]
+    _is_as_torch(graph, [torch.tensor([fills, [3.0, 1.0, math.nan, 1.0, 0.0, -0.0]])])
 
 
 def test_powers_of_integers_are_rounded() -> None:
