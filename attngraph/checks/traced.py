@@ -66,11 +66,14 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
     known: dict[str, bool] = {}
     chances = [suspect.condition for suspect in check.captured.suspects if suspect.chance]
     limits = check.samples.limits
-    limits = replace(limits, relations=tuple(c for c in limits.relations if c not in chances))
+    relations = tuple(each for each in limits.relations if each not in chances)
     found: list[Suspect] = []
-    for suspect in check.captured.suspects:
+    # Where a dim begins comes first: below that, nothing is to be learned of the others.
+    for suspect in sorted(check.captured.suspects, key=_by_start):
         if suspect.assumed:
             continue
+        starts = tuple(each.condition for each in found if each.start is not None)
+        limits = replace(limits, relations=(*relations, *starts))
         names = sorted(symbols_of(suspect.condition) & sample.keys())
         common = [1, *steps.values(), *(sample[name] for name in names)]
         tried = [{name: n} for name in names for n in (1, steps.get(name, 1))] + [steps]
@@ -99,6 +102,10 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
                 found.append(suspect)
                 break
     return [*found, *_not_one(check, graph, Ranges({}, tuple(s.condition for s in found)))]
+
+
+def _by_start(suspect: Suspect) -> tuple[bool, int]:
+    return suspect.start is None, suspect.start or 0
 
 
 def conditions_with(

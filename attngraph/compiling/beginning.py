@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,7 @@ from attngraph.frontend.limits import demands_of
 from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
+from attngraph.ir.dims import symbols_of
 from attngraph.options import Options
 from attngraph.reports.report import Report
 
@@ -133,10 +134,12 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
     graph = captured.graph
     unverified = [suspect for suspect in captured.suspects if not suspect.assumed]
     required = required_conditions(check, graph) if verifies else unverified
-    if any(suspect.beyond for suspect in required):
+    if any(suspect.beyond and suspect.start is None for suspect in required):
         return None
     for suspect in required:
-        if suspect.asked:
+        if suspect.refusal is not None:
+            raise suspect.refusal
+        if suspect.asked and suspect.start is None:
             name = min(suspect.asked)
             raise CaptureError(
                 f"Dim {name!r} can't be 1: the model demands {shown(suspect.condition)}"
@@ -145,9 +148,15 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
             )
     if captured.refusal is not None and any(suspect.recur for suspect in required):
         raise captured.refusal
-    graph.conditions = conditions_with(graph, captured.suspects, required)
+    ends = [suspect for suspect in required if suspect.start is not None]
+    others = [suspect for suspect in required if suspect.start is None]
+    graph.conditions = conditions_with(graph, captured.suspects, others)
+    for suspect in ends:
+        (name,), least = symbols_of(suspect.condition), suspect.start or 1
+        info = graph.dims[name]
+        graph.dims[name] = replace(info, low=max(info.low, least))
     found = {suspect.condition: suspect.place for suspect in required}
-    beyond = [s for s in captured.suspects if s.beyond or (s.recur and s not in required)]
+    beyond = [s for s in captured.suspects if (s.beyond or s.recur) and s not in required]
     told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
     if not told and beyond:  # torch's own questions, such as whether two sizes are equal
         told = [" and ".join(shown(suspect.condition) for suspect in beyond)]

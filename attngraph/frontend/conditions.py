@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import IRError
-from attngraph.frontend.program_dims import shape_env, user_placeholders
+from attngraph.frontend.program_dims import asserted, shape_env, user_placeholders
 from attngraph.frontend.symbols import Symbols
 from attngraph.ir.conditions import (
     Condition,
@@ -42,7 +42,7 @@ def conditions_of(
     found: dict[str, Condition] = {}
     unread: list[str] = []
     guards = list(_guards(program))
-    for guard in (*guards, *_asserted(program)):
+    for guard in (*guards, *asserted(program)):
         if symbols.unnamed([guard]):
             continue
         _add(found, symbols.renamed(guard), infos)
@@ -81,16 +81,6 @@ def _guards(program: ExportedProgram) -> Iterator[sympy.Basic]:
     if (env := shape_env(program)) is not None:
         for guard in env.guards:
             yield env.simplify(guard.expr)
-
-
-def _asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
-    for node in program.graph.nodes:
-        if node.target is torch.ops.aten._assert_scalar.default:
-            value = (
-                node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
-            )
-            if isinstance(value, torch.SymBool):
-                yield value.node.expr
 
 
 def _sizes(program: ExportedProgram, symbols: Symbols) -> dict[str, Any]:

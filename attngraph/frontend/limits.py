@@ -60,7 +60,9 @@ class Suspect:
     code. By `chance` two sizes that torch compares, such as those of two shapes made of one dim,
     are equal for a few numbers: a condition of the graph that says they aren't may not be needed.
     On one side of `if padding > 0` a trace asks for sizes that `recur`, as remainders do, and often
-    its code does what the other side does.
+    its code does what the other side does. A `start` is the least size of a dim in the trace, not
+    above the sample's: if it is required, the dim begins there, or there is a `refusal` as less was
+    asked for by number.
     """
 
     condition: Condition
@@ -70,6 +72,8 @@ class Suspect:
     beyond: bool = False
     chance: bool = False
     recur: bool = False
+    start: int | None = None
+    refusal: CaptureError | None = None
 
 
 def settled_limits(
@@ -104,6 +108,11 @@ def settled_limits(
         known = [condition for condition in known if not _holds_everywhere(condition, wanted)]
     sample = {symbol(name): sympy.Integer(info.hint) for name, info in dims.items()}
     # The trace was made at other sizes than the sample's, at which it was found to be right.
+    later = {
+        name
+        for name, info in dims.items()
+        if info.low > (max(_asked(wanted.get(name))[0], 2) if resampled else info.hint)
+    }
     beyond = [
         *(
             condition
@@ -114,13 +123,13 @@ def settled_limits(
                 or (resampled and _leaves_out(condition, wanted, dims))
             )
         ),
-        *(sympy.Ge(symbol(n), info.low) for n, info in dims.items() if info.low > info.hint),
+        *(sympy.Ge(symbol(name), dims[name].low) for name in later),
     ]
     # Which torch takes for 2 or more, as any size: the numbers of chunks that lengths have.
     counts = [condition for condition in known if _is_count(condition)]
     known = [condition for condition in known if condition not in (*beyond, *counts)]
     recurring = [condition for condition in known if _recurs(condition)]
-    dims = {n: replace(i, low=2) if i.low > i.hint else i for n, i in dims.items()}
+    dims = {name: replace(i, low=2) if name in later else i for name, i in dims.items()}
     relations = [condition for condition in known if len(symbols_of(condition)) > 1]
     for name, info in list(dims.items()):
         request = wanted.get(name)
@@ -142,13 +151,15 @@ def settled_limits(
     steps = multiples(known)
     equal = equal_dims(known, steps)
     known += [sympy.Eq(symbol(name), symbol(other)) for name, other in equal.items()]
+    starts = {each: start for each in known if (start := _start(each, sample)) is not None}
     for condition in known:
-        beyond_one = holds(condition, from_two, steps, equal, least=2)
+        begun = {} if condition in starts else starts
+        beyond_one = holds(condition, _begun(from_two, begun), steps, equal, least=2)
         if not beyond_one and condition in recurring:
             suspects.setdefault(shown(condition), condition)
         elif not beyond_one:
             kept.setdefault(shown(condition), condition)
-        elif not holds(condition, from_one, steps, equal, least=1):
+        elif not holds(condition, _begun(from_one, begun), steps, equal, least=1):
             suspects.setdefault(shown(condition), condition)
     for condition, _ in own:
         if unequal(condition) is not None and shown(condition) in kept:
@@ -180,13 +191,7 @@ def settled_limits(
         tuple(kept.values()),
         (
             *(
-                Suspect(
-                    condition,
-                    places.of(condition),
-                    asked_one & symbols_of(condition),
-                    beyond=condition in beyond,
-                    recur=condition in recurring,
-                )
+                _suspect(condition, places, wanted, sample, beyond, recurring)
                 for condition in suspects.values()
             ),
             *assumed,
@@ -248,6 +253,52 @@ def _is_end(condition: Condition) -> bool:
     return isinstance(condition, _ORDERS) and any(
         side.is_Symbol and other.is_Integer for side, other in (sides, sides[::-1])
     )
+
+
+def _suspect(
+    condition: Condition,
+    places: _Places,
+    wanted: Mapping[str, Request],
+    sample: Mapping[sympy.Symbol, sympy.Integer],
+    beyond: Sequence[Condition],
+    recurring: Sequence[Condition],
+) -> Suspect:
+    place, names = places.of(condition), symbols_of(condition)
+    start = _start(condition, sample)
+    refusal = None
+    if start is not None:
+        (name,) = names
+        if _asked(wanted.get(name))[0] > 1:
+            refusal = _narrowed(wanted[name], f"{name} is at least {start}", place)
+    return Suspect(
+        condition,
+        place,
+        frozenset(n for n, request in wanted.items() if request.low == 1) & names,
+        beyond=condition in beyond,
+        recur=condition in recurring,
+        start=start,
+        refusal=refusal,
+    )
+
+
+def _start(condition: Condition, sample: Mapping[sympy.Symbol, sympy.Integer]) -> int | None:
+    """The least size of a dim, if a condition says that and the sample has it."""
+    if not _is_end(condition) or condition.xreplace(dict(sample)) != sympy.true:
+        return None
+    (name,), (end,) = symbols_of(condition), condition.atoms(sympy.Integer)
+    for size in (int(end), int(end) + 1):
+        held = [at_sizes(condition, {symbol(name): sympy.Integer(n)}) for n in (size - 1, size)]
+        if held == [sympy.false, sympy.true]:
+            return size
+    return None
+
+
+def _begun(dims: Mapping[str, DimInfo], starts: Mapping[Condition, int]) -> dict[str, DimInfo]:
+    found = dict(dims)
+    for condition, start in starts.items():
+        (name,) = symbols_of(condition)
+        found[name] = replace(found[name], low=max(found[name].low, start))
+    return found
 
 
 def _recurs(condition: Condition) -> bool:
@@ -360,7 +411,8 @@ def _require_asked(
                 if unequal(condition) is not None:
                     continue
                 if always(at_sizes(condition, {**empty, **place}), infos) is False:
-                    raise refusal or _narrowed(request, shown(condition), places.of(condition))
+                    told = _narrowed(request, shown(condition), places.of(condition))
+                    raise told if refusal is None or _is_end(condition) else refusal
 
 
 def _narrowed(request: Request, demand: str, where: str) -> CaptureError:

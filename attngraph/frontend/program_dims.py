@@ -113,16 +113,42 @@ def ended(program: ExportedProgram, asked: Iterable[Request]) -> dict[Request, i
     return found
 
 
+def asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
+    """The conditions on sizes that a trace keeps as nodes of its graph."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten._assert_scalar.default:
+            value = (
+                node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
+            )
+            if isinstance(value, torch.SymBool):
+                yield value.node.expr
+
+
 def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
-    """The dims of which a trace demands an equation, as the sample's n = 4 * ((n + 3) // 4)."""
+    """The dims of which a trace demands what the sizes beyond the sample's aren't.
+
+    As n = 4 * ((n + 3) // 4), or that nothing is missing to whole chunks.
+    """
     placeholders, env = user_placeholders(program), shape_env(program)
-    equations = [guard.expr for guard in env.guards] if env is not None else []
-    alone = [each.free_symbols for each in equations if isinstance(each, sympy.Eq)]
-    sizes = [placeholders[each.leaf].meta["val"].shape[each.axis] for each in asked]
-    return tuple(
-        request
-        for request, size in zip(asked, sizes, strict=True)
-        if isinstance(size, torch.SymInt) and size.node.expr.free_symbols in alone
+    guards = [guard.expr for guard in env.guards] if env is not None else []
+    guards += asserted(program)
+    found = []
+    for request in asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        if not isinstance(size, torch.SymInt):
+            continue
+        symbol = size.node.expr
+        alone = [guard for guard in guards if guard.free_symbols == symbol.free_symbols]
+        if any(isinstance(guard, sympy.Eq) or _leaves(guard, symbol, request) for guard in alone):
+            found.append(request)
+    return tuple(found)
+
+
+def _leaves(guard: sympy.Basic, symbol: sympy.Basic, request: Request) -> bool:
+    """Whether both of the next sizes are excluded."""
+    return symbol.is_Symbol and all(
+        guard.xreplace({symbol: sympy.Integer(request.size + more)}) == sympy.false
+        for more in (1, 2)
     )
 
 

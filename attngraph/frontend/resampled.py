@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
+from enum import Enum, auto
 from functools import partial
 from io import StringIO
 from operator import add
@@ -51,6 +52,14 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 """Distances of a trace from its model in their own dtype; the check compares in float64."""
 
 
+class Extent(Enum):
+    """Sizes: the sample's own, and smaller ones too."""
+
+    NONE = auto()
+    SAMPLE = auto()
+    ALL = auto()
+
+
 def beyond(end: int) -> Longer:
     """For a trace that ends at a size, as where there is one block."""
     return (lambda _: end + 1,)
@@ -86,8 +95,8 @@ def is_model(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     constant: Sequence[Request],
-) -> bool:
-    """Whether a program traced at other sizes is the model at its sample's, and at smaller ones.
+) -> Extent:
+    """At which sizes a program that was traced at others is the model.
 
     Smaller ones are tried where the trace excludes them all, and the model takes them.
     """
@@ -95,7 +104,7 @@ def is_model(
     own._forward_pre_hooks.clear()  # what the trace demands of the sizes
     least = [_least(program, request) for request in constant]
     if None in least:
-        return False
+        return Extent.NONE
     excludes = any(low > r.size for low, r in zip(least, constant, strict=True) if low is not None)
     for node in reversed(list(own.graph.nodes)):
         if node.target in _WITHOUT_RESULT and not node.users and not _matters(node):
@@ -107,10 +116,10 @@ def is_model(
         if expected is None and place:
             continue
         if expected is None or not _same(output_of(own, inputs), expected):
-            return False
+            return Extent.SAMPLE if place else Extent.NONE
         if not excludes:
             break
-    return True
+    return Extent.ALL
 
 
 def is_rounded_for_speed(

@@ -38,7 +38,9 @@ def suggestions(message: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-_DEMANDS = ("Constraints violated", "Cannot create Dim with inconsistent")
+_NO_RULE = "Cannot create Dim with inconsistent"
+"""torch's own failure, over the advice for a dim of which the trace knows a single block."""
+_DEMANDS = ("Constraints violated", _NO_RULE)
 
 
 class Specialised(CaptureError):
@@ -133,6 +135,14 @@ def explained(
                 tuple(r for r in requests if r.name == match[1]),
                 multiple=True,
             )
+    if _NO_RULE in str(error):
+        dims = sorted({f"{name!r} of {each.size}" for name, each in by_name.items()})
+        return CaptureError(
+            f"The model's code does something else at other sizes than at the sample's (dim "
+            f"{', '.join(dims)}), and torch.export finds no rule for those that it takes. Give a "
+            "sample of a typical size, such as of two blocks and a part if it works in blocks, or "
+            "ask for the sizes that the model takes (Dim.AUTO, name=auto)."
+        )
     if match := _GUARD.search(str(error)):
         return _guarded(match, requests, by_name)
     if match := UNKNOWN_OUTPUT.search(str(error)):

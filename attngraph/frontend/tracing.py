@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,8 @@ from attngraph.frontend.program_dims import bounded, demanded, ended, of_size, s
 from attngraph.frontend.resampled import (
     BY_A_FEW,
     TWICE,
+    Extent,
+    Inputs,
     Longer,
     beyond,
     is_cut_for_memory,
@@ -107,7 +109,7 @@ def _most_open(
                 numbers.rounded = None
                 continue
         scanned = found.program if isinstance(found, Traced) and found.scanned else None
-        if scanned is not None and not is_model(scanned, module, args, kwargs, ()):
+        if scanned is not None and is_model(scanned, module, args, kwargs, ()) is not Extent.ALL:
             break
         if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
             found = replace(found, refusal=best)  # which says it of what the model's code does
@@ -132,64 +134,104 @@ def _elsewhere(
 ) -> Traced | CaptureError:
     """The trace with axes that are cut into parts whole, or at other sizes, if it fixes less."""
     asked = requested_dims(combined, dynamic_shapes)
-    constant, longer = _constant(best, asked)
-    if not constant:
-        return best
-    if numbers.cuts and is_cut_for_memory(module, args, kwargs, constant, numbers.cuts):
+    sized = [request for requests, _ in _to_open(best, asked) for request in requests]
+    if sized and numbers.cuts and is_cut_for_memory(module, args, kwargs, sized, numbers.cuts):
         numbers = replace(numbers, whole=frozenset(numbers.cuts))
         with suppress(CaptureError):
             whole = export(
                 module, args, kwargs, combined, dynamic_shapes, sides, numbers, (), remedies
             )
             best = _better(best, whole)
-        constant, longer = _constant(best, asked)
-        if not constant:
-            return best
-    for sample in other_samples(module, args, kwargs, asked, constant, longer):
+
+    def traced(inputs: Inputs, deferred: bool) -> Traced:
+        shapes = combine(module, *inputs)
+        return export(
+            module,
+            *inputs,
+            shapes,
+            dynamic_shapes,
+            sides,
+            numbers,
+            (),
+            remedies,
+            deferred=deferred,
+        )
+
+    tried: set[tuple[int, ...]] = set()
+    for _ in range(_AGAIN):
+        ways = [
+            (constant, longer)
+            for constant, longer in _to_open(best, asked)
+            if _sizes(constant, longer) not in tried
+        ]
+        if not ways:
+            break
+        constant, longer = ways[0]
+        tried.add(_sizes(constant, longer))
+        samples = other_samples(module, args, kwargs, asked, constant, longer)
+        best = _resampled(best, module, args, kwargs, asked, constant, samples, numbers, traced)
+    return best
+
+
+def _sizes(constant: Sequence[Request], longer: Longer) -> tuple[int, ...]:
+    return tuple(to(request.size) for request in constant for to in longer)
+
+
+def _resampled(
+    best: Traced | CaptureError,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    asked: tuple[Request, ...],
+    constant: tuple[Request, ...],
+    samples: Iterable[Inputs],
+    numbers: Numbers,
+    traced: Callable[[Inputs, bool], Traced],
+) -> Traced | CaptureError:
+    """The trace at one of these samples that is the model and fixes the least, or the `best`."""
+    fewer: Traced | None = None
+    for sample in samples:
         known = -1
         for deferred in (True, True, False):
             if len(numbers) == known and deferred:
                 continue
             known = len(numbers)
             with suppress(CaptureError):
-                found = export(
-                    module,
-                    *sample,
-                    combine(module, *sample),
-                    dynamic_shapes,
-                    sides,
-                    numbers,
-                    (),
-                    remedies,
-                    deferred=deferred,
-                )
-                if _better(best, found) is found and is_model(
-                    found.program, module, args, kwargs, constant
-                ):
-                    sizes = tuple(request.size for request in found.requests)
-                    best = replace(found, requests=asked, asked=asked, resampled=sizes)
-                    if not _constant(best, asked)[0]:
-                        return best
+                found = traced(sample, deferred)
+                if _better(best, found) is not found:
+                    continue
+                extent = is_model(found.program, module, args, kwargs, constant)
+                sizes = tuple(request.size for request in found.requests)
+                found = replace(found, requests=asked, asked=asked, resampled=sizes)
+                if extent is Extent.ALL:
+                    best, fewer = found, None
                     break
-    return best
+                if extent is Extent.SAMPLE:
+                    fewer = fewer or found
+        if not _to_open(best, asked):
+            return best
+    # One that is wrong for small sizes may have a least size, which the check finds.
+    return best if fewer is None else _better(best, fewer)
 
 
-def _constant(
+def _to_open(
     traced: Traced | CaptureError, asked: tuple[Request, ...]
-) -> tuple[tuple[Request, ...], Longer]:
-    """The dims that a trace doesn't keep open, and the sizes at which it may."""
-    if isinstance(traced, Specialised):
-        return traced.requests, BY_A_FEW if traced.multiple else TWICE
+) -> list[tuple[tuple[Request, ...], Longer]]:
+    """The dims that a trace doesn't keep open, and the sizes at which it may, likelier ones first.
+
+    Where it leaves a dim at no size but the sample's, its conditions are of that size.
+    """
+    refused = traced if isinstance(traced, CaptureError) else traced.refusal
+    is_resampled = isinstance(traced, Traced) and bool(traced.resampled)
+    if isinstance(refused, Specialised) and not is_resampled:
+        return [(refused.requests, BY_A_FEW if refused.multiple else TWICE)]
     if isinstance(traced, CaptureError):
-        return (), TWICE
-    if isinstance(traced.refusal, Specialised) and not traced.resampled:
-        return traced.refusal.requests, BY_A_FEW if traced.refusal.multiple else TWICE
+        return []
     if constant := traced.constant or bounded(traced.program, traced.asked):
-        return constant, TWICE
-    if multiples := demanded(traced.program, asked):
-        return multiples, BY_A_FEW
-    ends = ended(traced.program, asked)
-    return tuple(ends), beyond(max(ends.values(), default=0))
+        return [(constant, TWICE)]
+    ends, multiples = ended(traced.program, asked), demanded(traced.program, asked)
+    ways = [(multiples, BY_A_FEW), (tuple(ends), beyond(max(ends.values(), default=0)))]
+    return [(requests, longer) for requests, longer in ways if requests]
 
 
 def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
@@ -201,10 +243,10 @@ def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Trac
     return before
 
 
-def _fixes(traced: Traced) -> tuple[bool, int, bool, int, int, int]:
+def _fixes(traced: Traced) -> tuple[bool, int, bool, int, int, int, int]:
     """How many dims a trace has made constants of, bounded, ended early, and how many expressions
-    of them; whether torch refused it, and whether it took functions that round for what they make
-    of the sample."""
+    of them, and is of multiples only; whether torch refused it, and whether it took functions that
+    round for what they make of the sample."""
     env = shape_env(traced.program)
     guards = [guard.expr for guard in env.guards] if env is not None else []
     equations = sum(isinstance(guard, sympy.Eq) for guard in guards)
@@ -215,4 +257,5 @@ def _fixes(traced: Traced) -> tuple[bool, int, bool, int, int, int]:
         len(bounded(traced.program, traced.asked)),
         len(ended(traced.program, traced.asked)),
         equations,
+        len(demanded(traced.program, traced.asked)),
     )

@@ -10,7 +10,7 @@ import ast
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import sympy
@@ -353,10 +353,10 @@ _EXTREMES = (torch_sympy.Max, torch_sympy.Min, sympy.Max, sympy.Min)
 
 
 def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
-    """An attribute or size in which each `max` and `min` that the dims' ranges decide is gone."""
+    """An attribute or size without each `max`, `min` and quotient that the dims' ranges decide."""
     if isinstance(value, (list, tuple)):
         return type(value)(settled(item, infos) for item in value)
-    if not isinstance(value, sympy.Expr) or not value.has(*_EXTREMES):
+    if not isinstance(value, sympy.Expr) or not value.has(*_EXTREMES, torch_sympy.FloorDiv):
         return value
 
     def decided(expr: Any) -> sympy.Expr:
@@ -369,5 +369,13 @@ def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
                     kept.remove(term)
         return expr.func(*kept) if len(kept) > 1 else kept[0]
 
+    # A range that begins at 2 is torch.export's own, of a dim that 1 is checked for.
+    from_one = {n: replace(i, low=1) if i.low == 2 else i for n, i in infos.items()}
+
+    def counted(quotient: Any) -> sympy.Expr:
+        found = _range(quotient, from_one)
+        return found.lower if found.lower == found.upper else quotient
+
     found = value.replace(lambda expr: isinstance(expr, _EXTREMES), decided)
+    found = found.replace(lambda expr: isinstance(expr, torch_sympy.FloorDiv), counted)
     return as_dim(sympy.expand(found)) if found != value else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from attngraph import optimize
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.limits import _is_count
 from attngraph.ir.conditions import parse_condition
 
@@ -46,37 +47,102 @@ DIMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("sample", [5, CHUNK, 2 * CHUNK, 21])
 @pytest.mark.parametrize("dim", DIMS)
-def test_a_length_is_any_number_of_chunks_and_a_part(dim: str) -> None:
+def test_a_length_is_any_number_of_chunks_and_a_part(dim: str, sample: int) -> None:
+    """Whether the sample fills its chunks, or one of them, or less than that."""
     model = Chunks().eval()
-    optimized = optimize(model, (torch.randn(2, 21, 4),), dynamic_shapes=({1: DIMS[dim]},))
+    optimized = optimize(model, (torch.randn(2, sample, 4),), dynamic_shapes=({1: DIMS[dim]},))
     with torch.no_grad():
         for length in (2, 7, 8, 9, 16, 17, 40, 131):
             x = torch.randn(2, length, 4)
             torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("length", [16, 21])
+@pytest.mark.parametrize("length", [5, CHUNK, 16, 21])
 def test_a_padded_length_that_is_treated_otherwise_is_refused(length: int) -> None:
     x = torch.randn(2, length, 4)
     with pytest.raises(CaptureError, match="length"):
         optimize(Chunks(differs=True), (x,), dynamic_shapes=({1: Dim("length", min=2)},))
 
 
-@pytest.mark.parametrize(("length", "chunk"), [(64, 64), (16, 64), (64, 16), (60, 16)])
-def test_a_mamba_takes_any_length(length: int, chunk: int) -> None:
-    """Whether the sample fills its chunks, or one of them, or less than that."""
+@pytest.mark.parametrize("length", [5, CHUNK, 16])
+def test_chunks_that_are_treated_otherwise_take_what_the_trace_holds_for(length: int) -> None:
+    model = Chunks(differs=True).eval()
+    x = torch.randn(2, length, 4)
+    optimized = optimize(model, (x,), dynamic_shapes=({1: Dim.AUTO},))
+    for other in (3, 7, 8, 16, 17, 24):
+        x = torch.randn(2, other, 4)
+        with contextlib.suppress(UsageError):
+            torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+class Cached(nn.Module):
+    """Chunks, and the last rows of the input, which are padded if there are fewer."""
+
+    def __init__(self, rows: int, fill: float = 0.0) -> None:
+        super().__init__()
+        self.chunks, self.rows, self.fill = Chunks(), rows, fill
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        last = x
+        if x.shape[1] < self.rows:
+            last = F.pad(x, (0, 0, self.rows - x.shape[1], 0)) + self.fill
+        return self.chunks(x), last[:, -self.rows :]
+
+
+@pytest.mark.parametrize("sample", [5, CHUNK, 2 * CHUNK, 21])
+@pytest.mark.parametrize("dim", [Dim("length"), Dim.AUTO], ids=["named", "auto"])
+def test_a_least_length_is_found_beside_chunks(dim: Any, sample: int) -> None:
+    """The trace at a longer sample begins at more than that, or doesn't say where it begins."""
+    model = Cached(3, fill=1.0).eval()
+    optimized = optimize(model, (torch.randn(2, sample, 4),), dynamic_shapes=({1: dim},))
+    for length in (3, 4, 7, 8, 9, 16, 40):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
+    with pytest.raises(UsageError, match=r"(at least|≥) 3"):
+        optimized(torch.randn(2, 2, 4))
+    assert any("can't be 1 or 2" in note for note in optimized.report.notes)
+
+
+def test_a_least_length_within_a_chunk_leaves_the_counts_of_chunks_alone() -> None:
+    model = Cached(9).eval()
+    x = torch.randn(2, 21, 4)
+    optimized = optimize(model, (x,), dynamic_shapes=({1: Dim("length")},))
+    for length in (9, 16, 17, 40):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
+    with pytest.raises(UsageError, match="length ≥ 9"):
+        optimized(torch.randn(2, 8, 4))
+
+
+@pytest.mark.parametrize("sample", [CHUNK, 2 * CHUNK])
+def test_a_range_that_begins_below_the_least_length_is_refused(sample: int) -> None:
+    x = torch.randn(2, sample, 4)
+    with pytest.raises(CaptureError, match="length is at least 4 at"):
+        optimize(Cached(4).eval(), (x,), dynamic_shapes=({1: Dim("length", min=2)},))
+    optimized = optimize(Cached(4).eval(), (x,), dynamic_shapes=({1: Dim("length", min=4)},))
+    x = torch.randn(2, 4, 4)
+    torch.testing.assert_close(optimized(x)[1], x)
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk", "cached"),
+    [(64, 64, False), (16, 64, False), (64, 16, True), (60, 16, True), (16, 64, True)],
+)
+def test_a_mamba_takes_any_length(length: int, chunk: int, cached: bool) -> None:
+    """With a cache from 4 on: it keeps that many tokens for its convolution."""
     from transformers import Mamba2Config, Mamba2Model
 
     sizes = {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "state_size": 8, "vocab_size": 50}
     config = Mamba2Config(
-        **sizes, n_groups=1, chunk_size=chunk, num_hidden_layers=1, use_cache=False
+        **sizes, n_groups=1, chunk_size=chunk, num_hidden_layers=1, use_cache=cached
     )
     model = Mamba2Model(config).eval()
     shapes = ({1: Dim("length", max=512)},)
     optimized = optimize(model, (torch.randint(50, (1, length)),), dynamic_shapes=shapes)
     with torch.no_grad():
-        for other in (1, 5, chunk - 1, chunk, chunk + 1, 3 * chunk, 3 * chunk + 2):
+        for other in (4 if cached else 1, 5, chunk - 1, chunk, chunk + 1, 3 * chunk, 3 * chunk + 2):
             ids = torch.randint(50, (1, other))
             wanted = model(ids).last_hidden_state
             actual = optimized(ids)["last_hidden_state"]

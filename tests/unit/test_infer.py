@@ -143,6 +143,23 @@ def test_sizes_of_a_graph_settle_in_types_and_attributes() -> None:
     assert graph.epoch == epoch
 
 
+@pytest.mark.parametrize(
+    ("size", "ends", "expected"),
+    [
+        ("8 * ((seq + 7) // 8)", (1, 8), "8"),
+        ("8 * ((seq + 7) // 8)", (1, 9), "8 * ((seq + 7) // 8)"),
+        ("(seq + 14) // 16", (2, 17), "(seq + 14) // 16"),  # 0 at 1, which 2 stands for
+        ("(seq + 14) // 16 + seq", (3, 17), "seq + 1"),
+        ("seq // 8", (1, None), "seq // 8"),
+    ],
+)
+def test_a_quotient_settles_that_is_one_number_for_all_sizes(
+    size: str, ends: tuple[int, int | None], expected: str
+) -> None:
+    infos = {"seq": DimInfo(ends[0], ends[1], 5)}
+    assert settled(parse_dim(size), infos) == parse_dim(expected)
+
+
 def test_what_is_remembered_holds_for_the_same_range_alone() -> None:
     found = []
     for low, high in ((6, 9), (2, 3), (6, 9)):
