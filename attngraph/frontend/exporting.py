@@ -21,8 +21,9 @@ import sympy
 import torch
 from torch._dynamo import config as dynamo_config
 from torch.export import ExportedProgram
-from torch.export.dynamic_shapes import _DimHint, refine_dynamic_shapes_from_suggested_fixes
+from torch.export.dynamic_shapes import Dim, _DimHint, refine_dynamic_shapes_from_suggested_fixes
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.branches import Place, followed_branches
@@ -239,6 +240,8 @@ def export(
                 if relates_sizes(error) and without_names(dynamic_shapes) is not None:
                     continue
                 raise refusal from told
+            # What else it demands may hold in the narrower range: the next trace needn't find that.
+            deferred = deferred or always_hold(str(error), _ranges(narrowed))
             dynamic_shapes = narrowed
         else:
             loops = set() if hits is None else {*hits.places}
@@ -350,6 +353,16 @@ def _narrow(message: str, requests: Sequence[Request], dynamic_shapes: Any) -> A
     return pytree.tree_map(
         lambda dim, new: dim if isinstance(dim, _DimHint) else new, dynamic_shapes, refined
     )
+
+
+def _ranges(dynamic_shapes: Any) -> dict[str, str]:
+    """The range of each dim by name, as torch writes it."""
+    found = {}
+    for dim in pytree.tree_leaves(dynamic_shapes):
+        if isinstance(dim, Dim):
+            most = "" if dim.max == int_oo else f" <= {dim.max}"
+            found[dim.__name__] = f"{dim.min} <= {dim.__name__}{most}"
+    return found
 
 
 def _made_constant(

@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from attngraph.errors import CaptureError
 from attngraph.frontend.inline import attends_flexibly, batches, enables_autocast, inline
 from attngraph.frontend.locations import Locator
+from attngraph.frontend.written_views import replace_written
 from attngraph.inference import AS_WRITTEN
 from attngraph.ir.ops import op_name
 from attngraph.ir.storage import memory_of
@@ -164,9 +165,10 @@ def _mutates(node: fx.Node) -> bool:
 
 
 def _with_twins(program: ExportedProgram, graph: fx.Graph) -> Functional | None:
-    nodes: list[fx.Node] = list(graph.nodes)
-    if not any(map(_mutates, nodes)):
+    if not any(map(_mutates, graph.nodes)):
         return Functional(program, graph)
+    replace_written(graph, _Aliases(list(graph.nodes)).groups(), _twin)
+    nodes: list[fx.Node] = list(graph.nodes)
     order = {node: position for position, node in enumerate(nodes)}
     aliases = _Aliases(nodes)
     found = Functional(program, graph)
@@ -251,7 +253,7 @@ class _Aliases:
                         and _dtype(node) in (None, _dtype(value))
                     ):
                         self._union(node, value)
-            elif node.target is operator.getitem:
+            elif node.target is operator.getitem and not _returns_new(node.args[0]):
                 self._union(node, node.args[0])
 
     def known(self, node: fx.Node) -> bool:
@@ -263,6 +265,14 @@ class _Aliases:
         root = self._find(node)
         return [other for other in self._nodes if self._find(other) == root]
 
+    def groups(self) -> list[list[fx.Node]]:
+        """The nodes that may share memory with a node that is written to, of each of these."""
+        found: dict[object, list[fx.Node]] = {}
+        for node in self._nodes:
+            found.setdefault(self._find(node), []).append(node)
+        written = [group for group in found.values() if any(map(_mutates, group))]
+        return [group for group in written if all(self.known(n) for n in group if _mutates(n))]
+
     def _find(self, item: object) -> object:
         while (parent := self._parent.get(item, item)) != item:
             item = parent
@@ -270,6 +280,14 @@ class _Aliases:
 
     def _union(self, a: object, b: object) -> None:
         self._parent[self._find(a)] = self._find(b)
+
+
+def _returns_new(node: Any) -> bool:
+    """Whether an operator's results have memory of their own each, as those of topk have."""
+    overload = node.target
+    return isinstance(overload, torch._ops.OpOverload) and not any(
+        argument.alias_info for argument in overload._schema.arguments
+    )
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:

@@ -10,6 +10,7 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import sympy
 
@@ -23,6 +24,9 @@ _GUARD = re.compile(
     r"(.*?)\.\s*$",
     re.MULTILINE,
 )
+_ENDS = re.compile(
+    r"^.*Not all values of .* satisfy the generated guard \d+ <= (L\S+) and \1 <= \d+", re.MULTILINE
+)
 _SIZE = re.compile(r"L(?:\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]")
 _SAFE = re.compile(r"(?:\bn\d+\b|\bmin\b|\bmax\b|\d+|[-+*/()<>=, ])*")
 # min, max and multiples of one size, compared: true for one size of it if and only if for all.
@@ -33,20 +37,23 @@ _LINEAR = re.compile(r"\(?(?:\d+ \+ )?(?:\d+\*)?n0(?: \+ \d+)?\)?")
 _TRIED = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 127, 128, 1000, 4095, 65536)
 
 
-def always_hold(message: str) -> bool:
+def always_hold(message: str, within: Mapping[str, str] = MappingProxyType({})) -> bool:
     """Whether every guard that the message calls violated holds for all sizes that are tried.
 
-    False where one can't be read. A guard between the sizes that are tried would be missed, so this
-    is only for min, max and sums: it is False for remainders, quotients and `!=`, which may fail at
-    one size alone, but for `!=` between multiples of one size.
+    `within` has ranges of dims, `65 <= seq <= 512`, which stand for the message's: what it says of
+    ends holds in these. False where a guard can't be read. One between the sizes that are tried
+    would be missed, so this is only for min, max and sums: it is False for remainders, quotients
+    and `!=`, which may fail at one size alone, but for `!=` between multiples of one size.
     """
+    if within:
+        message = _ENDS.sub("", message)
     if "Constraints violated" not in message:
         return False
     guards = _GUARD.findall(message)
     return (
         bool(guards)
         and len(guards) == message.count("Not all values of")
-        and all(_holds(guard, range_) for _, range_, guard in guards)
+        and all(_holds(guard, within.get(name, range_)) for name, range_, guard in guards)
     )
 
 

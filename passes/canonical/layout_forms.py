@@ -8,6 +8,7 @@ from attngraph.ir import Node, Value
 from attngraph.ir.dims import Dim, as_dim, at_least, same, same_shape
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import EXPAND, PERMUTE, RESHAPE, SPLIT
+from attngraph.ir.types import TensorType
 from attngraph.passes.rewriting.rewriter import Replacement, Rewriter, rule, source_of
 
 
@@ -113,14 +114,18 @@ def split(rewriter: Rewriter, node: Node) -> Replacement:
 
 @rule("aten.copy")
 def copied(rewriter: Rewriter, node: Node) -> Replacement:
-    """copy(x, y) is y, in x's type."""
+    """copy(x, y) is y, in x's type: as a cast it stays, of what has x's shape."""
     source: Value = input_of(node, "src")
     if same_type(source, node.output):
         return source
-    if source.dtype != node.output.dtype:
-        return None
     shape = list(node.output.shape)
-    return rewriter.emit("aten.expand", [source], {"size": shape}, at=node)
+    if source.dtype == node.output.dtype:
+        return rewriter.emit("aten.expand", [source], {"size": shape}, at=node)
+    if same_shape(source.shape, node.output.shape):
+        return None
+    types = [TensorType(source.dtype, node.output.shape)]
+    (expanded,) = rewriter.emit("aten.expand", [source], {"size": shape}, at=node, types=types)
+    return rewriter.emit("aten.copy", [node.inputs[0], expanded], {}, at=node)
 
 
 LAYOUT_FORMS = [copy, reshape, permute, expand, narrow, split, copied]

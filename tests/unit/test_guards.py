@@ -73,6 +73,18 @@ def test_a_dim_without_a_range_is_printed_without_one() -> None:
 
 def test_a_range_narrows_what_must_hold() -> None:
     assert always_hold(message("S >= 8", "8 <= seq <= 512"))
+
+
+def test_what_holds_where_a_suggestion_narrows_a_range() -> None:
+    """torch writes the ends that it suggests as one more guard, without a full stop."""
+    ends = message("8 <= S and S <= 512").replace("512.", "512")
+    said = ends.replace("512\n", "512\n" + message("S >= 7").splitlines()[1] + "\n", 1)
+    assert said.count("Not all values of") == 2
+    within = {"seq": "8 <= seq <= 512"}
+    assert always_hold(said, within)
+    assert not always_hold(said)
+    assert not always_hold(said, {"seq": "2 <= seq <= 512"})
+    assert not always_hold(said.replace("S >= 7", "S >= 9").replace(">= 7", ">= 9"), within)
     assert not always_hold(message("S >= 8", "2 <= seq <= 512"))
     frames = "(1 + (S // 20)*(S // 20) + (-2)*(S // 20)) != 0"
     assert always_hold(message(frames, "60 <= seq"))
