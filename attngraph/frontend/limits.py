@@ -151,7 +151,9 @@ def settled_limits(
     steps = multiples(known)
     equal = equal_dims(known, steps)
     known += [sympy.Eq(symbol(name), symbol(other)) for name, other in equal.items()]
-    starts = {each: start for each in known if (start := _start(each, sample)) is not None}
+    # What follows from the least sizes isn't needed below them, where the model is tried itself.
+    ends = (*known, *beyond)
+    starts = {each: start for each in ends if (start := _start(each, sample)) is not None}
     for condition in known:
         begun = {} if condition in starts else starts
         beyond_one = holds(condition, _begun(from_two, begun), steps, equal, least=2)

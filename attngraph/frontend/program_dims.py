@@ -8,10 +8,13 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import FloorDiv, Mod
 
 from attngraph.errors import UsageError
 from attngraph.frontend.shapes import Request
 
+_TRIED = 1 << 11
+"""Sizes beyond the sample's at which a demand is tried; a wave is cut into frames of hundreds."""
 _LONGEST = 32
 """Times the sample, up to which a size is looked at beyond an end that the trace has."""
 
@@ -129,19 +132,41 @@ def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Reques
 
     As n = 4 * ((n + 3) // 4), or that nothing is missing to whole chunks.
     """
+    return tuple(
+        request
+        for request, symbol, guards in _alone(program, asked)
+        if any(isinstance(guard, sympy.Eq) or _leaves(guard, symbol, request) for guard in guards)
+    )
+
+
+def turning(program: ExportedProgram, asked: Sequence[Request]) -> dict[Request, int]:
+    """The dims of whose remainder or quotient a trace demands something, with the first size beyond
+    the sample's that isn't so: where the frames of a signal are odd instead of even."""
+    found = {}
+    for request, symbol, guards in _alone(program, asked):
+        recurring = [guard for guard in guards if guard.has(FloorDiv, Mod)]
+        sizes = range(request.size + 1, request.size + _TRIED) if symbol.is_Symbol else ()
+        for size in sizes if recurring else ():
+            place = {symbol: sympy.Integer(size)}
+            if any(guard.xreplace(place) == sympy.false for guard in recurring):
+                found[request] = size
+                break
+    return found
+
+
+def _alone(
+    program: ExportedProgram, asked: Sequence[Request]
+) -> Iterator[tuple[Request, sympy.Basic, list[sympy.Basic]]]:
+    """The dims that a trace left open, with their sizes and what it demands of each by itself."""
     placeholders, env = user_placeholders(program), shape_env(program)
     guards = [guard.expr for guard in env.guards] if env is not None else []
     guards += asserted(program)
-    found = []
     for request in asked:
         size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        if not isinstance(size, torch.SymInt):
-            continue
-        symbol = size.node.expr
-        alone = [guard for guard in guards if guard.free_symbols == symbol.free_symbols]
-        if any(isinstance(guard, sympy.Eq) or _leaves(guard, symbol, request) for guard in alone):
-            found.append(request)
-    return tuple(found)
+        if isinstance(size, torch.SymInt):
+            symbol = size.node.expr
+            alone = [guard for guard in guards if guard.free_symbols == symbol.free_symbols]
+            yield request, symbol, alone
 
 
 def _leaves(guard: sympy.Basic, symbol: sympy.Basic, request: Request) -> bool:

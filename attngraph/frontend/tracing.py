@@ -15,7 +15,7 @@ from attngraph.errors import CaptureError
 from attngraph.frontend.branches import Place
 from attngraph.frontend.exporting import OtherNumbersError, Remedies, Traced, export
 from attngraph.frontend.numbers import Numbers
-from attngraph.frontend.program_dims import bounded, demanded, ended, of_size, shape_env
+from attngraph.frontend.program_dims import bounded, demanded, ended, of_size, shape_env, turning
 from attngraph.frontend.resampled import (
     BY_A_FEW,
     TWICE,
@@ -230,7 +230,13 @@ def _to_open(
     if constant := traced.constant or bounded(traced.program, traced.asked):
         return [(constant, TWICE)]
     ends, multiples = ended(traced.program, asked), demanded(traced.program, asked)
-    ways = [(multiples, BY_A_FEW), (tuple(ends), beyond(max(ends.values(), default=0)))]
+    is_limited = refused is not None or is_resampled
+    turns = turning(traced.program, asked) if is_limited else {}
+    ways = [
+        (multiples, BY_A_FEW),
+        (tuple(ends), beyond(max(ends.values(), default=0))),
+        (tuple(turns), beyond(max(turns.values(), default=1) - 1)),
+    ]
     return [(requests, longer) for requests, longer in ways if requests]
 
 

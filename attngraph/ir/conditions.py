@@ -213,7 +213,7 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
             sympy.sympify(settled(side, infos)).replace(_is_mod, lambda e: _remainder(e, infos))
             for side in condition.args
         )
-        condition = condition.func(*sides)
+        condition = condition.func(*(side.replace(_is_quotient, _without_wholes) for side in sides))
     if condition in (sympy.true, sympy.false):
         return bool(condition)
     ranges = {}
@@ -237,6 +237,29 @@ def always(condition: Condition, infos: Mapping[str, DimInfo]) -> bool | None:
             if found.lower == found.upper:
                 return bool(found.lower)
     return _by_factors(condition, infos) if isinstance(condition, sympy.Rel) else None
+
+
+def _is_quotient(expr: sympy.Basic) -> bool:
+    return isinstance(expr, torch_sympy.FloorDiv)
+
+
+def _without_wholes(quotient: sympy.Expr) -> sympy.Expr:
+    """(n - 3) // 2 as (n + 1) // 2 - 2: what the divisor divides stands outside, what is left of a
+    number isn't below 0. So quotients that differ by a whole number are seen to."""
+    total, size = quotient.args
+    if not (size.is_Integer and size.is_positive and total.is_integer):
+        return quotient
+    inside, outside = sympy.Integer(0), sympy.Integer(0)
+    for term in sympy.Add.make_args(sympy.expand(total)):
+        factor, rest = term.as_coeff_Mul()
+        if term.is_Integer:
+            outside += term // size
+            inside += term % size
+        elif factor % size == 0 and rest.is_integer:
+            outside += term / size
+        else:
+            inside += term
+    return torch_sympy.FloorDiv(inside, size) + outside
 
 
 def _is_product(term: sympy.Expr) -> bool:
