@@ -82,7 +82,8 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
         tried += [{name: n} for name, size in cut for n in (size, size // 2)]
         if suspect.chance:
             tried += _together(suspect, sample)
-        if suspect.beyond or functions_of(suspect.condition) & DIVIDING:
+        is_start = suspect.start is not None
+        if suspect.beyond or is_start or functions_of(suspect.condition) & DIVIDING:
             tried += _elsewhere(suspect, sample)
         broken = [
             sizes

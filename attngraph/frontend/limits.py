@@ -61,8 +61,8 @@ class Suspect:
     are equal for a few numbers: a condition of the graph that says they aren't may not be needed.
     On one side of `if padding > 0` a trace asks for sizes that `recur`, as remainders do, and often
     its code does what the other side does. A `start` is the least size of a dim in the trace, not
-    above the sample's: if it is required, the dim begins there, or there is a `refusal` as less was
-    asked for by number.
+    above the sample's: if it is required, the dim begins there, or there is a `refusal` where a
+    least size was asked for by number.
     """
 
     condition: Condition
@@ -166,6 +166,9 @@ def settled_limits(
     for condition, _ in own:
         if unequal(condition) is not None and shown(condition) in kept:
             suspects.setdefault(shown(condition), condition)
+    for name, least in _unasked_ends(dims, known, wanted, later).items():
+        dims[name], from_one[name] = (replace(each[name], low=1) for each in (dims, from_one))
+        suspects.setdefault(shown(least), least)
     places = _Places(own)
     chances = [
         each
@@ -202,6 +205,25 @@ def settled_limits(
         (*_at_most(wanted, dims, places), *demands_of(demanded, from_one)),
         demanded,
     )
+
+
+def _unasked_ends(
+    dims: Mapping[str, DimInfo],
+    known: Iterable[Condition],
+    wanted: Mapping[str, Request],
+    later: Iterable[str],
+) -> dict[str, Condition]:
+    """The least sizes that torch took for granted, by dim: neither the model nor a guard says so.
+
+    `scores[:, 1:] += bias` broadcasts the bias to what it takes for more than one column.
+    """
+    return {
+        name: sympy.Ge(symbol(name), info.low)
+        for name, info in dims.items()
+        if info.low > max(_asked(wanted.get(name))[0], 2)
+        and name not in later
+        and not _tells(known, name, info.low)
+    }
 
 
 def _holds_everywhere(condition: Condition, wanted: Mapping[str, Request]) -> bool:
@@ -270,8 +292,9 @@ def _suspect(
     refusal = None
     if start is not None:
         (name,) = names
-        if _asked(wanted.get(name))[0] > 1:
-            refusal = _narrowed(wanted[name], f"{name} is at least {start}", place)
+        if name in wanted and wanted[name].low:
+            where = place or ", as torch.export traces it"
+            refusal = _narrowed(wanted[name], f"{name} is at least {start}", where)
     return Suspect(
         condition,
         place,
