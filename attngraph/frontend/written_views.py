@@ -142,7 +142,8 @@ def replace_written(graph: fx.Graph, groups: Iterable[Sequence[fx.Node]], twin: 
     part is another kind of view, or if an operator before the last write may return a copy.
     """
     owned = {}
-    for group in groups:
+    for each in groups:
+        group = _with_rows_selected(each)
         if (found := _owned(group, twin)) is not None:
             owned.update(dict.fromkeys(group, found))
     if not owned:
@@ -164,6 +165,20 @@ def replace_written(graph: fx.Graph, groups: Iterable[Sequence[fx.Node]], twin: 
     for node in reversed(list(graph.nodes)):
         if node in owned and node in owned[node].writes:
             graph.erase_node(node)
+
+
+def _with_rows_selected(group: Sequence[fx.Node]) -> list[fx.Node]:
+    """The group with each row of `unbind` taken by itself, which is a view that can be replaced.
+
+    torch's own functionalization makes constants of the sizes where such a row is written to.
+    """
+    unbound = [node for node in group if node.target is _aten.unbind.int]
+    for node in unbound:
+        source, axis = (*node.args, *node.kwargs.values(), 0)[:2]
+        for row in list(node.users):
+            row.target, row.args = _aten.select.int, (source, axis, row.args[1])
+        node.graph.erase_node(node)
+    return [node for node in group if node not in unbound]
 
 
 def _owned(group: Sequence[fx.Node], twin: Twin) -> Owned | None:
