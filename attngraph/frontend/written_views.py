@@ -91,6 +91,7 @@ class Owned:
         if self.writes[node] is _aten.copy.default and node.args[1] is value:
             return  # `part += x` in Python writes back what it holds already
         value = _made(node, self.writes[node], (value, *node.args[1:]), part, node)
+        value.kwargs = node.kwargs
         for view, source in zip(way, [*way, self.owner][1:], strict=True):
             if view.target in _SCATTERS:
                 given = (self.now(source, node), value, *_place(view, node))
@@ -106,7 +107,7 @@ def _made(
 ) -> fx.Node:
     """A node of the shape that another one has, and of the same line, or of that of `at`."""
     with before.graph.inserting_before(before):
-        made = before.graph.call_function(target, args, dict((at or like).kwargs))
+        made = before.graph.call_function(target, args, {} if at else dict(like.kwargs))
     made.meta = {**(at or like).meta, "val": like.meta.get("val")}
     return made
 

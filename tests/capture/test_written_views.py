@@ -169,3 +169,15 @@ def test_what_is_written_into_a_part(code: Code, monkeypatch: pytest.MonkeyPatch
         expected = pytree.tree_leaves(model(x.clone()))
         for found, value in zip(pytree.tree_leaves(optimized(x)), expected, strict=True):
             torch.testing.assert_close(found, value, atol=1e-5, rtol=1e-5)
+
+
+def test_options_of_a_write_are_not_those_of_what_replaces_the_part() -> None:
+    def code(x: Tensor) -> Tensor:
+        whole = x * 1.0
+        whole[:, 1:].add_(x[:, :1], alpha=0.5)
+        return whole
+
+    program = torch.export.export(Written(code), (torch.randn(2, 5, 4),))
+    nodes = functional.functionalize(program).graph.nodes
+    options = {str(node.target): dict(node.kwargs) for node in nodes if node.kwargs}
+    assert options == {"aten.add.Tensor": {"alpha": 0.5}}
