@@ -21,6 +21,7 @@ from attngraph.export.precision import own_precision
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.limits import demands_of
 from attngraph.frontend.model import Model, trace
+from attngraph.frontend.trace_errors import Specialised
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.dims import symbols_of
@@ -79,7 +80,15 @@ def begin(
     """
     # The cases of a decoder come after its capture, and are no sizes that a trace is tried at.
     elsewhere = options.verifies and prepare is None
-    found = _begun(model, options, prepare, report, progress, elsewhere=elsewhere)
+    try:
+        found = _begun(model, options, prepare, report, progress, elsewhere=elsewhere)
+    except Specialised as error:
+        if options.verifies:
+            raise
+        raise CaptureError(
+            f"{error} With verification it is traced at other sizes too, which is taken where the "
+            "model agrees: leave out --verify off."
+        ) from error
     if found is None:
         found = _begun(model, options, prepare, report, progress, elsewhere=False)
     assert found is not None

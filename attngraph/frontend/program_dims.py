@@ -135,20 +135,22 @@ def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Reques
     return tuple(
         request
         for request, symbol, guards in _alone(program, asked)
-        if any(isinstance(guard, sympy.Eq) or _leaves(guard, symbol, request) for guard in guards)
+        if any(
+            isinstance(guard, sympy.Eq) or _leaves(guard, symbol, request.size) for guard in guards
+        )
     )
 
 
 def turning(program: ExportedProgram, asked: Sequence[Request]) -> dict[Request, int]:
     """The dims of whose remainder or quotient a trace demands something, with the first size beyond
-    the sample's that isn't so: where the frames of a signal are odd instead of even."""
+    the sample's that isn't so, nor the next: where the frames of a signal are odd instead of even.
+    """
     found = {}
     for request, symbol, guards in _alone(program, asked):
         recurring = [guard for guard in guards if guard.has(FloorDiv, Mod)]
         sizes = range(request.size + 1, request.size + _TRIED) if symbol.is_Symbol else ()
         for size in sizes if recurring else ():
-            place = {symbol: sympy.Integer(size)}
-            if any(guard.xreplace(place) == sympy.false for guard in recurring):
+            if any(_leaves(guard, symbol, size - 1) for guard in recurring):
                 found[request] = size
                 break
     return found
@@ -169,11 +171,10 @@ def _alone(
             yield request, symbol, alone
 
 
-def _leaves(guard: sympy.Basic, symbol: sympy.Basic, request: Request) -> bool:
+def _leaves(guard: sympy.Basic, symbol: sympy.Basic, size: int) -> bool:
     """Whether both of the next sizes are excluded."""
     return symbol.is_Symbol and all(
-        guard.xreplace({symbol: sympy.Integer(request.size + more)}) == sympy.false
-        for more in (1, 2)
+        guard.xreplace({symbol: sympy.Integer(size + more)}) == sympy.false for more in (1, 2)
     )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from attngraph.compiling.compiler import compile_model
+from attngraph.errors import CaptureError
 from attngraph.measuring.job import Job
 from attngraph.options import Options, Verify
 
@@ -55,7 +57,15 @@ def _compile(job: Job, file: Path, **options: Any) -> None:
     decides = job.precision != "fp32" or "activations" in options
     verify: Verify = "final" if decides else "off"
     chosen = Options(target=job.target, precision=job.precision, verify=verify, **options)
-    compile_model(job.model(), chosen).save(file)
+    try:
+        compiled = compile_model(job.model(), chosen)
+    except (
+        CaptureError
+    ):  # a trace at other sizes than the sample's is only taken where it's checked
+        if chosen.verify == "final":
+            raise
+        compiled = compile_model(job.model(), replace(chosen, verify="final"))
+    compiled.save(file)
 
 
 def torch_export(job: Job, base: Path, file: Path) -> None:

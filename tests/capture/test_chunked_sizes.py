@@ -123,6 +123,12 @@ def test_a_least_length_within_a_chunk_leaves_the_counts_of_chunks_alone() -> No
         optimized(torch.randn(2, 8, 4))
 
 
+def test_without_verification_no_other_size_is_traced_and_that_is_told() -> None:
+    x, shapes = torch.randn(2, 2 * CHUNK, 4), ({1: Dim("length")},)
+    with pytest.raises(CaptureError, match="leave out --verify off"):
+        optimize(Chunks().eval(), (x,), dynamic_shapes=shapes, verify="off")
+
+
 @pytest.mark.parametrize("sample", [CHUNK, 2 * CHUNK])
 def test_a_range_that_begins_below_the_least_length_is_refused(sample: int) -> None:
     x = torch.randn(2, sample, 4)
