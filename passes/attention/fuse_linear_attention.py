@@ -16,6 +16,7 @@ from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import as_dim, same_shape
 from attngraph.ir.graph import fuse_locs
+from attngraph.passes.attention.padded_sums import cut_padded_sums
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS
@@ -50,6 +51,7 @@ class FuseLinearAttention:
 
 def _fuse_along(graph: Graph, checked: Checked, tokens: Tokens) -> list[Remark]:
     remarks = []
+    cut_padded_sums(graph, tokens.dim)
     for found in list(read_linear(graph, tokens, mixed(graph, tokens), {})):
         if isinstance(found, Unread):
             continue
