@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from attngraph.export.formats import Precision
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.precision import own_precision
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.limits import demands_of
+from attngraph.frontend.limits import Suspect, demands_of
 from attngraph.frontend.model import Model, trace
 from attngraph.frontend.trace_errors import Specialised
 from attngraph.ir import Graph
@@ -107,6 +107,8 @@ def _begun(
     """None where a trace from elsewhere is not the model at the sizes that it leaves out."""
     with stage("capture", report, progress):
         captured = trace(model, {} if options.verifies else None, elsewhere=elsewhere)
+    if prepare is not None:  # no sizes are tried below those that torch takes for granted
+        _without_starts(captured.graph, captured.suspects)
     _check_weights(captured.graph, model.source)
     own = own_precision(captured.graph)
     _check_formats(options, options.precision or own, own, model.source)
@@ -157,13 +159,8 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
             )
     if captured.refusal is not None and any(suspect.recur for suspect in required):
         raise captured.refusal
-    ends = [suspect for suspect in required if suspect.start is not None]
-    others = [suspect for suspect in required if suspect.start is None]
+    others = _without_starts(graph, required)
     graph.conditions = conditions_with(graph, captured.suspects, others)
-    for suspect in ends:
-        (name,), least = symbols_of(suspect.condition), suspect.start or 1
-        info = graph.dims[name]
-        graph.dims[name] = replace(info, low=max(info.low, least))
     found = {suspect.condition: suspect.place for suspect in required}
     beyond = [s for s in captured.suspects if (s.beyond or s.recur) and s not in required]
     told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
@@ -177,6 +174,22 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
             for condition in told
         ),
     ]
+
+
+def _without_starts(graph: Graph, suspects: Sequence[Suspect]) -> list[Suspect]:
+    """Has dims begin where suspects say so; the others.
+
+    A range that begins at 2 is torch.export's own, and counts as from 1: 2 is a condition.
+    """
+    others = []
+    for suspect in suspects:
+        if suspect.start is None or suspect.start <= 2:
+            others.append(suspect)
+            continue
+        (name,) = symbols_of(suspect.condition)
+        info = graph.dims[name]
+        graph.dims[name] = replace(info, low=max(info.low, suspect.start))
+    return others
 
 
 def _check_weights(graph: Graph, source: str) -> None:
