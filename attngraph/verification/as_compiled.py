@@ -43,7 +43,7 @@ def captured_as_compiled(
     captured, check = _traced(model, layout, elsewhere=layout is None)
     if any(suspect.beyond for suspect in captured.suspects):
         required = required_conditions(check, captured.graph)
-        if any(suspect.beyond for suspect in required):  # as a compile does
+        if any(each.beyond and each.start is None for each in required):  # as a compile does
             captured, _ = _traced(model, layout, elsewhere=False)
     if layout is None or not {layout.ids, *layout.pasts} <= set(captured.input_names):
         return model, captured, None
