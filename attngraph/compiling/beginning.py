@@ -18,9 +18,10 @@ from attngraph.errors import CaptureError, UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.precision import own_precision
+from attngraph.frontend.asked_ranges import demands_of
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.limits import Suspect, demands_of
 from attngraph.frontend.model import Model, trace
+from attngraph.frontend.suspects import Suspect
 from attngraph.frontend.trace_errors import Specialised
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown

@@ -25,7 +25,7 @@ from attngraph.frontend.cut_for_memory import whole_note
 from attngraph.frontend.exporting import Traced
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.hit_loops import all_places_note
-from attngraph.frontend.limits import Suspect, settled_limits, unequal
+from attngraph.frontend.limits import settled_limits
 from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.memoised import bounded
 from attngraph.frontend.notes import (
@@ -50,6 +50,7 @@ from attngraph.frontend.script import script_to_program
 from attngraph.frontend.shapes import Request, combine, named_dims, nested_shapes, requested_dims
 from attngraph.frontend.signature import Signature
 from attngraph.frontend.state import state_notes
+from attngraph.frontend.suspects import Suspect, unequal
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import trace
 from attngraph.ir.builder import Builder
