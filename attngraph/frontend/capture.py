@@ -22,7 +22,7 @@ from attngraph.frontend.branches import Place
 from attngraph.frontend.conditionals import conditional_notes
 from attngraph.frontend.conditions import conditions_of
 from attngraph.frontend.cut_for_memory import whole_note
-from attngraph.frontend.exporting import Traced
+from attngraph.frontend.exporting import Subject, Traced
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.hit_loops import all_places_note
 from attngraph.frontend.limits import settled_limits
@@ -157,12 +157,12 @@ def capture(
             program = script_to_program(module, args, named, dynamic_shapes)
         return from_program(program, args, kwargs=named, dynamic_shapes=dynamic_shapes)
     with keywords_stated(module, named, dynamic_shapes) as shapes:
-        combined = combine(module, args, named)
-        shapes = nested_shapes(combined, module, shapes)
+        shapes = nested_shapes(combine(module, args, named), module, shapes)
         named = _in_signature_order(module, named)
         args, named = _distinct(args, named)
         with _ONE_AT_A_TIME, bounded():
-            traced = trace(module, args, named, combined, shapes, sides, elsewhere=elsewhere)
+            subject = Subject(module, args, named, shapes, sides)
+            traced = trace(subject, elsewhere=elsewhere)
         parameters = inspect.signature(module.forward)
         captured = _captured(traced, (args, named), parameters, module)
         return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))

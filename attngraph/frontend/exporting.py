@@ -6,15 +6,13 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import (
-    AbstractContextManager,
     ExitStack,
-    contextmanager,
     suppress,
 )
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import sympy
@@ -27,9 +25,8 @@ from torch.utils._sympy.numbers import int_oo
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.branches import Place, followed_branches
-from attngraph.frontend.comparisons import decided_comparisons, open_extremes, wants_bool
-from attngraph.frontend.constants import depends_on_data, known_constants
-from attngraph.frontend.contiguity import excludes_a_size, undecided_contiguity
+from attngraph.frontend.comparisons import open_extremes
+from attngraph.frontend.constants import depends_on_data
 from attngraph.frontend.distributions import unvalidated
 from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small
 from attngraph.frontend.hit_loops import Hits, does_nothing_else
@@ -46,9 +43,10 @@ from attngraph.frontend.program_dims import user_placeholders
 from attngraph.frontend.questions import Question, recorded_questions
 from attngraph.frontend.quiet import quiet, watched_specialisations
 from attngraph.frontend.recurrent import recurrent_layers
+from attngraph.frontend.remedies import Remedies
 from attngraph.frontend.rewordings import Rewordings
 from attngraph.frontend.rounded_sizes import rounded_up
-from attngraph.frontend.shapes import Request, requested_dims, without_names
+from attngraph.frontend.shapes import Request, combine, requested_dims, without_names
 from attngraph.frontend.trace_errors import (
     FIXED,
     LOOKED_UP,
@@ -67,43 +65,6 @@ from attngraph.inference import inference
 
 _ALWAYS = (open_extremes, recurrent_layers, rounded_up, unvalidated)
 _ATTEMPTS = 7
-
-
-@contextmanager
-def _compiled_anew() -> Iterator[None]:
-    """Dynamo forgets what it compiled before.
-
-    A loop's body goes through it, in eager too. It looks for one that it has by asking the sizes of
-    the trace whether they are those of an earlier call. Each no stays as a condition, and a yes
-    makes the dim a constant.
-    """
-    torch._dynamo.reset()
-    yield
-
-
-_FIXES = "your code specialized it to be a constant"
-
-_REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
-    decided_comparisons: wants_bool,
-    undecided_contiguity: excludes_a_size,
-    _compiled_anew: lambda message: excludes_a_size(message) or _FIXES in message,
-    known_constants: depends_on_data,
-}
-"""What a trace is tried again with, if its error is one that this may help against."""
-
-
-@dataclass
-class Remedies:
-    """Those that the traces of one model have `taken`, each once and for all that come after."""
-
-    taken: list[Callable[[], AbstractContextManager[None]]] = field(default_factory=list)
-
-    def take(self, message: str) -> bool:
-        """Takes all that may help against an error; whether there are any."""
-        found = [cure for cure, helps in _REMEDIES.items() if helps(message)]
-        new = [cure for cure in found if cure not in self.taken]
-        self.taken += new
-        return bool(new)
 
 
 class OtherNumbersError(CaptureError):
@@ -144,13 +105,35 @@ class Traced:
     everywhere: tuple[Place, ...] = ()
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A module that is to be traced: the sample, and the dims that are asked for.
+
+    `sides` say which side of a branch on a tensor's values is followed, true where they don't say;
+    with None such a branch is an error.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Any
+    sides: Mapping[Place, bool] | None = None
+
+    @property
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.args, dict(self.kwargs)
+
+    def requests(self, dynamic_shapes: Any) -> tuple[Request, ...]:
+        """The axes that these shapes name."""
+        return requested_dims(combine(self.module, *self.inputs), dynamic_shapes)
+
+    @cached_property
+    def asked(self) -> tuple[Request, ...]:
+        return self.requests(self.dynamic_shapes)
+
+
 def export(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    combined: Mapping[str, Any],
-    dynamic_shapes: Any,
-    sides: Mapping[Place, bool] | None,
+    subject: Subject,
     numbers: Numbers,
     constant: Sequence[Request],
     remedies: Remedies,
@@ -165,111 +148,162 @@ def export(
     an assertion in the graph, also where it excludes sizes that were asked for. Raises
     OtherNumbersError where the first attempt fails and `numbers` grew, unless they are `settled`.
     """
-    asked = requested_dims(combined, dynamic_shapes)
-    known = numbers.copy()
-    bytecode: Exception | None = None  # what had it read from bytecode; that names a line
-    follows = bool(sides)
-    refusal: CaptureError | None = None
-    hits = None if sides is None else Hits()
+    attempts = _Attempts(subject, numbers, constant, remedies, deferred, settled)
     for _ in range(_ATTEMPTS):
-        requests = requested_dims(combined, dynamic_shapes)
-        shapes = dynamic_shapes if refusal is None else without_names(dynamic_shapes)
-        fixed: dict[str, tuple[str, int] | None] = {}
-        if bytecode is not None and looks_up_a_size(str(bytecode)):
-            fixed[LOOKED_UP] = user_frame(traceback.walk_tb(bytecode.__traceback__))
-        questions: list[Question] = []
-        branches: dict[Place, bool] = {}
-        try:
-            with ExitStack() as stack:
-                for context in (*remedies.taken, *_ALWAYS):
-                    stack.enter_context(context())
-                stack.enter_context(Rewordings(numbers.cuts, known.whole, hits))
-                for context in (forgetting, quiet):
-                    stack.enter_context(context())
-                # torch would keep each result under its symbolic sizes, for good, and read none
-                stack.enter_context(dynamo_config.patch(fake_tensor_cache_enabled=False))
-                stack.enter_context(inference(module))
-                _forget(module, args, kwargs, constant)
-                stack.enter_context(watched_specialisations(fixed, sys._getframe()))
-                stack.enter_context(recorded_questions(questions))
-                stack.enter_context(recorded_numbers(numbers))
-                stack.enter_context(sizes_as_numbers(known))
-                if follows and sides is not None:
-                    stack.enter_context(followed_branches(sides, branches))
-                program = torch.export.export(
-                    module,
-                    args,
-                    dict(kwargs),
-                    dynamic_shapes=shapes,
-                    strict=bytecode is not None,
-                    prefer_deferred_runtime_asserts_over_guards=deferred,
-                )
-        except Exception as error:
-            if UNKNOWN_OUTPUT.search(str(error)) and _known_output(module, args, kwargs):
-                continue
-            if hits is not None and hits.shorten(str(error)):
-                continue
-            helped = remedies.take(str(error))
-            if not settled and len(numbers) > len(known):
-                raise OtherNumbersError(str(error)) from error
-            if helped:
-                continue
-            # After the remedies, with which a trace asks less: torch leaves out of its message what
-            # follows from the sample's own remainder, and a deferred trace demands that as well.
-            if not deferred and always_hold(str(error)):
-                deferred = True
-                continue
-            if bytecode is None and (_reads_better(str(error)) or looks_up_a_size(str(error))):
-                bytecode = error
-                if looks_up_a_size(str(error)):
-                    add_raising(numbers, deepest(error).__traceback__)
-                continue
-            if not constant and (constant := _constants(error, requests)):
-                continue
-            narrowed = _narrow(str(error), requests, dynamic_shapes)
-            if narrowed is None and sides is not None and not follows and chooses(error):
-                follows, bytecode = True, None
-                continue
-            if narrowed is None:
-                add_raising(numbers, deepest(error).__traceback__)
-                told = error if bytecode is None or not depends_on_data(str(error)) else bytecode
-                own = partial(_own, module, args, kwargs)
-                if refusal is not None:
-                    raise refusal from error
-                refusal = explained(told, module, requests, fixed, own)
-                if relates_sizes(error) and without_names(dynamic_shapes) is not None:
-                    continue
-                raise refusal from told
-            # What else it demands may hold in the narrower range: the next trace needn't find that.
-            deferred = deferred or always_hold(str(error), _ranges(narrowed))
-            dynamic_shapes = narrowed
-        else:
-            loops = set() if hits is None else {*hits.places}
-            inputs = args, dict(kwargs)
-            if loops and hits and not does_nothing_else(module, inputs, requests, hits):
-                hits = None
-                continue
-            made = _made_constant(program, requests, fixed)
-            notes = tuple(_fixed_note(request, fixed) for request in made)
-            return Traced(
-                program,
-                requests,
-                asked,
-                tuple(questions),
-                notes,
-                branches,
-                made,
-                tuple(known.replayed),
-                unrounded=known.rounded or {},
-                written=bool(known.rounded or known.exact),
-                scanned=bool(known.loops),
-                refusal=refusal,
-                whole=tuple(sorted(known.whole)),
-                everywhere=tuple(sorted(loops)),
-            )
-    raise refusal or CaptureError(
+        traced = attempts.next()
+        if traced is not None:
+            return traced
+    raise attempts.refusal or CaptureError(
         "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
     )
+
+
+@dataclass
+class _Attempt:
+    """One run of torch.export, and what it says of the model beside its program."""
+
+    requests: tuple[Request, ...]
+    fixed: dict[str, tuple[str, int] | None] = field(default_factory=dict)
+    questions: list[Question] = field(default_factory=list)
+    branches: dict[Place, bool] = field(default_factory=dict)
+
+
+@dataclass
+class _Attempts:
+    """Runs of torch.export on one subject, each with what the error of the one before asks for.
+
+    `bytecode` is the error of a run for which the next one is read from the code's bytecode instead
+    of being run; it names a line, which that doesn't. A `refusal` is what stands if nothing helps.
+    """
+
+    subject: Subject
+    numbers: Numbers
+    constant: Sequence[Request]
+    remedies: Remedies
+    deferred: bool
+    settled: bool
+    bytecode: Exception | None = None
+    refusal: CaptureError | None = None
+
+    def __post_init__(self) -> None:
+        self._known = self.numbers.copy()
+        self._shapes = self.subject.dynamic_shapes
+        self._follows = bool(self.subject.sides)
+        self._hits = None if self.subject.sides is None else Hits()
+
+    def next(self) -> Traced | None:
+        """A trace, or None where another attempt may give one. Raises what the last error says."""
+        attempt = _Attempt(self.subject.requests(self._shapes))
+        if self.bytecode is not None and looks_up_a_size(str(self.bytecode)):
+            attempt.fixed[LOOKED_UP] = user_frame(traceback.walk_tb(self.bytecode.__traceback__))
+        try:
+            program = self._run(attempt)
+        except Exception as error:
+            self._answer(error, attempt)
+            return None
+        hits, loops = self._hits, set[Place]()
+        if hits is not None and hits.places:
+            loops.update(hits.places)
+            subject = self.subject
+            if not does_nothing_else(subject.module, subject.inputs, attempt.requests, hits):
+                self._hits = None
+                return None
+        known = self._known
+        made = _made_constant(program, attempt.requests, attempt.fixed)
+        return Traced(
+            program,
+            attempt.requests,
+            self.subject.asked,
+            tuple(attempt.questions),
+            tuple(_fixed_note(request, attempt.fixed) for request in made),
+            attempt.branches,
+            made,
+            tuple(known.replayed),
+            unrounded=known.rounded or {},
+            written=bool(known.rounded or known.exact),
+            scanned=bool(known.loops),
+            refusal=self.refusal,
+            whole=tuple(sorted(known.whole)),
+            everywhere=tuple(sorted(loops)),
+        )
+
+    def _run(self, attempt: _Attempt) -> ExportedProgram:
+        subject, sides = self.subject, self.subject.sides
+        shapes = self._shapes if self.refusal is None else without_names(self._shapes)
+        with ExitStack() as stack:
+            for context in (*self.remedies.taken, *_ALWAYS):
+                stack.enter_context(context())
+            stack.enter_context(Rewordings(self.numbers.cuts, self._known.whole, self._hits))
+            for context in (forgetting, quiet):
+                stack.enter_context(context())
+            # torch would keep each result under its symbolic sizes, for good, and read none
+            stack.enter_context(dynamo_config.patch(fake_tensor_cache_enabled=False))
+            stack.enter_context(inference(subject.module))
+            _forget(subject, self.constant)
+            stack.enter_context(watched_specialisations(attempt.fixed, sys._getframe()))
+            stack.enter_context(recorded_questions(attempt.questions))
+            stack.enter_context(recorded_numbers(self.numbers))
+            stack.enter_context(sizes_as_numbers(self._known))
+            if self._follows and sides is not None:
+                stack.enter_context(followed_branches(sides, attempt.branches))
+            return torch.export.export(
+                subject.module,
+                *subject.inputs,
+                dynamic_shapes=shapes,
+                strict=self.bytecode is not None,
+                prefer_deferred_runtime_asserts_over_guards=self.deferred,
+            )
+
+    def _answer(self, error: Exception, attempt: _Attempt) -> None:
+        """Settles what the next attempt does otherwise; raises where nothing is left to try."""
+        message, numbers = str(error), self.numbers
+        if UNKNOWN_OUTPUT.search(message) and _known_output(self.subject):
+            return
+        if self._hits is not None and self._hits.shorten(message):
+            return
+        helped = self.remedies.take(message)
+        if not self.settled and len(numbers) > len(self._known):
+            raise OtherNumbersError(message) from error
+        if helped:
+            return
+        # After the remedies, with which a trace asks less: torch leaves out of its message what
+        # follows from the sample's own remainder, and a deferred trace demands that as well.
+        if not self.deferred and always_hold(message):
+            self.deferred = True
+            return
+        if self.bytecode is None and (_reads_better(message) or looks_up_a_size(message)):
+            self.bytecode = error
+            if looks_up_a_size(message):
+                add_raising(numbers, deepest(error).__traceback__)
+            return
+        if not self.constant and (constant := _constants(error, attempt.requests)):
+            self.constant = constant
+            return
+        narrowed = _narrow(message, attempt.requests, self._shapes)
+        if narrowed is not None:
+            # What else it demands may hold in the narrower range: the next trace needn't find that.
+            self.deferred = self.deferred or always_hold(message, _ranges(narrowed))
+            self._shapes = narrowed
+        elif self.subject.sides is not None and not self._follows and chooses(error):
+            self._follows, self.bytecode = True, None
+        else:
+            self._refuse(error, attempt)
+
+    def _refuse(self, error: Exception, attempt: _Attempt) -> None:
+        """Raises what is told of an error, unless an attempt without the dims' names may help.
+
+        torch refuses a named dim of which the code demands anything, and narrows one of Dim.AUTO.
+        """
+        add_raising(self.numbers, deepest(error).__traceback__)
+        if self.refusal is not None:
+            raise self.refusal from error
+        told = error
+        if self.bytecode is not None and depends_on_data(str(error)):
+            told = self.bytecode
+        own = partial(_own, self.subject)
+        self.refusal = explained(told, self.subject.module, attempt.requests, attempt.fixed, own)
+        if not relates_sizes(error) or without_names(self._shapes) is None:
+            raise self.refusal from told
 
 
 def _reads_better(message: str) -> bool:
@@ -284,27 +318,23 @@ def _reads_better(message: str) -> bool:
     )
 
 
-def _own(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Exception | None:
+def _own(subject: Subject) -> Exception | None:
     """What the model itself raises on the inputs that it is traced with; warnings are no failure,
     even where they are set to be errors."""
     try:
-        with inference(module), warnings.catch_warnings():
+        with inference(subject.module), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module(*args, **kwargs)
+            subject.module(*subject.args, **subject.kwargs)
     except Exception as error:
         return error
     return None
 
 
-def _known_output(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> bool:
+def _known_output(subject: Subject) -> bool:
     """Whether the classes that the model returns could be made known to torch's pytree."""
     try:
-        with inference(module):
-            output = module(*args, **kwargs)
+        with inference(subject.module):
+            output = subject.module(*subject.args, **subject.kwargs)
     except Exception:
         return False
     return make_known(output)
@@ -317,12 +347,7 @@ def _constants(error: Exception, requests: tuple[Request, ...]) -> list[Request]
     return [request for request in requests if request.name in names]
 
 
-def _forget(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    constant: Sequence[Request],
-) -> None:
+def _forget(subject: Subject, constant: Sequence[Request]) -> None:
     """Runs the model with sizes below the dims' ranges.
 
     A table that an earlier call left for the sample's size is then one of a size that no dim has,
@@ -330,13 +355,13 @@ def _forget(
     """
     if not constant:
         return
-    leaves, structure = pytree.tree_flatten((args, dict(kwargs)))
+    leaves, structure = pytree.tree_flatten(subject.inputs)
     for request in constant:
         below = max(request.low or 2, 2) - 1
         leaves[request.leaf] = leaves[request.leaf].narrow(request.axis, 0, below)
     small, named = pytree.tree_unflatten(leaves, structure)
     with suppress(Exception):
-        module(*small, **named)
+        subject.module(*small, **named)
 
 
 def _narrow(message: str, requests: Sequence[Request], dynamic_shapes: Any) -> Any:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import sympy
-import torch
 
 from attngraph.errors import CaptureError
-from attngraph.frontend.branches import Place
-from attngraph.frontend.exporting import OtherNumbersError, Remedies, Traced, export
+from attngraph.frontend.exporting import OtherNumbersError, Subject, Traced, export
 from attngraph.frontend.numbers import Numbers
 from attngraph.frontend.program_dims import bounded, demanded, ended, of_size, shape_env, turning
+from attngraph.frontend.remedies import Remedies
 from attngraph.frontend.resampled import (
     BY_A_FEW,
     TWICE,
@@ -28,45 +25,30 @@ from attngraph.frontend.resampled import (
     is_rounded_for_speed,
     other_samples,
 )
-from attngraph.frontend.shapes import Request, combine, requested_dims
+from attngraph.frontend.shapes import Request
 from attngraph.frontend.trace_errors import Specialised
 
 _AGAIN = 3
 """Traces of code that makes numbers of sizes: what is called first may hide what comes after."""
 
 
-def trace(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    combined: Mapping[str, Any],
-    dynamic_shapes: Any,
-    sides: Mapping[Place, bool] | None = None,
-    *,
-    elsewhere: bool = False,
-) -> Traced:
+def trace(subject: Subject, *, elsewhere: bool = False) -> Traced:
     """Exports the module; narrows a dim's range where the model demands it.
 
-    `sides` say which side of a branch on a tensor's values is followed, true where they don't say;
-    with None such a branch is an error.
     Where the code makes numbers of sizes, it is traced again with those that may stay sizes.
     Raises CaptureError with torch's reason and the user's line.
     """
     remedies = Remedies()
-    run = partial(export, module, args, kwargs, combined, dynamic_shapes, sides, remedies=remedies)
     numbers = Numbers(rounded={} if elsewhere else None)
-    best, left = _most_open(run, module, args, kwargs, numbers, settled=False)
+    best, left = _most_open(subject, numbers, remedies, settled=False)
     if left and (not isinstance(best, Traced) or best.refusal or _is_closed(best)):
         numbers, hurried = Numbers(rounded={} if elsewhere else None), best
-        best, _ = _most_open(run, module, args, kwargs, numbers, settled=True)
+        best, _ = _most_open(subject, numbers, remedies, settled=True)
         if hurried is not None:
             best = hurried if best is None else _better(best, hurried)
     assert best is not None
-    numbers = replace(numbers, rounded=None)
     if elsewhere:
-        best = _elsewhere(
-            best, module, args, kwargs, combined, dynamic_shapes, sides, numbers, remedies
-        )
+        best = _elsewhere(best, subject, replace(numbers, rounded=None), remedies)
     if isinstance(best, Traced):
         return best
     raise best
@@ -78,13 +60,7 @@ def _is_closed(traced: Traced) -> bool:
 
 
 def _most_open(
-    run: Callable[..., Traced],
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    numbers: Numbers,
-    *,
-    settled: bool,
+    subject: Subject, numbers: Numbers, remedies: Remedies, *, settled: bool
 ) -> tuple[Traced | CaptureError | None, bool]:
     """The trace that fixes the fewest sizes, of some with ever more places of `numbers`.
 
@@ -97,7 +73,9 @@ def _most_open(
     for _ in range(_AGAIN):
         known = len(numbers), constant
         try:
-            found: Traced | CaptureError = run(numbers, constant, settled=settled)
+            found: Traced | CaptureError = export(
+                subject, numbers, constant, remedies, settled=settled
+            )
         except OtherNumbersError:
             left = True
             continue
@@ -105,12 +83,13 @@ def _most_open(
             found = error
         if isinstance(found, Traced) and found.unrounded:
             sized = of_size(found.program, found.asked, set().union(*found.unrounded.values()))
-            if not is_rounded_for_speed(module, args, kwargs, sized, numbers.functions):
+            if not is_rounded_for_speed(subject.module, *subject.inputs, sized, numbers.functions):
                 numbers.rounded = None
                 continue
-        scanned = found.program if isinstance(found, Traced) and found.scanned else None
-        if scanned is not None and is_model(scanned, module, args, kwargs, ()) is not Extent.ALL:
-            break
+        if isinstance(found, Traced) and found.scanned:
+            extent = is_model(found.program, subject.module, *subject.inputs, ())
+            if extent is not Extent.ALL:
+                break
         if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
             found = replace(found, refusal=best)  # which says it of what the model's code does
         best = found if best is None else _better(best, found)
@@ -122,40 +101,15 @@ def _most_open(
 
 
 def _elsewhere(
-    best: Traced | CaptureError,
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    combined: Mapping[str, Any],
-    dynamic_shapes: Any,
-    sides: Mapping[Place, bool] | None,
-    numbers: Numbers,
-    remedies: Remedies,
+    best: Traced | CaptureError, subject: Subject, numbers: Numbers, remedies: Remedies
 ) -> Traced | CaptureError:
     """The trace with axes that are cut into parts whole, or at other sizes, if it fixes less."""
-    asked = requested_dims(combined, dynamic_shapes)
+    module, inputs, asked = subject.module, subject.inputs, subject.asked
     sized = [request for requests, _ in _to_open(best, asked) for request in requests]
-    if sized and numbers.cuts and is_cut_for_memory(module, args, kwargs, sized, numbers.cuts):
+    if sized and numbers.cuts and is_cut_for_memory(module, *inputs, sized, numbers.cuts):
         numbers = replace(numbers, whole=frozenset(numbers.cuts))
         with suppress(CaptureError):
-            whole = export(
-                module, args, kwargs, combined, dynamic_shapes, sides, numbers, (), remedies
-            )
-            best = _better(best, whole)
-
-    def traced(inputs: Inputs, deferred: bool) -> Traced:
-        shapes = combine(module, *inputs)
-        return export(
-            module,
-            *inputs,
-            shapes,
-            dynamic_shapes,
-            sides,
-            numbers,
-            (),
-            remedies,
-            deferred=deferred,
-        )
+            best = _better(best, export(subject, numbers, (), remedies))
 
     tried: set[tuple[int, ...]] = set()
     for _ in range(_AGAIN):
@@ -168,8 +122,8 @@ def _elsewhere(
             break
         constant, longer = ways[0]
         tried.add(_sizes(constant, longer))
-        samples = other_samples(module, args, kwargs, asked, constant, longer)
-        best = _resampled(best, module, args, kwargs, asked, constant, samples, numbers, traced)
+        samples = other_samples(module, *inputs, asked, constant, longer)
+        best = _resampled(best, subject, constant, samples, numbers, remedies)
     return best
 
 
@@ -179,28 +133,27 @@ def _sizes(constant: Sequence[Request], longer: Longer) -> tuple[int, ...]:
 
 def _resampled(
     best: Traced | CaptureError,
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    asked: tuple[Request, ...],
+    subject: Subject,
     constant: tuple[Request, ...],
     samples: Iterable[Inputs],
     numbers: Numbers,
-    traced: Callable[[Inputs, bool], Traced],
+    remedies: Remedies,
 ) -> Traced | CaptureError:
     """The trace at one of these samples that is the model and fixes the least, or the `best`."""
+    asked = subject.asked
     fewer: Traced | None = None
-    for sample in samples:
+    for args, kwargs in samples:
+        elsewhere = replace(subject, args=args, kwargs=kwargs)
         known = -1
         for deferred in (True, True, False):
             if len(numbers) == known and deferred:
                 continue
             known = len(numbers)
             with suppress(CaptureError):
-                found = traced(sample, deferred)
+                found = export(elsewhere, numbers, (), remedies, deferred=deferred)
                 if _better(best, found) is not found:
                     continue
-                extent = is_model(found.program, module, args, kwargs, constant)
+                extent = is_model(found.program, subject.module, *subject.inputs, constant)
                 sizes = tuple(request.size for request in found.requests)
                 found = replace(found, requests=asked, asked=asked, resampled=sizes)
                 if extent is Extent.ALL:
