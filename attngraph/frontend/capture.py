@@ -13,19 +13,20 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import ShapesCollection
-from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.binding import keywords_stated
 from attngraph.frontend.branches import Place
+from attngraph.frontend.complex_pairs import take_pairs
 from attngraph.frontend.conditionals import conditional_notes
 from attngraph.frontend.conditions import conditions_of
 from attngraph.frontend.cut_for_memory import whole_note
+from attngraph.frontend.dim_names import name_dims
 from attngraph.frontend.exporting import Subject, Traced
 from attngraph.frontend.functional import functionalize
 from attngraph.frontend.hit_loops import all_places_note
-from attngraph.frontend.limits import settled_limits
+from attngraph.frontend.limits import Limits, settled_limits
 from attngraph.frontend.loops import LoopTranslator
 from attngraph.frontend.memoised import bounded
 from attngraph.frontend.notes import (
@@ -36,13 +37,11 @@ from attngraph.frontend.notes import (
     wrapped_notes,
 )
 from attngraph.frontend.output_classes import names_of_known
-from attngraph.frontend.outputs import output_names
+from attngraph.frontend.outputs import set_outputs
 from attngraph.frontend.program_dims import (
-    asserted_sizes,
     named_symbols,
     shape_env,
     sizes_of,
-    user_placeholders,
 )
 from attngraph.frontend.requirements import requirement_notes
 from attngraph.frontend.rounded_for_speed import left_out_note
@@ -53,15 +52,10 @@ from attngraph.frontend.state import state_notes
 from attngraph.frontend.suspects import Suspect, unequal
 from attngraph.frontend.symbols import Symbols
 from attngraph.frontend.tracing import trace
-from attngraph.ir.builder import Builder
 from attngraph.ir.conditions import Condition
-from attngraph.ir.dims import DimInfo
-from attngraph.ir.graph import Graph, Value
+from attngraph.ir.graph import Graph
 from attngraph.ir.storage import as_pairs, from_pairs
-from attngraph.ir.types import TensorType
 
-_UNBOUNDED = 2**31
-"""An upper bound from here on is torch's way of writing none."""
 _ONE_AT_A_TIME = threading.Lock()
 """torch.export keeps its modes, and what it replaces in torch, for the whole process."""
 
@@ -204,9 +198,65 @@ def _captured(
 ) -> Captured:
     leaves = pytree.tree_leaves(sample)
     program, symbols = traced.program, Symbols()
-    _name_dims(program, leaves, traced.requests, symbols, names)
+    name_dims(program, leaves, traced.requests, symbols, names)
     demanded, unread = conditions_of(program, symbols)
-    env = shape_env(program)
+    limits = _limits(traced, symbols, demanded)
+    symbols.infos.update(limits.dims)
+    for traced_as, size in sizes_of(program, traced.requests, traced.resampled):
+        name = str(symbols.renamed(traced_as))
+        if name in symbols.infos:
+            symbols.infos[name] = replace(symbols.infos[name], hint=size)
+    functional = functionalize(program)
+    translator = LoopTranslator(functional, symbols)
+    results = translator.run()
+    graph = translator.graph
+    graph.dims.update(symbols.infos)
+    graph.conditions = tuple(c for c in limits.conditions if unequal(c) is None)
+    signature = functional.program.graph_signature
+    outputs = set_outputs(graph, program.call_spec.out_spec, signature, results)
+    pairs = take_pairs(graph)
+    return Captured(
+        graph,
+        tuple(value.name for value in graph.inputs),
+        outputs.names,
+        {
+            (position, axis): str(dim)
+            for position, value in enumerate(graph.inputs)
+            for axis, dim in enumerate(value.shape)
+            if isinstance(dim, sympy.Symbol)
+        },
+        tuple(as_pairs(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)),
+        Signature.of(
+            parameters, sample, outputs.spec, outputs.constants, outputs.numbers, outputs.complexes
+        ),
+        sample,
+        (
+            *traced.notes,
+            *map(replayed_note, traced.replayed),
+            *map(left_out_note, traced.unrounded),
+            *map(whole_note, traced.whole),
+            *map(all_places_note, traced.everywhere),
+            *limits.notes,
+            *pairs,
+            *map(unread_note, unread),
+            *map(taken_apart_note, dict.fromkeys(names_of_known(outputs.spec))),
+            *mutation_notes(functional.program, module),
+            *wrapped_notes(translator.wrapped),
+            *conditional_notes(functional.program.graph_module),
+            *requirement_notes(functional.program),
+        ),
+        tuple(filter(None, map(unequal, limits.conditions))),
+        limits.suspects,
+        limits.demanded,
+        traced.branches,
+        traced.notes,
+        traced.refusal,
+    )
+
+
+def _limits(traced: Traced, symbols: Symbols, demanded: Sequence[Condition]) -> Limits:
+    """Raises torch's refusal if what it demands is required."""
+    env = shape_env(traced.program)
     questions = [
         question if env is None else replace(question, condition=env.simplify(question.condition))
         for question in traced.questions
@@ -221,179 +271,7 @@ def _captured(
     )
     if traced.refusal is not None and limits.required():
         raise traced.refusal
-    apart = tuple(filter(None, map(unequal, limits.conditions)))
-    symbols.infos.update(limits.dims)
-    for traced_as, size in sizes_of(program, traced.requests, traced.resampled):
-        name = str(symbols.renamed(traced_as))
-        if name in symbols.infos:
-            symbols.infos[name] = replace(symbols.infos[name], hint=size)
-    functional = functionalize(program)
-    translator = LoopTranslator(functional, symbols)
-    results = translator.run()
-    graph = translator.graph
-    graph.dims.update(symbols.infos)
-    graph.conditions = tuple(c for c in limits.conditions if unequal(c) is None)
-    out_spec = program.call_spec.out_spec
-    if out_spec is None:
-        raise CaptureError("The exported program doesn't say what structure it returns.")
-    labels, values, fixed, numbers = output_names(out_spec), [], {}, set()
-    specs = functional.program.graph_signature.output_specs
-    own = [
-        (result, spec.arg)
-        for result, spec in zip(results, specs, strict=True)
-        if spec.kind == OutputKind.USER_OUTPUT
-    ]
-    for leaf, (result, argument) in enumerate(own):
-        if isinstance(result, Value):
-            values.append(result)
-            if not isinstance(argument, TensorArgument):
-                numbers.add(leaf)
-        else:
-            fixed[leaf] = result
-    if not values:
-        raise CaptureError("The model returns no tensor, so there is nothing to compute.")
-    kept = _distinct_names([name for leaf, name in enumerate(labels) if leaf not in fixed])
-    kept = _beside_inputs(kept, values, graph)
-    graph.set_outputs(values, kept)
-    complexes = frozenset(
-        leaf
-        for leaf, (result, _) in enumerate(own)
-        if isinstance(result, Value) and result.dtype.is_complex
-    )
-    pairs = _of_pairs(graph)
-    return Captured(
-        graph,
-        tuple(value.name for value in graph.inputs),
-        tuple(kept),
-        {
-            (position, axis): str(dim)
-            for position, value in enumerate(graph.inputs)
-            for axis, dim in enumerate(value.shape)
-            if isinstance(dim, sympy.Symbol)
-        },
-        tuple(as_pairs(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)),
-        Signature.of(parameters, sample, out_spec, fixed, frozenset(numbers), complexes),
-        sample,
-        (
-            *traced.notes,
-            *map(replayed_note, traced.replayed),
-            *map(left_out_note, traced.unrounded),
-            *map(whole_note, traced.whole),
-            *map(all_places_note, traced.everywhere),
-            *limits.notes,
-            *pairs,
-            *map(unread_note, unread),
-            *map(taken_apart_note, dict.fromkeys(names_of_known(out_spec))),
-            *mutation_notes(functional.program, module),
-            *wrapped_notes(translator.wrapped),
-            *conditional_notes(functional.program.graph_module),
-            *requirement_notes(functional.program),
-        ),
-        apart,
-        limits.suspects,
-        limits.demanded,
-        traced.branches,
-        traced.notes,
-        traced.refusal,
-    )
-
-
-def _of_pairs(graph: Graph) -> list[str]:
-    """Has the graph take and return complex numbers as pairs of reals, and says so.
-
-    ONNX computes on real numbers; what is between inputs and outputs a pass splits.
-    """
-    notes = []
-    build = Builder(graph, next(iter(graph), None))
-    for value in graph.inputs:
-        if not value.dtype.is_complex:
-            continue
-        readers = value.users
-        value.type = TensorType(value.dtype.to_real(), (*value.shape, 2))
-        made = build("aten.view_as_complex", value)
-        for node in readers:
-            graph.set_inputs(node, [made if each is value else each for each in node.inputs])
-        graph.set_outputs([made if each is value else each for each in graph.outputs])
-        notes.append(
-            f"Input {value.name} is complex: the file takes torch.view_as_real of it, with the "
-            "real and the imaginary parts along one more axis of 2."
-        )
-    build.at(None)
-    outputs = list(graph.outputs)
-    for place, value in enumerate(outputs):
-        if value.dtype.is_complex:
-            outputs[place] = build("aten.view_as_real", build("aten.resolve_conj", value))
-            notes.append(
-                f"Output {graph.output_names[place]} is complex: the file returns "
-                "torch.view_as_real of it, with one more axis of 2."
-            )
-    graph.set_outputs(outputs)
-    return notes
-
-
-def _name_dims(
-    program: ExportedProgram,
-    leaves: Sequence[Any],
-    requests: Sequence[Request],
-    symbols: Symbols,
-    names: Mapping[sympy.Symbol, str],
-) -> None:
-    """Names every symbol of the inputs' shapes, the user's names first.
-
-    `names` are those that were given to a program, whose dims have their ranges already.
-    """
-    nodes = user_placeholders(program)
-    samples = [*leaves, *[None] * (len(nodes) - len(leaves))]
-    shapes = [
-        tuple(value.shape) if isinstance(value := node.meta.get("val"), torch.Tensor) else ()
-        for node in nodes
-    ]
-    given: dict[sympy.Symbol, str] = {}
-    dims: dict[str, str] = {}
-    for request in requests:
-        size = shapes[request.leaf][request.axis]
-        expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-        if not isinstance(expr, sympy.Symbol) or request.name is None:
-            continue
-        if given.setdefault(expr, request.name) != request.name:
-            raise CaptureError(
-                f"The model needs {request} to equal dim {given[expr]!r}; give both the same Dim."
-            )
-        if not symbols.is_new(expr):
-            continue
-        if request.name in dims:  # torch keeps two symbols for a Dim where it needn't solve p + s
-            symbols.equate(expr, dims[request.name])
-            continue
-        info = DimInfo(max(request.low or 1, 1), request.high, request.size)
-        dims[request.name] = symbols.name(expr, request.name, info)
-    for request in requests:
-        size = shapes[request.leaf][request.axis]
-        if request.root and isinstance(size, torch.SymInt):
-            for original in symbols.unnamed([size.node.expr]):
-                symbols.name(original, request.root, _info(program, original, None, size))
-    for original, expr in asserted_sizes(program):
-        symbols.define(original, expr)
-    for node, shape, sample in zip(nodes, shapes, samples, strict=True):
-        for axis, size in enumerate(shape):
-            if not isinstance(size, torch.SymInt):
-                continue
-            actual = sample.shape[axis] if isinstance(sample, torch.Tensor) else None
-            is_plain = isinstance(size.node.expr, sympy.Symbol)
-            for original in symbols.unnamed([size.node.expr]):
-                info = _info(program, original, actual if is_plain else None, size)
-                symbols.name(original, names.get(original, f"{node.name}_{axis}"), info)
-
-
-def _info(
-    program: ExportedProgram, original: sympy.Symbol, actual: int | None, size: torch.SymInt
-) -> DimInfo:
-    bounds = program.range_constraints.get(original)
-    low = 2 if bounds is None else max(int(bounds.lower), 1)
-    high = None if bounds is None or bounds.upper > _UNBOUNDED else int(bounds.upper)
-    if actual is None:
-        values = size.node.shape_env.backed_var_to_val if size.node.shape_env else {}
-        actual = int(values.get(original, max(low, 8)))
-    return DimInfo(low, high, actual)
+    return limits
 
 
 def _in_signature_order(module: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -422,28 +300,3 @@ def _distinct(
 
     separated: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(separate, (args, kwargs))
     return separated
-
-
-def _distinct_names(names: Sequence[str]) -> list[str]:
-    found: dict[str, None] = {}
-    for name in names:
-        candidate, count = name, 0
-        while candidate in found:
-            count += 1
-            candidate = f"{name}_{count}"
-        found[candidate] = None
-    return list(found)
-
-
-def _beside_inputs(names: Sequence[str], values: Sequence[Value], graph: Graph) -> list[str]:
-    """Names of outputs that no other value has as an input: a present isn't called `past_0` too."""
-    inputs = {value.name: value for value in graph.inputs}
-    taken, found = {*inputs, *names}, []
-    for name, value in zip(names, values, strict=True):
-        if inputs.get(name, value) is not value:
-            present = f"present{name.removeprefix('past')}" if name.startswith("past") else name
-            others = (f"{name}.{count}" for count in range(1, len(taken) + 2))
-            name = next(each for each in (present, *others) if each not in taken)
-            taken.add(name)
-        found.append(name)
-    return found
