@@ -18,8 +18,8 @@ from attngraph.export.files.staged import Staged
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
-from attngraph.frontend.demands import told
-from attngraph.frontend.signature import Signature
+from attngraph.frontend.interface.signature import Signature
+from attngraph.frontend.sizes.demands import told
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.dims import DimInfo

@@ -103,7 +103,7 @@ def measure(weights: str, output: str, verify: Verify) -> dict[str, Any]:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     from attngraph.compiling.compiler import Model, compile_model
-    from attngraph.frontend.load import load
+    from attngraph.frontend.files.load import load
     from attngraph.options import Options
 
     torch.set_grad_enabled(False)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from attngraph.export.families import own_family
-from attngraph.frontend.source import Source
+from attngraph.frontend.files.source import Source
 from attngraph.measuring.contest import PATIENCE, Contest, engines_named, hold
 from attngraph.measuring.job import Job
 from bench import workloads

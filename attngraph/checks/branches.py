@@ -22,10 +22,10 @@ from attngraph.checks.probing import opened, singled_out
 from attngraph.checks.roles import roles_of
 from attngraph.checks.traced import agrees, is_traced
 from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
-from attngraph.frontend.branches import Place, is_assertion, recorded_sides
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.locations import quote
 from attngraph.frontend.model import Model, trace
+from attngraph.frontend.rewording.branches import Place, is_assertion, recorded_sides
+from attngraph.frontend.watching.locations import quote
 from attngraph.ir import Graph, interpret
 
 _MOST = 3

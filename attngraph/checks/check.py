@@ -37,7 +37,7 @@ from attngraph.export.precision import DTYPES, half_inside
 from attngraph.export.precision.quantize import OutputError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model
-from attngraph.frontend.trace_errors import reason
+from attngraph.frontend.tracing.trace_errors import reason
 from attngraph.ir import Graph, clone, interpret
 from attngraph.mapped import release_large
 from attngraph.passes import PassResult

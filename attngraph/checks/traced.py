@@ -13,8 +13,8 @@ from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
 from attngraph.checks.weight_only import reference_of
 from attngraph.errors import IRError, UsageError
-from attngraph.frontend.blocks import blocks
-from attngraph.frontend.suspects import Suspect
+from attngraph.frontend.sizes.blocks import blocks
+from attngraph.frontend.sizes.suspects import Suspect
 from attngraph.ir import Dim, Graph, TensorType, Value, interpret
 from attngraph.ir.conditions import Condition, multiples
 from attngraph.ir.dims import DIVIDING, functions_of, substitute, symbols_of

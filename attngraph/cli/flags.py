@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hin
 import typer
 
 from attngraph.errors import UsageError
-from attngraph.frontend.source import Source
+from attngraph.frontend.files.source import Source
 from attngraph.options import Flag
 
 _INPUTS = "Inputs"

@@ -21,14 +21,14 @@ from attngraph.deployment.compilers import COMPILERS, MODEL, Parts, Request, as_
 from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
 from attngraph.export.runtime.session import Session
-from attngraph.frontend.cache import METADATA_KEY
-from attngraph.frontend.causal_lm import is_causal_lm
-from attngraph.frontend.factory import importable_cwd
-from attngraph.frontend.modalities import is_multimodal
+from attngraph.frontend.families.cache import METADATA_KEY
+from attngraph.frontend.families.causal_lm import is_causal_lm
+from attngraph.frontend.families.seq2seq import is_seq2seq
+from attngraph.frontend.files.factory import importable_cwd
+from attngraph.frontend.files.source import Source
+from attngraph.frontend.interface.modalities import is_multimodal
 from attngraph.frontend.model import Model, trace
 from attngraph.frontend.read_source import load_source, model_of, parsed, read_model
-from attngraph.frontend.seq2seq import is_seq2seq
-from attngraph.frontend.source import Source
 from attngraph.optimized import Optimized
 from attngraph.options import DecoderOptions, Options
 from attngraph.paths import require_file

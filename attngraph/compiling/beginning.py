@@ -18,11 +18,11 @@ from attngraph.errors import CaptureError, UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.precision import own_precision
-from attngraph.frontend.asked_ranges import demands_of
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
-from attngraph.frontend.suspects import Suspect
-from attngraph.frontend.trace_errors import Specialised
+from attngraph.frontend.sizes.asked_ranges import demands_of
+from attngraph.frontend.sizes.suspects import Suspect
+from attngraph.frontend.tracing.trace_errors import Specialised
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.dims import symbols_of

@@ -16,7 +16,7 @@ from attngraph.export.precision.calibrated import chosen_on
 from attngraph.export.precision.quantize import Linear, Moved, Quantised, Rounding, Stored, quantise
 from attngraph.export.precision.smooth import exponents, move
 from attngraph.export.runtime.saturation import saturates
-from attngraph.frontend.specs import read_npz
+from attngraph.frontend.files.specs import read_npz
 from attngraph.ir import Graph, clone, interpret
 from attngraph.options import Options
 

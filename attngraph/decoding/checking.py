@@ -26,10 +26,10 @@ from attngraph.export.parity.budget import Parity, compare, merge
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.export.precision import own_precision
 from attngraph.export.runtime.tensors import to_torch
-from attngraph.frontend.cache import Layout
 from attngraph.frontend.capture import Captured
+from attngraph.frontend.families.cache import Layout
+from attngraph.frontend.families.stateful_lm import Stateful
 from attngraph.frontend.model import Model
-from attngraph.frontend.stateful_lm import Stateful
 from attngraph.ir import Graph
 from attngraph.ir.conditions import shown
 from attngraph.ir.dims import substitute

@@ -25,15 +25,20 @@ from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.export.lowering.emission.buffers import LENGTH, Buffers
 from attngraph.export.parity.budget import merge
-from attngraph.frontend.cache import Layout, find_layout
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.causal_lm import CausalLM, PlacedCausalLM, UnpaddedCausalLM, is_causal_lm
-from attngraph.frontend.embedded_lm import CachedEmbeds
-from attngraph.frontend.kept import kept_states, states_of_modules
+from attngraph.frontend.families.cache import Layout, find_layout
+from attngraph.frontend.families.causal_lm import (
+    CausalLM,
+    PlacedCausalLM,
+    UnpaddedCausalLM,
+    is_causal_lm,
+)
+from attngraph.frontend.families.embedded_lm import CachedEmbeds
+from attngraph.frontend.families.kept import kept_states, states_of_modules
+from attngraph.frontend.families.stateful_lm import Stateful, stateful
+from attngraph.frontend.interface.state import listed
+from attngraph.frontend.interface.wrappers import adapters
 from attngraph.frontend.model import Model
-from attngraph.frontend.state import listed
-from attngraph.frontend.stateful_lm import Stateful, stateful
-from attngraph.frontend.wrappers import adapters
 from attngraph.ir import Graph
 from attngraph.keywords import DecoderKeywords, read, spelled_out
 from attngraph.options import DECODER_DEFAULTS, DEFAULTS, DecoderOptions, Options

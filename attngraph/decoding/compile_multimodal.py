@@ -24,9 +24,9 @@ from attngraph.decoding.multimodal import (
 )
 from attngraph.decoding.rules import Rules
 from attngraph.export.files.staged import Staged
-from attngraph.frontend.modalities import is_multimodal, refuse_mixed
+from attngraph.frontend.families.multimodal import Parts, of_images
+from attngraph.frontend.interface.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
-from attngraph.frontend.multimodal import Parts, of_images
 from attngraph.keywords import CacheKeywords, read, spelled_out
 from attngraph.options import DEFAULTS, DecoderOptions, Options
 

@@ -19,9 +19,9 @@ from attngraph.decoding.rules import Rules
 from attngraph.decoding.seq2seq import DECODER, ENCODER, MERGED, Seq2Seq, Wiring
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
-from attngraph.frontend.cache import rows_looked_up
-from attngraph.frontend.seq2seq import Parts, is_seq2seq, of_transformers
-from attngraph.frontend.wrappers import adapters
+from attngraph.frontend.families.cache import rows_looked_up
+from attngraph.frontend.families.seq2seq import Parts, is_seq2seq, of_transformers
+from attngraph.frontend.interface.wrappers import adapters
 from attngraph.ir.ranges import Ranges
 from attngraph.keywords import CacheKeywords, read, spelled_out
 from attngraph.optimized import Optimized

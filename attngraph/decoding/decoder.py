@@ -30,7 +30,7 @@ from attngraph.export.runtime.bound_steps import BoundSteps
 from attngraph.export.runtime.session import OrtValue, Session
 from attngraph.export.runtime.tensors import to_ort, to_torch
 from attngraph.export.target import parse_target
-from attngraph.frontend.cache import METADATA_KEY, Layout
+from attngraph.frontend.families.cache import METADATA_KEY, Layout
 from attngraph.ir.ranges import Ranges
 from attngraph.numeric import whole
 from attngraph.optimized import Optimized

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attngraph.decoding.tokens import pieces
 from attngraph.errors import UsageError
-from attngraph.frontend.cache import Layout
+from attngraph.frontend.families.cache import Layout
 from attngraph.ir.ranges import Ranges
 
 

@@ -19,7 +19,7 @@ import torch
 
 from attngraph.decoding.placing import LONGEST, POWERS, WINDOW, Placing, around, cut
 from attngraph.errors import ParityError
-from attngraph.frontend.cache import Layout
+from attngraph.frontend.families.cache import Layout
 from attngraph.ir import Graph, Value, interpret
 from attngraph.ir.dims import substitute
 

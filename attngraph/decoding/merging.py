@@ -15,7 +15,7 @@ from attngraph.export.formats import Precision
 from attngraph.export.parity.budget import Parity, compare, merge
 from attngraph.export.parity.reference import ReferenceOutputs
 from attngraph.export.runtime.session import Session
-from attngraph.frontend.cache import METADATA_KEY
+from attngraph.frontend.families.cache import METADATA_KEY
 from attngraph.optimized import Optimized
 from attngraph.options import Options
 

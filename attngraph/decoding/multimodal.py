@@ -25,10 +25,10 @@ from attngraph.decoding.tokens import Fed, Seen, shown_tokens, token_ids
 from attngraph.errors import UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.image_parts import FEATURES
-from attngraph.frontend.image_sizes import images_apart
-from attngraph.frontend.joining import Joining
-from attngraph.frontend.modalities import FILE_NAMES, GRID, PIXELS, SHOWN, SIZES
+from attngraph.frontend.families.image_parts import FEATURES
+from attngraph.frontend.families.image_sizes import images_apart
+from attngraph.frontend.families.joining import Joining
+from attngraph.frontend.interface.modalities import FILE_NAMES, GRID, PIXELS, SHOWN, SIZES
 from attngraph.optimized import Optimized
 
 VISION, EMBED, JOIN, PLACES, DECODER = (

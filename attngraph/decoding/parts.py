@@ -15,7 +15,7 @@ from attngraph.decoding.stream import TokenStream
 from attngraph.decoding.tokens import end_tokens
 from attngraph.errors import OutputError, UsageError
 from attngraph.export.runtime.session import Session
-from attngraph.frontend.described import Described
+from attngraph.frontend.families.described import Described
 from attngraph.optimized import Optimized
 from attngraph.paths import data_beside
 from attngraph.reports.report import Report

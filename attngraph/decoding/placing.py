@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 import torch
 
-from attngraph.frontend.cache import Layout
+from attngraph.frontend.families.cache import Layout
 from attngraph.ir import Graph, Node, ScalarType, Value
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import evaluate

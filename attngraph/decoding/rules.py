@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from attngraph.frontend.described import Described, frozen
+from attngraph.frontend.families.described import Described, frozen
 
 _IGNORED = {
     "sequence_bias": None,

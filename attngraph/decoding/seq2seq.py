@@ -24,7 +24,7 @@ from attngraph.decoding.tokens import shown_tokens, token_ids
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.runtime.session import OrtValue, Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.described import Described
+from attngraph.frontend.families.described import Described
 from attngraph.optimized import Optimized
 
 ENCODER, DECODER, MERGED = (

@@ -12,8 +12,8 @@ from attngraph.compiling.beginning import Progress
 from attngraph.deployment.compilers import Parts, Request, compiled
 from attngraph.deployment.folder import Place, place_of
 from attngraph.errors import UsageError
+from attngraph.frontend.files.source import Source
 from attngraph.frontend.read_source import load_source, model_of, parsed
-from attngraph.frontend.source import Source
 from attngraph.keywords import CheckpointKeywords, read, spelled_out
 from attngraph.options import DecoderOptions, Options
 from attngraph.reports.report import Report

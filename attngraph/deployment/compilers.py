@@ -23,11 +23,11 @@ from attngraph.decoding.seq2seq import ENCODER
 from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
 from attngraph.export.files.staged import Staged
-from attngraph.frontend.load import Loaded
-from attngraph.frontend.modalities import is_multimodal, refuse_mixed
+from attngraph.frontend.families.multimodal import of_images
+from attngraph.frontend.families.seq2seq import is_seq2seq, of_transformers
+from attngraph.frontend.files.load import Loaded
+from attngraph.frontend.interface.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
-from attngraph.frontend.multimodal import of_images
-from attngraph.frontend.seq2seq import is_seq2seq, of_transformers
 from attngraph.options import DecoderOptions, Options
 from attngraph.reports.report import Report
 from attngraph.runtimes.genai import CONFIG, Generation, genai_config, notes_of

@@ -16,42 +16,48 @@ from torch.export.dynamic_shapes import ShapesCollection
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError, UsageError
-from attngraph.frontend.binding import keywords_stated
-from attngraph.frontend.branches import Place
-from attngraph.frontend.complex_pairs import take_pairs
-from attngraph.frontend.conditionals import conditional_notes
-from attngraph.frontend.conditions import conditions_of
-from attngraph.frontend.cut_for_memory import whole_note
-from attngraph.frontend.dim_names import name_dims
-from attngraph.frontend.exporting import Subject, Traced
-from attngraph.frontend.functional import functionalize
-from attngraph.frontend.hit_loops import all_places_note
-from attngraph.frontend.limits import Limits, settled_limits
-from attngraph.frontend.loops import LoopTranslator
-from attngraph.frontend.memoised import bounded
-from attngraph.frontend.notes import (
+from attngraph.frontend.files.script import script_to_program
+from attngraph.frontend.interface.binding import keywords_stated
+from attngraph.frontend.interface.output_classes import names_of_known
+from attngraph.frontend.interface.outputs import set_outputs
+from attngraph.frontend.interface.shapes import (
+    Request,
+    combine,
+    named_dims,
+    nested_shapes,
+    requested_dims,
+)
+from attngraph.frontend.interface.signature import Signature
+from attngraph.frontend.interface.state import state_notes
+from attngraph.frontend.rewording.branches import Place
+from attngraph.frontend.rewording.cut_for_memory import whole_note
+from attngraph.frontend.rewording.hit_loops import all_places_note
+from attngraph.frontend.rewording.memoised import bounded
+from attngraph.frontend.rewording.rounded_for_speed import left_out_note
+from attngraph.frontend.sizes.conditions import conditions_of
+from attngraph.frontend.sizes.dim_names import name_dims
+from attngraph.frontend.sizes.limits import Limits, settled_limits
+from attngraph.frontend.sizes.program_dims import (
+    named_symbols,
+    shape_env,
+    sizes_of,
+)
+from attngraph.frontend.sizes.suspects import Suspect, unequal
+from attngraph.frontend.sizes.symbols import Symbols
+from attngraph.frontend.tracing.exporting import Subject, Traced
+from attngraph.frontend.tracing.tracing import trace
+from attngraph.frontend.translation.complex_pairs import take_pairs
+from attngraph.frontend.translation.conditionals import conditional_notes
+from attngraph.frontend.translation.functional import functionalize
+from attngraph.frontend.translation.loops import LoopTranslator
+from attngraph.frontend.translation.notes import (
     mutation_notes,
     replayed_note,
     taken_apart_note,
     unread_note,
     wrapped_notes,
 )
-from attngraph.frontend.output_classes import names_of_known
-from attngraph.frontend.outputs import set_outputs
-from attngraph.frontend.program_dims import (
-    named_symbols,
-    shape_env,
-    sizes_of,
-)
-from attngraph.frontend.requirements import requirement_notes
-from attngraph.frontend.rounded_for_speed import left_out_note
-from attngraph.frontend.script import script_to_program
-from attngraph.frontend.shapes import Request, combine, named_dims, nested_shapes, requested_dims
-from attngraph.frontend.signature import Signature
-from attngraph.frontend.state import state_notes
-from attngraph.frontend.suspects import Suspect, unequal
-from attngraph.frontend.symbols import Symbols
-from attngraph.frontend.tracing import trace
+from attngraph.frontend.translation.requirements import requirement_notes
 from attngraph.ir.conditions import Condition
 from attngraph.ir.graph import Graph
 from attngraph.ir.storage import as_pairs, from_pairs

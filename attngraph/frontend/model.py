@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from attngraph.errors import UsageError
-from attngraph.frontend.branches import Place
 from attngraph.frontend.capture import Captured, capture, from_program
-from attngraph.frontend.load import Loaded
-from attngraph.frontend.wrappers import unwrapped
+from attngraph.frontend.files.load import Loaded
+from attngraph.frontend.interface.wrappers import unwrapped
+from attngraph.frontend.rewording.branches import Place
 
 
 @dataclass(frozen=True)

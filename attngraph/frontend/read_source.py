@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 from attngraph.errors import LoadError, UsageError
-from attngraph.frontend.binding import bind, forward_signature
-from attngraph.frontend.load import Loaded, load
-from attngraph.frontend.model import Model
-from attngraph.frontend.source import Source
-from attngraph.frontend.specs import (
+from attngraph.frontend.files.load import Loaded, load
+from attngraph.frontend.files.source import Source
+from attngraph.frontend.files.specs import (
     DimName,
     DimRange,
     InputSpec,
@@ -24,6 +22,8 @@ from attngraph.frontend.specs import (
     parse_inputs,
     read_npz,
 )
+from attngraph.frontend.interface.binding import bind, forward_signature
+from attngraph.frontend.model import Model
 
 
 def read_model(source: Source) -> Model:

@@ -17,9 +17,9 @@ from attngraph.export.formats import Precision
 from attngraph.export.parity.samples import DTYPE
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target, parse_target
-from attngraph.frontend.factory import importable_cwd
+from attngraph.frontend.files.factory import importable_cwd
+from attngraph.frontend.files.source import Source
 from attngraph.frontend.read_source import read_model
-from attngraph.frontend.source import Source
 
 _JOB, _INPUTS = "job.json", "inputs.pt"
 

@@ -17,7 +17,7 @@ import onnx_ir
 
 from attngraph.errors import LoadError, OutputError, UsageError
 from attngraph.export.target import Target
-from attngraph.frontend.cache import METADATA_KEY
+from attngraph.frontend.families.cache import METADATA_KEY
 from attngraph.ir.ranges import Ranges
 from attngraph.paths import require_file, unwritable
 from attngraph.runtimes.triton_model import COUNT, FILE, IDS, MASK, TOKENS

@@ -17,7 +17,7 @@ import torch
 from attngraph.decoding.decoder import Decoder
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.cache import METADATA_KEY
+from attngraph.frontend.families.cache import METADATA_KEY
 
 FILE = "model.onnx"
 IDS, MASK, COUNT, TOKENS = "input_ids", "attention_mask", "max_new_tokens", "output_ids"

@@ -21,11 +21,11 @@ from torch.utils import _pytree as pytree
 
 from attngraph.export.formats import Precision
 from attngraph.export.runtime.session import Session
-from attngraph.frontend.cache import METADATA_KEY
-from attngraph.frontend.causal_lm import is_causal_lm
+from attngraph.frontend.families.cache import METADATA_KEY
+from attngraph.frontend.families.causal_lm import is_causal_lm
+from attngraph.frontend.families.seq2seq import is_seq2seq
+from attngraph.frontend.interface.shapes import combine
 from attngraph.frontend.model import Model
-from attngraph.frontend.seq2seq import is_seq2seq
-from attngraph.frontend.shapes import combine
 from attngraph.ir.ranges import RANGES_KEY, Ranges
 from attngraph.options import Options
 from attngraph.paths import require_file

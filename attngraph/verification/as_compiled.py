@@ -16,9 +16,9 @@ from attngraph.decoding.compile import of_causal_lm, take_every_step
 from attngraph.decoding.lengths import lengths_of
 from attngraph.export.precision import own_precision
 from attngraph.export.runtime.session import Session
-from attngraph.frontend.cache import METADATA_KEY, Layout
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.causal_lm import is_causal_lm
+from attngraph.frontend.families.cache import METADATA_KEY, Layout
+from attngraph.frontend.families.causal_lm import is_causal_lm
 from attngraph.frontend.model import Model, trace
 from attngraph.options import DecoderOptions
 

@@ -17,8 +17,8 @@ from attngraph.decoding.multimodal import DECODER, VISION, Multimodal
 from attngraph.decoding.rules import NO_RULES
 from attngraph.errors import ParityError
 from attngraph.export.runtime.session import Session
-from attngraph.frontend.joining import Joining
-from attngraph.frontend.multimodal import of_images
+from attngraph.frontend.families.joining import Joining
+from attngraph.frontend.families.multimodal import of_images
 from attngraph.options import DEFAULTS, Options
 from attngraph.paths import require_file
 from attngraph.verification.verify import Verification, verify_file

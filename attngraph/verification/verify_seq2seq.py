@@ -18,7 +18,7 @@ from attngraph.decoding.rules import Rules
 from attngraph.decoding.seq2seq import DECODER, ENCODER, MERGED, Seq2Seq, Wiring
 from attngraph.export.parity.budget import merge
 from attngraph.export.runtime.session import Session
-from attngraph.frontend.seq2seq import of_transformers
+from attngraph.frontend.families.seq2seq import of_transformers
 from attngraph.ir.ranges import Ranges
 from attngraph.options import DEFAULTS, Options
 from attngraph.paths import require_file

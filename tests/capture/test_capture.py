@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.frontend.capture import Captured, capture, from_program
-from attngraph.frontend.locations import portable_path, short_path
-from attngraph.frontend.pt2 import load_program
-from attngraph.frontend.script import script_to_program
+from attngraph.frontend.files.pt2 import load_program
+from attngraph.frontend.files.script import script_to_program
+from attngraph.frontend.watching.locations import portable_path, short_path
 from attngraph.ir import DimInfo, Loc, format_graph, interpret, parse, verify
 from attngraph.ir.ops import op_def
 from tests.capture.formula import (

@@ -13,7 +13,7 @@ from torch.export import Dim
 
 from attngraph import optimize
 from attngraph.errors import CaptureError, UsageError
-from attngraph.frontend.suspects import is_count
+from attngraph.frontend.sizes.suspects import is_count
 from attngraph.ir.conditions import parse_condition
 
 CHUNK = 8

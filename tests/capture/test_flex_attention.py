@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 import attngraph
 from attngraph.errors import CaptureError
 from attngraph.frontend.capture import capture
-from attngraph.frontend.functional import functionalize
+from attngraph.frontend.translation.functional import functionalize
 from attngraph.inference import inference
 
 pytestmark = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.errors import UsageError
-from attngraph.frontend.looped import Mixer, find_mixers
+from attngraph.frontend.families.looped import Mixer, find_mixers
 
 
 class _Keeps(nn.Module):

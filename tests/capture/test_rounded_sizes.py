@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, guard_in
 from torch.nn import functional as F
 
 from attngraph.frontend.capture import capture
-from attngraph.frontend.rounded_sizes import rounded_up
+from attngraph.frontend.rewording.rounded_sizes import rounded_up
 from attngraph.ir import interpret, verify
 from attngraph.ir.ranges import Ranges
 

@@ -14,10 +14,10 @@ from torch.export import Dim
 import attngraph
 from attngraph import mapped
 from attngraph.errors import CaptureError
-from attngraph.frontend import stand_ins as stand_in_weights
 from attngraph.frontend.capture import capture
-from attngraph.frontend.stand_ins import stand_ins
-from attngraph.frontend.state import state_notes
+from attngraph.frontend.interface import stand_ins as stand_in_weights
+from attngraph.frontend.interface.stand_ins import stand_ins
+from attngraph.frontend.interface.state import state_notes
 
 X = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
 _CALLS = [0]

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import attngraph
 from attngraph.errors import CaptureError
-from attngraph.frontend.wrapped import plain_weight
+from attngraph.frontend.translation.wrapped import plain_weight
 from attngraph.ir.storage import address_of, place_of
 
 aten = torch.ops.aten

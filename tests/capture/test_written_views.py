@@ -12,7 +12,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from attngraph import optimize
-from attngraph.frontend import functional
+from attngraph.frontend.translation import functional
 
 Code = Callable[[Tensor], Any]
 

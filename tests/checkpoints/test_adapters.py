@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from attngraph.deployment.kept import kept_files
 from attngraph.errors import LoadError
-from attngraph.frontend.load import load
+from attngraph.frontend.files.load import load
 from tests.checkpoints.models import made, saved
 
 _QUERY = "bert.encoder.layer.0.attention.self.query"

@@ -12,7 +12,7 @@ import torch
 
 from attngraph.checkpoints.folder import require_tokenizer
 from attngraph.errors import LoadError
-from attngraph.frontend.load import load
+from attngraph.frontend.files.load import load
 from tests.checkpoints.models import rewritten
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from attngraph.errors import AttngraphError, LoadError, UsageError
-from attngraph.frontend.load import Loaded, load
+from attngraph.frontend.files.load import Loaded, load
 from tests.checkpoints.models import NAMES, made, rewritten, saved
 
 

@@ -24,7 +24,7 @@ from attngraph.checkpoints.folder import Folder
 from attngraph.checkpoints.stored import StoredLinear
 from attngraph.cli import run
 from attngraph.errors import LoadError, ParityError
-from attngraph.frontend.load import load
+from attngraph.frontend.files.load import load
 
 WORD = 32
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)

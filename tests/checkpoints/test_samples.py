@@ -11,7 +11,7 @@ import torch
 
 import attngraph
 from attngraph.errors import CaptureError, UsageError
-from attngraph.frontend.load import load
+from attngraph.frontend.files.load import load
 from tests.checkpoints.models import saved
 
 _SMALL: dict[str, Any] = {

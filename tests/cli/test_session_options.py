@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attngraph.export.runtime import session as session_module
-from attngraph.frontend.source import Source
+from attngraph.frontend.files.source import Source
 from attngraph.measuring.job import Job
 
 USAGE = 2

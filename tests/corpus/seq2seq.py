@@ -74,7 +74,7 @@ def _composed(model_type: str) -> Any:
 def source_of(model: nn.Module) -> tuple[dict[str, Tensor] | None, dict[str, Any]]:
     """Samples of what is encoded, where the compiler makes none, with the batch as a dim."""
     from attngraph.errors import UsageError
-    from attngraph.frontend.seq2seq import sample_source
+    from attngraph.frontend.families.seq2seq import sample_source
     from tests.corpus.inputs import sample_inputs
     from tests.corpus.rows import parse_row
 

@@ -13,7 +13,7 @@ import torch
 
 from attngraph.compiling.compiler import Model, analyse, optimize
 from attngraph.errors import CaptureError, ParityError
-from attngraph.frontend.trace_errors import reason
+from attngraph.frontend.tracing.trace_errors import reason
 from attngraph.ir import Graph, Node
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import CAUSAL_CONVOLUTION, CONVOLUTION

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from attngraph.frontend.factory import importable_cwd
+from attngraph.frontend.files.factory import importable_cwd
 from tests.load.model_files import SOURCE
 
 

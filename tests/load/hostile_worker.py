@@ -12,7 +12,7 @@ import resource
 import sys
 from pathlib import Path
 
-from attngraph.frontend.load import load
+from attngraph.frontend.files.load import load
 
 SECONDS, ROOM = 20, 1 << 30
 """What stops a load for good: its CPU time, and the address space on top of what torch took."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from attngraph.frontend.load import Loaded
-from attngraph.frontend.sniff import ModelKind
+from attngraph.frontend.files.load import Loaded
+from attngraph.frontend.files.sniff import ModelKind
 
 FACTORY = "load_fixture:tied"
 

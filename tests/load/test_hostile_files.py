@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from attngraph.errors import LoadError
-from attngraph.frontend.load import load
+from attngraph.frontend.files.load import load
 from tests.load.model_files import write_pt2, write_script
 
 

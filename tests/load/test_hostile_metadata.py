@@ -17,9 +17,9 @@ from attngraph.decoding.seq2seq import Wiring
 from attngraph.errors import AttngraphError, LoadError
 from attngraph.export.precision.quantize import Rounding
 from attngraph.export.runtime.saturation import ROUNDING_KEY, require_exact
-from attngraph.frontend.cache import Layout
-from attngraph.frontend.image_sizes import Tiles
-from attngraph.frontend.joining import Joining
+from attngraph.frontend.families.cache import Layout
+from attngraph.frontend.families.image_sizes import Tiles
+from attngraph.frontend.families.joining import Joining
 from attngraph.ir.ranges import RANGES_KEY, Ranges
 from attngraph.metadata import record
 

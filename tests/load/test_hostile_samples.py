@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from attngraph.errors import LoadError
-from attngraph.frontend.specs import read_npz
+from attngraph.frontend.files.specs import read_npz
 
 PICKLE = b"cos\nsystem\n(S'true'\ntR."
 

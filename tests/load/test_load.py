@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from attngraph.errors import LoadError
-from attngraph.frontend.binding import forward_signature
-from attngraph.frontend.load import load
-from attngraph.frontend.script import script_to_program
-from attngraph.frontend.sniff import ModelKind, sniff
+from attngraph.frontend.files.load import load
+from attngraph.frontend.files.script import script_to_program
+from attngraph.frontend.files.sniff import ModelKind, sniff
+from attngraph.frontend.interface.binding import forward_signature
 from tests.load.model_files import FACTORY, IDS, WRITERS, run, trace, write_pt2, write_script
 
 

@@ -17,7 +17,7 @@ from torch.fx import graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import attngraph
-from attngraph.frontend import memoised
+from attngraph.frontend.rewording import memoised
 from attngraph.ir import Graph, Node, infer
 
 COMPILES = 60

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file, save_model
 
 from attngraph.errors import LoadError, UsageError
-from attngraph.frontend.load import load
+from attngraph.frontend.files.load import load
 
 _MODELS = """
 import torch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attngraph.errors import LoadError, UsageError
-from attngraph.frontend.load import load
+from attngraph.frontend.files.load import load
 from tests.load.model_files import FACTORY, IDS, run, write_pt2, write_safetensors
 
 

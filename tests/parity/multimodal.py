@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attngraph
 from attngraph import Multimodal
-from attngraph.frontend.multimodal import Parts, of_images
+from attngraph.frontend.families.multimodal import Parts, of_images
 from tests.models.kit import HIDDEN, VOCABULARY, peaked
 from tests.parity.test_decode import common
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, LlamaForCausalLM
 
 from attngraph import optimize_decoder
-from attngraph.frontend.modalities import cache_parameter
+from attngraph.frontend.interface.modalities import cache_parameter
 from tests.models.kit import VOCABULARY, peaked
 from tests.parity.test_decode import common
 

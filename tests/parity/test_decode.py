@@ -16,7 +16,7 @@ from attngraph import Decoder
 from attngraph.errors import LoadError, ParityError, UsageError
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
-from attngraph.frontend.causal_lm import CausalLM
+from attngraph.frontend.families.causal_lm import CausalLM
 from examples import cached_gpt
 from tests.models.kit import FEED_FORWARD, HEADS, HIDDEN, LAYERS, POSITIONS, VOCABULARY, peaked
 

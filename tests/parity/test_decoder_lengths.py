@@ -23,8 +23,8 @@ from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
-from attngraph.frontend.cache import METADATA_KEY, find_layout
-from attngraph.frontend.causal_lm import UnpaddedCausalLM
+from attngraph.frontend.families.cache import METADATA_KEY, find_layout
+from attngraph.frontend.families.causal_lm import UnpaddedCausalLM
 from attngraph.verification.verify import verify_file
 from tests.models.kit import VOCABULARY, peaked
 from tests.parity.test_decode import MODELS, common, compiled, prompts

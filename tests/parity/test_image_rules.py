@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import attngraph
 from attngraph.errors import UsageError
-from attngraph.frontend.image_grids import Places, patches_placed, within_segments
-from attngraph.frontend.image_parts import FEATURES, Join, Vision
-from attngraph.frontend.image_samples import sample_images
-from attngraph.frontend.image_sizes import Tiles, images_apart
-from attngraph.frontend.modalities import is_joined
-from attngraph.frontend.multimodal import of_images
+from attngraph.frontend.families.image_grids import Places, patches_placed, within_segments
+from attngraph.frontend.families.image_parts import FEATURES, Join, Vision
+from attngraph.frontend.families.image_samples import sample_images
+from attngraph.frontend.families.image_sizes import Tiles, images_apart
+from attngraph.frontend.families.multimodal import of_images
+from attngraph.frontend.interface.modalities import is_joined
 from attngraph.inference import inference
 from tests.models.kit import HIDDEN
 from tests.parity.multimodal import FAMILIES, TOKEN, eager, images, parts

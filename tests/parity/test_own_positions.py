@@ -11,7 +11,7 @@ import attngraph
 from attngraph.errors import UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.causal_lm import PlacedCausalLM
+from attngraph.frontend.families.causal_lm import PlacedCausalLM
 from attngraph.frontend.model import Model
 from attngraph.verification.verify import verify_file
 from tests.models.kit import peaked

@@ -12,7 +12,7 @@ import attngraph
 from attngraph import Decoder
 from attngraph.export.parity.budget import compare
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
-from attngraph.frontend.causal_lm import CausalLM
+from attngraph.frontend.families.causal_lm import CausalLM
 from attngraph.options import CacheKind
 from examples import cached_gpt
 from tests.models.kit import peaked

@@ -18,7 +18,7 @@ from attngraph import Decoder
 from attngraph.compiling.compiler import Model
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
-from attngraph.frontend.cache import METADATA_KEY, Layout
+from attngraph.frontend.families.cache import METADATA_KEY, Layout
 from attngraph.ir import Graph, TensorType
 from attngraph.options import CacheKind
 from attngraph.verification.verify import verify_file

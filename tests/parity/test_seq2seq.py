@@ -23,8 +23,8 @@ from attngraph.errors import LoadError, ParityError, UsageError
 from attngraph.export.parity.budget import Parity
 from attngraph.export.runtime.tensors import to_ort, to_torch
 from attngraph.frontend.capture import Captured
+from attngraph.frontend.families.seq2seq import Parts, of_transformers
 from attngraph.frontend.model import trace
-from attngraph.frontend.seq2seq import Parts, of_transformers
 from attngraph.options import DecoderOptions
 from tests.models.kit import peaked
 

@@ -15,8 +15,8 @@ from torch.export import Dim
 import attngraph
 from attngraph import Decoder
 from attngraph.errors import CaptureError, UsageError
-from attngraph.frontend.kept import find_kept
-from attngraph.frontend.stateful_lm import Forms, WithoutCache
+from attngraph.frontend.families.kept import find_kept
+from attngraph.frontend.families.stateful_lm import Forms, WithoutCache
 from attngraph.runtimes.genai import Generation, genai_config
 from tests.models.stateful import FAMILIES, PAGE, REFUSED, VOCABULARY, built
 from tests.passes.linear_attentions import HEADS, KEYS, VALUES, WIDTH, GatedDeltaLoop

@@ -18,7 +18,7 @@ from attngraph.export.lowering.emission.buffers import require_in_place
 from attngraph.export.lowering.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
 from attngraph.export.target import parse_target
-from attngraph.frontend.cache import find_layout
+from attngraph.frontend.families.cache import find_layout
 from attngraph.passes import run
 from tests.models.kit import VOCABULARY
 from tests.placement.tool import Tool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from attngraph.frontend.demands import demands, excluded_sizes, told
+from attngraph.frontend.sizes.demands import demands, excluded_sizes, told
 from attngraph.ir.conditions import Condition, parse_condition, shown
 from attngraph.ir.dims import DimInfo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from attngraph.frontend.guards import always_hold, excluded_largest, excluded_small
+from attngraph.frontend.tracing.guards import always_hold, excluded_largest, excluded_small
 from attngraph.ir.conditions import always, at_sizes, holds, parse_condition
 from attngraph.ir.dims import DimInfo, symbol
 

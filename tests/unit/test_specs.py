@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from attngraph.errors import LoadError, UsageError
-from attngraph.frontend.binding import bind, forward_signature
-from attngraph.frontend.specs import (
+from attngraph.frontend.files.specs import (
     DimRange,
     InputSpec,
     SpecDim,
@@ -23,6 +22,7 @@ from attngraph.frontend.specs import (
     parse_inputs,
     read_npz,
 )
+from attngraph.frontend.interface.binding import bind, forward_signature
 
 
 def test_named_dims_are_dynamic_and_bare_numbers_static() -> None:

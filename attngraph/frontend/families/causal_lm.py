@@ -1,0 +1,238 @@
+"""A causal LM of `transformers` as a module whose cache is explicit: tensors in, tensors out."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.func import functional_call
+
+from attngraph.errors import UsageError, reason_of
+from attngraph.frontend.interface.modalities import TEXT_ALONE, cache_parameter, other_tensors
+from attngraph.frontend.interface.stand_ins import stand_ins
+
+_PROBED = 3  # tokens; no model has as many key heads and features in every layer
+Layers = list[dict[str, Tensor]]
+
+
+def is_causal_lm(module: nn.Module | None) -> bool:
+    """Whether the module is a model of transformers that can generate."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(module, transformers.PreTrainedModel):
+        return False
+    return bool(module.can_generate()) and not module.config.is_encoder_decoder
+
+
+class OfModel(nn.Module):
+    """A module that calls a model of transformers for logits."""
+
+    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.all_logits = all_logits
+        taken = inspect.signature(model.forward).parameters
+        self.takes_positions = "position_ids" in taken
+        self.cuts_early = "logits_to_keep" in taken and not all_logits
+
+    def _logits(self, mask: Tensor | None, positions: Tensor | None, **given: Any) -> Tensor:
+        """Those of all tokens or of the last; `given` are tokens and cache by the model's names."""
+        kwargs: dict[str, Any] = {"position_ids": positions} if self.takes_positions else {}
+        if self.cuts_early:
+            kwargs["logits_to_keep"] = 1
+        logits: Tensor = self.model(attention_mask=mask, **given, **kwargs).logits
+        return logits if self.all_logits else logits[:, -1:]
+
+
+class Cached(OfModel):
+    """What these have: a run of the model with a cache that is tensors."""
+
+    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
+        super().__init__(model, all_logits=all_logits)
+        self.takes_cache = cache_parameter(model.forward)
+        self.shapes = _probe(model)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What the runtimes of others call the cache, by what the trace calls it."""
+        return {
+            f"{own}_{layer}_{part}": f"{called}.{layer}.{part}"
+            for own, called in (("past", "past_key_values"), ("present", "present"))
+            for layer, parts in enumerate(self.shapes)
+            for part in parts
+        }
+
+    def _run(
+        self, tokens: dict[str, Tensor], mask: Tensor | None, positions: Tensor, past: Layers
+    ) -> dict[str, Any]:
+        """`tokens` are ids, or embeddings, and what else is said of each, by the model's names."""
+        cache = _filled(past)
+        given = {self.takes_cache: cache, **tokens}
+        logits = self._logits(mask, positions, use_cache=True, **given)
+        present = [{"key": layer.keys, "value": layer.values} for layer in cache.layers]
+        return {"logits": logits, "present": present}
+
+    def _drawn(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        seed = torch.Generator().manual_seed(0)
+        model: Any = self.model
+        vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        ids = torch.randint(vocabulary, (batch, seq), generator=seed)
+        mask = torch.ones(batch, past + seq, dtype=torch.long)
+        layers = [
+            {
+                name: torch.randn(batch, heads, past, width, generator=seed).to(dtype)
+                for name, (heads, width, dtype) in layer.items()
+            }
+            for layer in self.shapes
+        ]
+        # by the first name, transformers.js knows how many rows an empty cache has
+        rows, length, before = Dim("batch_size"), Dim("seq"), Dim("past")
+        shapes = {
+            "input_ids": {0: rows, 1: length},
+            "attention_mask": {0: rows, 1: Dim.AUTO},
+            "past": [{part: {0: rows, 2: before} for part in layer} for layer in layers],
+        }
+        return {"input_ids": ids, "attention_mask": mask, "past": layers}, shapes
+
+
+class _OfText(Cached):
+    """One whose prompts are text alone. Raises UsageError for a model that takes more."""
+
+    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
+        crosses = bool(getattr(model.config, "add_cross_attention", False))
+        if others := other_tensors(type(model), crosses=crosses):
+            raise UsageError(
+                f"{type(model).__name__} also takes {', '.join(others)}, and a decoder is compiled "
+                f"without them: its file would answer as if there were none. {TEXT_ALONE}"
+            )
+        super().__init__(model, all_logits=all_logits)
+
+
+class CausalLM(_OfText):
+    """Token ids and a cache to logits and the longer cache, as `model.generate` calls the model.
+
+    input_ids (B, S), attention_mask (B, P + S) with 1 where there is a token, and for each layer a
+    key and a value (B, G, P, D). Positions count the tokens that the mask shows, so that rows may
+    be padded on the left. Gives the logits (B, S, V), of the last position alone (B, 1, V) unless
+    `all_logits`, and for each layer a key and a value (B, G, P + S, D).
+
+    Raises UsageError where the model has no cache of that kind.
+    """
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, past: Layers) -> dict[str, Any]:
+        length = input_ids.shape[1]
+        fits: Any = torch._check
+        fits(attention_mask.shape[1] == past[0]["key"].shape[2] + length)
+        positions = places(attention_mask)[:, -length:]
+        return self._run({"input_ids": input_ids}, attention_mask, positions, past)
+
+    def sample(
+        self, batch: int = 2, seq: int = 3, past: int = 5
+    ) -> tuple[tuple[Tensor, Tensor, Layers], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        inputs, shapes = self._drawn(batch, seq, past)
+        return (inputs["input_ids"], inputs["attention_mask"], inputs["past"]), shapes
+
+
+class PlacedCausalLM(CausalLM):
+    """The same with the tokens' positions (B, S) as an input, whatever the mask shows."""
+
+    def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
+        super().__init__(model, all_logits=all_logits)
+        if not self.takes_positions:
+            raise UsageError(
+                f"{type(model).__name__} takes no position_ids: it tells from the mask where a "
+                "token stands, so leave out --position-ids (position_ids=True)."
+            )
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: Layers
+    ) -> dict[str, Any]:
+        fits: Any = torch._check
+        fits(attention_mask.shape[1] == past[0]["key"].shape[2] + input_ids.shape[1])
+        return self._run({"input_ids": input_ids}, attention_mask, position_ids, past)
+
+    def sample(  # type: ignore[override]
+        self, batch: int = 2, seq: int = 3, past: int = 5
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Layers], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        (ids, mask, layers), shapes = super().sample(batch, seq, past)
+        positions = torch.arange(past, past + seq).expand(batch, seq)
+        names = ("input_ids", "attention_mask", "position_ids", "past")
+        shapes["position_ids"] = shapes["input_ids"]
+        return (ids, mask, positions, layers), {name: shapes[name] for name in names}
+
+
+class UnpaddedCausalLM(_OfText):
+    """The same where no row is padded: it takes no mask, and all rows have the same positions."""
+
+    def forward(self, input_ids: Tensor, past: Layers) -> dict[str, Any]:
+        before = past[0]["key"].shape[2]
+        positions = torch.arange(before, before + input_ids.shape[1])[None]
+        return self._run({"input_ids": input_ids}, None, positions, past)
+
+    def sample(
+        self, batch: int = 2, seq: int = 3, past: int = 5
+    ) -> tuple[tuple[Tensor, Layers], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        inputs, shapes = self._drawn(batch, seq, past)
+        del shapes["attention_mask"]
+        return (inputs["input_ids"], inputs["past"]), shapes
+
+
+def places(mask: Tensor) -> Tensor:
+    """How many tokens a mask (B, T) shows before each; 0 where it hides one."""
+    return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
+
+
+def _filled(past: Layers) -> Any:
+    """transformers' growing cache with these tensors in it: every layer kept at full length."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for index, layer in enumerate(past):
+        cache.update(layer["key"], layer["value"], index)
+    return cache
+
+
+def _probe(model: nn.Module) -> list[dict[str, tuple[int, int, torch.dtype]]]:
+    """(heads, width, dtype) of each layer's key and value, from a run on a few tokens."""
+    from transformers import DynamicCache
+
+    name = type(model).__name__
+    cache = DynamicCache()
+    training = model.training
+    device = next(model.parameters()).device
+    ids = torch.ones(1, _PROBED, dtype=torch.long, device=device)
+    try:
+        with torch.no_grad(), stand_ins(model.eval()) as weights:
+            given = {"input_ids": ids, cache_parameter(model.forward): cache, "use_cache": True}
+            functional_call(model, dict(weights), (), given)
+    except Exception as error:
+        raise UsageError(
+            f"The cache of {name} can't be found: it doesn't run with a DynamicCache of "
+            f"transformers ({reason_of(error)})."
+        ) from error
+    finally:
+        model.train(training)
+    layers = []
+    for index, layer in enumerate(cache.layers):
+        found: dict[str, tuple[int, int, torch.dtype]] = {}
+        for part, attribute in (("key", "keys"), ("value", "values")):
+            tensor = getattr(layer, attribute, None)
+            if not isinstance(tensor, Tensor) or tensor.ndim != 4 or tensor.shape[2] != _PROBED:
+                raise UsageError(
+                    f"The cache of {name} can't be found: layer {index} keeps a "
+                    f"{type(layer).__name__} without {attribute} (batch, heads, length, width)."
+                )
+            found[part] = tensor.shape[1], tensor.shape[3], tensor.dtype
+        layers.append(found)
+    if not layers:
+        raise UsageError(
+            f"The cache of {name} can't be found: it put nothing into a DynamicCache of "
+            "transformers."
+        )
+    return layers

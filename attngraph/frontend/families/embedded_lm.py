@@ -1,0 +1,99 @@
+"""The decoder of a model that reads images, which takes embeddings in place of ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attngraph.frontend.families.cache import Layout
+from attngraph.frontend.families.causal_lm import Cached, Layers, places
+from attngraph.frontend.families.deep_features import added_in_layers
+from attngraph.frontend.families.image_parts import KINDS, POSITIONS, rows_of, table_of
+from attngraph.ir import Graph
+
+ADDED = "deepstack_embeds"
+
+
+class CachedEmbeds(Cached):
+    """As `CausalLM`, for embeddings (B, S, H) in place of ids.
+
+    With `sees_images` it takes `token_type_ids` (B, S) too, 1 at an image's tokens, which see each
+    other; all tokens of an image come in one call. Where it is `placed` it takes the positions
+    (3, B, S) that these have on grids, and with `added` features (L, B, S, H) of images for its
+    first layers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        embeds: Tensor,
+        *,
+        sees_images: bool,
+        placed: bool,
+        added: Tensor | None = None,
+    ) -> None:
+        super().__init__(model)
+        self.embeds, self.sees_images, self.placed = embeds, sees_images, placed
+        self.added = added
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        deepstack_embeds: Tensor | None,
+        past: Layers,
+    ) -> dict[str, Any]:
+        (batch, length), before = inputs_embeds.shape[:2], past[0]["key"].shape[2]
+        fits: Any = torch._check
+        fits(attention_mask.shape[1] == before + length)
+        tokens = {"inputs_embeds": inputs_embeds}
+        if token_type_ids is not None:
+            held = token_type_ids.new_zeros(batch, before)
+            tokens[KINDS] = torch.cat([held, token_type_ids], 1)
+        if position_ids is None:
+            position_ids = places(attention_mask)[:, -length:]
+        with added_in_layers(self.model, deepstack_embeds):
+            return self._run(tokens, attention_mask, position_ids, past)
+
+    def sample(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export."""
+        batch, seq = self.embeds.shape[:2]
+        inputs, shapes = self._drawn(batch, seq, 5)
+        axes = shapes.pop("input_ids")
+        kinds = torch.arange(seq).expand(batch, -1) % 2 if self.sees_images else None
+        placed = torch.arange(5, 5 + seq).expand(3, batch, -1) if self.placed else None
+        shapes = {
+            "inputs_embeds": axes,
+            POSITIONS: {1: axes[0], 2: axes[1]} if self.placed else None,
+            KINDS: axes if self.sees_images else None,
+            ADDED: None if self.added is None else {1: axes[0], 2: axes[1]},
+            **shapes,
+        }
+        names = ("inputs_embeds", "attention_mask", POSITIONS, KINDS, ADDED, "past")
+        mask, past = inputs["attention_mask"], inputs["past"]
+        args = (self.embeds, mask, placed, kinds, self.added, past)
+        return args, {name: shapes[name] for name in names}
+
+    def layout(self, graph: Graph) -> Layout:
+        """The parts of the decoder that the graph of this module is."""
+        values = {value.name: value for value in graph.inputs}
+        pasts = [name for name in self.names.values() if name in values]
+        embeds = values["inputs_embeds"]
+        return Layout(
+            "inputs_embeds",
+            "logits",
+            tuple(pasts),
+            tuple(name.replace("past_key_values", "present") for name in pasts),
+            str(embeds.shape[0]),
+            str(values[pasts[0]].shape[2]),
+            "attention_mask",
+            vocabulary=rows_of(table_of(self.model)),
+            embeds=True,
+            positions=POSITIONS if self.placed else None,
+            kinds=KINDS if KINDS in values else None,
+            added=ADDED if ADDED in values else None,
+        )

@@ -1,0 +1,159 @@
+"""The parts of a model of transformers that reads images, as modules, and the whole of it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attngraph.frontend.families.causal_lm import places
+from attngraph.frontend.families.deep_features import deep_rows
+from attngraph.frontend.families.image_grids import patches_placed, within_segments
+from attngraph.frontend.families.image_sizes import Tiles, images_apart
+from attngraph.frontend.families.together import Together
+from attngraph.frontend.interface.modalities import GRID, PIXELS, SHOWN, SIZES
+
+KINDS = "token_type_ids"
+"""1 where a token stands for a piece of an image, which all of its image see."""
+POSITIONS = "position_ids"
+FEATURES, DEEP = "image_features", "deepstack_features"
+_NO_LENGTH = {"image_max_window_seqlen": 1}
+
+
+class Vision(nn.Module):
+    """Images to the rows (N, H) that take the places of their tokens, and where first layers of the
+    decoder add some too, those (L, N, H).
+
+    Where images are encoded `apart`, it takes one at a time, of the size that its pixels have.
+    """
+
+    def __init__(self, model: nn.Module, *, apart: bool = False) -> None:
+        super().__init__()
+        self.model, self.apart = model, apart
+
+    def forward(self, images: dict[str, Tensor]) -> dict[str, Tensor]:
+        model: Any = self.model
+        given, grids = dict[str, Any](images), images.get(GRID)
+        tiles = Tiles.of(model) if SIZES in images else None
+        with contextlib.ExitStack() as held:
+            if grids is not None:
+                vision = model.config.vision_config
+                count, side = images[PIXELS].shape[0], _table_side(model)
+                merged, window = int(vision.spatial_merge_size), window_of(vision)
+                given |= patches_placed(grids, count, merged, window, side)
+                given |= {"image_max_seqlen": 1} | ({} if window is None else _NO_LENGTH)
+                held.enter_context(within_segments(model))
+            if self.apart:
+                given[SIZES] = [tuple(images[PIXELS].shape[2:])]
+            if tiles is not None:
+                held.enter_context(tiles.as_arithmetic(model, images))
+                given |= {PIXELS: images[PIXELS].flatten(0, 1), SIZES: [tiles.resolutions[0]]}
+            listed = grids is not None or SHOWN in images or self.apart
+            held.enter_context(Together(grids=listed, tiles=tiles is not None))
+            encoded = model.get_image_features(**given, return_dict=True)
+            rows, deep = encoded.pooler_output, deep_rows(encoded)
+        rows = rows if isinstance(rows, Tensor) else torch.cat(list(rows))
+        found = {FEATURES: rows.reshape(-1, rows.shape[-1])}
+        return found if deep is None else {**found, DEEP: deep}
+
+    def encoded(self, images: dict[str, Tensor], unit: int) -> dict[str, Tensor]:
+        """The features of all images, those `apart` one behind the other."""
+        if not self.apart:
+            found: dict[str, Tensor] = self(images)
+            return found
+        every = [self(each) for each in images_apart(images, unit)]
+        return {name: torch.cat([each[name] for each in every], -2) for name in every[0]}
+
+
+class Embed(nn.Module):
+    """Ids (B, S) to embeddings (B, S, H); an image's token has one of its own only if it is in the
+    table."""
+
+    def __init__(self, model: nn.Module, token: int) -> None:
+        super().__init__()
+        self.table: nn.Module = table_of(model)
+        self.token = token
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        if self.token >= rows_of(self.table):
+            input_ids = input_ids.masked_fill(input_ids == self.token, 0)
+        return {"inputs_embeds": self.table(input_ids)}
+
+
+class Join(nn.Module):
+    """Puts rows (N, H) where ids (B, S) are the image's token, in the order of batch and sequence,
+    and those of layers (L, N, H) into zeros (L, B, S, H).
+
+    There must be as many as such tokens, which a graph can't check: a caller has to.
+    """
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        text_embeds: Tensor,
+        image_features: Tensor,
+        deepstack_features: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        is_image = input_ids == self.token
+        order = is_image.flatten().long().cumsum(0) - 1
+        order = order.clamp(0, image_features.shape[0] - 1).reshape(input_ids.shape)
+        joined = torch.where(is_image[..., None], image_features[order], text_embeds)
+        found = {"inputs_embeds": joined}
+        if deepstack_features is None:
+            return found
+        added = torch.where(is_image[..., None], deepstack_features[:, order], 0)
+        return {**found, "deepstack_embeds": added}
+
+
+class Whole(nn.Module):
+    """The model on images and all tokens so far, placed as its generate places them."""
+
+    def __init__(self, model: nn.Module, token: int, *, sees_images: bool) -> None:
+        super().__init__()
+        self.model, self.token, self.sees_images = model, token, sees_images
+
+    def forward(self, images: dict[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
+        given = dict(images)
+        if self.sees_images:
+            given[KINDS] = (ids == self.token).long()
+        if GRID in images:  # the model places them itself
+            given["mm_token_type_ids"] = ((ids == self.token) & (mask != 0)).int()
+        else:
+            given[POSITIONS] = places(mask)
+        logits: Tensor = self.model(
+            input_ids=ids, attention_mask=mask, use_cache=False, **given
+        ).logits
+        return logits
+
+
+def window_of(vision: Any) -> int | None:
+    """How many tokens by as many attend to each other, where not all of an image do."""
+    size = getattr(vision, "window_size", None)
+    return None if size is None else size // vision.spatial_merge_size // vision.patch_size
+
+
+def _table_side(model: nn.Module) -> int | None:
+    """How many places by as many a table of positions has that is resampled to each image, corners
+    to corners and between four of them."""
+    for part in model.modules():
+        side, mode = (getattr(part, n, None) for n in ("num_grid_per_side", "interpolation_mode"))
+        corners = getattr(part, "interpolation_align_corners", False)
+        if isinstance(side, int) and mode == "bilinear" and corners:
+            return side
+    return None
+
+
+def table_of(model: Any) -> Any:
+    """The table of embeddings of a model."""
+    return model.get_input_embeddings()
+
+
+def rows_of(table: Any) -> int:
+    """How many tokens a table has."""
+    return int(table.weight.shape[0])

@@ -1,0 +1,286 @@
+"""A model of `transformers` that reads images among its text, as modules with explicit parts.
+
+Its class says itself where they meet: `get_image_features` gives one row for each token that stands
+for a piece of an image, `config.image_token_id` is that token, and forward takes `inputs_embeds`.
+The rows take the places of these tokens' embeddings, in their order.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from attngraph.errors import UsageError, reason_of
+from attngraph.frontend.families.causal_lm import places
+from attngraph.frontend.families.deep_features import added_in_layers
+from attngraph.frontend.families.embedded_lm import ADDED, CachedEmbeds
+from attngraph.frontend.families.image_grids import Places
+from attngraph.frontend.families.image_parts import (
+    DEEP,
+    FEATURES,
+    KINDS,
+    POSITIONS,
+    Embed,
+    Join,
+    Vision,
+    Whole,
+    rows_of,
+    table_of,
+)
+from attngraph.frontend.families.image_samples import (
+    APART,
+    SHAPES,
+    parts_shown,
+    sample_images,
+    sides,
+)
+from attngraph.frontend.families.image_sizes import Tiles, images_apart, sizes_taken
+from attngraph.frontend.families.joining import Joining
+from attngraph.frontend.interface.modalities import (
+    GRID,
+    OF_QWEN2_VL,
+    PIXELS,
+    SHOWN,
+    SIZES,
+    is_multimodal,
+    places_otherwise,
+    refuse_mixed,
+)
+from attngraph.frontend.model import Model
+from attngraph.inference import inference
+
+_ROUNDINGS, _MOST = 1e3, 2.0**-5
+"""How far the parts may be from the whole, of its largest logit: roundings, few of halves."""
+_TEXT = 4  # tokens before an image, and behind it, in what parts are traced and tried with
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Such a model as the models that are compiled.
+
+    `vision` takes images as a dict and gives their rows (N, H), `embed` and `join` make embeddings
+    (B, S, H) of ids and rows, and `decoder` takes these with a cache. Where images lie on grids,
+    `places` gives the positions (3, B, S) of ids. `whole` takes images, ids and their mask, and
+    returns the logits (B, S, V) without any cache. `joining` says which ids stand for images, and
+    `drawn` makes so many images, and says how many tokens each takes.
+    """
+
+    vision: Model
+    embed: Model
+    join: Model
+    decoder: Model
+    whole: nn.Module
+    joining: Joining
+    drawn: Callable[[int, torch.Generator], tuple[dict[str, Tensor], list[int]]]
+    places: Model | None = None
+
+
+def of_images(
+    module: nn.Module,
+    images: Mapping[str, Tensor] | None,
+    shapes: Mapping[str, Any] | None,
+    name: str,
+) -> Parts:
+    """The parts of a model of transformers that reads images.
+
+    `images` are samples by the names of its inputs, with torch.export's dynamic `shapes`; without
+    them two images are made of the size that its config says. Raises UsageError where that isn't
+    known, and for a model whose rule is another than the one above.
+    """
+    if not is_multimodal(module):
+        refuse_mixed(type(module), name)
+    if images is None:
+        images, shapes = sample_images(module, name)
+    config: Any = module.config
+    token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    if not isinstance(token, int):
+        raise UsageError(f"The config of {name} names no image_token_id, so images have no places.")
+    try:
+        tried = _Tried(module.eval(), dict(images), token, name)
+        sees_images = tried.sees_images()
+        whole = Whole(module, token, sees_images=sees_images)
+        ids, embeds, mask = tried.ids, tried.embeds, torch.ones_like(tried.ids)
+        tried.require_rule(whole, mask)
+    except Exception as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(
+            f"{name} can't be compiled with its images: it doesn't take two of them in two rows of "
+            f"text, as its class says that it does ({reason_of(error)})."
+        ) from error
+    text = tried.embeds[:, :3]
+    placed = GRID in images
+    grids = OF_QWEN2_VL if config.model_type == "qwen2_vl" else GRID
+    added = tried.joined.get(ADDED)
+    cached = CachedEmbeds(
+        module,
+        text,
+        sees_images=sees_images,
+        placed=placed,
+        added=None if added is None else added[:, :, 2 : 2 + text.shape[1]],
+    )
+    args, decoder_shapes = cached.sample()
+    batch, seq, count = Dim("batch_size"), Dim("seq"), Dim("image_rows")
+    axes = {0: batch, 1: seq}
+    joining, samples = tried.joining, dict(images)
+    if joining.unit is not None:
+        samples = images_apart(samples, joining.unit)[0]
+    rows: dict[str, Any] = {FEATURES: {0: count}, DEEP: {1: count}}
+    return Parts(
+        Model(
+            tried.vision,
+            None,
+            (samples,),
+            {},
+            {"images": {each: (shapes or {}).get(each) for each in samples}},
+            f"the vision encoder of {name}",
+            names={f"images_{each}": grids if each == GRID else each for each in samples},
+        ),
+        Model(
+            Embed(module, token), None, (ids,), {}, {"input_ids": axes}, f"the embeddings of {name}"
+        ),
+        Model(
+            Join(token),
+            None,
+            (ids, embeds, *tried.rows.values()),
+            {},
+            {"input_ids": axes, "text_embeds": axes} | {each: rows[each] for each in tried.rows},
+            f"the joining of images of {name}",
+        ),
+        Model(
+            cached,
+            None,
+            args,
+            {},
+            decoder_shapes,
+            f"the decoder of {name}",
+            names=cached.names,
+        ),
+        whole,
+        joining,
+        tried.drawn,
+        Model(
+            Places(token, joining.merged),
+            None,
+            (ids, mask, images[GRID]),
+            {},
+            {"input_ids": axes, "attention_mask": axes, GRID: {0: Dim("images")}},
+            f"the positions of images of {name}",
+        )
+        if placed
+        else None,
+    )
+
+
+class _Tried:
+    """The parts run eagerly on samples: two rows with an image each, if there are two."""
+
+    def __init__(self, module: nn.Module, images: dict[str, Tensor], token: int, name: str) -> None:
+        self.module, self.images, self.token, self.name = module, images, token, name
+        self.table, random = table_of(module), torch.Generator().manual_seed(0)
+        self.joining = self._joining()
+        self.vision = Vision(module, apart=self.joining.unit is not None)
+        with inference(module):
+            self.rows = self.vision.encoded(images, self.joining.unit or 1)
+            plain = torch.randint(rows_of(self.table), (2, 2 * _TEXT), generator=random)
+            plain = plain.where(plain != token, (token + 1) % rows_of(self.table))
+            half = len(counts := self.counts(images)) // 2
+            both = (sum(counts[half:]), sum(counts[:half]))[::-1]
+            self.ids = torch.cat([plain, plain[:, :1].expand(-1, max(both))], 1)
+            for row, count in enumerate(both):
+                self.ids[row, _TEXT + row : _TEXT + row + count] = token
+            self.embeds = Embed(module, token)(self.ids)["inputs_embeds"]
+            self.joined = Join(token)(self.ids, self.embeds, **self.rows)
+
+    def _joining(self) -> Joining:
+        config: Any = self.module.config
+        if GRID in self.images:
+            return Joining(self.token, int(config.vision_config.spatial_merge_size))
+        if SIZES not in self.images:
+            return Joining(self.token)
+        if sizes_taken(self.module):
+            return Joining(self.token, unit=sides(config))
+        return Joining(self.token, tiles=Tiles.of(self.module))
+
+    def counts(self, images: Mapping[str, Tensor]) -> list[int]:
+        """How many tokens each image takes."""
+        joining, sizes = self.joining, images.get(SIZES)
+        if GRID in images:
+            found: list[int] = (images[GRID].prod(-1) // joining.merged**2).tolist()
+            return found
+        if joining.unit is not None:
+            assert sizes is not None
+            return [int(count) for count in (sizes // joining.unit).prod(-1)]
+        if joining.tiles is not None:
+            assert sizes is not None
+            return joining.tiles.tokens(sizes)
+        own, given = (self.pixels(each).shape[0] for each in (self.images, images))
+        return [len(self.rows[FEATURES]) // own] * given
+
+    def pixels(self, images: Mapping[str, Tensor]) -> Tensor:
+        """Those of all images (N, …), whatever rows they come in."""
+        return images[PIXELS].flatten(0, 1) if SHOWN in images else images[PIXELS]
+
+    def drawn(self, count: int, random: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:
+        """So many other images, and how many tokens each takes."""
+        found, joining = {}, self.joining
+        pixels = self.pixels(self.images)
+        known = SHAPES if joining.unit is None else APART
+        listed = [known[each % len(known)] for each in range(count)]
+        shapes = torch.tensor(listed).reshape(-1, 2)
+        shape = (count, *pixels.shape[1:])
+        if GRID in self.images:
+            found[GRID] = torch.cat([torch.ones(count, 1).long(), shapes * joining.merged], 1)
+            shape = (int(found[GRID].prod(-1).sum()), *shape[1:])
+        if joining.unit is not None:
+            found[SIZES] = shapes * joining.unit
+            shape = (*shape[:2], *(found[SIZES].amax(0).tolist() if count else shape[2:]))
+        if joining.tiles is not None:
+            found[SIZES] = joining.tiles.drawn(count)
+        found[PIXELS] = torch.randn(shape, generator=random).to(pixels.dtype)
+        if SHOWN in self.images:
+            found[SHOWN] = parts_shown(found[PIXELS])[None]
+            found[PIXELS] = found[PIXELS][None]
+        found = {name: found[name] for name in self.images}
+        return found, self.counts(found)
+
+    def sees_images(self) -> bool:
+        """Whether what is said of the tokens' kinds changes what the model computes."""
+        if KINDS not in inspect.signature(self.module.forward).parameters:
+            return False
+        model: Any = self.module
+        kinds = (self.ids == self.token).long()
+        with inference(model):
+            with_kinds, without = (
+                model(inputs_embeds=self.embeds, use_cache=False, **each).logits
+                for each in ({KINDS: kinds}, {})
+            )
+        return not torch.equal(with_kinds, without)
+
+    def require_rule(self, whole: Whole, mask: Tensor) -> None:
+        """Raises UsageError where the model doesn't join images as `Join` does, or its generate
+        places tokens otherwise than by their number."""
+        model: Any = self.module
+        joined = dict(self.joined)
+        with inference(model), added_in_layers(model, joined.pop(ADDED, None)):
+            own = places(mask)
+            if GRID in self.images:
+                placed = Places(self.token, self.joining.merged)
+                own = placed(self.ids, mask, self.images[GRID])[POSITIONS]
+            kinds = {KINDS: (self.ids == self.token).long()} if whole.sees_images else {}
+            found = model(
+                **joined, attention_mask=mask, position_ids=own, use_cache=False, **kinds
+            ).logits
+            otherwise = places_otherwise(model, self.ids)
+        with inference(model):
+            expected = whole(self.images, self.ids, mask)
+        error = (found - expected).abs().max()
+        limit = min(_ROUNDINGS * torch.finfo(found.dtype).eps, _MOST)
+        if otherwise or not error <= limit * expected.abs().max():
+            refuse_mixed(type(model), self.name)

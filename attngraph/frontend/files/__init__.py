@@ -1,0 +1,1 @@
+"""Model files, read without running what they may carry."""

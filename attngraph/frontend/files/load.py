@@ -1,0 +1,279 @@
+"""From a model file, a factory, or both, to a module or an exported program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from attngraph.checkpoints.adapters import merge, of_ties, require_plain, split
+from attngraph.checkpoints.classes import class_of, pretrained, unfilled
+from attngraph.checkpoints.folder import Folder, pickled
+from attngraph.checkpoints.samples import samples_of
+from attngraph.checkpoints.tasks import ADAPTED, Task
+from attngraph.errors import LoadError
+from attngraph.frontend.files.factory import Built, build
+from attngraph.frontend.files.names import kind_of, refuse_factory, require_factory
+from attngraph.frontend.files.pickles import load_pickle, unwrap_state_dict
+from attngraph.frontend.files.pt2 import load_program
+from attngraph.frontend.files.script import load_script
+from attngraph.frontend.files.sniff import ModelKind, sniff
+from attngraph.frontend.files.unfilled import build_unfilled
+from attngraph.frontend.files.weights import check_materialised, fit_weights
+from attngraph.frontend.interface.modalities import (
+    beside_text,
+    is_joined,
+    places_otherwise,
+    refuse_mixed,
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to be captured: exactly one of `module` (in eval mode) and `program` is set.
+
+    `args` and `kwargs` are sample inputs and `dynamic_shapes` torch.export's, where the file or the
+    factory gave them. `source` says in messages where the model came from. `module` may be a
+    ScriptModule: capture it through `script_to_program`. `task` is that of a checkpoint's head.
+    `notes` are sentences for the user.
+    """
+
+    module: torch.nn.Module | None
+    program: torch.export.ExportedProgram | None
+    args: tuple[Any, ...] | None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    dynamic_shapes: object | None = None
+    source: str = ""
+    task: Task | None = None
+    notes: tuple[str, ...] = ()
+
+
+def load(
+    path: Path | None,
+    *,
+    factory: str | None = None,
+    factory_args: Sequence[str] = (),
+    trust_pickle: bool = False,
+    trust_code: bool = False,
+    task: str | None = None,
+    samples: bool = True,
+) -> Loaded:
+    """Load `path`, or what `factory` (`pkg.mod:fn`) builds, or the weights of one into the other.
+
+    `factory_args` are what it is called with, as `--factory-arg` has them.
+    State dicts, safetensors and clean `.pt2` files load freely. Whatever could run code of the
+    file's author (pickled modules, TorchScript, other `.pt2` files) is a LoadError unless
+    `trust_pickle`. The factory is the user's own code and is simply called. A folder is a
+    checkpoint of transformers: its class is the one of `task`, by default the one that was saved,
+    and one of its author's own needs `trust_code`; without `samples` it gets none. Raises
+    UsageError where file and factory don't go together.
+    """
+    kind = kind_of(path, factory)
+    if path is None:
+        assert factory is not None
+        return _load_factory(factory, None, None, factory_args)
+    if kind is ModelKind.CHECKPOINT and factory is None:
+        folder = Folder.read(path, trust_pickle=trust_pickle, trust_code=trust_code)
+        trusts = {"trust_pickle": trust_pickle, "trust_code": trust_code}
+        return _from_folder(folder, task, samples=samples, **trusts)
+    if kind is ModelKind.EXPORTED_PROGRAM:
+        return _from_program(load_program(path, trust_pickle=trust_pickle), path)
+    if kind is ModelKind.TORCHSCRIPT:
+        script = load_script(path, trust_pickle=trust_pickle)
+        return Loaded(script, None, None, source=str(path))
+    if kind is ModelKind.SAFETENSORS:
+        weights = _load_safetensors(path)
+        return _load_factory(require_factory(path, factory), weights, path, factory_args)
+    legacy = kind is ModelKind.LEGACY_PICKLE
+    saved = load_pickle(path, legacy=legacy, trust_pickle=trust_pickle)
+    return _from_saved(saved, path, factory, factory_args)
+
+
+def _from_saved(saved: object, path: Path, factory: str | None, arguments: Sequence[str]) -> Loaded:
+    if isinstance(saved, torch.nn.Module):
+        refuse_factory(path, "a pickled module", factory)
+        return Loaded(saved.eval(), None, None, source=str(path))
+    weights = unwrap_state_dict(saved)
+    if weights is None:
+        raise LoadError(
+            f"{path} holds a {type(saved).__name__} that is neither a module nor a state dict; "
+            "save model.state_dict(), or the program with torch.export.save."
+        )
+    return _load_factory(require_factory(path, factory), weights, path, arguments)
+
+
+def _from_folder(
+    folder: Folder, task: str | None, *, trust_pickle: bool, trust_code: bool, samples: bool
+) -> Loaded:
+    adapter = folder.adapter
+    if adapter is not None:
+        require_plain(adapter.path, adapter.settings)
+        task = task or ADAPTED.get(str(adapter.settings.get("task_type")))
+    kind, found = class_of(folder, task, trust_code=trust_code)
+    if samples and found is not None:
+        _refuse_mixed(folder, kind, found, trust_code=trust_code)
+    weights = _read_shards(folder.weights, folder.listed, trust_pickle=trust_pickle)
+    factors: dict[str, dict[str, torch.Tensor]] = {}
+    whole: dict[str, torch.Tensor] = {}
+    if adapter is not None:
+        factors, whole = split(_read_shards([adapter.weights], {}, trust_pickle=trust_pickle))
+    module, notes = pretrained(folder, kind, weights | whole, trust_code=trust_code)
+    source = str(folder.path)
+    if adapter is not None:
+        if apart := of_ties(module, whole, adapter.settings):
+            rest = {name: data for name, data in whole.items() if name not in apart}
+            module, notes = pretrained(folder, kind, weights | rest, trust_code=trust_code)
+        merge(module, factors, whole, apart, adapter.settings, adapter.path)
+        source = str(adapter.path)
+        told = f"{len(factors)} weights of {folder.path}"
+        notes.append(f"The adapter {adapter.path} was merged into {told}.")
+    notes += [] if task else folder.notes
+    if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
+        return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
+    made = samples_of(folder, module, found)
+    if left := beside_text(type(module), made.kwargs):
+        notes.append(
+            f"{type(module).__name__} takes {', '.join(left)} as well, which the file doesn't: "
+            "what it computes without them is compiled. Describe each input with --input to have "
+            "them."
+        )
+    return Loaded(
+        module,
+        None,
+        (),
+        made.kwargs,
+        made.shapes,
+        source,
+        task=found,
+        notes=(*notes, *made.notes),
+    )
+
+
+def _refuse_mixed(folder: Folder, kind: Any, task: Task, *, trust_code: bool) -> None:
+    """Raises UsageError where prompts hold images or sound that no compiler joins to the text."""
+    if task.kind == "multimodal":
+        is_known = is_joined(kind) and not _moves_tokens(folder, kind, trust_code=trust_code)
+    else:
+        is_known = task.kind != "seq2seq" or not beside_text(kind)
+    if not is_known:
+        refuse_mixed(kind, str(folder.path))
+
+
+def _moves_tokens(folder: Folder, kind: Any, *, trust_code: bool) -> bool:
+    try:
+        model = unfilled(folder, kind, trust_code=trust_code)
+        return places_otherwise(model, torch.ones(1, 2, dtype=torch.long))
+    except Exception:  # it wants numbers for that: it is tried again when it has them
+        return False
+
+
+def _read_shards(
+    files: Sequence[Path], listed: Mapping[str, Path], *, trust_pickle: bool
+) -> dict[str, torch.Tensor]:
+    """The weights of all files together, by what the files are and not by what they are called.
+
+    Raises LoadError where one is a pickle that isn't trusted, lacks what is listed in it, or holds
+    other numbers than another one under the same name.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        kind = sniff(file)
+        if kind is ModelKind.SAFETENSORS:
+            found = _load_safetensors(file)
+        elif kind in (ModelKind.TORCH_SAVE, ModelKind.LEGACY_PICKLE):
+            if not trust_pickle:
+                raise pickled(file.parent, file)
+            legacy = kind is ModelKind.LEGACY_PICKLE
+            saved = unwrap_state_dict(load_pickle(file, legacy=legacy, trust_pickle=True))
+            if saved is None:
+                raise LoadError(f"{file} holds no weights: it is no state dict; save it again.")
+            found = saved
+        else:
+            raise LoadError(f"{file} holds no weights: it is {kind.value}; fetch it again.")
+        if lost := [name for name, place in listed.items() if place == file and name not in found]:
+            raise LoadError(
+                f"{file} lacks {lost[0]}, which the index of the shards says is in it; fetch both "
+                "again."
+            )
+        twice = (n for n in found if n in weights and not _are_equal(weights[n], found[n]))
+        if odd := next(twice, None):
+            raise LoadError(
+                f"{file} and another shard hold different numbers for {odd}: fetch all shards and "
+                "their index again, from one revision."
+            )
+        weights.update(found)
+    return weights
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """The same numbers in the same dtype, NaN among them."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or bool((one.isnan() & other.isnan() | (one == other)).all())
+
+
+def _from_program(program: torch.export.ExportedProgram, path: Path) -> Loaded:
+    sample = program.example_inputs
+    args, kwargs = (tuple(sample[0]), dict(sample[1])) if sample is not None else (None, {})
+    return Loaded(None, program, args, kwargs, source=str(path))
+
+
+def _load_factory(
+    factory: str,
+    weights: dict[str, torch.Tensor] | None,
+    path: Path | None,
+    arguments: Sequence[str] = (),
+) -> Loaded:
+    notes: list[str] = []
+    built = _filled_on_meta(factory, arguments, weights, path, notes)
+    if built is None:
+        built = build(factory, arguments)
+        if weights is not None:
+            notes = fit_weights(built.module, weights, file=str(path), factory=factory)
+    source = factory if weights is None else f"{path} with {factory}"
+    check_materialised(built.module, factory)
+    return Loaded(
+        built.module.eval(),
+        None,
+        built.args,
+        built.kwargs,
+        built.dynamic_shapes,
+        source,
+        notes=tuple(notes),
+    )
+
+
+def _filled_on_meta(
+    factory: str,
+    arguments: Sequence[str],
+    weights: dict[str, torch.Tensor] | None,
+    path: Path | None,
+    notes: list[str],
+) -> Built | None:
+    """What the factory builds, its parameters never in memory; None where it is to be built as it
+    is: without weights, and where they don't fit, so that the error is about the module itself.
+    """
+    built = None if weights is None else build_unfilled(factory, arguments)
+    if built is None or weights is None:
+        return None
+    try:
+        notes += fit_weights(built.module, weights, file=str(path), factory=factory)
+        check_materialised(built.module, factory)
+    except LoadError:
+        return None
+    return built
+
+
+def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """By name, as transformers reads them: the first one's dtype may be that of all."""
+    try:
+        return dict(sorted(load_file(path).items()))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise LoadError(
+            f"{path} is a damaged safetensors file ({error}); save or fetch it again."
+        ) from error

@@ -1,0 +1,1 @@
+"""How a module is called, what it returns and what it holds."""

@@ -1,0 +1,1 @@
+"""Code that torch.export can't trace as it is written, put so that it can be."""

@@ -1,0 +1,260 @@
+"""A sample of other sizes, for code that takes a path of its own at the given sample's.
+
+`if table.shape[-1] >= n` takes what an earlier call left for the sample's size, and `if size ==
+self.input_resolution` a mask that was made for it. The other side often computes the same for every
+size. At twice the size a trace follows that side; whether it is the model at the sample's own size,
+which that side excludes, is tried here, and by the check as of any other size. Where the sample is
+a multiple of a block, `if pad > 0` leaves the padding out; beside it a trace follows it, by nothing
+where there is nothing to pad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from enum import Enum, auto
+from functools import partial
+from io import StringIO
+from operator import add
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from attngraph.frontend.interface.shapes import Request
+from attngraph.frontend.rewording.branches import Place
+from attngraph.frontend.rewording.cut_for_memory import Whole, keeps_rows_apart
+from attngraph.frontend.rewording.rounded_for_speed import Function, left_out, stood_in
+from attngraph.frontend.sizes.program_dims import user_placeholders
+from attngraph.inference import inference
+
+Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+Longer: TypeAlias = tuple[Callable[[int], int], ...]
+TWICE: Longer = (lambda n: 2 * n, lambda n: 2 * n + 1)
+"""As long, or one more, which is no multiple of what the sample may be."""
+BY_A_FEW: Longer = (lambda n: n + 1, lambda n: n + 2)
+"""For a sample that is a multiple of a number."""
+_SMALLER: tuple[Callable[[int], int], ...] = (
+    lambda size: size,
+    lambda size: -(-size // 2),
+    lambda size: min(size, 2),
+)
+_MORE = (0, 1, 2, 3, 5, -1)
+"""Sizes beyond the sample's at which something is left out; at two of them it must be there."""
+_ROUNDING = 2
+_LARGE = (-30.0, 30.0)
+_WITHOUT_RESULT = (torch.ops.aten._assert_scalar.default, torch.ops.aten.copy_.default)
+"""Demands on sizes, and what is kept for a next call."""
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+"""Distances of a trace from its model in their own dtype; the check compares in float64."""
+
+
+class Extent(Enum):
+    """Sizes: the sample's own, and smaller ones too."""
+
+    NONE = auto()
+    SAMPLE = auto()
+    ALL = auto()
+
+
+def beyond(end: int) -> Longer:
+    """For a trace that ends at a size, as where there is one block."""
+    return (lambda _: end + 1,)
+
+
+def other_samples(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    requests: Sequence[Request],
+    constant: Sequence[Request],
+    longer: Longer,
+) -> Iterator[Inputs]:
+    """Samples with each dim longer that has the size of one which became constant.
+
+    Left out are those that the model doesn't take, or that lie beyond the ends asked for.
+    """
+    sizes = {request.size for request in constant}
+    longer_ones = [request for request in requests if request.size in sizes]
+
+    def fits(to: Callable[[int], int]) -> bool:
+        return all(each.high is None or to(each.size) <= each.high for each in longer_ones)
+
+    for to in [each for each in longer if fits(each)] or filter(fits, BY_A_FEW):
+        inputs = resized((args, dict(kwargs)), longer_ones, to)
+        if output_of(module, inputs) is not None:
+            yield inputs
+
+
+def is_model(
+    program: ExportedProgram,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    constant: Sequence[Request],
+) -> Extent:
+    """At which sizes a program that was traced at others is the model.
+
+    Smaller ones are tried where the trace excludes them all, and the model takes them.
+    """
+    own: Any = getattr(program, "module")(check_guards=False)  # noqa: B009
+    own._forward_pre_hooks.clear()  # what the trace demands of the sizes
+    least = [_least(program, request) for request in constant]
+    if None in least:
+        return Extent.NONE
+    excludes = any(low > r.size for low, r in zip(least, constant, strict=True) if low is not None)
+    for node in reversed(list(own.graph.nodes)):
+        if node.target in _WITHOUT_RESULT and not node.users and not _matters(node):
+            own.graph.erase_node(node)
+    own.recompile()
+    for place, smaller in enumerate(_SMALLER):
+        inputs = resized((args, dict(kwargs)), constant, smaller)
+        expected = output_of(module, inputs)
+        if expected is None and place:
+            continue
+        if expected is None or not _same(output_of(own, inputs), expected):
+            return Extent.SAMPLE if place else Extent.NONE
+        if not excludes:
+            break
+    return Extent.ALL
+
+
+def is_rounded_for_speed(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    requests: Sequence[Request],
+    functions: Sequence[Function],
+) -> bool:
+    """Whether a model computes the same where functions that round these dims' sizes don't."""
+
+    def without(inputs: Inputs) -> tuple[list[torch.Tensor] | None, bool]:
+        rounds: list[int] = []
+        with stood_in(functions, left_out(rounds)):
+            return output_of(module, inputs), bool(rounds)
+
+    return _is_same(module, (args, dict(kwargs)), requests, without)
+
+
+def is_cut_for_memory(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    requests: Sequence[Request],
+    places: Collection[Place],
+) -> bool:
+    """Whether a model computes the same where these places don't cut an axis into parts, and what
+    is done with the parts keeps rows apart.
+    """
+    cutting: list[Inputs] = []
+
+    def without(inputs: Inputs) -> tuple[list[torch.Tensor] | None, bool]:
+        with Whole(places) as mode:
+            found = output_of(module, inputs)
+        cutting.extend([inputs] * (mode.cut > 0))
+        return found, mode.cut > 0
+
+    if not _is_same(module, (args, dict(kwargs)), requests, without):
+        return False
+    return keeps_rows_apart(lambda: output_of(module, cutting[-1]), places)
+
+
+def _is_same(
+    module: torch.nn.Module,
+    sample: Inputs,
+    requests: Sequence[Request],
+    without: Callable[[Inputs], tuple[list[torch.Tensor] | None, bool]],
+) -> bool:
+    """Whether a model's outputs are those `without` something, which also says if it was there.
+
+    It is tried at the sample's sizes and at others, at two of which it has to be, and there on
+    large numbers of either sign too: what is padded with zeros shows beside these.
+    """
+    counted = 0
+    for more in _MORE:
+        inputs = resized(sample, requests, partial(add, more))
+        expected = output_of(module, inputs)
+        if expected is None and more:
+            continue
+        found, was_there = without(inputs)
+        if expected is None or not _same(found, expected):
+            return False
+        counted += was_there
+        for number in _LARGE if was_there else ():
+            changed = pytree.tree_map(partial(_of_sign, number), inputs)
+            expected = output_of(module, changed)
+            if expected is not None and not _same(without(changed)[0], expected):
+                return False
+    return counted >= _ROUNDING
+
+
+def _of_sign(number: float, leaf: Any) -> Any:
+    is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    return number * (1 + leaf.abs()) if is_float else leaf
+
+
+def _least(program: ExportedProgram, request: Request) -> int | None:
+    """The least size of a dim in a trace; None where it takes a single one."""
+    size = user_placeholders(program)[request.leaf].meta["val"].shape[request.axis]
+    is_open = isinstance(size, torch.SymInt)
+    bounds = program.range_constraints.get(size.node.expr) if is_open else None
+    if bounds is None or bounds.lower == bounds.upper:
+        return None
+    return int(bounds.lower)
+
+
+def _matters(node: torch.fx.Node) -> bool:
+    """Whether an assertion of a trace holds sizes equal, which no other sizes may break, or what is
+    copied goes into a tensor that the trace makes."""
+    of: Any = node.args[0]
+    if node.target is torch.ops.aten.copy_.default:
+        while (
+            isinstance(of.target, torch._ops.OpOverload) and of.target._schema.returns[0].alias_info
+        ):
+            of = of.args[0]
+        return bool(of.op == "call_function")
+    value = of.meta.get("val") if isinstance(of, torch.fx.Node) else None
+    return isinstance(value, torch.SymBool) and isinstance(value.node.expr, sympy.Eq)
+
+
+def resized(inputs: Inputs, requests: Sequence[Request], to: Callable[[int], int]) -> Inputs:
+    """Inputs with these dims repeated or cut to another size."""
+    leaves, structure = pytree.tree_flatten(inputs)
+    for request in requests:
+        leaf, size = leaves[request.leaf], to(request.size)
+        copies = [leaf] * -(-size // request.size)
+        leaves[request.leaf] = torch.cat(copies, request.axis).narrow(request.axis, 0, size)
+    made: Inputs = pytree.tree_unflatten(leaves, structure)
+    return made
+
+
+def output_of(module: torch.nn.Module, inputs: Inputs) -> list[torch.Tensor] | None:
+    """The tensors that the model returns, or None where it fails: torch.fx prints why."""
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, inputs
+    )
+    try:
+        with inference(module), torch.random.fork_rng(devices=[]), redirect_stderr(StringIO()):
+            torch.manual_seed(0)
+            return list(_tensors(module(*args, **kwargs)))
+    except Exception:
+        return None
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor))
+
+
+def _same(found: Sequence[torch.Tensor] | None, expected: Sequence[torch.Tensor]) -> bool:
+    return (
+        found is not None
+        and len(found) == len(expected)
+        and all(
+            a.shape == b.shape
+            and torch.allclose(a, b.to(a.dtype), _RELATIVE, _ABSOLUTE, equal_nan=True)
+            for a, b in zip(found, expected, strict=True)
+        )
+    )

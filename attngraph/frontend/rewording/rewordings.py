@@ -1,0 +1,117 @@
+"""Code that torch.export can't trace as it is written, put into words of the same meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import one_hot, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from attngraph.frontend.rewording.branches import Place
+from attngraph.frontend.rewording.cut_for_memory import CUTS, place
+from attngraph.frontend.rewording.hit_loops import Hits
+from attngraph.frontend.rewording.loop_steps import Steps
+from attngraph.ir.dims import divide
+
+_DATA: Any = torch.Tensor.data
+_DATA_OF = _DATA.__get__
+_JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
+_CHUNKS = (torch.chunk, torch.Tensor.chunk)
+_SLICES = (torch.ops.aten.slice, torch.ops.aten.slice.Tensor)
+"""As torch.export writes `x[a:b]` where an end is open: tensor, axis, start, end and step."""
+
+
+class Rewordings(TorchFunctionMode):
+    """Within it, `x.data` is `x.detach()`: the same memory, which a trace would lose sight of.
+
+    `arange(n - 1, -1, -1.0)` counts in integers before it is floating: a length that is rounded
+    from floats is no size that others can be compared with. `split` and `chunk` of an axis that is
+    a known multiple of a size, such as heads laid along the batch, are told how many parts. A
+    `one_hot` of as many classes as a size is compared with these, which the operator makes a
+    constant of. The end of `x[:-padding]` is counted from the start, which is right for no padding
+    as well. Any other call that cuts an open axis is added to `cuts`, or at these places gives it
+    `whole`. With `hits` a loop over the places where a mask is true has a turn for each place.
+    """
+
+    def __init__(self, cuts: set[Place], whole: Collection[Place], hits: Hits | None) -> None:
+        super().__init__()
+        self._cuts, self._whole, self._hits = cuts, whole, hits
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func == _DATA_OF:
+            return args[0].detach()
+        if func is torch.arange and _counts_in_floats(args):
+            named.setdefault("dtype", torch.get_default_dtype())
+            args = [int(arg) if isinstance(arg, float) else arg for arg in args]
+        if func is one_hot and isinstance(_classes(args, named), torch.SymInt):
+            ids = args[0] if args else named["input"]
+            classes: Any = _classes(args, named)
+            return (ids.unsqueeze(-1) == torch.arange(classes, device=ids.device)).long()
+        if func is scaled_dot_product_attention and isinstance(named.get("scale"), torch.SymFloat):
+            scale = named.pop("scale")
+            query, args = (args[0], args[1:]) if args else (named.pop("query"), ())
+            return func(query * scale, *args, **named, scale=1.0)
+        if func in _JOINS and args and isinstance(args[0], Steps):
+            axis = named.get("dim", args[1] if len(args) > 1 else 0)
+            return args[0].joined(axis, new=func is torch.stack)
+        if func in _SLICES and len(args) > 3 and _is_below(args[3]):
+            args = [*args[:3], args[0].shape[args[1]] + args[3], *args[4:]]
+        if func in CUTS and args:
+            dim = named.get("dim", args[2] if len(args) > 2 else 0)
+            size = args[1] if len(args) > 1 else next(iter(named.values()))
+            parts = _parts(args[0].shape[dim], size, counted=func in _CHUNKS)
+            if parts is not None:
+                return args[0].split(parts, dim)
+            if isinstance(args[0].shape[dim], torch.SymInt) and (at := place()) is not None:
+                if at in self._whole:
+                    return (args[0],)
+                self._cuts.add(at)
+        if self._hits is not None and (turns := self._hits.turns(func, args, named)) is not None:
+            return turns
+        result = func(*args, **named)
+        if self._hits is not None:
+            self._hits.see(func, args, result)
+        return result
+
+
+def _classes(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else named.get("num_classes", -1)
+
+
+def _is_below(number: Any) -> bool:
+    """Whether an open size is negative, by the sample and then by what the trace demands."""
+    if not isinstance(number, torch.SymInt) or not number.node.has_hint():
+        return False
+    return bool(number.node.expr.free_symbols) and number.node.hint < 0 and bool(number < 0)
+
+
+def _parts(total: Any, size: Any, *, counted: bool) -> list[Any] | None:
+    """The sizes of the parts of an open axis, if they are equal for every size of it.
+
+    `size` is that of each part, or where they are `counted` their number.
+    """
+    if not isinstance(total, torch.SymInt) or not isinstance(size, (int, torch.SymInt)):
+        return None
+    other = divide(total.node.expr, size.node.expr if isinstance(size, torch.SymInt) else size)
+    if other is None:
+        return None
+    if counted:
+        return [total // size] * size if isinstance(size, int) else None
+    return [size] * other if isinstance(other, int) else None
+
+
+def _counts_in_floats(numbers: Sequence[Any]) -> bool:
+    """Whether some of them are sizes and the others whole numbers, one of which is a float."""
+    floats = [number for number in numbers if isinstance(number, float)]
+    sizes = any(isinstance(number, torch.SymInt) for number in numbers)
+    whole = all(isinstance(number, (int, float, torch.SymInt)) for number in numbers)
+    return bool(floats) and sizes and whole and all(number.is_integer() for number in floats)

@@ -1,0 +1,1 @@
+"""The sizes that a trace holds for: dims, their ranges, and conditions on them."""

@@ -1,0 +1,208 @@
+"""The dims of an exported program, and names for them: it doesn't keep those its author gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+from attngraph.errors import UsageError
+from attngraph.frontend.interface.shapes import Request
+
+_TRIED = 1 << 11
+"""Sizes beyond the sample's at which a demand is tried; a wave is cut into frames of hundreds."""
+_LONGEST = 32
+"""Times the sample, up to which a size is looked at beyond an end that the trace has."""
+
+
+def user_placeholders(program: ExportedProgram) -> list[torch.fx.Node]:
+    """The nodes of the model's own inputs, tensors or not, in order."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    return placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]
+
+
+def shape_env(program: ExportedProgram) -> ShapeEnv | None:
+    """What torch knows of the sizes of a program that this process traced."""
+    for node in user_placeholders(program):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                env: ShapeEnv | None = size.node.shape_env
+                return env
+    return None
+
+
+def named_symbols(
+    program: ExportedProgram, names: Mapping[tuple[str, int], str]
+) -> dict[sympy.Symbol, str]:
+    """The program's symbols by the name that was given to an axis of an input.
+
+    Raises UsageError where an axis is unknown, fixed or computed, or where names and dims are not
+    one to one.
+    """
+    inputs = {node.name: node.meta.get("val") for node in user_placeholders(program)}
+    found: dict[sympy.Symbol, str] = {}
+    owners: dict[str, tuple[sympy.Symbol, str]] = {}
+    for (owner, axis), name in names.items():
+        what = f"--dim {name}={owner}:{axis}"
+        if not isinstance(value := inputs.get(owner), torch.Tensor):
+            known = ", ".join(n for n, v in inputs.items() if isinstance(v, torch.Tensor))
+            raise UsageError(f"{what}: the program has no tensor input {owner}; it has {known}.")
+        if axis >= value.ndim:
+            raise UsageError(f"{what}: {owner} has {value.ndim} axes, counted from 0.")
+        size = value.shape[axis]
+        expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+        if not isinstance(expr, sympy.Symbol):
+            why = f"is fixed to {size}" if expr.is_number else "is computed from another dim"
+            raise UsageError(
+                f"{what}: that axis {why} in the program; name another, or export the model again "
+                "with that axis dynamic."
+            )
+        if found.setdefault(expr, name) != name:
+            raise UsageError(f"{what}: the program has one dim for it and {found[expr]}; name one.")
+        first, where = owners.setdefault(name, (expr, f"{owner}:{axis}"))
+        if first != expr:
+            raise UsageError(
+                f"{what}: the program doesn't require it to equal {where}; give it a name of its "
+                "own, or export the model again with one Dim for both."
+            )
+    return found
+
+
+def asserted_sizes(program: ExportedProgram) -> Iterator[tuple[sympy.Symbol, sympy.Expr]]:
+    """Each size that the program asserts, as it runs, to be what it computes from others.
+
+    torch.export keeps both where it defers its guards, and knows one size else.
+    """
+    for node in program.graph.nodes:
+        if node.target is not torch.ops.aten._assert_scalar.default:
+            continue
+        holds = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
+        equal = holds.node.expr if isinstance(holds, torch.SymBool) else None
+        if isinstance(equal, sympy.Eq):
+            for size, other in (equal.args, equal.args[::-1]):
+                if isinstance(size, sympy.Symbol) and isinstance(other, sympy.Expr):
+                    yield size, other
+
+
+def bounded(program: ExportedProgram, asked: Iterable[Request]) -> tuple[Request, ...]:
+    """The dims that are no longer than the sample, as tables are that an earlier call left."""
+    placeholders, ranges = user_placeholders(program), program.range_constraints
+    found = []
+    for request in asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        bounds = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        if bounds is not None and bounds.upper == request.size != request.high:
+            found.append(request)
+    return tuple(found)
+
+
+def ended(program: ExportedProgram, asked: Iterable[Request]) -> dict[Request, int]:
+    """The dims that are longer than the sample, but not as long as was asked, with their ends."""
+    placeholders, ranges = user_placeholders(program), program.range_constraints
+    found = {}
+    for request in asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        bounds = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        if bounds is None or not isinstance(bounds.upper, (int, sympy.Integer)):
+            continue
+        end = int(bounds.upper)
+        if request.size < end <= _LONGEST * request.size and end < (request.high or end + 1):
+            found[request] = end
+    return found
+
+
+def asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
+    """The conditions on sizes that a trace keeps as nodes of its graph."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten._assert_scalar.default:
+            value = (
+                node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
+            )
+            if isinstance(value, torch.SymBool):
+                yield value.node.expr
+
+
+def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
+    """The dims of which a trace demands what the sizes beyond the sample's aren't.
+
+    As n = 4 * ((n + 3) // 4), or that nothing is missing to whole chunks.
+    """
+    return tuple(
+        request
+        for request, symbol, guards in _alone(program, asked)
+        if any(
+            isinstance(guard, sympy.Eq) or _leaves(guard, symbol, request.size) for guard in guards
+        )
+    )
+
+
+def turning(program: ExportedProgram, asked: Sequence[Request]) -> dict[Request, int]:
+    """The dims of whose remainder or quotient a trace demands something, with the first size beyond
+    the sample's that isn't so, nor the next: where the frames of a signal are odd instead of even.
+    """
+    found = {}
+    for request, symbol, guards in _alone(program, asked):
+        recurring = [guard for guard in guards if guard.has(FloorDiv, Mod)]
+        sizes = range(request.size + 1, request.size + _TRIED) if symbol.is_Symbol else ()
+        for size in sizes if recurring else ():
+            if any(_leaves(guard, symbol, size - 1) for guard in recurring):
+                found[request] = size
+                break
+    return found
+
+
+def _alone(
+    program: ExportedProgram, asked: Sequence[Request]
+) -> Iterator[tuple[Request, sympy.Basic, list[sympy.Basic]]]:
+    """The dims that a trace left open, with their sizes and what it demands of each by itself."""
+    placeholders, env = user_placeholders(program), shape_env(program)
+    guards = [guard.expr for guard in env.guards] if env is not None else []
+    guards += asserted(program)
+    for request in asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        if isinstance(size, torch.SymInt):
+            symbol = size.node.expr
+            alone = [guard for guard in guards if guard.free_symbols == symbol.free_symbols]
+            yield request, symbol, alone
+
+
+def _leaves(guard: sympy.Basic, symbol: sympy.Basic, size: int) -> bool:
+    """Whether both of the next sizes are excluded."""
+    return symbol.is_Symbol and all(
+        guard.xreplace({symbol: sympy.Integer(size + more)}) == sympy.false for more in (1, 2)
+    )
+
+
+def sizes_of(
+    program: ExportedProgram, asked: Sequence[Request], sizes: Sequence[int]
+) -> Iterator[tuple[sympy.Symbol, int]]:
+    """The dims that a program was traced with at other sizes than the sample's, with these.
+
+    They are the typical ones: there a quotient isn't 1, as it may be at the sample's, and no type
+    is taken for one that a single block has.
+    """
+    placeholders = user_placeholders(program)
+    for request, size in zip(asked, sizes, strict=False):
+        given = placeholders[request.leaf].meta["val"].shape[request.axis]
+        if isinstance(given, torch.SymInt) and isinstance(given.node.expr, sympy.Symbol):
+            yield given.node.expr, size
+
+
+def of_size(
+    program: ExportedProgram, asked: Sequence[Request], symbols: Iterable[sympy.Symbol]
+) -> list[Request]:
+    """The dims that have the size of one which these symbols stand for."""
+    placeholders, env = user_placeholders(program), shape_env(program)
+    assert env is not None
+    known = {free for symbol in symbols for free in env.replace(symbol).free_symbols}
+    sizes = set()
+    for request in asked:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        if isinstance(size, torch.SymInt) and known & size.node.expr.free_symbols:
+            sizes.add(request.size)
+    return [request for request in asked if request.size in sizes]

@@ -1,0 +1,1 @@
+"""The runs of torch.export, and what their errors say."""

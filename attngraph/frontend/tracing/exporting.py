@@ -1,0 +1,418 @@
+"""One trace by torch.export of a module in inference, tried again with what helps if it fails."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import (
+    ExitStack,
+    suppress,
+)
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo import config as dynamo_config
+from torch.export import ExportedProgram
+from torch.export.dynamic_shapes import Dim, _DimHint, refine_dynamic_shapes_from_suggested_fixes
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.interface.output_classes import make_known
+from attngraph.frontend.interface.shapes import Request, combine, requested_dims, without_names
+from attngraph.frontend.rewording.branches import Place, followed_branches
+from attngraph.frontend.rewording.comparisons import open_extremes
+from attngraph.frontend.rewording.constants import depends_on_data
+from attngraph.frontend.rewording.distributions import unvalidated
+from attngraph.frontend.rewording.hit_loops import Hits, does_nothing_else
+from attngraph.frontend.rewording.memoised import forgetting, looks_up_a_size
+from attngraph.frontend.rewording.numbers import (
+    Numbers,
+    add_raising,
+    recorded_numbers,
+    sizes_as_numbers,
+)
+from attngraph.frontend.rewording.recurrent import recurrent_layers
+from attngraph.frontend.rewording.rewordings import Rewordings
+from attngraph.frontend.rewording.rounded_sizes import rounded_up
+from attngraph.frontend.sizes.program_dims import user_placeholders
+from attngraph.frontend.tracing.guards import always_hold, excluded_largest, excluded_small
+from attngraph.frontend.tracing.remedies import Remedies
+from attngraph.frontend.tracing.trace_errors import (
+    FIXED,
+    LOOKED_UP,
+    UNKNOWN_OUTPUT,
+    chooses,
+    deepest,
+    explained,
+    relates_sizes,
+    rewrite,
+    sentence,
+    specialised,
+    suggestions,
+    where,
+)
+from attngraph.frontend.watching.locations import user_frame
+from attngraph.frontend.watching.questions import Question, recorded_questions
+from attngraph.frontend.watching.quiet import quiet, watched_specialisations
+from attngraph.inference import inference
+
+_ALWAYS = (open_extremes, recurrent_layers, rounded_up, unvalidated)
+_ATTEMPTS = 7
+
+
+class OtherNumbersError(CaptureError):
+    """A trace failed in which sizes became numbers at places that weren't known."""
+
+
+_RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program and the dims that were asked for.
+
+    `requests` have the ranges of the trace, `asked` those that the caller gave. `questions` are
+    what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes, which
+    are `constant`.
+    `branches` are the places where the code chooses by a tensor's values, with the side followed.
+    `replayed` are functions of libraries whose operators were traced in their stead, `unrounded`
+    are roundings of sizes that were left out, and some are `written` as arithmetic. What is
+    `resampled` was traced at these sizes of its requests. A `refusal` is torch's, which took its
+    demands for more than what was asked; it stands where they are.
+    """
+
+    program: ExportedProgram
+    requests: tuple[Request, ...]
+    asked: tuple[Request, ...]
+    questions: tuple[Question, ...] = ()
+    notes: tuple[str, ...] = ()
+    branches: Mapping[Place, bool] = field(default_factory=dict)
+    constant: tuple[Request, ...] = ()
+    replayed: tuple[str, ...] = ()
+    resampled: tuple[int, ...] = ()
+    unrounded: Mapping[str, set[sympy.Symbol]] = field(default_factory=dict)
+    written: bool = False
+    scanned: bool = False
+    refusal: CaptureError | None = None
+    whole: tuple[Place, ...] = ()
+    everywhere: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A module that is to be traced: the sample, and the dims that are asked for.
+
+    `sides` say which side of a branch on a tensor's values is followed, true where they don't say;
+    with None such a branch is an error.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Any
+    sides: Mapping[Place, bool] | None = None
+
+    @property
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.args, dict(self.kwargs)
+
+    def requests(self, dynamic_shapes: Any) -> tuple[Request, ...]:
+        """The axes that these shapes name."""
+        return requested_dims(combine(self.module, *self.inputs), dynamic_shapes)
+
+    @cached_property
+    def asked(self) -> tuple[Request, ...]:
+        return self.requests(self.dynamic_shapes)
+
+
+def export(
+    subject: Subject,
+    numbers: Numbers,
+    constant: Sequence[Request],
+    remedies: Remedies,
+    *,
+    deferred: bool = False,
+    settled: bool = True,
+) -> Traced:
+    """One trace, in which sizes stay sizes at the places of `numbers`.
+
+    Adds other places that made numbers of them. `constant` are dims of an earlier trace that fixed
+    them, for which tables of earlier calls may be to blame. With `deferred` a condition on a dim is
+    an assertion in the graph, also where it excludes sizes that were asked for. Raises
+    OtherNumbersError where the first attempt fails and `numbers` grew, unless they are `settled`.
+    """
+    attempts = _Attempts(subject, numbers, constant, remedies, deferred, settled)
+    for _ in range(_ATTEMPTS):
+        traced = attempts.next()
+        if traced is not None:
+            return traced
+    raise attempts.refusal or CaptureError(
+        "torch.export keeps asking for other dim ranges; give them with Dim(name, min=…, max=…)."
+    )
+
+
+@dataclass
+class _Attempt:
+    """One run of torch.export, and what it says of the model beside its program."""
+
+    requests: tuple[Request, ...]
+    fixed: dict[str, tuple[str, int] | None] = field(default_factory=dict)
+    questions: list[Question] = field(default_factory=list)
+    branches: dict[Place, bool] = field(default_factory=dict)
+
+
+@dataclass
+class _Attempts:
+    """Runs of torch.export on one subject, each with what the error of the one before asks for.
+
+    `bytecode` is the error of a run for which the next one is read from the code's bytecode instead
+    of being run; it names a line, which that doesn't. A `refusal` is what stands if nothing helps.
+    """
+
+    subject: Subject
+    numbers: Numbers
+    constant: Sequence[Request]
+    remedies: Remedies
+    deferred: bool
+    settled: bool
+    bytecode: Exception | None = None
+    refusal: CaptureError | None = None
+
+    def __post_init__(self) -> None:
+        self._known = self.numbers.copy()
+        self._shapes = self.subject.dynamic_shapes
+        self._follows = bool(self.subject.sides)
+        self._hits = None if self.subject.sides is None else Hits()
+
+    def next(self) -> Traced | None:
+        """A trace, or None where another attempt may give one. Raises what the last error says."""
+        attempt = _Attempt(self.subject.requests(self._shapes))
+        if self.bytecode is not None and looks_up_a_size(str(self.bytecode)):
+            attempt.fixed[LOOKED_UP] = user_frame(traceback.walk_tb(self.bytecode.__traceback__))
+        try:
+            program = self._run(attempt)
+        except Exception as error:
+            self._answer(error, attempt)
+            return None
+        hits, loops = self._hits, set[Place]()
+        if hits is not None and hits.places:
+            loops.update(hits.places)
+            subject = self.subject
+            if not does_nothing_else(subject.module, subject.inputs, attempt.requests, hits):
+                self._hits = None
+                return None
+        known = self._known
+        made = _made_constant(program, attempt.requests, attempt.fixed)
+        return Traced(
+            program,
+            attempt.requests,
+            self.subject.asked,
+            tuple(attempt.questions),
+            tuple(_fixed_note(request, attempt.fixed) for request in made),
+            attempt.branches,
+            made,
+            tuple(known.replayed),
+            unrounded=known.rounded or {},
+            written=bool(known.rounded or known.exact),
+            scanned=bool(known.loops),
+            refusal=self.refusal,
+            whole=tuple(sorted(known.whole)),
+            everywhere=tuple(sorted(loops)),
+        )
+
+    def _run(self, attempt: _Attempt) -> ExportedProgram:
+        subject, sides = self.subject, self.subject.sides
+        shapes = self._shapes if self.refusal is None else without_names(self._shapes)
+        with ExitStack() as stack:
+            for context in (*self.remedies.taken, *_ALWAYS):
+                stack.enter_context(context())
+            stack.enter_context(Rewordings(self.numbers.cuts, self._known.whole, self._hits))
+            for context in (forgetting, quiet):
+                stack.enter_context(context())
+            # torch would keep each result under its symbolic sizes, for good, and read none
+            stack.enter_context(dynamo_config.patch(fake_tensor_cache_enabled=False))
+            stack.enter_context(inference(subject.module))
+            _forget(subject, self.constant)
+            stack.enter_context(watched_specialisations(attempt.fixed, sys._getframe()))
+            stack.enter_context(recorded_questions(attempt.questions))
+            stack.enter_context(recorded_numbers(self.numbers))
+            stack.enter_context(sizes_as_numbers(self._known))
+            if self._follows and sides is not None:
+                stack.enter_context(followed_branches(sides, attempt.branches))
+            return torch.export.export(
+                subject.module,
+                *subject.inputs,
+                dynamic_shapes=shapes,
+                strict=self.bytecode is not None,
+                prefer_deferred_runtime_asserts_over_guards=self.deferred,
+            )
+
+    def _answer(self, error: Exception, attempt: _Attempt) -> None:
+        """Settles what the next attempt does otherwise; raises where nothing is left to try."""
+        message, numbers = str(error), self.numbers
+        if UNKNOWN_OUTPUT.search(message) and _known_output(self.subject):
+            return
+        if self._hits is not None and self._hits.shorten(message):
+            return
+        helped = self.remedies.take(message)
+        if not self.settled and len(numbers) > len(self._known):
+            raise OtherNumbersError(message) from error
+        if helped:
+            return
+        # After the remedies, with which a trace asks less: torch leaves out of its message what
+        # follows from the sample's own remainder, and a deferred trace demands that as well.
+        if not self.deferred and always_hold(message):
+            self.deferred = True
+            return
+        if self.bytecode is None and (_reads_better(message) or looks_up_a_size(message)):
+            self.bytecode = error
+            if looks_up_a_size(message):
+                add_raising(numbers, deepest(error).__traceback__)
+            return
+        if not self.constant and (constant := _constants(error, attempt.requests)):
+            self.constant = constant
+            return
+        narrowed = _narrow(message, attempt.requests, self._shapes)
+        if narrowed is not None:
+            # What else it demands may hold in the narrower range: the next trace needn't find that.
+            self.deferred = self.deferred or always_hold(message, _ranges(narrowed))
+            self._shapes = narrowed
+        elif self.subject.sides is not None and not self._follows and chooses(error):
+            self._follows, self.bytecode = True, None
+        else:
+            self._refuse(error, attempt)
+
+    def _refuse(self, error: Exception, attempt: _Attempt) -> None:
+        """Raises what is told of an error, unless an attempt without the dims' names may help.
+
+        torch refuses a named dim of which the code demands anything, and narrows one of Dim.AUTO.
+        """
+        add_raising(self.numbers, deepest(error).__traceback__)
+        if self.refusal is not None:
+            raise self.refusal from error
+        told = error
+        if self.bytecode is not None and depends_on_data(str(error)):
+            told = self.bytecode
+        own = partial(_own, self.subject)
+        self.refusal = explained(told, self.subject.module, attempt.requests, attempt.fixed, own)
+        if not relates_sizes(error) or without_names(self._shapes) is None:
+            raise self.refusal from told
+
+
+def _reads_better(message: str) -> bool:
+    """Whether Dynamo, which reads the code instead of running it, may take what a run doesn't.
+
+    It leaves out a move of a module to the device where it is, and `int(tensor)` is
+    `tensor.item()` to it.
+    """
+    return (
+        "_apply(): Couldn't swap" in message
+        or "Could not extract specialized integer from data-dependent expression" in message
+    )
+
+
+def _own(subject: Subject) -> Exception | None:
+    """What the model itself raises on the inputs that it is traced with; warnings are no failure,
+    even where they are set to be errors."""
+    try:
+        with inference(subject.module), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            subject.module(*subject.args, **subject.kwargs)
+    except Exception as error:
+        return error
+    return None
+
+
+def _known_output(subject: Subject) -> bool:
+    """Whether the classes that the model returns could be made known to torch's pytree."""
+    try:
+        with inference(subject.module):
+            output = subject.module(*subject.args, **subject.kwargs)
+    except Exception:
+        return False
+    return make_known(output)
+
+
+def _constants(error: Exception, requests: tuple[Request, ...]) -> list[Request]:
+    """The dims that the trace took for constants."""
+    found = [FIXED.fullmatch(line) for line in suggestions(str(error))]
+    names = {match[1] for match in found if match}
+    return [request for request in requests if request.name in names]
+
+
+def _forget(subject: Subject, constant: Sequence[Request]) -> None:
+    """Runs the model with sizes below the dims' ranges.
+
+    A table that an earlier call left for the sample's size is then one of a size that no dim has,
+    and to ask whether it still fits is no condition.
+    """
+    if not constant:
+        return
+    leaves, structure = pytree.tree_flatten(subject.inputs)
+    for request in constant:
+        below = max(request.low or 2, 2) - 1
+        leaves[request.leaf] = leaves[request.leaf].narrow(request.axis, 0, below)
+    small, named = pytree.tree_unflatten(leaves, structure)
+    with suppress(Exception):
+        subject.module(*small, **named)
+
+
+def _narrow(message: str, requests: Sequence[Request], dynamic_shapes: Any) -> Any:
+    """The shapes with torch's suggestions applied, if all of them only narrow ranges."""
+    samples = {each.name: each.size for each in requests if each.name and each.name == each.root}
+    found = suggestions(message) or excluded_largest(message) or excluded_small(message, samples)
+    matches = [_RANGE.fullmatch(line) for line in found]
+    if not matches or not dynamic_shapes or not all(matches):
+        return None
+    fixes = "\n".join(match[0] for match in matches if match)
+    # torch refines named dims alone, and stops at a Dim.AUTO.
+    named = pytree.tree_map(lambda dim: None if isinstance(dim, _DimHint) else dim, dynamic_shapes)
+    refined = refine_dynamic_shapes_from_suggested_fixes(f"Suggested fixes:\n{fixes}", named)
+    return pytree.tree_map(
+        lambda dim, new: dim if isinstance(dim, _DimHint) else new, dynamic_shapes, refined
+    )
+
+
+def _ranges(dynamic_shapes: Any) -> dict[str, str]:
+    """The range of each dim by name, as torch writes it."""
+    found = {}
+    for dim in pytree.tree_leaves(dynamic_shapes):
+        if isinstance(dim, Dim):
+            most = "" if dim.max == int_oo else f" <= {dim.max}"
+            found[dim.__name__] = f"{dim.min} <= {dim.__name__}{most}"
+    return found
+
+
+def _made_constant(
+    program: ExportedProgram,
+    requests: tuple[Request, ...],
+    fixed: Mapping[str, tuple[str, int] | None],
+) -> tuple[Request, ...]:
+    """The axes of Dim.AUTO, "where the model allows", that became constants.
+
+    Raises CaptureError where a dim that was asked for by name became one.
+    """
+    placeholders = user_placeholders(program)
+    found = []
+    for request in requests:
+        size = placeholders[request.leaf].meta["val"].shape[request.axis]
+        if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
+            continue
+        if request.name is not None:
+            raise specialised(request, fixed)
+        found.append(request)
+    return tuple(found)
+
+
+def _fixed_note(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> str:
+    return (
+        f"{sentence(request)} stays {request.size}: the model makes a constant of it"
+        f"{where(request, fixed)}. For other sizes: {rewrite(request, fixed)}."
+    )

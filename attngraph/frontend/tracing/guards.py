@@ -1,0 +1,176 @@
+"""Guards that torch.export reports as violated: some always hold, others only exclude the largest
+size or the smallest ones.
+
+torch 2.11 can't simplify min(16·s, 32·s) = 16·s, and calls a dim that it holds for too narrow.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import sympy
+
+from attngraph.errors import IRError
+from attngraph.frontend.files.expression_cost import cost
+from attngraph.ir.conditions import always, parse_condition
+from attngraph.ir.dims import DimInfo
+
+_GUARD = re.compile(
+    r"Not all values of (\w+) = .*? in the specified range(?: (.*?))? satisfy the generated guard "
+    r"(.*?)\.\s*$",
+    re.MULTILINE,
+)
+_ENDS = re.compile(
+    r"^.*Not all values of .* satisfy the generated guard \d+ <= (L\S+) and \1 <= \d+", re.MULTILINE
+)
+_SIZE = re.compile(r"L(?:\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]")
+_SAFE = re.compile(r"(?:\bn\d+\b|\bmin\b|\bmax\b|\d+|[-+*/()<>=, ])*")
+# min, max and multiples of one size, compared: true for one size of it if and only if for all.
+_MULTIPLES = re.compile(r"(?:min|max|(?:\d+\*)?\bn0\b|[(), ]|[<>!=]=|[<>])*")
+_LOW = re.compile(r"(\d+) <= ")
+_HIGH = re.compile(r"<= (\d+)\s*$")
+_LINEAR = re.compile(r"\(?(?:\d+ \+ )?(?:\d+\*)?n0(?: \+ \d+)?\)?")
+_TRIED = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 64, 127, 128, 1000, 4095, 65536)
+
+
+def always_hold(message: str, within: Mapping[str, str] = MappingProxyType({})) -> bool:
+    """Whether every guard that the message calls violated holds for all sizes that are tried.
+
+    `within` has ranges of dims, `65 <= seq <= 512`, which stand for the message's: what it says of
+    ends holds in these. False where a guard can't be read. One between the sizes that are tried
+    would be missed, so this is only for min, max and sums: it is False for remainders, quotients
+    and `!=`, which may fail at one size alone, but for `!=` between multiples of one size.
+    """
+    if within:
+        message = _ENDS.sub("", message)
+    if "Constraints violated" not in message:
+        return False
+    guards = _GUARD.findall(message)
+    return (
+        bool(guards)
+        and len(guards) == message.count("Not all values of")
+        and all(_holds(guard, within.get(name, range_)) for name, range_, guard in guards)
+    )
+
+
+def excluded_largest(message: str) -> list[str]:
+    """torch's form of a suggestion per dim, if all that a trace asks is not to be the largest."""
+    guards = _GUARD.findall(message)
+    if not guards or len(guards) != message.count("Not all values of"):
+        return []
+    found = []
+    for name, range_, guard in guards:
+        high = _HIGH.search(range_)
+        if not high or _sole_exception(guard) != int(high[1]):
+            return []
+        found.append(f"{name} = Dim('{name}', max={int(high[1]) - 1})")
+    return found
+
+
+def excluded_small(message: str, samples: Mapping[str, int]) -> list[str]:
+    """torch's form of a suggestion per dim, if all that a trace asks is to be no small size.
+
+    A convolution with a stride leaves 1 of some sizes, which a trace takes for none of its own:
+    `samples // 10 - 1 != 1` holds from 30 on. `samples` are the dims' sizes, which stay.
+    """
+    guards = _GUARD.findall(message)
+    if not guards or len(guards) != message.count("Not all values of"):
+        return []
+    ends: dict[str, tuple[int, str]] = {}
+    for name, range_, guard in guards:
+        low = _holds_from(guard, range_, samples.get(name, 0))
+        if low is None:
+            return []
+        high = _HIGH.search(range_)
+        most = f", max={high[1]}" if high else ""
+        ends[name] = max((low, most), ends.get(name, (0, "")))
+    return [f"{name} = Dim('{name}', min={low}{most})" for name, (low, most) in ends.items()]
+
+
+def _holds_from(guard: str, range_: str, sample: int) -> int | None:
+    """The least size from which a guard on one size is proved, if the sample is no smaller."""
+    sizes = set(_SIZE.findall(guard))
+    if len(sizes) != 1:
+        return None
+    least, most = _LOW.search(range_), _HIGH.search(range_)
+    try:
+        condition = parse_condition(guard.replace(sizes.pop(), "n0"))
+    except IRError:
+        return None
+
+    def holds(low: int) -> bool:
+        info = DimInfo(low=low, high=int(most[1]) if most else None)
+        return always(condition, {"n0": info}) is True
+
+    below, low = max(int(least[1]) if least else 0, 2) - 1, sample
+    if below >= sample or not holds(sample):
+        return None
+    while low - below > 1:
+        middle = (below + low) // 2
+        below, low = (below, middle) if holds(middle) else (middle, low)
+    return low
+
+
+def _sole_exception(guard: str) -> int | None:
+    """The one size that a guard such as `(20 + 4*L['x'].size()[1]) != 64` excludes."""
+    sizes = _SIZE.findall(guard)
+    if len(sizes) != 1:
+        return None
+    left, _, right = guard.replace(sizes[0], "n0").partition(" != ")
+    linear, number = (left, right) if right.isdigit() else (right, left)
+    if not number.isdigit() or not _LINEAR.fullmatch(linear):
+        return None
+    size = sympy.Symbol("n0")
+    (root,) = sympy.solve(sympy.sympify(linear, {"n0": size}) - int(number), size)
+    return int(root) if root.is_integer else None
+
+
+def _holds(guard: str, range_: str) -> bool:
+    sizes = list(dict.fromkeys(_SIZE.findall(guard)))
+    for at, size in enumerate(sizes):
+        guard = guard.replace(size, f"n{at}")
+    if _is_proved(guard, [f"n{at}" for at in range(len(sizes))], range_):
+        return True
+    safe = _SAFE.fullmatch(guard) or _MULTIPLES.fullmatch(guard)
+    if not sizes or len(sizes) > 3 or "//" in guard or not safe:
+        return False
+    try:
+        tree = ast.parse(guard, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    if cost(tree) is None:
+        return False
+    code = compile(tree, "<guard>", "eval")
+    names = {"__builtins__": {}, "min": min, "max": max}
+    for values in itertools.product(_sizes(range_), repeat=len(sizes)):
+        known = {f"n{at}": value for at, value in enumerate(values)}
+        if not eval(code, names, known):
+            return False
+    return True
+
+
+def _is_proved(guard: str, sizes: Sequence[str], range_: str) -> bool:
+    """Whether it follows for all sizes, as min(n, 4·((n + 3) // 4)) = n does.
+
+    The range is of the one size that there is; of several any may be 1.
+    """
+    low, high = _LOW.search(range_), _HIGH.search(range_)
+    info = DimInfo(low=1)
+    if len(sizes) == 1:
+        info = DimInfo(int(low[1]) if low else 1, int(high[1]) if high else None)
+    try:
+        return always(parse_condition(guard), dict.fromkeys(sizes, info)) is True
+    except IRError:
+        return False
+
+
+def _sizes(range_: str) -> Iterator[int]:
+    """Sizes within `2 <= seq <= 512`; torch itself never takes 0 and 1 for a dynamic size."""
+    low = _LOW.search(range_)
+    high = _HIGH.search(range_)
+    least, most = int(low[1]) if low else 2, int(high[1]) if high else max(_TRIED)
+    yield from sorted({size for size in (*_TRIED, least, most) if least <= size <= most})

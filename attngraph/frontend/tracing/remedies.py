@@ -1,0 +1,49 @@
+"""What a trace is tried again with, if its error is one that this may help against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from attngraph.frontend.rewording.comparisons import decided_comparisons, wants_bool
+from attngraph.frontend.rewording.constants import depends_on_data, known_constants
+from attngraph.frontend.rewording.contiguity import excludes_a_size, undecided_contiguity
+
+_FIXES = "your code specialized it to be a constant"
+
+
+@contextmanager
+def _compiled_anew() -> Iterator[None]:
+    """Dynamo forgets what it compiled before.
+
+    A loop's body goes through it, in eager too. It looks for one that it has by asking the sizes of
+    the trace whether they are those of an earlier call. Each no stays as a condition, and a yes
+    makes the dim a constant.
+    """
+    torch._dynamo.reset()
+    yield
+
+
+_REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], bool]] = {
+    decided_comparisons: wants_bool,
+    undecided_contiguity: excludes_a_size,
+    _compiled_anew: lambda message: excludes_a_size(message) or _FIXES in message,
+    known_constants: depends_on_data,
+}
+
+
+@dataclass
+class Remedies:
+    """Those that the traces of one model have `taken`, each once and for all that come after."""
+
+    taken: list[Callable[[], AbstractContextManager[None]]] = field(default_factory=list)
+
+    def take(self, message: str) -> bool:
+        """Takes all that may help against an error; whether there are any."""
+        found = [cure for cure, helps in _REMEDIES.items() if helps(message)]
+        new = [cure for cure in found if cure not in self.taken]
+        self.taken += new
+        return bool(new)

@@ -1,0 +1,250 @@
+"""Why a trace failed, or fixed a size, in a sentence with the user's line and what helps."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.interface.shapes import Request
+from attngraph.frontend.interface.wrappers import hindrance
+from attngraph.frontend.rewording.constants import depends_on_data
+from attngraph.frontend.watching.locations import quote, user_frame
+
+_GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
+_NESTED = str(Path(torch.__file__).parent / "nested") + os.sep
+UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
+FIXED = re.compile(r"(\w+) = (\d+)")
+_SAME = re.compile(r"(\w+) = (\w+)")
+_LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
+_TOP_K = re.compile(r"\bk (not in|out of) range\b")
+_TOO_MANY = ": a top-k takes more than there are, such as more experts per token than experts"
+LOOKED_UP = "a size that is looked up"
+_DERIVED = re.compile(r"(\w+) = (.*\b_\1\b.*)")
+
+Places = Mapping[str, tuple[str, int] | None]
+"""The user's file and line at which a size became a constant, by torch's name of the size."""
+
+
+def suggestions(message: str) -> list[str]:
+    _, found, rest = message.partition("Suggested fixes:\n")
+    lines = rest.split("\n\n")[0].splitlines() if found else []
+    return [line.strip() for line in lines if line.strip()]
+
+
+_NO_RULE = "Cannot create Dim with inconsistent"
+"""torch's own failure, over the advice for a dim of which the trace knows a single block."""
+_DEMANDS = ("Constraints violated", _NO_RULE)
+
+
+class Specialised(CaptureError):
+    """Dims that were asked for became constants, or multiples of a number."""
+
+    def __init__(
+        self, message: str, requests: tuple[Request, ...], *, multiple: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.requests, self.multiple = requests, multiple
+
+
+def specialised(request: Request, fixed: Places) -> Specialised:
+    return Specialised(
+        f"{sentence(request)} can't be dynamic: the model fixes it to {request.size}"
+        f"{where(request, fixed)}. Leave the dim static, or {rewrite(request, fixed)}; "
+        "if it can't be every size, ask for the sizes that the model takes (Dim.AUTO, name=auto).",
+        (request,),
+    )
+
+
+def rewrite(request: Request, fixed: Places) -> str:
+    """What has a size remain one, by the line that made a number of it."""
+    place = _place(request, fixed)
+    if place is not None and place == fixed.get(LOOKED_UP):
+        return "compare sizes with == there, as a set, a dict and functools.cache look up numbers"
+    if place is not None and _LOOP.search(linecache.getline(*place)):
+        return (
+            "compute all steps at once there, with tensors such as torch.arange(size) in place of "
+            "a loop, which a trace unrolls"
+        )
+    return (
+        "keep it a size there, as tensor.shape[i] gives it, in arithmetic and arguments of torch's "
+        "own functions"
+    )
+
+
+def where(request: Request, fixed: Places) -> str:
+    place = _place(request, fixed)
+    return f" at {quote(*place)}" if place else ""
+
+
+def _place(request: Request, fixed: Places) -> tuple[str, int] | None:
+    """The line at which a request's size became a constant, as far as it is known."""
+    head = re.split(r"\W", request.input)[0]
+    place = None
+    for source, frame in fixed.items():
+        if source.endswith(f".size()[{request.axis}]") and f"'{head}'" in source:
+            place = frame
+    return place or fixed.get(LOOKED_UP)
+
+
+def sentence(request: Request) -> str:
+    return f"I{str(request)[1:]}"
+
+
+def relates_sizes(error: Exception) -> bool:
+    """Whether a trace demands of its dims what torch can't show, and not that one is a constant.
+
+    Or that two are equal. torch fails over some of it while it looks for an advice.
+    """
+    message = str(error)
+    if not any(said in message for said in _DEMANDS):
+        return False
+    return not any(FIXED.fullmatch(line) or _SAME.fullmatch(line) for line in suggestions(message))
+
+
+def explained(
+    error: Exception,
+    module: torch.nn.Module,
+    requests: tuple[Request, ...],
+    fixed: Places,
+    run: Callable[[], Exception | None],
+) -> CaptureError:
+    """`run` gives what the model raises without a trace, on the same inputs."""
+    if why := hindrance(module):
+        return CaptureError(why)
+    by_name = {request.name: request for request in requests if request.name}
+    for line in suggestions(str(error)):
+        if (match := FIXED.fullmatch(line)) and match[1] in by_name:
+            return specialised(by_name[match[1]], fixed)
+        if (match := _SAME.fullmatch(line)) and {match[1], match[2]} <= by_name.keys():
+            first, second = by_name[match[2]], by_name[match[1]]
+            return CaptureError(
+                f"The model needs {first} and {second} to be equal; give both the same Dim."
+            )
+        if (match := _DERIVED.fullmatch(line)) and match[1] in by_name:
+            return Specialised(
+                f"{sentence(by_name[match[1]])} can't take every size: the model needs "
+                f"{match[1]} = {match[2]}; derive it from another Dim in that way, or leave it "
+                "static.",
+                tuple(r for r in requests if r.name == match[1]),
+                multiple=True,
+            )
+    if _NO_RULE in str(error):
+        dims = sorted({f"{name!r} of {each.size}" for name, each in by_name.items()})
+        return CaptureError(
+            f"The model's code does something else at other sizes than at the sample's (dim "
+            f"{', '.join(dims)}), and torch.export finds no rule for those that it takes. Give a "
+            "sample of a typical size, such as of two blocks and a part if it works in blocks, or "
+            "ask for the sizes that the model takes (Dim.AUTO, name=auto)."
+        )
+    if match := _GUARD.search(str(error)):
+        return _guarded(match, requests, by_name)
+    if match := UNKNOWN_OUTPUT.search(str(error)):
+        name = match[1].rpartition(".")[2]
+        hint = 'pass kwargs={"use_cache": False}' if "Cache" in name else "return tensors only"
+        return CaptureError(
+            f"{type(module).__name__} returns a {name}, which torch.export can't take apart: "
+            f"{hint}, "
+            "or register the type with torch.utils._pytree.register_pytree_node."
+        )
+    own = run()
+    place = user_frame(traceback.walk_tb(deepest(own or error).__traceback__))
+    where = f" at {quote(*place)}" if place else ""
+    if own is not None:
+        said = f"{type(module).__name__} itself fails on its sample inputs{where}: {reason(own)}"
+        return CaptureError(said if said.endswith((".", "…")) else f"{said}.")
+    text = _nested(error) or _data_dependent(str(deepest(error))) or reason(error) + _numpy(error)
+    return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
+
+
+def chooses(error: Exception) -> bool:
+    """Whether Python decides by the values of a tensor, not by a size or a number made of them."""
+    message = str(deepest(error))
+    return depends_on_data(message) and "specialized integer" not in message
+
+
+def _nested(error: Exception) -> str:
+    """What helps where a nested tensor is made of parts of sizes that only a run knows."""
+    frames = traceback.walk_tb(deepest(error).__traceback__)
+    if not any(frame.f_code.co_filename.startswith(_NESTED) for frame, _ in frames):
+        return ""
+    return (
+        "the rows of a nested tensor have lengths that are known at run time only, and a graph "
+        "holds no such tensor. Compute on padded rows there, with a mask of what they hold: "
+        "torch.arange(n) < lengths[:, None]."
+    )
+
+
+def _numpy(error: Exception) -> str:
+    """What helps where numpy computes with a size, which is no number in a trace."""
+    if "ufunc" not in str(deepest(error)):
+        return ""
+    return (
+        ". numpy computes with numbers, not with sizes: take torch's functions there, such as "
+        "torch.arange(size) and torch.sin, or leave the dims static"
+    )
+
+
+def _data_dependent(message: str) -> str:
+    """What Python asks of a tensor's values, where torch says that it does; else empty."""
+    if "data-dependent expression" not in message:
+        return ""
+    sizes = re.search(r"Size-like symbols: ([^)]*)", message)
+    asked = re.search(r"data-dependent expression (.*?) \(unhinted", message)
+    names = set(re.findall(r"\bu\d+\b", asked[1] if asked else ""))
+    if sizes and names & set(sizes[1].split(", ")):
+        return (
+            "Python decides by a data-dependent size there: one that the values of a tensor make, "
+            "as those of nonzero() and x[mask] do. Keep the size and mask instead of selecting, or "
+            "don't let Python branch on it."
+        )
+    if "specialized integer" in message:
+        return (
+            "Python needs a data-dependent number there, which is in a tensor until the model "
+            "runs. Keep it a tensor (torch.arange(n) < length instead of x[:length]), or make it "
+            "an int argument."
+        )
+    return (
+        "Python decides by a data-dependent condition there: the values of a tensor, known only at "
+        "run time. Use torch.where."
+    )
+
+
+def _guarded(
+    match: re.Match[str], requests: tuple[Request, ...], by_name: Mapping[str, Request]
+) -> CaptureError:
+    """A condition on a dim that the trace met, in the dims' own names."""
+    condition = match[2]
+    for request in requests:
+        if request.name:
+            source = re.escape(f"L['{request.input}'].size()[{request.axis}]")
+            condition = re.sub(source, request.name, condition)
+    named = by_name.get(match[1])
+    which = sentence(named) if named else f"Dim {match[1]!r}"
+    return CaptureError(
+        f"{which} can't take every size: the trace relies on {condition}, which can't be shown to "
+        "hold in its whole range. Leave the dim static, or write the slice or view behind the "
+        "condition with sizes taken from the tensors' shapes."
+    )
+
+
+def deepest(error: BaseException) -> BaseException:
+    """The first cause that a line of Python raised."""
+    while error.__cause__ is not None and error.__cause__.__traceback__ is not None:
+        error = error.__cause__
+    return error
+
+
+def reason(error: BaseException) -> str:
+    """The first sentence or two of torch's message, on one line."""
+    text = str(error).strip() or type(error).__name__
+    text = re.split(r"\n\s*\n|\nFor more information|\nFrom user code", text)[0]
+    text = " ".join(text.split())
+    text += _TOO_MANY * bool(_TOP_K.search(text))
+    return text if len(text) <= 300 else text[:299] + "…"

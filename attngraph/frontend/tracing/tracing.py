@@ -1,0 +1,227 @@
+"""Which trace of a module is kept: the one that leaves most sizes open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import sympy
+
+from attngraph.errors import CaptureError
+from attngraph.frontend.interface.shapes import Request
+from attngraph.frontend.rewording.numbers import Numbers
+from attngraph.frontend.rewording.resampled import (
+    BY_A_FEW,
+    TWICE,
+    Extent,
+    Inputs,
+    Longer,
+    beyond,
+    is_cut_for_memory,
+    is_model,
+    is_rounded_for_speed,
+    other_samples,
+)
+from attngraph.frontend.sizes.program_dims import (
+    bounded,
+    demanded,
+    ended,
+    of_size,
+    shape_env,
+    turning,
+)
+from attngraph.frontend.tracing.exporting import OtherNumbersError, Subject, Traced, export
+from attngraph.frontend.tracing.remedies import Remedies
+from attngraph.frontend.tracing.trace_errors import Specialised
+
+_AGAIN = 3
+"""Traces of code that makes numbers of sizes: what is called first may hide what comes after."""
+
+
+def trace(subject: Subject, *, elsewhere: bool = False) -> Traced:
+    """Exports the module; narrows a dim's range where the model demands it.
+
+    Where the code makes numbers of sizes, it is traced again with those that may stay sizes.
+    Raises CaptureError with torch's reason and the user's line.
+    """
+    remedies = Remedies()
+    numbers = Numbers(rounded={} if elsewhere else None)
+    best, left = _most_open(subject, numbers, remedies, settled=False)
+    if left and (not isinstance(best, Traced) or best.refusal or _is_closed(best)):
+        numbers, hurried = Numbers(rounded={} if elsewhere else None), best
+        best, _ = _most_open(subject, numbers, remedies, settled=True)
+        if hurried is not None:
+            best = hurried if best is None else _better(best, hurried)
+    assert best is not None
+    if elsewhere:
+        best = _elsewhere(best, subject, replace(numbers, rounded=None), remedies)
+    if isinstance(best, Traced):
+        return best
+    raise best
+
+
+def _is_closed(traced: Traced) -> bool:
+    """Whether a dim is a constant, or no longer than the sample."""
+    return bool(traced.notes or bounded(traced.program, traced.asked))
+
+
+def _most_open(
+    subject: Subject, numbers: Numbers, remedies: Remedies, *, settled: bool
+) -> tuple[Traced | CaptureError | None, bool]:
+    """The trace that fixes the fewest sizes, of some with ever more places of `numbers`.
+
+    Unless these are `settled`, a trace that fails and finds new ones is left at once for the next
+    one, which knows them: then the second is true. None where no trace came to an end.
+    """
+    constant: tuple[Request, ...] = ()
+    best: Traced | CaptureError | None = None
+    left = False
+    for _ in range(_AGAIN):
+        known = len(numbers), constant
+        try:
+            found: Traced | CaptureError = export(
+                subject, numbers, constant, remedies, settled=settled
+            )
+        except OtherNumbersError:
+            left = True
+            continue
+        except CaptureError as error:
+            found = error
+        if isinstance(found, Traced) and found.unrounded:
+            sized = of_size(found.program, found.asked, set().union(*found.unrounded.values()))
+            if not is_rounded_for_speed(subject.module, *subject.inputs, sized, numbers.functions):
+                numbers.rounded = None
+                continue
+        if isinstance(found, Traced) and found.scanned:
+            extent = is_model(found.program, subject.module, *subject.inputs, ())
+            if extent is not Extent.ALL:
+                break
+        if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
+            found = replace(found, refusal=best)  # which says it of what the model's code does
+        best = found if best is None else _better(best, found)
+        if isinstance(found, Traced):
+            constant = constant or found.constant
+        if (len(numbers), constant) == known:
+            break
+    return best, left
+
+
+def _elsewhere(
+    best: Traced | CaptureError, subject: Subject, numbers: Numbers, remedies: Remedies
+) -> Traced | CaptureError:
+    """The trace with axes that are cut into parts whole, or at other sizes, if it fixes less."""
+    module, inputs, asked = subject.module, subject.inputs, subject.asked
+    sized = [request for requests, _ in _to_open(best, asked) for request in requests]
+    if sized and numbers.cuts and is_cut_for_memory(module, *inputs, sized, numbers.cuts):
+        numbers = replace(numbers, whole=frozenset(numbers.cuts))
+        with suppress(CaptureError):
+            best = _better(best, export(subject, numbers, (), remedies))
+
+    tried: set[tuple[int, ...]] = set()
+    for _ in range(_AGAIN):
+        ways = [
+            (constant, longer)
+            for constant, longer in _to_open(best, asked)
+            if _sizes(constant, longer) not in tried
+        ]
+        if not ways:
+            break
+        constant, longer = ways[0]
+        tried.add(_sizes(constant, longer))
+        samples = other_samples(module, *inputs, asked, constant, longer)
+        best = _resampled(best, subject, constant, samples, numbers, remedies)
+    return best
+
+
+def _sizes(constant: Sequence[Request], longer: Longer) -> tuple[int, ...]:
+    return tuple(to(request.size) for request in constant for to in longer)
+
+
+def _resampled(
+    best: Traced | CaptureError,
+    subject: Subject,
+    constant: tuple[Request, ...],
+    samples: Iterable[Inputs],
+    numbers: Numbers,
+    remedies: Remedies,
+) -> Traced | CaptureError:
+    """The trace at one of these samples that is the model and fixes the least, or the `best`."""
+    asked = subject.asked
+    fewer: Traced | None = None
+    for args, kwargs in samples:
+        elsewhere = replace(subject, args=args, kwargs=kwargs)
+        known = -1
+        for deferred in (True, True, False):
+            if len(numbers) == known and deferred:
+                continue
+            known = len(numbers)
+            with suppress(CaptureError):
+                found = export(elsewhere, numbers, (), remedies, deferred=deferred)
+                if _better(best, found) is not found:
+                    continue
+                extent = is_model(found.program, subject.module, *subject.inputs, constant)
+                sizes = tuple(request.size for request in found.requests)
+                found = replace(found, requests=asked, asked=asked, resampled=sizes)
+                if extent is Extent.ALL:
+                    best, fewer = found, None
+                    break
+                if extent is Extent.SAMPLE:
+                    fewer = fewer or found
+        if not _to_open(best, asked):
+            return best
+    # One that is wrong for small sizes may have a least size, which the check finds.
+    return best if fewer is None else _better(best, fewer)
+
+
+def _to_open(
+    traced: Traced | CaptureError, asked: tuple[Request, ...]
+) -> list[tuple[tuple[Request, ...], Longer]]:
+    """The dims that a trace doesn't keep open, and the sizes at which it may, likelier ones first.
+
+    Where it leaves a dim at no size but the sample's, its conditions are of that size.
+    """
+    refused = traced if isinstance(traced, CaptureError) else traced.refusal
+    is_resampled = isinstance(traced, Traced) and bool(traced.resampled)
+    if isinstance(refused, Specialised) and not is_resampled:
+        return [(refused.requests, BY_A_FEW if refused.multiple else TWICE)]
+    if isinstance(traced, CaptureError):
+        return []
+    if constant := traced.constant or bounded(traced.program, traced.asked):
+        return [(constant, TWICE)]
+    ends, multiples = ended(traced.program, asked), demanded(traced.program, asked)
+    is_limited = refused is not None or is_resampled
+    turns = turning(traced.program, asked) if is_limited else {}
+    ways = [
+        (multiples, BY_A_FEW),
+        (tuple(ends), beyond(max(ends.values(), default=0))),
+        (tuple(turns), beyond(max(turns.values(), default=1) - 1)),
+    ]
+    return [(requests, longer) for requests, longer in ways if requests]
+
+
+def _better(before: Traced | CaptureError, after: Traced | CaptureError) -> Traced | CaptureError:
+    """The trace that fixes fewer sizes; the first where neither does."""
+    if isinstance(after, CaptureError):
+        return before
+    if isinstance(before, CaptureError) or _fixes(after) < _fixes(before):
+        return after
+    return before
+
+
+def _fixes(traced: Traced) -> tuple[bool, int, bool, int, int, int, int]:
+    """How many dims a trace has made constants of, bounded, ended early, and how many expressions
+    of them, and is of multiples only; whether torch refused it, and whether it took functions that
+    round for what they make of the sample."""
+    env = shape_env(traced.program)
+    guards = [guard.expr for guard in env.guards] if env is not None else []
+    equations = sum(isinstance(guard, sympy.Eq) for guard in guards)
+    return (
+        traced.refusal is not None,
+        len(traced.notes),
+        not traced.written,
+        len(bounded(traced.program, traced.asked)),
+        len(ended(traced.program, traced.asked)),
+        equations,
+        len(demanded(traced.program, traced.asked)),
+    )

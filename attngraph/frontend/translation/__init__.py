@@ -1,0 +1,1 @@
+"""From torch's graph to the IR."""

@@ -1,0 +1,86 @@
+"""Loops that torch.export keeps: `torch._higher_order_ops.scan` as `attn.scan`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from attngraph.frontend.sizes.symbols import Symbols
+from attngraph.frontend.translation.functional import Functional, functional_body
+from attngraph.frontend.translation.inline import BODY
+from attngraph.frontend.translation.translate import Translator
+from attngraph.ir.graph import Value
+from attngraph.ir.printer import used_dims
+
+
+class LoopTranslator(Translator):
+    """Translates a program that may hold loops."""
+
+    def _call(self, node: fx.Node) -> None:
+        if BODY in node.meta:
+            self._scan(node)
+        else:
+            super()._call(node)
+
+    def _scan(self, node: fx.Node) -> None:
+        initial, sequences, given = (self._group(group) for group in node.args[1:4])
+        module = node.meta[BODY]
+        body = _Body(module, functional_body(self._program, module), self._symbols)
+        body.named = [
+            *(f"state_{at}" for at in range(len(initial))),
+            *(f"step_{at}" for at in range(len(sequences))),
+            *(f"given_{at}" for at in range(len(given))),
+        ]
+        body.finish()
+        lifted = [
+            self.graph.add_constant(f"{node.name}.{name}", data) for name, data in body.lifted
+        ]
+        created = self.graph.create(
+            "attn.scan",
+            [*initial, *sequences, *given, *lifted],
+            {
+                "body": body.graph,
+                "carried": len(initial),
+                "scanned": len(sequences),
+            },
+            types=[self._type(value) for value in node.meta["val"]],
+            names=[f"{node.name}_{at}" for at in range(len(node.meta["val"]))],
+            loc=self._locator.of(node),
+        )
+        self._parts[node] = list(created.outputs)
+
+    def _group(self, items: Any) -> list[Value]:
+        return [self._tensor(item) for item in items]
+
+
+class _Body(LoopTranslator):
+    """One step. What it reads is an input of its graph; `lifted` are constants of its own."""
+
+    named: list[str]
+
+    def __init__(self, module: fx.GraphModule, functional: Functional, symbols: Symbols) -> None:
+        super().__init__(functional, symbols)
+        self.graph.name = "step"
+        self._module = module
+        self.lifted: list[tuple[str, torch.Tensor]] = []
+
+    def finish(self) -> None:
+        results: list[Any] = self.run()
+        self.graph.set_outputs(results, [f"result_{at}" for at in range(len(results))])
+        used = used_dims(self.graph)
+        infos = self._symbols.infos.items()
+        self.graph.dims.update((name, info) for name, info in infos if name in used)
+
+    def _inputs(self) -> None:
+        nodes = [node for node in self._functional.graph.nodes if node.op == "placeholder"]
+        for name, node in zip(self.named, nodes, strict=True):
+            self._values[node] = self.graph.add_input(name, self._type(node.meta["val"]))
+
+    def _weight(self, node: fx.Node) -> Value:
+        name, data = self._weights[node]
+        if node not in self._values:
+            self.lifted.append((name, data.detach()))
+            self._values[node] = self.graph.add_input(name, self._type(data))
+        return self._values[node]

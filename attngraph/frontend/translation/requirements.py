@@ -1,0 +1,56 @@
+"""What a model requires of its inputs' values, which a file of operators computes without.
+
+`torch._check` of a number that `.item()` reads, and `torch._assert_async`, are assertions in an
+exported program. Of sizes they are conditions of the graph (conditions.py), which the file checks;
+of values they vanish, and are told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from attngraph.frontend.watching.locations import Locator
+
+_ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
+_ITEMS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+_SHOWN = 3
+_TEXT = re.compile(r"expression (.*) on node")
+
+
+def requirement_notes(program: ExportedProgram) -> list[str]:
+    """A note on what the file goes on without, if there is something."""
+    found = list(dict.fromkeys(_required(program)))
+    if not found:
+        return []
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return [
+        f"The model stops with an error unless {', '.join(found[:_SHOWN])}{more}; the file doesn't "
+        "check values, and goes on."
+    ]
+
+
+def _required(program: ExportedProgram) -> Iterator[str]:
+    locator, read = Locator(), dict[str, str]()
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.target in _ITEMS and isinstance(value, torch.SymInt):
+            read[str(value.node.expr)] = f"the number read at {locator.of(node)}"
+        elif node.target in _ASSERTS:
+            said = f" ({node.args[1]})" if len(node.args) > 1 else ""
+            yield f"what {locator.of(node)} asserts holds{said}"
+        elif node.target is torch.ops.aten._assert_scalar.default:
+            yield from _of_numbers(node, read)
+
+
+def _of_numbers(node: fx.Node, read: dict[str, str]) -> Iterator[str]:
+    """A condition on what `.item()` read; that a size is none below 0 is torch's own."""
+    text = _TEXT.search(str(node.args[1]))
+    for name, told in read.items():
+        if text and re.search(rf"\b{name}\b", text[1]) and text[1] != f"{name} >= 0":
+            yield f"{text[1]} ({name}: {told})"
+            return
