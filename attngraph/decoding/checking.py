@@ -54,8 +54,9 @@ class Encoded:
     count no position, so that what follows is placed otherwise with a cache than without.
 
     Where images are joined to the ids, `step` is called in the decoder's place, `fed` gives its
-    inputs for all tokens of ids and mask, and `whole` takes the mask too. `prompt` is then the ids
-    and the mask (rows, T) to check with, and how many of them come at first; else they are drawn.
+    inputs for all tokens of ids and mask of which so many come at first, and `whole` takes the mask
+    and that number too. `prompt` is then the ids and the mask (rows, T) to check with, and how many
+    of them come at first; else they are drawn.
     """
 
     label: str
@@ -65,7 +66,7 @@ class Encoded:
     given: tuple[Any, ...]
     pad: int | None = None
     step: Step | None = None
-    fed: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]] | None = None
+    fed: Callable[[torch.Tensor, torch.Tensor, int], dict[str, torch.Tensor]] | None = None
     prompt: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
 
@@ -324,11 +325,11 @@ class _Steps:
         tried: list[tuple[torch.Tensor, ...]] = []
         for length in lengths:
             if encoded is not None and stored is None:
-                shown = () if encoded.step is None else (mask[:, :length].long(),)
+                shown = () if encoded.step is None else (mask[:, :length].long(), lengths[0])
                 eager = self.reference((*encoded.given, whole[:, :length], *shown), {})
                 expected.append(last_logits(eager, 0, layout.logits))
                 continue
-            given_all = self._given(whole[:, :length], mask[:, :length])
+            given_all = self._given(whole[:, :length], mask[:, :length], lengths[0])
             tried.append(given_all)
             args, kwargs = captured.call(given_all) if stored is None else (given_all, {})
             place = captured.output_names.index(layout.logits)
@@ -352,7 +353,7 @@ class _Steps:
         outputs = joined.in_its_dtypes(outputs) if self.converted else outputs
         return compare(joined, outputs, self.precision)
 
-    def _given(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _given(self, ids: torch.Tensor, mask: torch.Tensor, first: int) -> tuple[torch.Tensor, ...]:
         """The graph's inputs for ids (B, S) and mask (B, S), with nothing before them."""
         graph, encoded = self.captured.graph, self.encoded
         if encoded is None:
@@ -360,7 +361,7 @@ class _Steps:
         if encoded.fed is None:
             assert encoded.cache is not None
             return _attending(graph, self.inputs.all(ids, mask, 0), encoded.cache)
-        fed = encoded.fed(ids, mask)
+        fed = encoded.fed(ids, mask, first)
         drawn = self.inputs.all(fed[self.layout.ids], mask, 0)
         return tuple(
             fed.get(value.name, each) for value, each in zip(graph.inputs, drawn, strict=True)

@@ -24,6 +24,7 @@ from attngraph.decoding.multimodal import (
 )
 from attngraph.decoding.rules import Rules
 from attngraph.export.files.staged import Staged
+from attngraph.frontend.families.image_parts import kinds_of
 from attngraph.frontend.families.multimodal import Parts, of_images
 from attngraph.frontend.interface.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
@@ -106,8 +107,13 @@ def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
     plain = partial(Encoded, pad=parts.joining.token, cache=None, whole=parts.whole)
     rows = 4
 
-    def fed(ids: torch.Tensor, mask: torch.Tensor, images: Any) -> dict[str, torch.Tensor]:
-        return dict(model.fed(ids, mask, None, images).inputs)
+    def fed(
+        ids: torch.Tensor, mask: torch.Tensor, first: int, images: Any
+    ) -> dict[str, torch.Tensor]:
+        inputs, kinds = dict(model.fed(ids, mask, None, images).inputs), model.decoder.layout.kinds
+        if kinds is not None and parts.joining.sees == "prompt":
+            inputs[kinds] = kinds_of("prompt", ids == parts.joining.token, first)
+        return inputs
 
     nothing: dict[str, torch.Tensor] = {}
     yield plain("text alone", rows, given=(nothing,), step=model, fed=partial(fed, images=None))

@@ -25,7 +25,7 @@ from attngraph.decoding.tokens import Fed, Seen, shown_tokens, token_ids
 from attngraph.errors import UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.families.image_parts import FEATURES
+from attngraph.frontend.families.image_parts import FEATURES, kinds_of
 from attngraph.frontend.families.image_sizes import images_apart
 from attngraph.frontend.families.joining import Joining
 from attngraph.frontend.interface.modalities import FILE_NAMES, GRID, PIXELS, SHOWN, SIZES
@@ -110,7 +110,7 @@ class Multimodal(OfParts):
             embeds, *added = self._run(JOIN, given, "The joining of images")
         fed = {layout.ids: embeds}
         if layout.kinds is not None:
-            fed[layout.kinds] = is_image & (images is not None)
+            fed[layout.kinds] = self._kinds(is_image, cache, images)
         if layout.added is not None:
             layers = self.decoder.session.input_shape(layout.added)[0]
             assert isinstance(layers, int)
@@ -119,6 +119,15 @@ class Multimodal(OfParts):
             return Fed(fed)
         fed[layout.positions], shift = self._placed(ids, attention_mask, cache, images)
         return Fed(fed, shift)
+
+    def _kinds(
+        self, is_image: torch.Tensor, cache: Cache | None, images: Images | None
+    ) -> torch.Tensor:
+        """What is said of each new token: see `Seen`."""
+        if self.joining.sees == "prompt":
+            is_prompt = cache is None or not cache.seen.ids.shape[1]
+            return kinds_of("prompt", is_image, None if is_prompt else 0)
+        return is_image & (images is not None)
 
     def _placed(
         self,
@@ -255,6 +264,11 @@ class Multimodal(OfParts):
         held = None if cache is None or self.decoder.layout.kinds is None else cache.seen.ids
         if held is None or not held.shape[1]:
             return
+        if self.joining.sees == "prompt":
+            raise UsageError(
+                "Images stand in the first ids alone, all of which see each other: give these ids "
+                "and images at once, without a cache."
+            )
         if bool((is_image[:, 0] & (held[:, -1] == self.joining.token)).any()):
             raise UsageError(
                 "The ids behind the cache begin within an image: give all of its tokens at once."

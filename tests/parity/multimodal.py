@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import attngraph
 from attngraph import Multimodal
+from attngraph.frontend.families.image_parts import Seen, kinds_of
 from attngraph.frontend.families.multimodal import Parts, of_images
 from tests.models.kit import HIDDEN, VOCABULARY, peaked
 from tests.parity.test_decode import common
@@ -218,6 +219,29 @@ def _llava_next() -> nn.Module:
     )
 
 
+def _paligemma() -> nn.Module:
+    """All of the prompt sees itself, in a window too, and positions count from 1."""
+    from transformers import (
+        Gemma2Config,
+        PaliGemmaConfig,
+        PaliGemmaForConditionalGeneration,
+        SiglipVisionConfig,
+    )
+
+    vision = SiglipVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4, projection_dim=HIDDEN,
+    )  # fmt: skip
+    text = Gemma2Config(
+        **common(num_hidden_layers=1, num_key_value_heads=2, head_dim=16, sliding_window=3)
+    )
+    return PaliGemmaForConditionalGeneration(
+        PaliGemmaConfig(
+            vision_config=vision, text_config=text, image_token_id=TOKEN, projection_dim=HIDDEN
+        )
+    )
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
@@ -228,11 +252,12 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "pixtral": _pixtral,
     "mistral3": _mistral3,
     "llava_next": _llava_next,
+    "paligemma": _paligemma,
     "smolvlm": lambda: _in_rows("SmolVLM"),
     "idefics3": lambda: _in_rows("Idefics3"),
 }
 TAKES_MINUTES = {
-    *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3"),
+    *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3", "paligemma"),
     *("qwen3_vl", "pixtral", "mistral3", "llava_next"),
 }
 
@@ -276,7 +301,7 @@ def prompt(family: str, *rows: int) -> tuple[Tensor, Tensor]:
 
 def expected(family: str, ids: Tensor, mask: Tensor, given: dict[str, Tensor]) -> Tensor:
     model = eager(family)
-    kinds = {"token_type_ids": (ids == TOKEN).long()} if family in _SEES else {}
+    kinds = {"token_type_ids": kinds_of(_SEES[family], ids == TOKEN)} if family in _SEES else {}
     if "image_grid_thw" in given:
         kinds = {"mm_token_type_ids": (ids == TOKEN).int()}
     tokens: Tensor = model.generate(  # type: ignore[operator]
@@ -286,4 +311,4 @@ def expected(family: str, ids: Tensor, mask: Tensor, given: dict[str, Tensor]) -
     return tokens
 
 
-_SEES = {"gemma3"}
+_SEES: dict[str, Seen] = {"gemma3": "images", "paligemma": "prompt"}

@@ -33,6 +33,28 @@ def test_a_config_that_does_not_say_what_a_patch_is_is_told() -> None:
         sample_images(model, "it")
 
 
+@pytest.mark.parametrize(
+    ("family", "sees", "begin"),
+    [("llava", None, 0), ("gemma3", "images", 0), ("paligemma", "prompt", 1)],
+)
+def test_what_sees_itself_and_where_positions_begin(
+    family: str, sees: str | None, begin: int
+) -> None:
+    made = parts(family)
+    assert (made.joining.sees, made.whole.begin) == (sees, begin)
+
+
+def test_positions_that_do_not_count_on_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = eager("paligemma")
+    monkeypatch.setattr(
+        model,
+        "prepare_inputs_for_generation",
+        lambda ids, position_ids, **_: {"position_ids": position_ids * 2},
+    )
+    with pytest.raises(UsageError, match="no compiler joins these to the tokens"):
+        of_images(model, None, None, "it")
+
+
 def test_features_take_the_places_of_their_tokens_in_their_order() -> None:
     ids = torch.tensor([[1, TOKEN, 2, TOKEN], [TOKEN, 3, 4, 5]])
     embeds, features = torch.zeros(2, 4, 1), torch.tensor([[1.0], [2.0], [3.0]])

@@ -48,7 +48,13 @@ class OfModel(nn.Module):
 
 
 class Cached(OfModel):
-    """What these have: a run of the model with a cache that is tensors."""
+    """What these have: a run of the model with a cache that is tensors.
+
+    With `always_first` the model takes each call for the first one, as one does that reads only
+    there what is said of its tokens.
+    """
+
+    always_first = False
 
     def __init__(self, model: nn.Module, *, all_logits: bool = False) -> None:
         super().__init__(model, all_logits=all_logits)
@@ -69,7 +75,7 @@ class Cached(OfModel):
         self, tokens: dict[str, Tensor], mask: Tensor | None, positions: Tensor, past: Layers
     ) -> dict[str, Any]:
         """`tokens` are ids, or embeddings, and what else is said of each, by the model's names."""
-        cache = _filled(past)
+        cache = _filled(past, is_known=not self.always_first)
         given = {self.takes_cache: cache, **tokens}
         logits = self._logits(mask, positions, use_cache=True, **given)
         present = [{"key": layer.keys, "value": layer.values} for layer in cache.layers]
@@ -188,11 +194,17 @@ def places(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
 
 
-def _filled(past: Layers) -> Any:
-    """transformers' growing cache with these tensors in it: every layer kept at full length."""
+def _filled(past: Layers, *, is_known: bool = True) -> Any:
+    """transformers' growing cache with these tensors in it: every layer kept at full length.
+
+    Where that isn't known, the cache says that nothing was put into it.
+    """
     from transformers import DynamicCache
 
-    cache = DynamicCache()
+    class Filled(DynamicCache):
+        is_initialized = is_known
+
+    cache = Filled()
     for index, layer in enumerate(past):
         cache.update(layer["key"], layer["value"], index)
     return cache

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attngraph.frontend.families.cache import Layout
 from attngraph.frontend.families.causal_lm import Cached, Layers, places
 from attngraph.frontend.families.deep_features import added_in_layers
-from attngraph.frontend.families.image_parts import KINDS, POSITIONS, rows_of, table_of
+from attngraph.frontend.families.image_parts import KINDS, POSITIONS, Seen, rows_of, table_of
 from attngraph.ir import Graph
 
 ADDED = "deepstack_embeds"
@@ -19,10 +19,10 @@ ADDED = "deepstack_embeds"
 class CachedEmbeds(Cached):
     """As `CausalLM`, for embeddings (B, S, H) in place of ids.
 
-    With `sees_images` it takes `token_type_ids` (B, S) too, 1 at an image's tokens, which see each
-    other; all tokens of an image come in one call. Where it is `placed` it takes the positions
-    (3, B, S) that these have on grids, and with `added` features (L, B, S, H) of images for its
-    first layers.
+    Where it `sees` images or its prompt as a whole, it takes `token_type_ids` (B, S) too, and all
+    tokens of either come in one call. Where it is `placed` it takes the positions (3, B, S) that
+    these have on grids, and with `added` features (L, B, S, H) of images for its first layers;
+    else positions count from `begin`.
     """
 
     def __init__(
@@ -30,13 +30,15 @@ class CachedEmbeds(Cached):
         model: nn.Module,
         embeds: Tensor,
         *,
-        sees_images: bool,
+        sees: Seen | None,
         placed: bool,
         added: Tensor | None = None,
+        begin: int = 0,
     ) -> None:
         super().__init__(model)
-        self.embeds, self.sees_images, self.placed = embeds, sees_images, placed
-        self.added = added
+        self.embeds, self.sees, self.placed = embeds, sees, placed
+        self.added, self.begin = added, begin
+        self.always_first = sees is not None
 
     def forward(
         self,
@@ -55,7 +57,7 @@ class CachedEmbeds(Cached):
             held = token_type_ids.new_zeros(batch, before)
             tokens[KINDS] = torch.cat([held, token_type_ids], 1)
         if position_ids is None:
-            position_ids = places(attention_mask)[:, -length:]
+            position_ids = places(attention_mask)[:, -length:] + self.begin
         with added_in_layers(self.model, deepstack_embeds):
             return self._run(tokens, attention_mask, position_ids, past)
 
@@ -64,12 +66,12 @@ class CachedEmbeds(Cached):
         batch, seq = self.embeds.shape[:2]
         inputs, shapes = self._drawn(batch, seq, 5)
         axes = shapes.pop("input_ids")
-        kinds = torch.arange(seq).expand(batch, -1) % 2 if self.sees_images else None
+        kinds = None if self.sees is None else torch.arange(seq).expand(batch, -1) % 2
         placed = torch.arange(5, 5 + seq).expand(3, batch, -1) if self.placed else None
         shapes = {
             "inputs_embeds": axes,
             POSITIONS: {1: axes[0], 2: axes[1]} if self.placed else None,
-            KINDS: axes if self.sees_images else None,
+            KINDS: None if self.sees is None else axes,
             ADDED: None if self.added is None else {1: axes[0], 2: axes[1]},
             **shapes,
         }

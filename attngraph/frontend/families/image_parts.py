@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,10 @@ from attngraph.frontend.families.together import Together
 from attngraph.frontend.interface.modalities import GRID, PIXELS, SHOWN, SIZES
 
 KINDS = "token_type_ids"
-"""1 where a token stands for a piece of an image, which all of its image see."""
+Seen = Literal["images", "prompt"]
+"""What its tokens see as a whole, by what `KINDS` says of each: 1 where one stands for a piece of
+an image (Gemma 3), or 0 where it is of the prompt and 1 behind that (PaliGemma).
+"""
 POSITIONS = "position_ids"
 FEATURES, DEEP = "image_features", "deepstack_features"
 _NO_LENGTH = {"image_max_window_seqlen": 1}
@@ -112,24 +115,39 @@ class Join(nn.Module):
 
 
 class Whole(nn.Module):
-    """The model on images and all tokens so far, placed as its generate places them."""
+    """The model on images and all tokens so far, placed as its generate places them: from `begin`
+    on. The first `prompt` of them are the prompt, all where it isn't said."""
 
-    def __init__(self, model: nn.Module, token: int, *, sees_images: bool) -> None:
+    def __init__(
+        self, model: nn.Module, token: int, *, sees: Seen | None = None, begin: int = 0
+    ) -> None:
         super().__init__()
-        self.model, self.token, self.sees_images = model, token, sees_images
+        self.model, self.token, self.sees, self.begin = model, token, sees, begin
 
-    def forward(self, images: dict[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, images: dict[str, Tensor], ids: Tensor, mask: Tensor, prompt: int | None = None
+    ) -> Tensor:
         given = dict(images)
-        if self.sees_images:
-            given[KINDS] = (ids == self.token).long()
+        if self.sees is not None:
+            given[KINDS] = kinds_of(self.sees, ids == self.token, prompt)
         if GRID in images:  # the model places them itself
             given["mm_token_type_ids"] = ((ids == self.token) & (mask != 0)).int()
         else:
-            given[POSITIONS] = places(mask)
+            given[POSITIONS] = places(mask) + self.begin
         logits: Tensor = self.model(
             input_ids=ids, attention_mask=mask, use_cache=False, **given
         ).logits
         return logits
+
+
+def kinds_of(sees: Seen, is_image: Tensor, prompt: int | None = None) -> Tensor:
+    """The `KINDS` of tokens (B, S), of which the first `prompt` are the prompt, or all."""
+    if sees == "images":
+        return is_image.long()
+    behind = torch.zeros(is_image.shape, dtype=torch.int64, device=is_image.device)
+    if prompt is not None:
+        behind[:, prompt:] = 1
+    return behind
 
 
 def window_of(vision: Any) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attngraph.frontend.families.described import Described
+from attngraph.frontend.families.image_parts import Seen
 from attngraph.frontend.families.image_sizes import Tiles
 
 
@@ -13,13 +14,14 @@ from attngraph.frontend.families.image_sizes import Tiles
 class Joining(Described):
     """`token` stands for a piece of an image in ids, of `merged` patches by as many where images
     lie on grids. With a `unit`, images are encoded one by one and their sides are multiples of it;
-    with `tiles`, each comes as such.
+    with `tiles`, each comes as such. `sees` says what is told of each token.
     """
 
     token: int
     merged: int = 1
     unit: int | None = None
     tiles: Tiles | None = None
+    sees: Seen | None = None
 
     key: ClassVar[str] = "attngraph.images"
     unlike: ClassVar[str] = (

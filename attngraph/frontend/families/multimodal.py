@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,8 +28,10 @@ from attngraph.frontend.families.image_parts import (
     POSITIONS,
     Embed,
     Join,
+    Seen,
     Vision,
     Whole,
+    kinds_of,
     rows_of,
     table_of,
 )
@@ -48,8 +50,8 @@ from attngraph.frontend.interface.modalities import (
     PIXELS,
     SHOWN,
     SIZES,
+    first_place,
     is_multimodal,
-    places_otherwise,
     refuse_mixed,
 )
 from attngraph.frontend.model import Model
@@ -57,6 +59,7 @@ from attngraph.inference import inference
 
 _ROUNDINGS, _MOST = 1e3, 2.0**-5
 """How far the parts may be from the whole, of its largest logit: roundings, few of halves."""
+_SEEN: tuple[Seen, ...] = ("images", "prompt")
 _TEXT = 4  # tokens before an image, and behind it, in what parts are traced and tried with
 
 
@@ -103,8 +106,8 @@ def of_images(
         raise UsageError(f"The config of {name} names no image_token_id, so images have no places.")
     try:
         tried = _Tried(module.eval(), dict(images), token, name)
-        sees_images = tried.sees_images()
-        whole = Whole(module, token, sees_images=sees_images)
+        begin, sees = tried.begin(), tried.sees()
+        whole = Whole(module, token, sees=sees, begin=begin)
         ids, embeds, mask = tried.ids, tried.embeds, torch.ones_like(tried.ids)
         tried.require_rule(whole, mask)
     except Exception as error:
@@ -121,14 +124,15 @@ def of_images(
     cached = CachedEmbeds(
         module,
         text,
-        sees_images=sees_images,
+        sees=sees,
         placed=placed,
         added=None if added is None else added[:, :, 2 : 2 + text.shape[1]],
+        begin=begin,
     )
     args, decoder_shapes = cached.sample()
     batch, seq, count = Dim("batch_size"), Dim("seq"), Dim("image_rows")
     axes = {0: batch, 1: seq}
-    joining, samples = tried.joining, dict(images)
+    joining, samples = replace(tried.joining, sees=sees), dict(images)
     if joining.unit is not None:
         samples = images_apart(samples, joining.unit)[0]
     rows: dict[str, Any] = {FEATURES: {0: count}, DEEP: {1: count}}
@@ -250,18 +254,28 @@ class _Tried:
         found = {name: found[name] for name in self.images}
         return found, self.counts(found)
 
-    def sees_images(self) -> bool:
-        """Whether what is said of the tokens' kinds changes what the model computes."""
+    def begin(self) -> int:
+        """The position of the first token. Raises UsageError where generate counts otherwise."""
+        begin = first_place(self.module, self.ids)
+        if begin is None:
+            refuse_mixed(type(self.module), self.name)
+        return begin
+
+    def sees(self) -> Seen | None:
+        """What tokens see as a whole: what changes where their kinds are those of text."""
         if KINDS not in inspect.signature(self.module.forward).parameters:
-            return False
+            return None
         model: Any = self.module
-        kinds = (self.ids == self.token).long()
+        is_image = self.ids == self.token
+        told = [{}, *({KINDS: kinds_of(sees, is_image)} for sees in _SEEN)]
         with inference(model):
-            with_kinds, without = (
-                model(inputs_embeds=self.embeds, use_cache=False, **each).logits
-                for each in ({KINDS: kinds}, {})
+            plain, *found = (
+                model(inputs_embeds=self.embeds, use_cache=False, **each).logits for each in told
             )
-        return not torch.equal(with_kinds, without)
+        sees = [
+            name for name, each in zip(_SEEN, found, strict=True) if not torch.equal(each, plain)
+        ]
+        return sees[-1] if sees else None
 
     def require_rule(self, whole: Whole, mask: Tensor) -> None:
         """Raises UsageError where the model doesn't join images as `Join` does, or its generate
@@ -269,18 +283,17 @@ class _Tried:
         model: Any = self.module
         joined = dict(self.joined)
         with inference(model), added_in_layers(model, joined.pop(ADDED, None)):
-            own = places(mask)
+            own = places(mask) + whole.begin
             if GRID in self.images:
                 placed = Places(self.token, self.joining.merged)
                 own = placed(self.ids, mask, self.images[GRID])[POSITIONS]
-            kinds = {KINDS: (self.ids == self.token).long()} if whole.sees_images else {}
+            kinds = {KINDS: kinds_of(whole.sees, self.ids == self.token)} if whole.sees else {}
             found = model(
                 **joined, attention_mask=mask, position_ids=own, use_cache=False, **kinds
             ).logits
-            otherwise = places_otherwise(model, self.ids)
         with inference(model):
             expected = whole(self.images, self.ids, mask)
         error = (found - expected).abs().max()
         limit = min(_ROUNDINGS * torch.finfo(found.dtype).eps, _MOST)
-        if otherwise or not error <= limit * expected.abs().max():
+        if not error <= limit * expected.abs().max():
             refuse_mixed(type(model), self.name)

@@ -27,8 +27,8 @@ from attngraph.frontend.files.unfilled import build_unfilled
 from attngraph.frontend.files.weights import check_materialised, fit_weights
 from attngraph.frontend.interface.modalities import (
     beside_text,
+    first_place,
     is_joined,
-    places_otherwise,
     refuse_mixed,
 )
 
@@ -167,7 +167,7 @@ def _refuse_mixed(folder: Folder, kind: Any, task: Task, *, trust_code: bool) ->
 def _moves_tokens(folder: Folder, kind: Any, *, trust_code: bool) -> bool:
     try:
         model = unfilled(folder, kind, trust_code=trust_code)
-        return places_otherwise(model, torch.ones(1, 2, dtype=torch.long))
+        return first_place(model, torch.ones(1, 2, dtype=torch.long)) is None
     except Exception:  # it wants numbers for that: it is tried again when it has them
         return False
 

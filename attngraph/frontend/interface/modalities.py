@@ -121,15 +121,18 @@ def is_joined(kind: type[Any]) -> bool:
     )
 
 
-def places_otherwise(model: Any, ids: Tensor) -> bool:
-    """Whether a model's generate gives the tokens of rows (B, S) without padding other positions
-    than 0, 1, 2 …, as PaliGemma's counts from 1. It reads no weights."""
+def first_place(model: Any, ids: Tensor) -> int | None:
+    """The position that a model's generate gives the first token of rows (B, S) without padding, if
+    it counts on from there: 0, and 1 of PaliGemma. It reads no weights."""
     own = torch.arange(ids.shape[1]).expand(ids.shape)
     given = model.prepare_inputs_for_generation(
         ids, attention_mask=torch.ones_like(ids), position_ids=own.clone(), use_cache=True
     )
     found = given.get("position_ids")
-    return found is not None and not torch.equal(found, own)
+    if found is None:
+        return 0
+    begin = int(found.flatten()[0])
+    return begin if torch.equal(found, own + begin) else None
 
 
 def refuse_mixed(kind: type[Any], source: str) -> NoReturn:

@@ -1,0 +1,31 @@
+"""A folder with a model that reads images or sound becomes parts that give eager's tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import attngraph
+from attngraph import Multimodal
+from attngraph.errors import UsageError
+from tests.parity.multimodal import STEPS, eager, expected, images, prompt
+
+_FAMILIES = ["paligemma"]
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_a_folder_gives_the_tokens_of_the_eager_model(tmp_path: Path, family: str) -> None:
+    eager(family).save_pretrained(tmp_path / "in")  # type: ignore[operator]
+    attngraph.optimize_checkpoint(tmp_path / "in").save(tmp_path / "out")
+    model = Multimodal.load(tmp_path / "out")
+    for rows in ((0,), (1,), (1, 2), (2, 0, 1)):
+        ids, mask = prompt(family, *rows)
+        given = images(family, sum(rows)) if any(rows) else {}
+        found = model.generate(ids, STEPS, mask, eos_token_id=[], **given)
+        assert torch.equal(found, expected(family, ids, mask, given)), rows
+    if model.joining.sees == "prompt":
+        _, cache = model(ids, mask)
+        with pytest.raises(UsageError, match="Images stand in the first ids alone"):
+            model(ids, None, cache, given)
