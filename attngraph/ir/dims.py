@@ -363,10 +363,10 @@ def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
         largest = isinstance(expr, (torch_sympy.Max, sympy.Max))
         kept = list(expr.args)
         for term in expr.args:
-            for other in [other for other in kept if other is not term and term in kept]:
-                above = sympy.expand(other - term if largest else term - other)
-                if _range(above, infos).lower >= 0:
-                    kept.remove(term)
+            others = [other for other in kept if other is not term]
+            gaps = [other - term if largest else term - other for other in others]
+            if any(_range(sympy.expand(gap), infos).lower >= 0 for gap in gaps):
+                kept.remove(term)
         return expr.func(*kept) if len(kept) > 1 else kept[0]
 
     # A range that begins at 2 is torch.export's own, of a dim that 1 is checked for.

@@ -31,6 +31,7 @@ FILLS: dict[str, str | int] = {  # the number, or the attribute that holds it
     "aten.full": "fill_value",
     "aten.full_like": "fill_value",
     "aten.new_full": "fill_value",
+    "aten.fill.Scalar": "value",
     "aten.scalar_tensor": "s",
     "aten.ones": 1,
     "aten.ones_like": 1,

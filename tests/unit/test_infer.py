@@ -115,6 +115,8 @@ def test_no_dim_is_fixed_by_inferring() -> None:
         ("max(seq, far)", "max(seq, far)"),
         ("min(far, seq) - max(0, 3 - far)", "min(far, seq) - max(0, 3 - far)"),
         ("max(0, 64 - seq) * max(far, 0)", "(64 - seq) * far"),
+        ("min(seq, seq // 2, seq // 4)", "seq // 4"),
+        ("max(seq + 2, seq, seq + 1, far)", "max(seq + 2, far)"),
     ],
 )
 def test_a_max_that_the_ranges_decide_is_gone(size: str, expected: str) -> None:

@@ -12,11 +12,14 @@ from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     ADDITIVE,
     ADDMM,
+    JOIN,
     LAYOUT,
     LINEAR,
     MATMUL,
     NEGATION,
+    PAD,
     SCALE,
+    SCATTER,
     SHIFT,
 )
 
@@ -25,6 +28,8 @@ _LEAST = 3  # steps: the first two say what a step is, and the third confirms it
 _LEAST_TOLD = 5  # queries, keys, values and a gate are four places of one axis
 
 _LINEAR = LAYOUT | MATMUL | LINEAR | ADDMM | ADDITIVE | SHIFT | SCALE | NEGATION
+
+_GATHERING = JOIN | PAD | SCATTER  # of one step's result beside those of the others
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,8 @@ def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
     the loop. A loop over several such axes comes once.
 
     Such a loop need not be one of `unrolled_loops`. Between two places something other than a sum
-    or a linear map has to happen: heads that are added up are no steps in time.
+    or a linear map has to happen: heads that are added up are no steps in time, and neither are
+    places that are written one by one.
     """
     told: set[tuple[int, Loc]] = set()
     for each in _slices(graph):
@@ -107,7 +113,8 @@ def steps_in_a_row(graph: Graph) -> Iterator[tuple[int, Node]]:
             continue
         changed: dict[int, Node] = {}
         for node in graph:
-            for value in () if _is_linear(node) else node.outputs:
+            is_step = not (node.op in _GATHERING or _is_linear(node))
+            for value in node.outputs if is_step else ():
                 if value in each.masks:
                     changed.setdefault(each.masks[value], node)
         for items in (range(count), range(count)[::-1]):

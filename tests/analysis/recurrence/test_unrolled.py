@@ -47,3 +47,22 @@ def test_a_step_of_another_op_ends_the_chain() -> None:
 
 def test_a_loop_that_was_unrolled_is_told_with_its_steps() -> None:
     assert max(count for count, _ in steps_in_a_row(_graph())) == STEPS
+
+
+@pytest.mark.parametrize("step", ["", "%r{at} = aten.tanh(%b{at})"])
+def test_places_that_are_written_one_by_one_are_no_steps(step: str) -> None:
+    """A buffer that takes x_t at place t; with a tanh of it after each write it is a loop."""
+    lines, state = [], "start"
+    for at in range(STEPS):
+        lines += [
+            f"%x{at} = aten.select.int(%x) {{dim = 1, index = {at}}}",
+            f"%b{at} = aten.select_scatter(%{state}, %x{at}) {{dim = 1, index = {at}}}",
+            step.format(at=at),
+        ]
+        state = f"r{at}" if step else f"b{at}"
+    graph = parse(
+        f"graph @main {{\ninput %x : f32[2, {STEPS}, 8]\ninput %start : f32[2, {STEPS}, 8]\n"
+        + "\n".join(lines)
+        + f"\n%y = aten.tanh(%{state})\nreturn %y\n}}"
+    )
+    assert [count for count, _ in steps_in_a_row(graph)] == ([STEPS] if step else [])
