@@ -57,6 +57,7 @@ TASKS = (
         (),
         "multimodal",
     ),
+    Task("audio-text-to-text", ("MULTIMODAL_LM",), (), "multimodal"),
     Task("automatic-speech-recognition", ("SPEECH_SEQ_2_SEQ",), (), "seq2seq"),
     Task("image-to-text", ("IMAGE_TO_TEXT",), ("VisionEncoderDecoderModel",), "seq2seq"),
     Task(

@@ -14,7 +14,7 @@ from attngraph.cli.report_page import Drawn, Shown
 from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
 from attngraph.decoding.decoder import Decoder
-from attngraph.decoding.multimodal import VISION
+from attngraph.decoding.multimodal import ENCODERS
 from attngraph.decoding.seq2seq import DECODER, ENCODER, MERGED
 from attngraph.deployment.checkpoint import checkpoint_of
 from attngraph.deployment.compilers import COMPILERS, MODEL, Parts, Request, as_decoder
@@ -134,7 +134,7 @@ def shown(parts: Parts, places: Mapping[str, tuple[Path, int]]) -> list[Shown]:
 def verified(source: Source, path: Path, options: Options, *, stages: Stages) -> list[Verification]:
     """The file at `path`, or each file of an encoder-decoder's folder, compared with the model."""
     given, is_folder = parsed(source), path.is_dir()
-    has_parts = any((path / name).exists() for name in (ENCODER, VISION))
+    has_parts = any((path / name).exists() for name in (ENCODER, *ENCODERS))
     path = path / MODEL if is_folder and not has_parts else path
     if not path.is_dir():
         require_file(path)

@@ -17,9 +17,7 @@ from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.multimodal import (
     DECODER,
     EMBED,
-    JOIN,
     PLACES,
-    VISION,
     Multimodal,
 )
 from attngraph.decoding.rules import Rules
@@ -95,7 +93,8 @@ def compile_multimodal(
 
 def beside_decoder(parts: Parts) -> dict[str, Model]:
     """The parts beside the decoder, by the names of their files."""
-    found = {VISION: parts.vision, EMBED: parts.embed, JOIN: parts.join}
+    kind = parts.joining.modality
+    found = {kind.encoder: parts.vision, EMBED: parts.embed, kind.join: parts.join}
     return found if parts.places is None else {**found, PLACES: parts.places}
 
 
@@ -118,7 +117,7 @@ def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
     nothing: dict[str, torch.Tensor] = {}
     yield plain("text alone", rows, given=(nothing,), step=model, fed=partial(fed, images=None))
     for label, places in (
-        ("an image in each of two rows", ((1,), (1,))),
+        (f"{parts.joining.modality.one} in each of two rows", ((1,), (1,))),
         ("two in a row", ((2,),)),
     ):
         images, ids, mask, first = _prompt(parts, model, [count for (count,) in places])

@@ -25,16 +25,25 @@ from attngraph.decoding.tokens import Fed, Seen, shown_tokens, token_ids
 from attngraph.errors import UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import parse_target
-from attngraph.frontend.families.image_parts import FEATURES, kinds_of
+from attngraph.frontend.families.image_parts import kinds_of
 from attngraph.frontend.families.image_sizes import images_apart
 from attngraph.frontend.families.joining import Joining
-from attngraph.frontend.interface.modalities import FILE_NAMES, GRID, PIXELS, SHOWN, SIZES
+from attngraph.frontend.interface.modalities import (
+    FILE_NAMES,
+    GRID,
+    IMAGES,
+    MODALITIES,
+    PIXELS,
+    SHOWN,
+    SIZES,
+    Modality,
+)
 from attngraph.optimized import Optimized
 
-VISION, EMBED, JOIN, PLACES, DECODER = (
-    "vision_encoder.onnx",
+ENCODERS = tuple(each.encoder for each in MODALITIES)
+VISION, EMBED, PLACES, DECODER = (
+    IMAGES.encoder,
     "embed_tokens.onnx",
-    "join_images.onnx",
     "image_positions.onnx",
     "decoder_model_merged.onnx",
 )
@@ -54,7 +63,7 @@ class Multimodal(OfParts):
         rules: Rules,
     ) -> None:
         super().__init__(parts, decoder, joining, rules)
-        self.joining = joining
+        self.joining, self.modality = joining, joining.modality
 
     @classmethod
     def load(cls, folder: str | Path, target: str = "cpu", **options: Any) -> Multimodal:
@@ -65,9 +74,11 @@ class Multimodal(OfParts):
         folder = Path(folder)
         device = parse_target(target)
         decoder = Decoder.load(folder / DECODER, target, **options)
-        names = (VISION, EMBED, JOIN, *([] if decoder.layout.positions is None else [PLACES]))
+        kind = encoded_by(folder)
+        placed = [] if decoder.layout.positions is None else [PLACES]
+        names = (kind.encoder, EMBED, kind.join, *placed)
         parts = {name: Session.open(folder / name, device, **options) for name in names}
-        said, path = parts[VISION].metadata, folder / VISION
+        said, path = parts[kind.encoder].metadata, folder / kind.encoder
         return cls(parts, decoder, Joining.of_file(said, path), Rules.of_file(said, path))
 
     def __call__(
@@ -104,10 +115,12 @@ class Multimodal(OfParts):
         added: list[torch.Tensor] = []
         if images is not None:
             features = self._features(images)
-            _require_as_many(features[FEATURES], int(is_image.sum()), token)
+            _require_as_many(features[self.modality.rows], is_image, token, self.modality)
             self._require_apart(is_image, cache)
             given = {"input_ids": ids, "text_embeds": embeds, **features}
-            embeds, *added = self._run(JOIN, given, "The joining of images")
+            embeds, *added = self._run(
+                self.modality.join, given, f"The joining of {self.modality.what}"
+            )
         fed = {layout.ids: embeds}
         if layout.kinds is not None:
             fed[layout.kinds] = self._kinds(is_image, cache, images)
@@ -213,7 +226,9 @@ class Multimodal(OfParts):
         return stream
 
     def _features(self, images: Images) -> dict[str, torch.Tensor]:
-        wanted = self.session(VISION)
+        file = self.modality.encoder
+        wanted = self.session(file)
+        kind = "audio" if self.joining.sound else "vision"
         for own in wanted.input_names:
             name = FILE_NAMES.get(own, own)
             if isinstance(tensor := images.get(name), torch.Tensor):
@@ -229,7 +244,7 @@ class Multimodal(OfParts):
         if self.joining.tiles is not None:
             self.joining.tiles.require(images)
         every = [images] if self.joining.unit is None else self._apart(images, self.joining.unit)
-        found = [self._run(VISION, each, "The vision encoder") for each in every]
+        found = [self._run(file, each, f"The {kind} encoder") for each in every]
         joined = (torch.cat(each, -2) for each in zip(*found, strict=True))
         return dict(zip(wanted.output_names, joined, strict=True))
 
@@ -288,8 +303,10 @@ class _Conversation:
         token = self.model.joining.token
         count = int((ids == token).sum())
         if count and self.images is None:
+            kind = self.model.modality
             raise UsageError(
-                f"The prompt has {count} tokens {token}, which stand for images: give pixel_values."
+                f"The prompt has {count} tokens {token}, which stand for {kind.what}: give "
+                f"{kind.main}."
             )
         self.fed = self.model.fed(ids, stream.attention_mask, cache, self.images)
 
@@ -304,10 +321,18 @@ def _is_rows(images: object) -> bool:
     return isinstance(images, torch.Tensor) and images.ndim > 1
 
 
-def _require_as_many(features: torch.Tensor, count: int, token: int) -> None:
+def encoded_by(folder: Path) -> Modality:
+    """What the encoder in a folder is for; images, where there is none."""
+    return next((each for each in MODALITIES if (folder / each.encoder).exists()), IMAGES)
+
+
+def _require_as_many(
+    features: torch.Tensor, stands: torch.Tensor, token: int, kind: Modality
+) -> None:
+    count = int(stands.sum())
     if len(features) != count:
         raise UsageError(
-            f"The ids have {count} tokens {token}, which stand for images, and the images give "
-            f"{len(features)} features: there must be one token for each, as the model's processor "
-            "puts them."
+            f"The ids have {count} tokens {token}, which stand for {kind.what}, and the "
+            f"{kind.what} give {len(features)} features: there must be one token for each, as the "
+            "model's processor puts them."
         )

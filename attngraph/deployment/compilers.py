@@ -18,7 +18,6 @@ from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
 from attngraph.decoding.compile_multimodal import compile_multimodal
 from attngraph.decoding.compile_seq2seq import compile_seq2seq, rules_of
-from attngraph.decoding.multimodal import VISION
 from attngraph.decoding.seq2seq import ENCODER
 from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
@@ -26,7 +25,7 @@ from attngraph.export.files.staged import Staged
 from attngraph.frontend.families.multimodal import of_images
 from attngraph.frontend.families.seq2seq import is_seq2seq, of_transformers
 from attngraph.frontend.files.load import Loaded
-from attngraph.frontend.interface.modalities import is_multimodal, refuse_mixed
+from attngraph.frontend.interface.modalities import joined_by, refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.options import DecoderOptions, Options
 from attngraph.reports.report import Report
@@ -134,10 +133,11 @@ def _seq2seq(request: Request) -> Parts:
 def _multimodal(request: Request) -> Parts:
     """What is seen, what is read, the rule that joins them, and a decoder of embeddings."""
     loaded = request.loaded
-    if not is_multimodal(loaded.module):
-        refuse_mixed(type(loaded.module), loaded.source)
-    _require_plain(request, "a model that reads images", VISION)
     assert loaded.module is not None
+    kind = joined_by(type(loaded.module))
+    if kind is None:
+        refuse_mixed(type(loaded.module), loaded.source)
+    _require_plain(request, f"a model that reads {kind.what}", kind.encoder)
     parts = of_images(loaded.module, None, None, loaded.source)
     return _of_parts(compile_multimodal, parts, request)
 

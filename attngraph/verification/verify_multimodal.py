@@ -13,7 +13,7 @@ from attngraph.compiling.beginning import Progress
 from attngraph.decoding.checking import Encoded
 from attngraph.decoding.compile_multimodal import beside_decoder, seen_images
 from attngraph.decoding.decoder import Decoder
-from attngraph.decoding.multimodal import DECODER, VISION, Multimodal
+from attngraph.decoding.multimodal import DECODER, Multimodal
 from attngraph.decoding.rules import NO_RULES
 from attngraph.errors import ParityError
 from attngraph.export.runtime.session import Session
@@ -50,11 +50,12 @@ def verify_multimodal(
             return held.enter_context(session)
 
         sessions = {file: opened(file) for file in made}
-        said = Joining.of_file(sessions[VISION].metadata, folder / VISION)
+        kind = parts.joining.modality
+        said = Joining.of_file(sessions[kind.encoder].metadata, folder / kind.encoder)
         if said != parts.joining:
             raise ParityError(
-                f"{folder / VISION} puts images where ids are {said.token}, and {name} where they "
-                f"are {parts.joining.token}, or cuts them otherwise. Compile it again."
+                f"{folder / kind.encoder} puts {kind.what} where ids are {said.token}, and {name} "
+                f"where they are {parts.joining.token}, or cuts them otherwise. Compile it again."
             )
 
         def encoded(decoder: Decoder) -> Iterator[Encoded]:

@@ -127,7 +127,6 @@ def test_eyes_that_a_config_lacks_are_not_opened(tmp_path: Path) -> None:
     ("kind", "others"),
     [
         ("LlavaOnevision", "pixel_values, image_sizes, pixel_values_videos"),
-        ("Qwen2Audio", "input_features"),
         ("Gemma3n", "pixel_values, input_features"),
         ("Florence2", "pixel_values"),
     ],

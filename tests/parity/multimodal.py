@@ -242,6 +242,27 @@ def _paligemma() -> nn.Module:
     )
 
 
+_AUDIO: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+    "num_mel_bins": 8,
+}  # fmt: skip
+
+
+def _heard(kind: str, text: str = "Llama", **audio: object) -> nn.Module:
+    """Sounds of 32 frames through an encoder like Whisper's."""
+    import transformers
+
+    made: Any = getattr(transformers, f"{kind}Config")
+    places = audio or {"max_source_positions": 16}
+    tower = getattr(transformers, f"{kind}EncoderConfig")(**_AUDIO, **places)
+    words = getattr(transformers, f"{text}Config")(
+        **common(num_hidden_layers=1, num_key_value_heads=2, head_dim=16)
+    )
+    config = made(audio_config=tower, text_config=words, audio_token_id=TOKEN)
+    model: nn.Module = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    return model
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
@@ -253,12 +274,17 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "mistral3": _mistral3,
     "llava_next": _llava_next,
     "paligemma": _paligemma,
+    "qwen2_audio": lambda: _heard("Qwen2Audio", "Qwen2"),
+    "voxtral": lambda: _heard("Voxtral"),
+    "glmasr": lambda: _heard("GlmAsr", max_position_embeddings=16),
+    "audioflamingo3": lambda: _heard("AudioFlamingo3", "Qwen2", max_source_positions=16),
     "smolvlm": lambda: _in_rows("SmolVLM"),
     "idefics3": lambda: _in_rows("Idefics3"),
 }
 TAKES_MINUTES = {
     *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3", "paligemma"),
     *("qwen3_vl", "pixtral", "mistral3", "llava_next"),
+    *("qwen2_audio", "voxtral", "glmasr", "audioflamingo3"),
 }
 
 

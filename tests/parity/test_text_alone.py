@@ -28,12 +28,6 @@ SQUARES = {**TOWER, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
 
 
 def _config(family: str) -> Any:
-    if family == "Qwen2Audio":
-        tower = transformers.Qwen2AudioEncoderConfig(
-            d_model=16, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=16
-        )
-        text = transformers.Qwen2Config(**TEXT)
-        return transformers.Qwen2AudioConfig(audio_config=tower, text_config=text)
     return transformers.LlavaOnevisionConfig(
         text_config=transformers.Qwen2Config(**TEXT),
         vision_config=transformers.SiglipVisionConfig(**SQUARES),
@@ -50,7 +44,7 @@ def _told() -> str:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "family",
-    ["LlavaOnevision", pytest.param("Qwen2Audio", marks=pytest.mark.wide)],
+    ["LlavaOnevision"],
 )
 def test_what_is_told_compiles_and_gives_the_tokens(family: str) -> None:
     torch.manual_seed(0)

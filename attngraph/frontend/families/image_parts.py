@@ -12,8 +12,9 @@ from attngraph.frontend.families.causal_lm import places
 from attngraph.frontend.families.deep_features import deep_rows
 from attngraph.frontend.families.image_grids import patches_placed, within_segments
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
+from attngraph.frontend.families.sounds import sound_rows
 from attngraph.frontend.families.together import Together
-from attngraph.frontend.interface.modalities import GRID, PIXELS, SHOWN, SIZES
+from attngraph.frontend.interface.modalities import GRID, PIXELS, SHOWN, SIZES, SOUNDS
 
 KINDS = "token_type_ids"
 Seen = Literal["images", "prompt"]
@@ -26,8 +27,8 @@ _NO_LENGTH = {"image_max_window_seqlen": 1}
 
 
 class Vision(nn.Module):
-    """Images to the rows (N, H) that take the places of their tokens, and where first layers of the
-    decoder add some too, those (L, N, H).
+    """Images, or sounds, to the rows (N, H) that take the places of their tokens, and where first
+    layers of the decoder add some too, those (L, N, H).
 
     Where images are encoded `apart`, it takes one at a time, of the size that its pixels have.
     """
@@ -38,6 +39,8 @@ class Vision(nn.Module):
 
     def forward(self, images: dict[str, Tensor]) -> dict[str, Tensor]:
         model: Any = self.model
+        if SOUNDS in images:
+            return {FEATURES: sound_rows(model, images)}
         given, grids = dict[str, Any](images), images.get(GRID)
         tiles = Tiles.of(model) if SIZES in images else None
         with contextlib.ExitStack() as held:

@@ -8,13 +8,15 @@ from typing import ClassVar
 from attngraph.frontend.families.described import Described
 from attngraph.frontend.families.image_parts import Seen
 from attngraph.frontend.families.image_sizes import Tiles
+from attngraph.frontend.interface.modalities import IMAGES, SOUND, Modality
 
 
 @dataclass(frozen=True)
 class Joining(Described):
     """`token` stands for a piece of an image in ids, of `merged` patches by as many where images
     lie on grids. With a `unit`, images are encoded one by one and their sides are multiples of it;
-    with `tiles`, each comes as such. `sees` says what is told of each token.
+    with `tiles`, each comes as such. `sees` says what is told of each token. Where it is `sound`
+    the token stands for a piece of that.
     """
 
     token: int
@@ -22,6 +24,12 @@ class Joining(Described):
     unit: int | None = None
     tiles: Tiles | None = None
     sees: Seen | None = None
+    sound: bool = False
+
+    @property
+    def modality(self) -> Modality:
+        """What joins the text."""
+        return SOUND if self.sound else IMAGES
 
     key: ClassVar[str] = "attngraph.images"
     unlike: ClassVar[str] = (

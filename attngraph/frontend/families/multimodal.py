@@ -44,14 +44,17 @@ from attngraph.frontend.families.image_samples import (
 )
 from attngraph.frontend.families.image_sizes import Tiles, images_apart, sizes_taken
 from attngraph.frontend.families.joining import Joining
+from attngraph.frontend.families.sounds import drawn_sounds, sample_sounds
 from attngraph.frontend.interface.modalities import (
     GRID,
     OF_QWEN2_VL,
     PIXELS,
     SHOWN,
     SIZES,
+    SOUND,
+    SOUNDS,
     first_place,
-    is_multimodal,
+    joined_by,
     refuse_mixed,
 )
 from attngraph.frontend.model import Model
@@ -90,20 +93,26 @@ def of_images(
     shapes: Mapping[str, Any] | None,
     name: str,
 ) -> Parts:
-    """The parts of a model of transformers that reads images.
+    """The parts of a model of transformers that reads images, or sounds.
 
     `images` are samples by the names of its inputs, with torch.export's dynamic `shapes`; without
-    them two images are made of the size that its config says. Raises UsageError where that isn't
+    them two are made of the size that its config says. Raises UsageError where that isn't
     known, and for a model whose rule is another than the one above.
     """
-    if not is_multimodal(module):
+    modality = joined_by(type(module))
+    if modality is None:
         refuse_mixed(type(module), name)
+    what = modality.what
     if images is None:
-        images, shapes = sample_images(module, name)
+        images, shapes = (sample_sounds if modality is SOUND else sample_images)(module, name)
     config: Any = module.config
-    token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    token = next(
+        (t for t in (getattr(config, n, None) for n in modality.tokens) if t is not None), None
+    )
     if not isinstance(token, int):
-        raise UsageError(f"The config of {name} names no image_token_id, so images have no places.")
+        raise UsageError(
+            f"The config of {name} names no {modality.tokens[0]}, so {what} have no places."
+        )
     try:
         tried = _Tried(module.eval(), dict(images), token, name)
         begin, sees = tried.begin(), tried.sees()
@@ -114,7 +123,7 @@ def of_images(
         if isinstance(error, UsageError):
             raise
         raise UsageError(
-            f"{name} can't be compiled with its images: it doesn't take two of them in two rows of "
+            f"{name} can't be compiled with its {what}: it doesn't take two of them in two rows of "
             f"text, as its class says that it does ({reason_of(error)})."
         ) from error
     text = tried.embeds[:, :3]
@@ -130,7 +139,7 @@ def of_images(
         begin=begin,
     )
     args, decoder_shapes = cached.sample()
-    batch, seq, count = Dim("batch_size"), Dim("seq"), Dim("image_rows")
+    batch, seq, count = Dim("batch_size"), Dim("seq"), Dim(f"{what}_rows")
     axes = {0: batch, 1: seq}
     joining, samples = replace(tried.joining, sees=sees), dict(images)
     if joining.unit is not None:
@@ -143,8 +152,11 @@ def of_images(
             (samples,),
             {},
             {"images": {each: (shapes or {}).get(each) for each in samples}},
-            f"the vision encoder of {name}",
-            names={f"images_{each}": grids if each == GRID else each for each in samples},
+            f"the {'audio' if modality is SOUND else 'vision'} encoder of {name}",
+            names={
+                FEATURES: modality.rows,
+                **{f"images_{each}": grids if each == GRID else each for each in samples},
+            },
         ),
         Model(
             Embed(module, token), None, (ids,), {}, {"input_ids": axes}, f"the embeddings of {name}"
@@ -155,7 +167,8 @@ def of_images(
             (ids, embeds, *tried.rows.values()),
             {},
             {"input_ids": axes, "text_embeds": axes} | {each: rows[each] for each in tried.rows},
-            f"the joining of images of {name}",
+            f"the joining of {what} of {name}",
+            names={FEATURES: modality.rows},
         ),
         Model(
             cached,
@@ -204,6 +217,8 @@ class _Tried:
 
     def _joining(self) -> Joining:
         config: Any = self.module.config
+        if SOUNDS in self.images:
+            return Joining(self.token, sound=True)
         if GRID in self.images:
             return Joining(self.token, int(config.vision_config.spatial_merge_size))
         if SIZES not in self.images:
@@ -215,6 +230,12 @@ class _Tried:
     def counts(self, images: Mapping[str, Tensor]) -> list[int]:
         """How many tokens each image takes."""
         joining, sizes = self.joining, images.get(SIZES)
+        if joining.sound:
+            with inference(self.module):
+                each = [
+                    {n: t[i : i + 1] for n, t in images.items()} for i in range(len(images[SOUNDS]))
+                ]
+                return [len(self.vision(one)[FEATURES]) for one in each]
         if GRID in images:
             found: list[int] = (images[GRID].prod(-1) // joining.merged**2).tolist()
             return found
@@ -234,6 +255,9 @@ class _Tried:
     def drawn(self, count: int, random: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:
         """So many other images, and how many tokens each takes."""
         found, joining = {}, self.joining
+        if joining.sound:
+            found = drawn_sounds(self.images, count, random)
+            return found, self.counts(found)
         pixels = self.pixels(self.images)
         known = SHAPES if joining.unit is None else APART
         listed = [known[each % len(known)] for each in range(count)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from attngraph.frontend.files.weights import check_materialised, fit_weights
 from attngraph.frontend.interface.modalities import (
     beside_text,
     first_place,
-    is_joined,
+    joined_by,
     refuse_mixed,
 )
 
@@ -115,6 +115,7 @@ def _from_folder(
         require_plain(adapter.path, adapter.settings)
         task = task or ADAPTED.get(str(adapter.settings.get("task_type")))
     kind, found = class_of(folder, task, trust_code=trust_code)
+    found = _as_joined(found, kind, is_named=task is not None)
     if samples and found is not None:
         _refuse_mixed(folder, kind, found, trust_code=trust_code)
     weights = _read_shards(folder.weights, folder.listed, trust_pickle=trust_pickle)
@@ -154,10 +155,20 @@ def _from_folder(
     )
 
 
+def _as_joined(task: Task | None, kind: Any, *, is_named: bool) -> Task | None:
+    """The task of a class whose images or sounds join its text, whichever list it stands in."""
+    modality = joined_by(kind)
+    if task is None or modality is None or task.kind not in ("seq2seq", "multimodal"):
+        return task
+    return replace(task, name=task.name if is_named else modality.task, kind="multimodal")
+
+
 def _refuse_mixed(folder: Folder, kind: Any, task: Task, *, trust_code: bool) -> None:
     """Raises UsageError where prompts hold images or sound that no compiler joins to the text."""
     if task.kind == "multimodal":
-        is_known = is_joined(kind) and not _moves_tokens(folder, kind, trust_code=trust_code)
+        is_known = joined_by(kind) is not None and not _moves_tokens(
+            folder, kind, trust_code=trust_code
+        )
     else:
         is_known = task.kind != "seq2seq" or not beside_text(kind)
     if not is_known:

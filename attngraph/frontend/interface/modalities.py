@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from attngraph.errors import UsageError
+from attngraph.frontend.interface.encoders import WITHOUT_METHOD
 
 # What a text model's forward takes beside its tokens and cache: it computes without them what it
 # does in generate, or they only choose what is returned.
@@ -40,7 +42,57 @@ SHOWN = "pixel_attention_mask"
 """(rows, N, height, width): where rows of images have pixels, and so are five axes of `PIXELS`."""
 SIZES = "image_sizes"
 """(N, 2): rows and columns of pixels of each image, which `PIXELS` pads or holds tiles of."""
-_IMAGES = {PIXELS, GRID, SHOWN, SIZES}
+SOUNDS = "input_features"
+"""(N, bins, frames): mel spectrograms, padded to the length that the encoder takes."""
+FRAMES_SHOWN = ("input_features_mask", "feature_attention_mask")
+"""(N, frames): how a class calls what says where sounds aren't padded."""
+
+
+@dataclass(frozen=True)
+class Modality:
+    """What is encoded beside text: one of `what` by the method `encode`, from the inputs `taken`,
+    of which `main` are its numbers. Its token's id is one of `tokens` in a config; `rows` is what
+    files call its features, of which `encoder` gives them and `join` puts them among the text's.
+    `task` is its (attngraph/checkpoints/tasks.py).
+    """
+
+    one: str
+    what: str
+    encode: str
+    main: str
+    taken: frozenset[str]
+    tokens: tuple[str, ...]
+    rows: str
+    encoder: str
+    join: str
+    task: str
+
+
+IMAGES = Modality(
+    "an image",
+    "images",
+    "get_image_features",
+    PIXELS,
+    frozenset({PIXELS, GRID, SHOWN, SIZES}),
+    ("image_token_id", "image_token_index"),
+    "image_features",
+    "vision_encoder.onnx",
+    "join_images.onnx",
+    "image-text-to-text",
+)
+SOUND = Modality(
+    "a sound",
+    "sounds",
+    "get_audio_features",
+    SOUNDS,
+    frozenset({SOUNDS, *FRAMES_SHOWN}),
+    ("audio_token_id", "audio_token_index"),
+    "audio_features",
+    "audio_encoder.onnx",
+    "join_sounds.onnx",
+    "audio-text-to-text",
+)
+MODALITIES = (IMAGES, SOUND)
 _LEFT_OUT = {
     *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts"),
     *("mm_encoder_outputs", "mm_token_type_ids", "rope_deltas"),
@@ -95,29 +147,35 @@ def beside_text(kind: type[Any], given: Collection[str] = ()) -> list[str]:
 
 
 def is_multimodal(module: nn.Module | None) -> bool:
-    """Whether the module is a model of transformers whose images join its tokens by that rule."""
-    return module is not None and is_joined(type(module))
+    """Whether the module is a model of transformers whose images or sounds join its tokens by that
+    rule."""
+    return module is not None and joined_by(type(module)) is not None
 
 
-def is_joined(kind: type[Any]) -> bool:
-    """Whether a class says where its images join the text, and takes nothing else beside it."""
+def joined_by(kind: type[Any]) -> Modality | None:
+    """What joins a class's text, where it says how and takes nothing else beside it."""
     transformers = sys.modules.get("transformers")
     if transformers is None or not issubclass(kind, transformers.PreTrainedModel):
+        return None
+    if not kind.can_generate():
+        return None
+    return next((each for each in MODALITIES if _is_joined(kind, each)), None)
+
+
+def _is_joined(kind: type[Any], modality: Modality) -> bool:
+    encode: Any = getattr(kind, modality.encode, None)
+    beside = set(other_tensors(kind)) - _LEFT_OUT
+    needed = {modality.main, "input_ids", "inputs_embeds", cache_parameter(kind.forward)}
+    if not (beside <= modality.taken and needed <= set(inspect.signature(kind.forward).parameters)):
         return False
-    encode: Any = getattr(kind, "get_image_features", None)
-    if encode is None or not kind.can_generate():
-        return False
+    if encode is None:
+        return kind.__name__ in WITHOUT_METHOD
     said = inspect.signature(encode)
     given = said.return_annotation
     tensors = [each for each in said.parameters.values() if "Tensor" in str(each.annotation)]
     left = {each.name for each in tensors if each.default is not each.empty} & _LEFT_OUT
-    taken = inspect.signature(kind.forward).parameters
-    beside = set(other_tensors(kind)) - _LEFT_OUT
-    return (
-        (given is said.empty or str(given).endswith(_GIVES))
-        and {each.name for each in tensors} - left <= _IMAGES
-        and beside <= _IMAGES
-        and {PIXELS, "input_ids", "inputs_embeds", cache_parameter(kind.forward)} <= set(taken)
+    return (given is said.empty or str(given).endswith(_GIVES)) and (
+        {each.name for each in tensors} - left <= modality.taken
     )
 
 
