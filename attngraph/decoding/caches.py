@@ -36,7 +36,7 @@ class StaticCache:
 
     So a step uses up what it was given: from one cache, go on once. An earlier cache may be used
     again: that drops the tokens behind it, and every cache that holds those is refused from then
-    on.
+    on. `states` have one size, and are the cache's own: a step makes new ones.
     """
 
     slots: Slots
@@ -44,6 +44,7 @@ class StaticCache:
     length: int
     mark: int
     seen: Seen
+    states: Mapping[str, torch.Tensor]
 
     @property
     def owner(self) -> object:
@@ -55,20 +56,22 @@ class StaticCache:
 class Slots:
     """The buffers (B, G, max_length, D) of one batch, by input, and the caches that are valid.
 
-    `marks` are those of caches of growing length, the last one of all tokens written.
+    `states` are those before the first token. `marks` are those of caches of growing length, the
+    last one of all tokens written.
     """
 
     buffers: Mapping[str, torch.Tensor]
     batch: int
     owner: object
     memory: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    states: Mapping[str, torch.Tensor] = field(default_factory=dict)
     marks: list[int] = field(default_factory=list)
     steps: dict[int | None, BoundSteps] = field(default_factory=dict)
     _count: itertools.count[int] = field(default_factory=itertools.count)
 
     def start(self) -> StaticCache:
         """The cache without a token."""
-        return self._marked(Seen.nothing(self.batch))
+        return self._marked(Seen.nothing(self.batch), self.states)
 
     def restart(self, cache: StaticCache) -> StaticCache:
         """The empty cache, in which to compute a cache's content anew. Raises as `rewind` does."""
@@ -85,14 +88,14 @@ class Slots:
             )
         del self.marks[self.marks.index(cache.mark) + 1 :]
 
-    def grown(self, seen: Seen) -> StaticCache:
+    def grown(self, seen: Seen, states: Mapping[str, torch.Tensor]) -> StaticCache:
         """The cache of these tokens, of which a step has written the last."""
-        return self._marked(seen)
+        return self._marked(seen, states)
 
-    def _marked(self, seen: Seen) -> StaticCache:
+    def _marked(self, seen: Seen, states: Mapping[str, torch.Tensor]) -> StaticCache:
         mark = next(self._count)
         self.marks.append(mark)
-        return StaticCache(self, self.batch, seen.ids.shape[1], mark, seen)
+        return StaticCache(self, self.batch, seen.ids.shape[1], mark, seen, states)
 
 
 Cache = GrowingCache | StaticCache

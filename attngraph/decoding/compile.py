@@ -98,15 +98,20 @@ def of_causal_lm(
     try:
         return _wrapped(model, wrap(model.module, all_logits=every))
     except UsageError as error:
-        if decoding.position_ids:
-            raise
         if (kept := kept_states(model.module)) is None:
+            if decoding.position_ids:
+                raise
             if names := states_of_modules(model.module):
                 raise UsageError(
                     f"{model.source} can't be decoded with its cache: it keeps states in its own "
                     f"modules ({listed(names)}), where no call can be given those of another."
                 ) from error
             raise error
+    if decoding.position_ids:
+        raise UsageError(
+            f"{model.source} keeps states, and where its tokens stand is left to its mask: leave "
+            "out --position-ids."
+        )
     wrapper, notes = stateful(
         model.module, kept, all_logits=every, padding=decoding.padding, by_token=by_token
     )
@@ -166,11 +171,6 @@ def _compile_decoder(
     staged: Staged | None,
     progress: Progress | None,
 ) -> Decoder:
-    if isinstance(model.module, Stateful) and decoding.cache == "static":
-        raise UsageError(
-            f"{model.source} keeps states, which a step replaces: its cache can't be static yet. "
-            "Compile it with a growing one."
-        )
     seen: list[tuple[Captured, Layout, Lengths, list[str]]] = []
 
     def prepare(captured: Captured) -> Prepared:
@@ -180,6 +180,7 @@ def _compile_decoder(
         else:
             layout = find_layout(graph, decoding.presents, model.source, memory)
         if decoding.max_length is not None:
+            _require_room_is_used(graph, layout, model.source)
             axes = token_axes(graph, layout)
             layout = replace(layout, max_length=decoding.max_length, axes=axes)
             if layout.mask is None:
@@ -238,6 +239,23 @@ def _require_a_cache(layout: Layout, source: str) -> None:
         )
 
 
+def _require_room_is_used(graph: Graph, layout: Layout, source: str) -> None:
+    """Raises UsageError where a static cache would hold no keys, or no row of it can run alone."""
+    if not layout.growing:
+        raise UsageError(
+            f"{source} keeps states alone, which have one size however many tokens came: there is "
+            "nothing that needs the room of a static cache. Compile it with a growing one."
+        )
+    inputs = {value.name: value for value in graph.inputs}
+    for name in layout.states:
+        rows, *rest = inputs[name].shape
+        if str(rows) != layout.batch or not rest:
+            raise UsageError(
+                f"The cache of {source} can't be static: the state {name} doesn't have its rows "
+                "along its first axis of several. Compile it with a growing cache."
+            )
+
+
 def take_every_step(graph: Graph, layout: Layout) -> None:
     """Lets a captured graph begin without a past, and go on by one token.
 
@@ -257,13 +275,13 @@ def buffers_of(layout: Layout) -> Buffers | None:
     """The static cache of a decoder, if it has one."""
     if layout.max_length is None:
         return None
-    presents = dict(zip(layout.pasts, layout.presents, strict=True))
-    axes = dict(zip(layout.pasts, layout.axes or [2] * len(layout.pasts), strict=True))
+    presents = layout.growing
+    axes = dict(zip(presents, layout.axes or [2] * len(presents), strict=True))
     mask = layout.mask if layout.length is None else None
     return Buffers(presents, layout.past, layout.ids, axes, mask, layout.length)
 
 
 def token_axes(graph: Graph, layout: Layout) -> tuple[int, ...]:
-    """Along which axis each past counts its tokens."""
+    """Along which axis each past that is no state counts its tokens."""
     shapes = {value.name: [str(dim) for dim in value.shape] for value in graph.inputs}
-    return tuple(shapes[name].index(layout.past) for name in layout.pasts)
+    return tuple(shapes[name].index(layout.past) for name in layout.growing)

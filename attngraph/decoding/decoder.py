@@ -268,20 +268,24 @@ class Decoder:
         slots.rewind(cache)
         if self.layout.length is not None:
             feeds[self.layout.length] = torch.tensor([cache.length])
-        feeds.update(slots.memory)
+        feeds |= {**slots.memory, **cache.states}
         if by_row(cache.batch, new, cache.length):
             rows = range(cache.batch)
-            logits = torch.cat([self._bound_steps(slots, r).step(row_of(feeds, r)) for r in rows])
+            each = [self._bound_steps(slots, r).step(row_of(feeds, r)) for r in rows]
+            results = [torch.cat(parts) for parts in zip(*each, strict=True)]
         else:
-            logits = self._bound_steps(slots, None).step(feeds)
-        return logits, slots.grown(seen)
+            results = self._bound_steps(slots, None).step(feeds)
+        states = dict(zip(self.layout.replaced, results[1:], strict=True))
+        return results[0], slots.grown(seen, states)
 
     def _bound_steps(self, slots: Slots, row: int | None) -> BoundSteps:
         if row not in slots.steps:
             layout = self.layout
             buffers = slots.buffers if row is None else row_of(slots.buffers, row)
-            presents = dict(zip(layout.pasts, layout.presents, strict=True))
-            slots.steps[row] = BoundSteps(self.session, buffers, presents, layout.logits)
+            made = layout.replaced.values()
+            slots.steps[row] = BoundSteps(
+                self.session, buffers, layout.growing, [layout.logits], made
+            )
         return slots.steps[row]
 
     def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -291,8 +295,9 @@ class Decoder:
         layout = self.layout
         if layout.max_length is not None:
             sizes = {layout.batch: batch, CAPACITY: layout.max_length}
-            buffers = {name: self.session.zeros(name, sizes) for name in layout.pasts}
-            return Slots(buffers, batch, self.owner, self._tensors(memory)).start()
+            buffers = {name: self.session.zeros(name, sizes) for name in layout.growing}
+            states = {name: self.session.zeros(name, sizes) for name in layout.states}
+            return Slots(buffers, batch, self.owner, self._tensors(memory), states).start()
         sizes = {self.layout.batch: batch, self.layout.past: 0}
         values = tuple(self.session.empty(name, sizes) for name in layout.pasts)
         kept = {

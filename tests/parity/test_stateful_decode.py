@@ -27,6 +27,7 @@ WORKING = [name for name in FAMILIES if name not in REFUSED]
 IN_PIECES = {*WORKING} - {"MiniMax"}
 UNPADDED = {"MiniMax"}
 CHEAP = ("Lfm2", "Mamba")
+STATES_ALONE = ("Mamba", "FalconMamba", "Mamba2")
 NAMES = [
     pytest.param(name, marks=() if name in CHEAP else pytest.mark.slow, id=name) for name in WORKING
 ]
@@ -93,6 +94,41 @@ def test_a_prompt_in_pieces_and_many_steps(name: str) -> None:
     assert torch.equal(first[:, -1].argmax(-1), found[:, 7])
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.id not in STATES_ALONE])
+def test_keys_lie_in_buffers_beside_states(name: str, tmp_path: Path) -> None:
+    module = built(name)
+    decoder = attngraph.optimize_decoder(module, cache="static", max_length=24)
+    assert decoder.layout.states
+    assert decoder.layout.max_length == 24
+    decoder.save(tmp_path / "model.onnx")
+    for each in (decoder, Decoder.load(tmp_path / "model.onnx")):
+        for length in (1, 4, 9):
+            for batch in (1, 2):
+                ids, mask = prompt(batch, length)
+                shown = torch.ones_like(ids)
+                assert torch.equal(each.generate(ids, 4), greedy(module, ids, shown, 4))
+                if batch > 1 and name not in UNPADDED:
+                    padded = each.generate(ids, 4, mask)
+                    assert torch.equal(padded, greedy(module, ids, mask, 4)), length
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.id not in STATES_ALONE])
+def test_a_static_cache_goes_back_to_the_states_of_that_time(name: str) -> None:
+    decoder = attngraph.optimize_decoder(built(name), cache="static", max_length=24)
+    ids, _ = prompt(2, 20)
+    whole, _ = decoder(ids[:, :12])
+    _, early = decoder(ids[:, :7])
+    once, late = decoder(ids[:, 7:12], None, early)
+    decoder(ids[:, 12:20], None, late)
+    again, _ = decoder(ids[:, 7:12], None, early)
+    assert torch.equal(once, again)
+    torch.testing.assert_close(once[:, -1], whole[:, -1], rtol=1e-4, atol=1e-4)
+    with pytest.raises(UsageError, match="overwritten"):
+        decoder(ids[:, 12:13], None, late)
+    with pytest.raises(UsageError, match="24"):
+        decoder(ids[:, 7:12].repeat(1, 4), None, early)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKING)
 def test_transformers_generates_the_same(name: str) -> None:
@@ -152,8 +188,10 @@ def test_what_states_do_not_take() -> None:
     mask[1] = torch.tensor([1, 0, 1, 1])
     with pytest.raises(UsageError, match=r"0 at row 1, place 1, behind a token: .* on the left"):
         decoder(ids, mask)
-    with pytest.raises(UsageError, match=r"keeps states.* static"):
-        attngraph.optimize_decoder(built("Lfm2"), cache="static", max_length=16)
+    with pytest.raises(UsageError, match=r"keeps states alone.* static cache"):
+        attngraph.optimize_decoder(built("Mamba"), cache="static", max_length=16)
+    with pytest.raises(UsageError, match=r"keeps states.* leave out --position-ids"):
+        attngraph.optimize_decoder(built("Lfm2"), position_ids=True)
     with pytest.raises(UsageError, match=r"past_key_values\.0\.conv_state: run it with"):
         genai_config(decoder, Generation())
 

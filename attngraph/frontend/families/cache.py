@@ -25,17 +25,18 @@ class Layout:
     `ids` is (batch, seq); `mask` is (batch, past + seq), 1 where there is a token; `positions` is
     (batch, seq) or (seq,); `logits` ends in (seq or 1, vocabulary). Output `presents[i]` is what
     input `pasts[i]` is at the next step. In a static cache the pasts are buffers of `max_length`
-    tokens along `axes[i]`. How many they hold follows from the mask, and is the input `length`
-    where there is no mask, or where the file is older. `vocabulary` is how many ids there are,
-    where the graph looks them up in a table. What a cache of at most `switches` tokens holds is to
-    be computed anew for a longer sequence, and behind `last` tokens for each
-    (attngraph/decoding/lengths.py). `most` and `most_positions` are how many tokens the tables have
-    rows for, with padding and without it. `memory` are the inputs that stay the same in all steps,
-    as what a decoder attends to of an encoder.
+    tokens, along `axes[i]` for the i-th that is no state. How many they hold follows from the mask,
+    and is the input `length` where there is no mask, or where the file is older. `vocabulary` is
+    how many ids there are, where the graph looks them up in a table. What a cache of at most
+    `switches` tokens holds is to be computed anew for a longer sequence, and behind `last` tokens
+    for each (attngraph/decoding/lengths.py). `most` and `most_positions` are how many tokens the
+    tables have rows for, with padding and without it. `memory` are the inputs that stay the same in
+    all steps, as what a decoder attends to of an encoder.
 
     `states` are those of `pasts` that have one size however many tokens came, as recurrences and
-    convolutions keep; rows are then padded on the left alone. Where all are, `past` is empty and
-    `mask` is (batch, seq). A call takes at most `piece` tokens, with None any number.
+    convolutions keep; rows are then padded on the left alone. A step makes new ones, in a static
+    cache too. Where all are, `past` is empty and `mask` is (batch, seq). A call takes at most
+    `piece` tokens, with None any number.
 
     With `embeds`, what `ids` names are embeddings (batch, seq, width) of ids, and `vocabulary` is
     that of their table. `kinds` (batch, seq) is 1 at an image's tokens, and `added` (layers, batch,
@@ -64,6 +65,18 @@ class Layout:
     embeds: bool = False
     kinds: str | None = None
     added: str | None = None
+
+    @property
+    def growing(self) -> dict[str, str]:
+        """The present of each past that counts tokens."""
+        pairs = zip(self.pasts, self.presents, strict=True)
+        return {past: present for past, present in pairs if past not in self.states}
+
+    @property
+    def replaced(self) -> dict[str, str]:
+        """The present of each state."""
+        pairs = zip(self.pasts, self.presents, strict=True)
+        return {past: present for past, present in pairs if past in self.states}
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
