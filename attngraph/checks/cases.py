@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import sympy
 import torch
 
 from attngraph.checks.probing import Draw, drawn, draws_of, sizes_for
@@ -18,7 +19,7 @@ from attngraph.checks.sizes import (
 )
 from attngraph.frontend.capture import Captured
 from attngraph.ir import Graph
-from attngraph.ir.dims import substitute, symbols_of
+from attngraph.ir.dims import substitute, symbol, symbols_of
 from attngraph.ir.ranges import Ranges
 
 _MOST_WORK = 1 << 36
@@ -37,6 +38,17 @@ class Drawn:
     make: Callable[[], tuple[torch.Tensor, ...]]
 
 
+@dataclass(frozen=True)
+class _Derived:
+    """An axis of an input that is `factor` · a dim + `offset`."""
+
+    index: int
+    axis: int
+    name: str
+    factor: int
+    offset: int
+
+
 class SampleInputs:
     """Inputs of a captured model, in the order of the graph's. Nothing is run here.
 
@@ -53,6 +65,7 @@ class SampleInputs:
         self.lowered = False
         self._pristine = pristine
         self._bounds = bounds_of(pristine)
+        self._derived = list(_derived(pristine, captured.dynamic.values()))
 
     @property
     def limits(self) -> Ranges:
@@ -105,9 +118,13 @@ class SampleInputs:
             yield Drawn(f"{label_of(sizes)}, {draw.label}", kind, make)
 
     def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
-        """The size of each dynamic dim."""
+        """The size of each dynamic dim, of one that no axis has itself from a multiple of it."""
         dynamic = self.captured.dynamic.items()
-        return {name: int(tensors[index].shape[axis]) for (index, axis), name in dynamic}
+        found = {name: int(tensors[index].shape[axis]) for (index, axis), name in dynamic}
+        for each in self._derived:
+            size = int(tensors[each.index].shape[each.axis])
+            found[each.name] = (size - each.offset) // each.factor
+        return found
 
     def at(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         """The sample's inputs at these sizes; an axis that is derived from them follows."""
@@ -146,6 +163,23 @@ class SampleInputs:
     def _ranges(self, sample: Mapping[str, int]) -> dict[str, tuple[int, int | None]]:
         dims = self.captured.graph.dims
         return {name: (dims[name].low, dims[name].high) for name in sample}
+
+
+def _derived(graph: Graph, named: Iterable[str]) -> Iterator[_Derived]:
+    """For each dim that is no input's axis itself, one that is a multiple of it: 32 · h."""
+    known = {*named}
+    for index, value in enumerate(graph.inputs):
+        for axis, dim in enumerate(value.shape):
+            names = symbols_of(dim) - known
+            if len(names) != 1 or symbols_of(dim) != names:
+                continue
+            (name,) = names
+            size = sympy.expand(dim)
+            factor = size.coeff(symbol(name))
+            offset = size - factor * symbol(name)
+            if factor.is_Integer and factor > 0 and offset.is_Integer:
+                known.add(name)
+                yield _Derived(index, axis, name, int(factor), int(offset))
 
 
 def label_of(sizes: Mapping[str, int]) -> str:

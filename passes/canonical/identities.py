@@ -63,7 +63,9 @@ def times_one(rewriter: Rewriter, node: Node) -> Replacement:
     """x · 1 and 1 · x."""
     if _number(node, "other") == 1:
         return _only(node, node.inputs[0])
-    return _only(node, node.inputs[1]) if _element(source_of(node)) == 1 else None
+    if len(node.inputs) > 1 and _element(source_of(node)) == 1:  # a number that scales is no value
+        return _only(node, node.inputs[1])
+    return None
 
 
 @rule("aten.div.Tensor", "aten.div.Scalar")
