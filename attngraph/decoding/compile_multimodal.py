@@ -153,7 +153,7 @@ def _prompt(
     random, token = torch.Generator().manual_seed(1), parts.joining.token
     vocabulary = model.decoder.layout.vocabulary
     assert vocabulary is not None
-    chosen, pieces = parts.drawn(sum(counts), random)
+    chosen, pieces = parts.drawn(sum(counts), random, counts)
     length = max(counts) * (max(pieces) + 2) + len(counts)
     total = length + _STEPS
     ids = torch.randint(vocabulary, (len(counts), total), generator=random)

@@ -32,6 +32,7 @@ from attngraph.frontend.interface.modalities import (
     FILE_NAMES,
     GRID,
     IMAGES,
+    IN_ROWS,
     MODALITIES,
     PIXELS,
     SHOWN,
@@ -242,6 +243,8 @@ class Multimodal(OfParts):
         if SHOWN in images:  # rows of images, where the file takes one; those of zeros are padding
             images = {n: t.flatten(0, 1)[None] if _is_rows(t) else t for n, t in images.items()}
         if self.joining.tiles is not None:
+            if IN_ROWS in wanted.input_names and IN_ROWS not in images and SIZES in images:
+                images = {**images, IN_ROWS: torch.ones(len(images[SIZES]), dtype=torch.int64)}
             self.joining.tiles.require(images)
         every = [images] if self.joining.unit is None else self._apart(images, self.joining.unit)
         found = [self._run(file, each, f"The {kind} encoder") for each in every]

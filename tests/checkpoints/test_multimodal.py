@@ -13,6 +13,7 @@ from attngraph.errors import UsageError
 from tests.parity.multimodal import STEPS, eager, expected, images, prompt
 
 _FAMILIES = {
+    "llava_onevision": "image-text-to-text",
     "paligemma": "image-text-to-text",
     "qwen2_audio": "audio-text-to-text",
     "voxtral": "audio-text-to-text",
@@ -36,7 +37,7 @@ def test_a_folder_gives_the_tokens_of_the_eager_model(tmp_path: Path, family: st
     model = Multimodal.load(tmp_path / "out")
     for rows in ((0,), (1,), (1, 2), (2, 0, 1)):
         ids, mask = prompt(family, *rows)
-        given = images(family, sum(rows)) if any(rows) else {}
+        given = images(family, *rows) if any(rows) else {}
         found = model.generate(ids, STEPS, mask, eos_token_id=[], **given)
         assert torch.equal(found, expected(family, ids, mask, given)), rows
     if model.joining.sees == "prompt":

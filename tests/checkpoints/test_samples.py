@@ -126,7 +126,7 @@ def test_eyes_that_a_config_lacks_are_not_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "others"),
     [
-        ("LlavaOnevision", "pixel_values, image_sizes, pixel_values_videos"),
+        ("DeepseekVL", "pixel_values"),
         ("Gemma3n", "pixel_values, input_features"),
         ("Florence2", "pixel_values"),
     ],

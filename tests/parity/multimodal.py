@@ -263,6 +263,30 @@ def _heard(kind: str, text: str = "Llama", **audio: object) -> nn.Module:
     return model
 
 
+def _llava_onevision() -> nn.Module:
+    """As LLaVA-NeXT; an image of more than two tiles is shrunk, and one among others is not cut."""
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        Qwen2Config,
+        SiglipVisionConfig,
+    )
+
+    vision = SiglipVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=12, patch_size=4,
+    )  # fmt: skip
+    return LlavaOnevisionForConditionalGeneration(
+        LlavaOnevisionConfig(
+            vision_config=vision,
+            text_config=Qwen2Config(**common(num_hidden_layers=1, num_key_value_heads=2)),
+            image_token_id=TOKEN,
+            image_grid_pinpoints=[[12, 24], [24, 24], [24, 12], [24, 36]],
+            vision_aspect_ratio="anyres_max_2",
+        )
+    )
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
@@ -273,6 +297,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "pixtral": _pixtral,
     "mistral3": _mistral3,
     "llava_next": _llava_next,
+    "llava_onevision": _llava_onevision,
     "paligemma": _paligemma,
     "qwen2_audio": lambda: _heard("Qwen2Audio", "Qwen2"),
     "voxtral": lambda: _heard("Voxtral"),
@@ -284,7 +309,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 TAKES_MINUTES = {
     *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3", "paligemma"),
     *("qwen3_vl", "pixtral", "mistral3", "llava_next"),
-    *("qwen2_audio", "voxtral", "glmasr", "audioflamingo3"),
+    *("llava_onevision", "qwen2_audio", "voxtral", "glmasr", "audioflamingo3"),
 }
 
 
@@ -304,14 +329,16 @@ def parts(family: str) -> Parts:
     return of_images(eager(family), None, None, family)
 
 
-def images(family: str, count: int) -> dict[str, Tensor]:
-    return parts(family).drawn(count, torch.Generator().manual_seed(count))[0]
+def images(family: str, *rows: int) -> dict[str, Tensor]:
+    """Images of a prompt whose rows have so many each."""
+    count = sum(rows)
+    return parts(family).drawn(count, torch.Generator().manual_seed(count), rows)[0]
 
 
 def prompt(family: str, *rows: int) -> tuple[Tensor, Tensor]:
     """Ids and mask of rows with so many images each, padded on the left."""
     seed = torch.Generator().manual_seed(len(rows))
-    sizes = parts(family).drawn(sum(rows), torch.Generator())[1]
+    sizes = parts(family).drawn(sum(rows), torch.Generator(), rows)[1]
     length = 4 + max(rows) * (max(sizes, default=0) + 1)
     text = torch.randint(TOKEN + 1, VOCABULARY, (len(rows), length), generator=seed)
     mask = torch.ones_like(text)

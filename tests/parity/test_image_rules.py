@@ -117,7 +117,8 @@ def test_what_transformers_hooks_into_a_model_is_taken_out_again() -> None:
         ("Qwen2AudioForConditionalGeneration", True),
         ("Qwen2_5OmniThinkerForConditionalGeneration", False),  # images and sounds
         ("Florence2ForConditionalGeneration", False),
-        ("LlavaOnevisionForConditionalGeneration", False),  # takes how many images a row has
+        ("LlavaOnevisionForConditionalGeneration", True),
+        ("LlavaNextVideoForConditionalGeneration", True),
         ("LlamaForCausalLM", False),
     ],
 )
@@ -197,6 +198,43 @@ def test_rows_of_tiles_are_those_of_transformers() -> None:
     )
     assert torch.equal(tiles.packed(features, newline, sizes), torch.cat(expected))
     assert tiles.tokens(sizes) == lengths.tolist()
+
+
+def test_rows_of_tiles_that_are_shrunk_are_those_of_transformers() -> None:
+    """At the numbers of tiles of LLaVA-OneVision, where 135 // (5 / 3) is 80 and not 81."""
+    from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
+
+    listed = [(a * 36, b * 36) for a in range(1, 7) for b in range(1, 7)]
+    tiles = Tiles(36, 9, tuple(listed), shrunk=9)
+    own = SimpleNamespace(
+        config=SimpleNamespace(
+            vision_config=SimpleNamespace(image_size=36, patch_size=4),
+            image_grid_pinpoints=[list(each) for each in listed],
+        )
+    )
+    random = torch.Generator().manual_seed(0)
+    sizes = torch.cat([torch.randint(1, 300, (60, 2), generator=random), torch.tensor(listed)])
+    features = torch.randn(len(sizes), tiles.most, tiles.side**2, 2, generator=random)
+    newline = torch.randn(2, generator=random)
+    counts = 1 + tiles.grids(sizes).prod(-1)
+    images = {
+        "pixel_values": features,
+        "image_sizes": sizes,
+        "batch_num_images": torch.tensor([1] * 40 + [5, 0] + [1] * (len(sizes) - 45)),
+    }
+    alone = tiles.alone(images)
+    assert alone is not None
+    assert alone.tolist() == [True] * 40 + [False] * 5 + [True] * (len(sizes) - 45)
+    counts = torch.where(alone, counts, 1).tolist()
+    expected, lengths = LlavaOnevisionModel.pack_image_features(
+        own,
+        [each[:count] for each, count in zip(features, counts, strict=True)],
+        sizes,
+        image_newline=newline,
+    )
+    assert tiles.tokens(sizes, alone) == lengths.tolist()
+    packed = tiles.packed(features, newline, sizes, alone)
+    torch.testing.assert_close(packed, torch.cat(expected), rtol=0, atol=2e-5)
 
 
 def test_tables_of_positions_are_resampled_as_in_transformers() -> None:

@@ -42,7 +42,7 @@ families = pytest.mark.parametrize(
 @pytest.mark.parametrize("rows", [(0,), (1,), (1, 1), (2, 0, 1)], ids=str)
 def test_the_tokens_are_those_of_the_eager_model(family: str, rows: tuple[int, ...]) -> None:
     ids, mask = prompt(family, *rows)
-    given = images(family, sum(rows)) if any(rows) else {}
+    given = images(family, *rows) if any(rows) else {}
     found = compiled(family).generate(ids, STEPS, mask, eos_token_id=[], **given)
     assert torch.equal(found, expected(family, ids, mask, given))
 
@@ -175,12 +175,13 @@ def test_files_are_called_as_others_call_them_and_are_read_again(tmp_path: Path)
 def test_a_folder_is_verified_and_another_is_not(tmp_path: Path, family: str) -> None:
     compiled(family).save(tmp_path)
     assert all(each.passed for each in verify_multimodal(eager(family), family, tmp_path))
-    vision = onnx.load(tmp_path / VISION)
+    kind = compiled(family).modality
+    vision = onnx.load(tmp_path / kind.encoder)
     said = {each.key: each for each in vision.metadata_props}["attngraph.images"]
     told = json.loads(said.value)
     said.value = json.dumps({**told, "token": TOKEN + 1})
-    onnx.save(vision, tmp_path / VISION)
-    with pytest.raises(ParityError, match="puts images where ids are 8"):
+    onnx.save(vision, tmp_path / kind.encoder)
+    with pytest.raises(ParityError, match=f"puts {kind.what} where ids are 8"):
         verify_multimodal(eager(family), family, tmp_path)
 
 

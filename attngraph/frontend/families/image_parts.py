@@ -14,7 +14,7 @@ from attngraph.frontend.families.image_grids import patches_placed, within_segme
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
 from attngraph.frontend.families.sounds import sound_rows
 from attngraph.frontend.families.together import Together
-from attngraph.frontend.interface.modalities import GRID, PIXELS, SHOWN, SIZES, SOUNDS
+from attngraph.frontend.interface.modalities import GRID, IN_ROWS, PIXELS, SHOWN, SIZES, SOUNDS
 
 KINDS = "token_type_ids"
 Seen = Literal["images", "prompt"]
@@ -56,6 +56,7 @@ class Vision(nn.Module):
             if tiles is not None:
                 held.enter_context(tiles.as_arithmetic(model, images))
                 given |= {PIXELS: images[PIXELS].flatten(0, 1), SIZES: [tiles.resolutions[0]]}
+                given.pop(IN_ROWS, None)
             listed = grids is not None or SHOWN in images or self.apart
             held.enter_context(Together(grids=listed, tiles=tiles is not None))
             encoded = model.get_image_features(**given, return_dict=True)

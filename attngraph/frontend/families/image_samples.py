@@ -11,7 +11,7 @@ from torch.export import Dim
 
 from attngraph.errors import UsageError
 from attngraph.frontend.families.image_sizes import Tiles, sizes_taken
-from attngraph.frontend.interface.modalities import GRID, PIXELS, SHOWN, SIZES
+from attngraph.frontend.interface.modalities import GRID, IN_ROWS, PIXELS, SHOWN, SIZES
 
 SHAPES = ((2, 3), (1, 2), (3, 1), (2, 2))  # of images in tokens, in checks
 APART = ((2, 3), (4, 2), (3, 3), (2, 2))  # of those of which a graph takes one, at least 2 by 2
@@ -90,7 +90,8 @@ def _tiles(
     shape = (2, tiles.most, channels, tiles.size, tiles.size)
     pixels = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     images = Dim("images")
-    return {PIXELS: pixels, SIZES: sizes}, {
-        PIXELS: {0: images, 1: Dim("tiles")},
-        SIZES: {0: images},
-    }
+    found = {PIXELS: pixels, SIZES: sizes}
+    shapes: dict[str, Any] = {PIXELS: {0: images, 1: Dim("tiles")}, SIZES: {0: images}}
+    if tiles.shrunk is not None:
+        found[IN_ROWS], shapes[IN_ROWS] = torch.ones(2, dtype=torch.int64), {0: Dim("image_rows")}
+    return found, shapes

@@ -8,7 +8,7 @@ The rows take the places of these tokens' embeddings, in their order.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from attngraph.frontend.families.joining import Joining
 from attngraph.frontend.families.sounds import drawn_sounds, sample_sounds
 from attngraph.frontend.interface.modalities import (
     GRID,
+    IN_ROWS,
     OF_QWEN2_VL,
     PIXELS,
     SHOWN,
@@ -74,7 +75,7 @@ class Parts:
     (B, S, H) of ids and rows, and `decoder` takes these with a cache. Where images lie on grids,
     `places` gives the positions (3, B, S) of ids. `whole` takes images, ids and their mask, and
     returns the logits (B, S, V) without any cache. `joining` says which ids stand for images, and
-    `drawn` makes so many images, and says how many tokens each takes.
+    `drawn` makes so many images, in such rows, and says how many tokens each takes.
     """
 
     vision: Model
@@ -83,7 +84,7 @@ class Parts:
     decoder: Model
     whole: nn.Module
     joining: Joining
-    drawn: Callable[[int, torch.Generator], tuple[dict[str, Tensor], list[int]]]
+    drawn: Callable[..., tuple[dict[str, Tensor], list[int]]]
     places: Model | None = None
 
 
@@ -244,7 +245,7 @@ class _Tried:
             return [int(count) for count in (sizes // joining.unit).prod(-1)]
         if joining.tiles is not None:
             assert sizes is not None
-            return joining.tiles.tokens(sizes)
+            return joining.tiles.tokens(sizes, joining.tiles.alone(images))
         own, given = (self.pixels(each).shape[0] for each in (self.images, images))
         return [len(self.rows[FEATURES]) // own] * given
 
@@ -252,8 +253,11 @@ class _Tried:
         """Those of all images (N, …), whatever rows they come in."""
         return images[PIXELS].flatten(0, 1) if SHOWN in images else images[PIXELS]
 
-    def drawn(self, count: int, random: torch.Generator) -> tuple[dict[str, Tensor], list[int]]:
-        """So many other images, and how many tokens each takes."""
+    def drawn(
+        self, count: int, random: torch.Generator, rows: Sequence[int] | None = None
+    ) -> tuple[dict[str, Tensor], list[int]]:
+        """So many other images, and how many tokens each takes; `rows` have so many of them each,
+        or one."""
         found, joining = {}, self.joining
         if joining.sound:
             found = drawn_sounds(self.images, count, random)
@@ -271,6 +275,7 @@ class _Tried:
             shape = (*shape[:2], *(found[SIZES].amax(0).tolist() if count else shape[2:]))
         if joining.tiles is not None:
             found[SIZES] = joining.tiles.drawn(count)
+            found[IN_ROWS] = torch.tensor([1] * count if rows is None else list(rows))
         found[PIXELS] = torch.randn(shape, generator=random).to(pixels.dtype)
         if SHOWN in self.images:
             found[SHOWN] = parts_shown(found[PIXELS])[None]

@@ -42,6 +42,8 @@ SHOWN = "pixel_attention_mask"
 """(rows, N, height, width): where rows of images have pixels, and so are five axes of `PIXELS`."""
 SIZES = "image_sizes"
 """(N, 2): rows and columns of pixels of each image, which `PIXELS` pads or holds tiles of."""
+IN_ROWS = "batch_num_images"
+"""(rows,): how many images each row of text has; one that is alone there is cut into tiles."""
 SOUNDS = "input_features"
 """(N, bins, frames): mel spectrograms, padded to the length that the encoder takes."""
 FRAMES_SHOWN = ("input_features_mask", "feature_attention_mask")
@@ -73,7 +75,7 @@ IMAGES = Modality(
     "images",
     "get_image_features",
     PIXELS,
-    frozenset({PIXELS, GRID, SHOWN, SIZES}),
+    frozenset({PIXELS, GRID, SHOWN, SIZES, IN_ROWS}),
     ("image_token_id", "image_token_index"),
     "image_features",
     "vision_encoder.onnx",
@@ -95,6 +97,7 @@ SOUND = Modality(
 MODALITIES = (IMAGES, SOUND)
 _LEFT_OUT = {
     *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts"),
+    "image_sizes_videos",
     *("mm_encoder_outputs", "mm_token_type_ids", "rope_deltas"),
 }
 """What such a model takes as well, and computes without by default."""
