@@ -60,9 +60,9 @@ def optimize_decoder(
     with `all_logits` of all. Without `padding` it takes no mask, which leaves faster kernels to a
     step on CUDA, and no row may be padded. With `position_ids` it takes positions (B, S) beside the
     mask, which otherwise says where tokens stand. Any other module takes its past as tensors and
-    returns them joined to what is new: `args` are samples and `dynamic_shapes` torch.export's, with
-    dims for batch, new and past tokens; `presents` names the output of each past where it isn't
-    plain (`find_layout`).
+    returns them joined to what is new, and states of one size, zero before the first token, as they
+    are then: `args` are samples and `dynamic_shapes` torch.export's, with dims for batch, new and
+    past tokens; `presents` names the output of each past where it isn't plain (`find_layout`).
 
     `cache` is "growing", where a step makes new tensors one token longer, or "static": buffers of
     `max_length` tokens, which a step writes into where they lie.
@@ -192,7 +192,8 @@ def _compile_decoder(
         lengths = lengths_of(graph, layout)
         layout = lengths.told(layout)
         _require_a_cache(layout, model.source)
-        seen[:] = [(captured, layout, lengths, lengths.notes(graph, layout))]
+        notes = [*lengths.notes(graph, layout), *_notes_on_states(model, layout)]
+        seen[:] = [(captured, layout, lengths, notes)]
         cases = decoding_cases(captured, layout, lengths)
         return Prepared(cases, buffers_of(layout), inputs_at(captured, layout))
 
@@ -219,11 +220,16 @@ def _compile_decoder(
             }
         )
     if not parity.passed:
+        forgets = (
+            "If it doesn't go on from its states when several tokens come at once, or if they "
+            "don't begin at zero, wrap it in a module that does. "
+        )
         raise ParityError(
             f"Decoding with {model.source} step by step is out of its error budget: {parity}. "
             "If its pasts and presents were paired wrongly, name them: "
-            'presents={"past": "present"}, or --present past=present. If its tokens see later ones '
-            "of a prompt, it can't be decoded with a cache. Nothing was written."
+            'presents={"past": "present"}, or --present past=present. '
+            f"{forgets if layout.states else ''}If its tokens see later ones of a prompt, it can't "
+            "be decoded with a cache. Nothing was written."
         )
     if report.parity is not None:
         report.parity = merge({"": report.parity, "decoding": parity})
@@ -254,6 +260,13 @@ def _require_room_is_used(graph: Graph, layout: Layout, source: str) -> None:
                 f"The cache of {source} can't be static: the state {name} doesn't have its rows "
                 "along its first axis of several. Compile it with a growing cache."
             )
+
+
+def _notes_on_states(model: Model, layout: Layout) -> list[str]:
+    """What is taken for granted of the states of a module that nobody ran to find them."""
+    if not layout.states or isinstance(model.module, Stateful | CachedEmbeds):
+        return []
+    return [f"What a step replaces is zero before the first token: {', '.join(layout.states)}."]
 
 
 def take_every_step(graph: Graph, layout: Layout) -> None:

@@ -226,7 +226,7 @@ def _changing(part: Placing, graph: Graph, layout: Layout, tried: Sequence[int])
 def _presents_differ(part: Placing, graph: Graph, layout: Layout, length: int) -> bool:
     """Whether keys and values of the same tokens differ, in sequences of `length` and one more."""
     past = max(length - WINDOW, 0)
-    places = [graph.output_names.index(name) for name in layout.presents]
+    places = [graph.output_names.index(name) for name in layout.growing.values()]
     short, long = (
         interpret(graph, [part.input(value, total - past, past) for value in graph.inputs])
         for total in (length, length + 1)

@@ -104,7 +104,8 @@ def find_layout(
     `memory` are the inputs that stay the same in all steps.
 
     Without `presents`, an input is a past where an output has its shape with `past` replaced by
-    `past + seq`: by descent if that output is a cat of the input, else in the order of both.
+    `past + seq`: by descent if that output is a cat of the input, else in the order of both. It is
+    a state where an output has its very shape, of which the batch alone is dynamic.
     Raises UsageError where no cache is found, or an input has no part in decoding.
     """
     inputs = {value.name: value for value in graph.inputs}
@@ -116,24 +117,27 @@ def find_layout(
     pairs = pairs if pairs is not None else _found(moving, outputs, seq, batch)
     if not pairs:
         raise UsageError(
-            f"The cache of {source} can't be found: no output is an input made longer by seq. "
-            "Take the past as input tensors and return them joined to what is new, or name them: "
-            'presents={"past": "present"}, or --present past=present.'
+            f"The cache of {source} can't be found: no output is an input made longer by seq, or a "
+            "state of an input's shape. Take the past as input tensors and return them joined to "
+            'what is new, or name them: presents={"past": "present"}, or --present past=present.'
         )
-    past = _past_dim([inputs[name] for name in pairs], seq, batch, source)
+    states = [n for n in pairs if _replaced(inputs[n], outputs[pairs[n]], batch)]
+    growing = [inputs[name] for name in pairs if name not in states]
+    past = _past_dim(growing, seq, batch, source) if growing else sympy.Integer(0)
     mask = positions = None
     for value in moving:
         if value is ids or value.name in pairs:
             continue
         last = value.shape[-1] if value.shape else None
-        if last is not None and same(last, past + seq) and len(value.shape) == 2:
+        is_whole = last is not None and same(last, past + seq) and len(value.shape) == 2
+        if is_whole and (growing or _called(value, "mask")):
             mask = value.name
         elif positions is None and _is_positions(value, batch, seq):
             positions = value.name
         else:
-            if len(value.shape) == 2 and _is_free(last, ids, inputs, pairs):
-                first = next(iter(pairs))
-                axis = inputs[first].shape.index(past)
+            if growing and len(value.shape) == 2 and _is_free(last, ids, inputs, pairs):
+                first = growing[0].name
+                axis = growing[0].shape.index(past)
                 raise UsageError(
                     f"The input {value.name} of {source} has a length of its own. If it is the "
                     "mask (batch, past + seq), say so where forward begins: torch._check("
@@ -141,8 +145,9 @@ def find_layout(
                 )
             raise UsageError(
                 f"The input {value.name} of {source} is neither token ids nor a mask (batch, past "
-                "+ seq), positions (batch, seq) called so, or a cache: wrap the model in a "
-                "module that computes it, or call positions position_ids."
+                "+ seq), positions (batch, seq) called so, a cache, or a state that an output of "
+                "its shape replaces: wrap the model in a module that computes it, or call "
+                "positions position_ids."
             )
     rest = [name for name in outputs if name not in pairs.values()]
     logits = [n for n in rest if len(outputs[n].shape) == 3 and outputs[n].dtype.is_floating_point]
@@ -157,11 +162,12 @@ def find_layout(
         tuple(pairs),
         tuple(pairs.values()),
         str(batch),
-        str(past),
+        str(past) if growing else "",
         mask,
         positions,
         vocabulary=rows_looked_up(ids),
         memory=tuple(value.name for value in graph.inputs if value.name in memory),
+        states=tuple(states),
     )
 
 
@@ -252,21 +258,34 @@ def _named(
 def _found(
     inputs: Sequence[Value], outputs: Mapping[str, Value], seq: Dim, batch: Dim
 ) -> dict[str, str]:
+    def joined(value: Value, output: Value) -> bool:
+        return value in _first_parts(output) and grown(value, output)
+
+    def grown(value: Value, output: Value) -> bool:
+        return _grown(value.shape, output.shape, seq, batch) is not None
+
+    def replaced(value: Value, output: Value) -> bool:
+        return _replaced(value, output, batch)
+
     left = dict(outputs)
     pairs: dict[str, str] = {}
     floats = [value for value in inputs if value.dtype.is_floating_point]
-    for by_descent in (True, False):
+    for follows in (joined, grown, replaced):
         for value in floats:
             if value.name in pairs:
                 continue
-            for name, output in left.items():
-                if by_descent and value not in _first_parts(output):
-                    continue
-                if _grown(value.shape, output.shape, seq, batch) is not None:
-                    pairs[value.name] = name
-                    del left[name]
-                    break
+            present = next((name for name, output in left.items() if follows(value, output)), None)
+            if present is not None:
+                pairs[value.name] = present
+                del left[present]
     return {value.name: pairs[value.name] for value in floats if value.name in pairs}
+
+
+def _replaced(value: Value, output: Value, batch: Dim) -> bool:
+    """Whether an output can be what a state is at the next step: of its type, and as many rows."""
+    open_ = [size for size in value.shape if not isinstance(size, int)]
+    is_alike = same_shape(value.shape, output.shape) and value.dtype == output.dtype
+    return is_alike and len(open_) == 1 and same(open_[0], batch)
 
 
 def _first_parts(output: Value) -> tuple[Value | None, ...]:
