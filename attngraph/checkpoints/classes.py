@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,7 @@ from attngraph.checkpoints.tasks import NAMES, TASKS, Task, class_for, task_of
 from attngraph.errors import LoadError, reason_of
 
 _POOLER, _POOLING = "pooler.", "add_pooling_layer"
+_SIZE = re.compile(r"(^|_)(heads?|dim|size|width|channels|kernel|stride|factor)$")
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _SHOWN = 3
 _TIED, _LEAST, _SLACK = 4, 256, 1 << 20
@@ -201,7 +203,7 @@ def _filled(
     except LoadError:
         raise
     except Exception as error:
-        return None, {}, reason_of(error)
+        return None, {}, f"{reason_of(error)}{_said(folder)}"
     if missing := sorted(info["missing_keys"]):
         return None, {}, f"{len(missing)} of its weights are in no file ({_first(missing)})"
     odd = [
@@ -213,6 +215,21 @@ def _filled(
     if empty := sorted(n for n, t in _tensors(module) if t.is_meta):
         return None, {}, f"nothing has values for {_first(empty)}"
     return module, info, ""
+
+
+def _said(folder: Folder) -> str:
+    """The sizes below 1 that a config says, for the end of a reason: no error of transformers names
+    what it divides by."""
+    found = [f"{name} = {value}" for name, value in _sizes(folder.config) if value < 1]
+    return f" ({CONFIG} says {', '.join(found)})" if found else ""
+
+
+def _sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _sizes(value)
+        elif type(value) is int and _SIZE.search(name):
+            yield name, value
 
 
 @contextlib.contextmanager
@@ -307,7 +324,7 @@ def _config(folder: Folder, kind: Any, *, trust_code: bool) -> Any:
     except Exception as error:
         raise LoadError(
             f"{folder.path / CONFIG} can't be read as that of a {kind.__name__}: "
-            f"{reason_of(error)}."
+            f"{reason_of(error)}{_said(folder)}."
         ) from error
     config.return_dict = True  # an output's name is its key
     for part in (config, *vars(config).values()):  # what transformers needs other packages for

@@ -48,6 +48,28 @@ def test_a_tokenizer_is_looked_for_in_an_adapters_base_too(bert: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("family", "changes", "told"),
+    [
+        (
+            "bert",
+            {"num_attention_heads": 0},
+            r"modulo by zero \(config.json says num_attention_heads",
+        ),
+        ("bert", {"hidden_size": -1}, r"dimension -1.* \(config.json says hidden_size = -1\)"),
+        ("llama", {"num_attention_heads": 0}, r"zero \(config.json says num_attention_heads = 0\)"),
+        ("llama", {"num_key_value_heads": 0}, r"zero \(config.json says num_key_value_heads = 0"),
+    ],
+)
+def test_a_size_that_nothing_has_is_named(
+    folders: Path, tmp_path: Path, family: str, changes: dict[str, Any], told: str
+) -> None:
+    path = Path(shutil.copytree(folders / family, tmp_path / family))
+    rewritten(path, **changes)
+    with pytest.raises(LoadError, match=told):
+        load(path)
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"num_hidden_layers": 10**9}, "says num_hidden_layers = 1000000000, which weights of"),

@@ -13,6 +13,7 @@ import attngraph
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.files.load import load
 from tests.checkpoints.models import saved
+from tests.models.kit import peaked
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
@@ -170,3 +171,30 @@ def test_frames_of_a_signal_whose_bias_is_of_their_square_compile(tmp_path: Path
         with torch.no_grad():
             expected = module(signal).logits
         torch.testing.assert_close(optimized(signal).logits, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.wide
+def test_frames_of_speech_and_their_mask_are_made_of_the_config(tmp_path: Path) -> None:
+    """Speech2Text's mask is of frames, of which its encoder makes four one."""
+    from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "conv_channels", "d_model"), 32)
+    counts = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    config = Speech2TextConfig(
+        **sizes, **counts, **heads, vocab_size=90, max_source_positions=60, max_target_positions=32,
+        input_feat_per_channel=8,
+    )  # fmt: skip
+    model: Any = peaked(Speech2TextForConditionalGeneration(config).eval())
+    model.save_pretrained(tmp_path)
+    seq2seq = attngraph.optimize_checkpoint(tmp_path).result
+    for frames in (24, 57):
+        features, mask = torch.randn(2, frames, 8), torch.ones(2, frames, dtype=torch.long)
+        mask[1, frames - 9 :] = 0
+        expected = model.generate(
+            features, attention_mask=mask, max_new_tokens=6, do_sample=False, eos_token_id=None
+        )
+        assert len(expected[:, 1:].unique()) > 1
+        given = {"input_features": features, "attention_mask": mask}
+        assert torch.equal(seq2seq.generate(given, 6, eos_token_id=[]), expected)

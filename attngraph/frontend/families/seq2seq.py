@@ -20,7 +20,7 @@ from attngraph.errors import UsageError, reason_of
 from attngraph.frontend.interface.modalities import beside_text, cache_parameter, refuse_mixed
 from attngraph.frontend.model import Model
 
-_TOKENS, _PAST, _SAMPLES = 3, 5, 4000
+_TOKENS, _PAST, _SAMPLES, _FRAMES = 3, 5, 4000, 40
 Past = list[dict[str, dict[str, Tensor]]]
 """For each layer, under "decoder" and under "encoder", a "key" and a "value" (B, G, T, D)."""
 _KINDS, _PARTS = ("decoder", "encoder"), ("key", "value")
@@ -140,7 +140,7 @@ def of_transformers(
     """The parts of an encoder-decoder of transformers.
 
     `source` are samples of what it encodes, by name, with torch.export's dynamic `shapes`; without
-    them they are made for token ids, Whisper's features, sound and images. Raises UsageError where
+    them they are made for token ids, features of sound, sound and images. Raises UsageError where
     they can't be, where the model encodes more than that, or where it doesn't keep its keys and
     values in a cache of transformers.
     """
@@ -399,6 +399,12 @@ def sample_source(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
         frames = 2 * int(config.max_source_positions)
         features = torch.randn(2, int(config.num_mel_bins), frames, generator=seed)
         return {main: features.to(model.dtype)}, {main: {0: Dim("batch_size")}}
+    if main == "input_features" and hasattr(config, "input_feat_per_channel"):
+        width = int(config.input_feat_per_channel) * int(config.input_channels)
+        features = torch.randn(2, _FRAMES, width, generator=seed).to(model.dtype)
+        axes = {0: Dim("batch_size"), 1: Dim("frames", max=int(config.max_source_positions))}
+        mask = torch.ones(2, _FRAMES, dtype=torch.long)
+        return {main: features, "attention_mask": mask}, {main: axes, "attention_mask": axes}
     if main == "input_values":  # samples of sound
         sound = torch.randn(2, _SAMPLES, generator=seed).to(model.dtype)
         return {main: sound}, {main: {0: Dim("batch_size"), 1: Dim("samples")}}
