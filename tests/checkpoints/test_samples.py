@@ -125,24 +125,27 @@ def test_eyes_that_a_config_lacks_are_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "others"),
+    ("kind", "others", "because"),
     [
-        ("DeepseekVL", "pixel_values"),
-        ("Gemma3n", "pixel_values, input_features"),
-        ("Florence2", "pixel_values"),
+        ("DeepseekVL", "pixel_values", "its class has no get_image_features"),
+        ("Gemma3n", "pixel_values, input_features", "images and sounds in one prompt"),
+        ("Florence2", "pixel_values", "it is an encoder-decoder"),
+        ("Lfm2Vl", "pixel_values, spatial_shapes", "the use of spatial_shapes isn't known"),
+        ("Phi4Multimodal", "image_pixel_values", "how its class encodes image_pixel_values"),
     ],
 )
 def test_a_prompt_of_more_than_text_is_refused_before_weights_are_read(
-    tmp_path: Path, kind: str, others: str
+    tmp_path: Path, kind: str, others: str, because: str
 ) -> None:
     import transformers
 
-    name = f"{kind}ForConditionalGeneration"
+    name = f"{kind}For{'CausalLM' if kind.startswith('Phi') else 'ConditionalGeneration'}"
     config = getattr(transformers, f"{kind}Config")()
     config.architectures = [name]
     config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_text("never read")
-    with pytest.raises(UsageError, match=f"is a {name}, which takes {others}.* beside text"):
+    told = f"is a {name}, which takes {others}.* beside text, and no .* yet: {because}"
+    with pytest.raises(UsageError, match=told):
         load(tmp_path)
 
 

@@ -51,7 +51,7 @@ def test_positions_that_do_not_count_on_are_refused(monkeypatch: pytest.MonkeyPa
         "prepare_inputs_for_generation",
         lambda ids, position_ids, **_: {"position_ids": position_ids * 2},
     )
-    with pytest.raises(UsageError, match="no compiler joins these to the tokens"):
+    with pytest.raises(UsageError, match="yet: its generate doesn't place the tokens one behind"):
         of_images(model, None, None, "it")
 
 
@@ -297,5 +297,5 @@ def test_a_model_with_another_rule_is_refused(dtype: torch.dtype) -> None:
     scaled = type(model)(model.config).eval().to(dtype)  # type: ignore[arg-type, call-arg]
     own = scaled.model.get_placeholder_mask
     scaled.model.get_placeholder_mask = lambda ids, **given: own(ids.flip(1), **given)
-    with pytest.raises(UsageError, match="no compiler joins these to the tokens"):
+    with pytest.raises(UsageError, match="yet: its images don't just take the places of their"):
         attngraph.optimize_multimodal(scaled)

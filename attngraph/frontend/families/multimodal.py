@@ -50,6 +50,7 @@ from attngraph.frontend.interface.modalities import (
     IN_ROWS,
     OF_QWEN2_VL,
     PIXELS,
+    PLACED_OTHERWISE,
     SHOWN,
     SIZES,
     SOUND,
@@ -287,7 +288,7 @@ class _Tried:
         """The position of the first token. Raises UsageError where generate counts otherwise."""
         begin = first_place(self.module, self.ids)
         if begin is None:
-            refuse_mixed(type(self.module), self.name)
+            refuse_mixed(type(self.module), self.name, PLACED_OTHERWISE)
         return begin
 
     def sees(self) -> Seen | None:
@@ -325,4 +326,6 @@ class _Tried:
         error = (found - expected).abs().max()
         limit = min(_ROUNDINGS * torch.finfo(found.dtype).eps, _MOST)
         if not error <= limit * expected.abs().max():
-            refuse_mixed(type(model), self.name)
+            what = self.joining.modality.what
+            because = f"its {what} don't just take the places of their tokens, in their order"
+            refuse_mixed(type(model), self.name, because)

@@ -26,6 +26,7 @@ from attngraph.frontend.files.sniff import ModelKind, sniff
 from attngraph.frontend.files.unfilled import build_unfilled
 from attngraph.frontend.files.weights import check_materialised, fit_weights
 from attngraph.frontend.interface.modalities import (
+    PLACED_OTHERWISE,
     beside_text,
     first_place,
     joined_by,
@@ -165,14 +166,15 @@ def _as_joined(task: Task | None, kind: Any, *, is_named: bool) -> Task | None:
 
 def _refuse_mixed(folder: Folder, kind: Any, task: Task, *, trust_code: bool) -> None:
     """Raises UsageError where prompts hold images or sound that no compiler joins to the text."""
+    because = None
     if task.kind == "multimodal":
-        is_known = joined_by(kind) is not None and not _moves_tokens(
-            folder, kind, trust_code=trust_code
-        )
+        is_known = joined_by(kind) is not None
+        if is_known and _moves_tokens(folder, kind, trust_code=trust_code):
+            is_known, because = False, PLACED_OTHERWISE
     else:
         is_known = task.kind != "seq2seq" or not beside_text(kind)
     if not is_known:
-        refuse_mixed(kind, str(folder.path))
+        refuse_mixed(kind, str(folder.path), because)
 
 
 def _moves_tokens(folder: Folder, kind: Any, *, trust_code: bool) -> bool:

@@ -103,6 +103,7 @@ _LEFT_OUT = {
 """What such a model takes as well, and computes without by default."""
 _GIVES = ("BaseModelOutputWithPooling", "BaseModelOutputWithDeepstackFeatures")
 
+PLACED_OTHERWISE = "its generate doesn't place the tokens one behind the other"
 TEXT_ALONE = (
     "To have its text alone, compile a subclass whose forward takes no more than text and hands "
     "that to super().forward: README.md shows one."
@@ -196,11 +197,33 @@ def first_place(model: Any, ids: Tensor) -> int | None:
     return begin if torch.equal(found, own + begin) else None
 
 
-def refuse_mixed(kind: type[Any], source: str) -> NoReturn:
-    """Raises UsageError for a class whose prompts hold more than text, with what can be done."""
+def refuse_mixed(kind: type[Any], source: str, because: str | None = None) -> NoReturn:
+    """Raises UsageError for a class whose prompts hold more than text, with what can be done.
+
+    What is missing is read off the class, unless it is known from what its model computes.
+    """
     others, name = beside_text(kind) or other_tensors(kind), kind.__name__
     subject = f"{name} takes" if source == name else f"{source} is a {name}, which takes"
     raise UsageError(
         f"{subject} {', '.join(others)} beside text, and no compiler joins these to the tokens "
-        f"yet. {TEXT_ALONE} Its tower of images or sound compiles from a --factory that returns it."
+        f"yet: {because or _missing(kind)}. {TEXT_ALONE} Its tower of images or sound compiles "
+        "from a --factory that returns it."
     )
+
+
+def _missing(kind: type[Any]) -> str:
+    """Why what a class takes beside text isn't joined to it."""
+    others = [name for name in other_tensors(kind) if name not in _LEFT_OUT]
+    if any(name.startswith(_FILLS[0]) for name in others):
+        return "it is an encoder-decoder, and they are joined to the prompts of decoders alone"
+    known = [each for each in MODALITIES if each.main in others]
+    if not known:
+        return f"how its class encodes {', '.join(others)} isn't known"
+    if len(known) > 1:
+        return f"{' and '.join(each.what for each in known)} in one prompt aren't joined to it"
+    (modality,) = known
+    if more := [name for name in others if name not in modality.taken]:
+        return f"the use of {', '.join(more)} isn't known"
+    if not hasattr(kind, modality.encode):
+        return f"its class has no {modality.encode} that gives what takes the tokens' places"
+    return f"what its {modality.encode} takes and returns isn't known"
