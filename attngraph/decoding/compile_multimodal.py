@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -71,8 +72,11 @@ def compile_multimodal(
 
     Raises ParityError where a part is out of its error budget, or the steps of the whole are.
     """
+    encoder, rest = parts.joining.modality.encoder, without_codes(options)
     made = {
-        file: compile_model(part, options, staged=staged(file), progress=progress)
+        file: compile_model(
+            part, options if file == encoder else rest, staged=staged(file), progress=progress
+        )
         for file, part in beside_decoder(parts).items()
     }
 
@@ -89,6 +93,11 @@ def compile_multimodal(
     )
     decoder.report.notes += rules.notes
     return Multimodal(made, decoder, parts.joining, rules)
+
+
+def without_codes(options: Options) -> Options:
+    """The options of a part that has no linear, whose weights can't be stored in codes."""
+    return replace(options, weights=None, activations=None, budget=None, calibrate=None)
 
 
 def beside_decoder(parts: Parts) -> dict[str, Model]:

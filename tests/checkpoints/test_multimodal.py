@@ -10,7 +10,8 @@ import torch
 import attngraph
 from attngraph import Multimodal
 from attngraph.errors import UsageError
-from tests.parity.multimodal import STEPS, eager, expected, images, prompt
+from tests.parity.multimodal import STEPS, TOKEN, eager, expected, images, prompt
+from tests.parity.test_decode import common
 
 _FAMILIES = {
     "llava_onevision": "image-text-to-text",
@@ -23,6 +24,33 @@ _FAMILIES = {
 
 
 _OTHERS = {"glmasr", "audioflamingo3"}  # whose classes say what Voxtral's and Qwen2-Audio's do
+
+
+@pytest.mark.slow
+def test_parts_with_linears_may_have_them_in_codes() -> None:
+    """The embeddings and the rule that joins have none, and were refused for it."""
+    from transformers import (
+        Gemma2Config,
+        PaliGemmaConfig,
+        PaliGemmaForConditionalGeneration,
+        SiglipVisionConfig,
+    )
+
+    wide = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64}
+    vision = SiglipVisionConfig(
+        **wide, num_attention_heads=2, image_size=8, patch_size=4, projection_dim=64
+    )
+    text = Gemma2Config(**common(**wide, num_key_value_heads=2, head_dim=16))
+    config = PaliGemmaConfig(
+        vision_config=vision, text_config=text, image_token_id=TOKEN, projection_dim=64
+    )
+    torch.manual_seed(0)
+    model = PaliGemmaForConditionalGeneration(config).eval()
+    found = attngraph.optimize_multimodal(model, weights="int8")
+    assert {name for name, each in found.reports.items() if each.quantised is not None} == {
+        "vision_encoder.onnx",
+        "decoder_model_merged.onnx",
+    }
 
 
 @pytest.mark.parametrize(

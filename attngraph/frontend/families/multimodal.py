@@ -141,7 +141,11 @@ def of_images(
         begin=begin,
     )
     args, decoder_shapes = cached.sample()
-    batch, seq, count = Dim("batch_size"), Dim("seq"), Dim(f"{what}_rows")
+    batch, seq, count = (
+        Dim("batch_size"),
+        Dim("seq"),
+        Dim(modality.rows.replace("features", "rows")),
+    )
     axes = {0: batch, 1: seq}
     joining, samples = replace(tried.joining, sees=sees), dict(images)
     if joining.unit is not None:
