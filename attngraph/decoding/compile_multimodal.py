@@ -1,4 +1,4 @@
-"""The driver for models that read images: each part, and all of them over several steps."""
+"""The driver for models that read images or listen: each part, and all over several steps."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ def optimize_multimodal(
     progress: Progress | None = None,
     **options: Unpack[CacheKeywords],
 ) -> Multimodal:
-    """Compiles a model of transformers that reads images among its text, and checks it over steps.
+    """Compiles a model of transformers that reads images, or sounds, among its text, and checks it
+    over steps.
 
-    `images` are samples by the names of the model's inputs, and `image_shapes` their dynamic dims
-    as torch.export has them; without them they are made of the size in the config. The rest is as
-    in `optimize_decoder`.
+    `images` are samples of either by the names of the model's inputs, and `image_shapes` their
+    dynamic dims as torch.export has them; without them they are made of the size in the config. The
+    rest is as in `optimize_decoder`.
 
-    Raises UsageError where the rule by which the model joins images to text isn't known here, and
+    Raises UsageError where the rule by which the model joins them to text isn't known here, and
     as `optimize_decoder` does.
     """
     name = type(module).__name__

@@ -1,10 +1,12 @@
-"""A compiled model that reads images among its text: a vision encoder and a decoder of embeddings.
+"""A compiled model that reads images, or sounds, among its text: an encoder and a decoder of
+embeddings.
 
 The files are called as transformers.js calls them: `vision_encoder.onnx` gives `image_features`
 (N, H), `embed_tokens.onnx` gives `inputs_embeds` (B, S, H) of ids, and `decoder_model_merged.onnx`
 goes on from these, in each step and with an empty past in the first one. `join_images.onnx` holds
 the rule by which features take the places of their tokens, and where images lie on grids,
-`image_positions.onnx` that of the positions (3, B, S).
+`image_positions.onnx` that of the positions (3, B, S). Of sounds the files are
+`audio_encoder.onnx`, which gives `audio_features`, and `join_sounds.onnx`.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ Images = Mapping[str, torch.Tensor]
 
 
 class Multimodal(OfParts):
-    """A model that reads images among its text, in onnxruntime."""
+    """A model that reads images, or sounds, among its text, in onnxruntime."""
 
     decoder_file = DECODER
 

@@ -23,8 +23,8 @@ class OptimizedCheckpoint:
     """A compiled checkpoint: `result` is what is called, `parts` are the files that it becomes.
 
     `result` is an `Optimized`, a `Decoder` where the task is text-generation, a `Seq2Seq` of an
-    encoder-decoder, or a `Multimodal` of a model that reads images. `task` is None for a head that
-    no task is known of.
+    encoder-decoder, or a `Multimodal` of a model that reads images or listens. `task` is None for a
+    head that no task is known of.
     """
 
     def __init__(self, source: Path, task: Task | None, parts: Parts) -> None:

@@ -116,6 +116,7 @@ def test_what_transformers_hooks_into_a_model_is_taken_out_again() -> None:
         ("Qwen3VLForConditionalGeneration", True),
         ("Qwen2AudioForConditionalGeneration", True),
         ("Qwen2_5OmniThinkerForConditionalGeneration", False),  # images and sounds
+        ("MusicFlamingoForConditionalGeneration", False),  # encodes the ids too
         ("Florence2ForConditionalGeneration", False),
         ("LlavaOnevisionForConditionalGeneration", True),
         ("LlavaNextVideoForConditionalGeneration", True),

@@ -1,4 +1,5 @@
-"""A model of `transformers` that reads images among its text, as modules with explicit parts.
+"""A model of `transformers` that reads images, or sounds, among its text, as modules with explicit
+parts. Here "images" are either; `Modality` tells them apart.
 
 Its class says itself where they meet: `get_image_features` gives one row for each token that stands
 for a piece of an image, `config.image_token_id` is that token, and forward takes `inputs_embeds`.

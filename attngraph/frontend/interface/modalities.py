@@ -178,9 +178,13 @@ def _is_joined(kind: type[Any], modality: Modality) -> bool:
     given = said.return_annotation
     tensors = [each for each in said.parameters.values() if "Tensor" in str(each.annotation)]
     left = {each.name for each in tensors if each.default is not each.empty} & _LEFT_OUT
-    return (given is said.empty or str(given).endswith(_GIVES)) and (
-        {each.name for each in tensors} - left <= modality.taken
-    )
+    wanted = {
+        each.name
+        for each in said.parameters.values()
+        if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty
+    }
+    taken = wanted - {"self"} | {each.name for each in tensors} - left
+    return (given is said.empty or str(given).endswith(_GIVES)) and taken <= modality.taken
 
 
 def first_place(model: Any, ids: Tensor) -> int | None:
