@@ -1,9 +1,10 @@
 """One decoding step behind a long past: compiled decoders against eager PyTorch with its cache.
 
-    python -m bench.decode [--past 1024] [--layers 12] [--rounds 9] [--steps 12]
+    python -m bench.decode [--model llama] [--past 1024] [--layers 12] [--rounds 9] [--steps 12]
         [--target cpu] [--precision fp32] [--results FOLDER] [--quick]
 
-A Llama-shaped model (12 heads, 4 of keys and values, width 768), batch 1. Each engine runs in a
+A Llama-shaped model (12 heads, 4 of keys and values, width 768), batch 1, or one of the models with
+states that bench.workloads has, with a head. Each engine runs in a
 process of its own, because onnxruntime's threads spin on after a call and slow their neighbours;
 their blocks take turns. A block decodes a few tokens greedily from a cache of `past` tokens, as
 `generate` does, token by token; the time is that of one token. All start from the same prompt and
@@ -29,6 +30,7 @@ import torch
 
 from attngraph.errors import AttngraphError
 from attngraph.export.parity.samples import DTYPE
+from bench import workloads
 from bench.harness import Turn, in_turns, option, options_of
 from bench.machine import RESULTS, write
 
@@ -40,16 +42,26 @@ ENGINES = (
 EAGER, COMPILED, GROWING, STATIC, INT4 = ENGINES
 _HEADS, _KEY_HEADS, _WIDTH, _HIDDEN, _VOCABULARY = 12, 4, 768, 2048, 32000
 
+STATEFUL = {"qwen3_next": workloads.qwen3_next, "mamba2": workloads.mamba2}
+"""Models with states, which transformers steps in a cache that grows."""
+
 OUT = Path("out/bench")
 
 Block = Callable[[], tuple[float, list[int]]]
 """Decodes a few tokens from the past: milliseconds per token, and the tokens."""
 
 
-def model(layers: int) -> Any:
+def model(layers: int, name: str = "llama") -> Any:
+    import transformers
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
+    if name in STATEFUL:
+        with workloads.cut_to(layers):
+            config: Any = STATEFUL[name]()[0].config
+        config.use_cache = True
+        kind = type(config).__name__.removesuffix("Config")
+        return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     module: Any = LlamaForCausalLM(
         LlamaConfig(
             hidden_size=_WIDTH,
@@ -67,7 +79,7 @@ def model(layers: int) -> Any:
 def _placed(options: argparse.Namespace) -> tuple[Any, torch.Tensor]:
     """The model and the prompt where eager runs, the model in the precision."""
     device = "cuda" if options.target.startswith("cuda") else "cpu"
-    module = model(options.layers).to(device, DTYPE[options.precision])
+    module = model(options.layers, options.model).to(device, DTYPE[options.precision])
     return module, _prompt(options.past).to(device)
 
 
@@ -76,17 +88,24 @@ def _prompt(past: int) -> torch.Tensor:
 
 
 def _eager(options: argparse.Namespace) -> Block:
-    from transformers import DynamicCache
+    module, prompt = _placed(options)
+    return _of_transformers(module, module, prompt, options)
 
-    (module, prompt), start = _placed(options), DynamicCache()
-    logits = module(prompt, past_key_values=start, use_cache=True).logits
+
+def _of_transformers(
+    module: Any, called: Any, prompt: torch.Tensor, options: argparse.Namespace
+) -> Block:
+    """Steps of what is `called` in the model's own cache, which grows."""
+    result = module(prompt, use_cache=True)
+    name = next(name for name in ("past_key_values", "cache_params") if result.get(name))
+    logits, start = result.logits, result[name]
 
     def block() -> tuple[float, list[int]]:
         cache = copy.deepcopy(start)
 
         def step(token: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = module(token, past_key_values=cache, use_cache=True).logits
-            return result
+            given: torch.Tensor = called(token, **{name: cache}, use_cache=True).logits
+            return given
 
         return _timed(step, logits, options.steps)
 
@@ -94,10 +113,15 @@ def _eager(options: argparse.Namespace) -> Block:
 
 
 def _torch_compiled(options: argparse.Namespace) -> Block:
-    """transformers' own way to be fast: a cache of fixed size, and a step without guards on it."""
+    """transformers' own way to be fast: a cache of fixed size, and a step without guards on it.
+
+    What keeps states has none of fixed size there.
+    """
     from transformers import StaticCache
 
     module, prompt = _placed(options)
+    if options.model in STATEFUL:
+        return _of_transformers(module, torch.compile(module), prompt, options)
     cache: Any = StaticCache(module.config, max_cache_len=_room(options))
     logits = module(prompt, past_key_values=cache, use_cache=True).logits
     compiled: Any = torch.compile(module, dynamic=False)
@@ -146,7 +170,7 @@ def _write_decoders(options: argparse.Namespace, folder: Path) -> tuple[int, dic
     """Saves the decoder of each engine that has one; the number of parameters, what failed."""
     import attngraph
 
-    module = model(options.layers)
+    module = model(options.layers, options.model)
     half = options.precision != "fp32"
     failed: dict[str, str] = {}
     common: dict[str, Any] = {"target": options.target, "verify": "final" if half else "off"}
@@ -202,7 +226,7 @@ def measure(
     Raises where the tokens of engines with the model's own weights differ in float32, or from block
     to block.
     """
-    names = ("past", "layers", "steps", "target", "precision")
+    names = ("model", "past", "layers", "steps", "target", "precision")
     given = {"folder": str(folder), **{name: getattr(options, name) for name in names}}
     engines = {name: {"engine": name, **given} for name in ENGINES if name not in failed}
     found = in_turns(
@@ -230,6 +254,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = options_of(
         __doc__,
         arguments,
+        model=option("llama", choices=["llama", *STATEFUL]),
         past=1024,
         layers=12,
         rounds=9,
@@ -270,10 +295,12 @@ def main() -> None:
     if not ours:
         raise SystemExit("No decoder could be timed.")
     plain = (options.target, options.precision, options.results) == ("cpu", "fp32", None)
+    name = "decode" if options.model == "llama" else f"decode_{options.model}"
     path = write(
-        "decode" if plain else f"decode_{options.precision}",
+        name if plain else f"{name}_{options.precision}",
         {
             "model": {
+                "name": options.model,
                 "layers": options.layers,
                 "parameters": weights,
                 "dtype": str(DTYPE[options.precision]).removeprefix("torch."),

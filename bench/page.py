@@ -259,16 +259,22 @@ def _before(result: dict[str, Any]) -> str:
     return "The machine was busy when it began: errors hold, times only roughly."
 
 
+_DECODED = {"decode": "Llama", "decode_qwen3_next": "Qwen3-Next", "decode_mamba2": "Mamba-2"}
+
+
 def _decode() -> list[str]:
-    """The decoding step, where it was measured."""
-    if not (RESULTS / "decode.json").exists():
-        return []
-    result = read("decode")
+    """The decoding step of each model of which it was measured."""
+    found = [(name, shape) for name, shape in _DECODED.items() if was_measured(name)]
+    lines = ["## A decoding step", ""] if found else []
+    for name, shape in found:
+        lines += _decoded(read(name), shape)
+    return lines
+
+
+def _decoded(result: dict[str, Any], shape: str) -> list[str]:
     size = result["model"]
     lines = [
-        "## A decoding step",
-        "",
-        f"A Llama-shaped model of {size['layers']} layers and {size['parameters'] / 1e6:.0f} M "
+        f"A {shape}-shaped model of {size['layers']} layers and {size['parameters'] / 1e6:.0f} M "
         f"parameters in {size['dtype']}, batch {result['batch']}, {result['past']} tokens in the "
         f"cache, {result['threads']} threads. Milliseconds per token: the median, then the least "
         "and the most of the rounds.",

@@ -7,8 +7,11 @@ makes the models and inputs tiny, to see that everything works.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.export import Dim
@@ -53,6 +56,13 @@ WORKLOADS = (
     Workload("mamba2", "Mamba-2-shaped (24 heads of 64, states of 128), prefill B1 S1024", 12),
 )
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
+
+
+@contextmanager
+def cut_to(layers: int) -> Iterator[None]:
+    """Models that are made inside have so many layers."""
+    with patch.dict(os.environ, {"BENCH_LAYERS": str(layers)}):
+        yield
 
 
 def _layers(full: int) -> int:
