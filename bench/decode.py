@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from attngraph.errors import AttngraphError
+from attngraph.export.families import own_family
 from attngraph.export.parity.samples import DTYPE
 from bench import workloads
 from bench.harness import Turn, in_turns, option, options_of
@@ -297,7 +298,7 @@ def main() -> None:
     plain = (options.target, options.precision, options.results) == ("cpu", "fp32", None)
     name = "decode" if options.model == "llama" else f"decode_{options.model}"
     path = write(
-        name if plain else f"{name}_{options.precision}",
+        f"{name}-{own_family()}" if plain else f"{name}_{options.precision}",
         {
             "model": {
                 "name": options.model,

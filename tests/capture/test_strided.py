@@ -50,6 +50,30 @@ def test_the_graph_reads_what_the_module_reads(layout: str, dynamic: bool) -> No
     assert optimize(model, (x,), dynamic_shapes=shapes).report.parity.passed
 
 
+class Shifted(nn.Module):
+    """Relative positions beside their queries, as Transformer-XL's shift is written in icefall."""
+
+    def forward(self, scores: Tensor) -> Tensor:
+        heads, rows, length, _ = scores.shape
+        steps = scores.stride()
+        return scores.as_strided(
+            (heads, rows, length, length),
+            (steps[0], steps[1], steps[2] - steps[3], steps[3]),
+            storage_offset=steps[3] * (length - 1),
+        )
+
+
+def test_strides_that_are_sizes_are_read_in_the_graphs_dims() -> None:
+    x = torch.randn(2, 3, 5, 9)
+    length = Dim("length", min=3, max=40)
+    shapes = ({1: Dim("rows"), 2: length, 3: 2 * length - 1},)
+    model = Shifted()
+    optimized = optimize(model, (x,), dynamic_shapes=shapes)
+    for rows, count in ((3, 5), (1, 3), (2, 17)):
+        given = torch.randn(2, rows, count, 2 * count - 1)
+        assert torch.equal(optimized(given), model(given))
+
+
 def test_memory_outside_of_the_tensor_is_an_error() -> None:
     with pytest.raises(CaptureError, match=r"as_strided at .* call \.contiguous\(\) first"):
         capture(Overlapping("cut").eval(), (states(6, 8, 6),))

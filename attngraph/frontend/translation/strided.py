@@ -12,6 +12,7 @@ from math import prod
 from operator import mul
 from typing import Any
 
+import sympy
 import torch
 
 from attngraph.errors import CaptureError
@@ -100,4 +101,4 @@ def _block(
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return bool(a - b == 0)
+    return bool(sympy.expand(a - b) == 0)

@@ -293,7 +293,7 @@ class Translator:
             return self._symbols.read(item.meta["val"])
         if isinstance(item, (list, tuple)):
             return [self._read(part) for part in item]
-        return item
+        return self._symbols.read(item)
 
     def _result(self, item: Any) -> Any:
         value = self._read(item)
