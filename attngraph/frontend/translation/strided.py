@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy import functions as torch_sympy
 
 from attngraph.errors import CaptureError
 from attngraph.ir.graph import Graph, Value
@@ -72,7 +73,7 @@ def _memory_order(shape: Sequence[Any], lies: Sequence[Any]) -> list[int] | None
     left, order, step = set(range(len(shape))), list[int](), 1
     while left:
         ones = [axis for axis in left if shape[axis] == 1]
-        fitting = ones or [axis for axis in left if _equal(lies[axis], step)]
+        fitting = ones or [axis for axis in left if _equal(_of_sizes(lies[axis]), step)]
         if not fitting:
             return None
         axis = max(fitting)
@@ -80,6 +81,19 @@ def _memory_order(shape: Sequence[Any], lies: Sequence[Any]) -> list[int] | None
         order.insert(0, axis)
         step *= shape[axis]
     return order
+
+
+def _of_sizes(step: Any) -> Any:
+    """A stride of a tensor that isn't empty: torch writes max(1, n) for each size n in it."""
+    if not isinstance(step, sympy.Basic):
+        return step
+
+    def size(part: sympy.Basic) -> sympy.Basic:
+        others = [each for each in part.args if each != 1]
+        return others[0] if len(others) == 1 and len(part.args) == 2 else part
+
+    kinds = (sympy.Max, torch_sympy.Max)
+    return step.replace(lambda part: isinstance(part, kinds), size)
 
 
 def _block(
