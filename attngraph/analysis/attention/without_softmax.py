@@ -185,6 +185,8 @@ def _weighed(root: Node) -> Iterator[tuple[Node, Declined]]:
         scores = _climb_to_scores(weights, values)
         if scores is None or not (scores.are_normalised or _has_features(other, scores.product)):
             continue  # scores that are weighed themselves: an index of heads
+        if not _has_queries(weights, other, values, scores.product):
+            continue  # values that a linear makes of another attention's
         if (found := _name(scores, other, values, root)) is not None:
             yield scores.node, found
 
@@ -193,6 +195,14 @@ def _has_features(values: Operand, scores: Contraction) -> bool:
     """Whether values have an axis of their own, as the features of an attention are."""
     known = {atom for side in scores.sides for atom in top(side).atoms}
     return bool(set(top(values).atoms) - known)
+
+
+def _has_queries(
+    weights: Operand, other: Operand, values: Contraction, scores: Contraction
+) -> bool:
+    """Whether the axis that the weights have alone, if there is one, is the scores' own."""
+    own = {*top(weights).atoms} - {*resolve(values.summed)} - {*top(other).atoms}
+    return not own or any(own & {*top(side).atoms} for side in scores.sides)
 
 
 def _climb_to_scores(weights: Operand, values: Contraction) -> _Scores | None:
