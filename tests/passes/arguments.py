@@ -120,9 +120,17 @@ def _like(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
     return [x, make.input(make.one_of(DTYPES), x.shape)], {}
 
 
+def _filling(make: Making) -> float:
+    return make.one_of([*NUMBERS, -math.inf, math.nan])
+
+
+def _overwritten(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
+    return [x], {"value": _filling(make)}
+
+
 def _filled(make: Making, attrs: dict[str, Any], op: str) -> dict[str, Any]:
     if "full" in op:
-        attrs["fill_value"] = make.one_of([*NUMBERS, -math.inf, math.nan])
+        attrs["fill_value"] = _filling(make)
     if make.flag() or op in ("aten.full", "aten.ones", "aten.zeros"):
         attrs["dtype"] = make.one_of(FLOATS)
     return attrs
@@ -369,6 +377,7 @@ ARGUMENTS: dict[str, Arguments] = {
         for kind in ("full", "ones", "zeros")
         for name in (kind, f"{kind}_like", f"new_{kind}")
     },
+    "aten.fill.Scalar": _overwritten,
     "aten.scalar_tensor": _scalar,
     "aten.eye": _eye,
     "aten.eye.m": _eye_m,

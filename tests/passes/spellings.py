@@ -32,6 +32,7 @@ SPELLINGS = {
     "aten.type_as": (f"{_X}, y : f64[2]", "(%x, %y)"),
     "aten.full": ("", "() {size = [4], fill_value = 2.0}"),
     "aten.full_like": (_X, "(%x) {fill_value = 2.0}"),
+    "aten.fill.Scalar": (_X, "(%x) {value = 2.0}"),
     "aten.new_full": (_X, "(%x) {size = [4], fill_value = 2.0}"),
     "aten.ones": ("", "() {size = [4]}"),
     "aten.ones_like": (_X, "(%x)"),
