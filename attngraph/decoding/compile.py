@@ -192,8 +192,7 @@ def _compile_decoder(
         lengths = lengths_of(graph, layout)
         layout = lengths.told(layout)
         _require_a_cache(layout, model.source)
-        notes = [*lengths.notes(graph, layout), *_notes_on_states(model, layout)]
-        seen[:] = [(captured, layout, lengths, notes)]
+        seen[:] = [(captured, layout, lengths, lengths.notes(graph, layout))]
         cases = decoding_cases(captured, layout, lengths)
         return Prepared(cases, buffers_of(layout), inputs_at(captured, layout))
 
@@ -206,6 +205,7 @@ def _compile_decoder(
     )
     ((captured, layout, lengths, notes),) = seen
     decoder, report = Decoder.of(optimized, layout), optimized.report
+    report.notes += _notes_on_states(model, layout)
     if not options.verifies:
         return decoder
     report.notes += notes

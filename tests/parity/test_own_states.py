@@ -151,6 +151,35 @@ def test_a_state_beside_keys(room: dict[str, Any]) -> None:
     assert torch.equal(logits[:, -1].argmax(-1), expected[:, 7])
 
 
+class Styled(nn.Module):
+    """A vector that stays the same in all steps, beside an output of its shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.out = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor, style: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.embed(ids) + style[:, None]
+        keys = torch.cat([past, x], 1)
+        places = torch.arange(ids.shape[1])[:, None] + past.shape[1]
+        seen = torch.arange(keys.shape[1]) <= places
+        x = nn.functional.scaled_dot_product_attention(x, keys, keys, attn_mask=seen)
+        return self.out(x), x.mean(1), keys
+
+
+def test_what_only_looks_like_a_state_is_refused() -> None:
+    args = (IDS, torch.randn(2, WIDTH), torch.randn(2, 5, WIDTH))
+    shapes = (ROWS, {0: BATCH}, {0: BATCH, 1: PAST})
+    with pytest.raises(ParityError, match="don't begin at zero"):
+        optimize_decoder(Styled().eval(), args, dynamic_shapes=shapes)
+
+
+def test_what_states_begin_at_is_told_without_verification_too() -> None:
+    decoder = optimize_decoder(Recurrent().eval(), CELLS, dynamic_shapes=SHAPES, verify="off")
+    assert any("zero before the first token: hidden, cell" in n for n in decoder.report.notes)
+
+
 def test_what_is_no_state_is_named() -> None:
     module = Recurrent().eval()
     alone = ({0: BATCH, 1: SEQ}, {1: Dim("others")}, {1: Dim("others")})

@@ -68,13 +68,7 @@ class Whole(TorchFunctionMode):
         self.cut = 0
         self.events: list[_Event] = []
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if func in CUTS and args and len(found) > 1 and place() in self._places:
             axis = _axis(args, kwargs, 2)

@@ -100,13 +100,7 @@ class _AllTurns(TorchFunctionMode):
         super().__init__()
         self._hits = hits
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
         turns = self._hits.turns(func, args, named)
         if turns is not None:

@@ -10,7 +10,7 @@ where there is nothing to pad.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stderr
 from enum import Enum, auto
 from functools import partial
@@ -67,8 +67,7 @@ def beyond(end: int) -> Longer:
 
 def other_samples(
     module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    sample: Inputs,
     requests: Sequence[Request],
     constant: Sequence[Request],
     longer: Longer,
@@ -84,7 +83,7 @@ def other_samples(
         return all(each.high is None or to(each.size) <= each.high for each in longer_ones)
 
     for to in [each for each in longer if fits(each)] or filter(fits, BY_A_FEW):
-        inputs = resized((args, dict(kwargs)), longer_ones, to)
+        inputs = resized(sample, longer_ones, to)
         if output_of(module, inputs) is not None:
             yield inputs
 
@@ -92,8 +91,7 @@ def other_samples(
 def is_model(
     program: ExportedProgram,
     module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    sample: Inputs,
     constant: Sequence[Request],
 ) -> Extent:
     """At which sizes a program that was traced at others is the model.
@@ -111,7 +109,7 @@ def is_model(
             own.graph.erase_node(node)
     own.recompile()
     for place, smaller in enumerate(_SMALLER):
-        inputs = resized((args, dict(kwargs)), constant, smaller)
+        inputs = resized(sample, constant, smaller)
         expected = output_of(module, inputs)
         if expected is None and place:
             continue
@@ -124,8 +122,7 @@ def is_model(
 
 def is_rounded_for_speed(
     module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    sample: Inputs,
     requests: Sequence[Request],
     functions: Sequence[Function],
 ) -> bool:
@@ -136,13 +133,12 @@ def is_rounded_for_speed(
         with stood_in(functions, left_out(rounds)):
             return output_of(module, inputs), bool(rounds)
 
-    return _is_same(module, (args, dict(kwargs)), requests, without)
+    return _is_same(module, sample, requests, without)
 
 
 def is_cut_for_memory(
     module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    sample: Inputs,
     requests: Sequence[Request],
     places: Collection[Place],
 ) -> bool:
@@ -157,7 +153,7 @@ def is_cut_for_memory(
         cutting.extend([inputs] * (mode.cut > 0))
         return found, mode.cut > 0
 
-    if not _is_same(module, (args, dict(kwargs)), requests, without):
+    if not _is_same(module, sample, requests, without):
         return False
     return keeps_rows_apart(lambda: output_of(module, cutting[-1]), places)
 

@@ -40,11 +40,7 @@ class Rewordings(TorchFunctionMode):
         self._cuts, self._whole, self._hits = cuts, whole, hits
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         named = dict(kwargs or {})
         if func == _DATA_OF:

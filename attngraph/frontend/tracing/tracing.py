@@ -90,11 +90,11 @@ def _most_open(
             found = error
         if isinstance(found, Traced) and found.unrounded:
             sized = of_size(found.program, found.asked, set().union(*found.unrounded.values()))
-            if not is_rounded_for_speed(subject.module, *subject.inputs, sized, numbers.functions):
+            if not is_rounded_for_speed(subject.module, subject.inputs, sized, numbers.functions):
                 numbers.rounded = None
                 continue
         if isinstance(found, Traced) and found.scanned:
-            extent = is_model(found.program, subject.module, *subject.inputs, ())
+            extent = is_model(found.program, subject.module, subject.inputs, ())
             if extent is not Extent.ALL:
                 break
         if isinstance(best, CaptureError) and isinstance(found, Traced) and found.refusal:
@@ -113,7 +113,7 @@ def _elsewhere(
     """The trace with axes that are cut into parts whole, or at other sizes, if it fixes less."""
     module, inputs, asked = subject.module, subject.inputs, subject.asked
     sized = [request for requests, _ in _to_open(best, asked) for request in requests]
-    if sized and numbers.cuts and is_cut_for_memory(module, *inputs, sized, numbers.cuts):
+    if sized and numbers.cuts and is_cut_for_memory(module, inputs, sized, numbers.cuts):
         numbers = replace(numbers, whole=frozenset(numbers.cuts))
         with suppress(CaptureError):
             best = _better(best, export(subject, numbers, (), remedies))
@@ -129,7 +129,7 @@ def _elsewhere(
             break
         constant, longer = ways[0]
         tried.add(_sizes(constant, longer))
-        samples = other_samples(module, *inputs, asked, constant, longer)
+        samples = other_samples(module, inputs, asked, constant, longer)
         best = _resampled(best, subject, constant, samples, numbers, remedies)
     return best
 
@@ -160,7 +160,7 @@ def _resampled(
                 found = export(elsewhere, numbers, (), remedies, deferred=deferred)
                 if _better(best, found) is not found:
                     continue
-                extent = is_model(found.program, subject.module, *subject.inputs, constant)
+                extent = is_model(found.program, subject.module, subject.inputs, constant)
                 sizes = tuple(request.size for request in found.requests)
                 found = replace(found, requests=asked, asked=asked, resampled=sizes)
                 if extent is Extent.ALL:
