@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -287,6 +288,99 @@ def _llava_onevision() -> nn.Module:
     )
 
 
+_PATCHED: dict[str, Any] = {
+    "hidden_size": 16, "out_hidden_size": HIDDEN, "depth": 2, "num_heads": 2, "patch_size": 2,
+    "intermediate_size": 24,
+}  # fmt: skip
+
+
+def _glm4v() -> nn.Module:
+    """Its table of positions is resampled by where each patch lies in its image."""
+    from transformers import Glm4vConfig, Glm4vForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    text = common(
+        num_key_value_heads=2,
+        head_dim=16,
+        rope_parameters={**rope, "partial_rotary_factor": 0.5},
+        eos_token_id=2,
+    )
+    return Glm4vForConditionalGeneration(
+        Glm4vConfig(
+            vision_config={**_PATCHED, "image_size": 8}, text_config=text, image_token_id=TOKEN
+        )
+    )
+
+
+def _exaone4_5() -> nn.Module:
+    """Images lie on grids, and their tokens are placed as text; few key heads see patches."""
+    from transformers import Exaone4_5_Config, Exaone4_5_ForConditionalGeneration
+
+    vision = {
+        **_PATCHED, "window_size": 8, "fullatt_block_indexes": [1], "num_key_value_heads": 1,
+    }  # fmt: skip
+    text = common(
+        model_type="exaone4_5_text",
+        num_key_value_heads=2,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    return Exaone4_5_ForConditionalGeneration(
+        Exaone4_5_Config(vision_config=vision, text_config=text, image_token_id=TOKEN)
+    )
+
+
+def _qwen3_5() -> nn.Module:
+    """A decoder that keeps states."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    text = common(
+        num_key_value_heads=2,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        rope_parameters={**rope, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+    )
+    vision = {**_PATCHED, "num_position_embeddings": 16}
+    return Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(vision_config=vision, text_config=text, image_token_id=TOKEN)
+    )
+
+
+def _llama4() -> nn.Module:
+    """Its class projects what `get_image_features` gives, and some layers attend in chunks."""
+    from transformers import (
+        Llama4Config,
+        Llama4ForConditionalGeneration,
+        Llama4TextConfig,
+        Llama4VisionConfig,
+    )
+
+    vision = Llama4VisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        image_size=16, patch_size=4, vision_output_dim=24, projector_input_dim=24,
+        projector_output_dim=24,
+    )  # fmt: skip
+    text = Llama4TextConfig(
+        **common(
+            num_key_value_heads=2,
+            head_dim=16,
+            intermediate_size_mlp=48,
+            num_local_experts=2,
+            interleave_moe_layer_step=2,
+            attention_chunk_size=8,
+            no_rope_layers=[1, 0],
+        )
+    )
+    return Llama4ForConditionalGeneration(
+        Llama4Config(vision_config=vision, text_config=text, image_token_index=TOKEN)
+    )
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
@@ -305,11 +399,16 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "audioflamingo3": lambda: _heard("AudioFlamingo3", "Qwen2", max_source_positions=16),
     "smolvlm": lambda: _in_rows("SmolVLM"),
     "idefics3": lambda: _in_rows("Idefics3"),
+    "glm4v": _glm4v,
+    "exaone4_5": _exaone4_5,
+    "qwen3_5": _qwen3_5,
+    "llama4": _llama4,
 }
 TAKES_MINUTES = {
     *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3", "paligemma"),
     *("qwen3_vl", "pixtral", "mistral3", "llava_next"),
     *("llava_onevision", "qwen2_audio", "voxtral", "glmasr", "audioflamingo3"),
+    *("glm4v", "exaone4_5", "qwen3_5", "llama4"),
 }
 
 
@@ -355,7 +454,7 @@ def prompt(family: str, *rows: int) -> tuple[Tensor, Tensor]:
 def expected(family: str, ids: Tensor, mask: Tensor, given: dict[str, Tensor]) -> Tensor:
     model = eager(family)
     kinds = {"token_type_ids": kinds_of(_SEES[family], ids == TOKEN)} if family in _SEES else {}
-    if "image_grid_thw" in given:
+    if "image_grid_thw" in given and "mm_token_type_ids" in signature(model.forward).parameters:
         kinds = {"mm_token_type_ids": (ids == TOKEN).int()}
     tokens: Tensor = model.generate(  # type: ignore[operator]
         input_ids=ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False,

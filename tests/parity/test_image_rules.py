@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 import attngraph
 from attngraph.errors import UsageError
-from attngraph.frontend.families.image_grids import Places, patches_placed, within_segments
+from attngraph.frontend.families.image_grids import (
+    ENDS,
+    SEGMENTS,
+    Places,
+    patches_placed,
+    within_segments,
+)
 from attngraph.frontend.families.image_parts import FEATURES, Join, Vision
 from attngraph.frontend.families.image_samples import sample_images
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
@@ -73,7 +79,8 @@ def test_places_on_grids_are_those_of_transformers() -> None:
     count = int(grid.prod(-1).sum())
     found = patches_placed(grid, count, 2, 2)
     assert torch.equal(found["image_position_ids"], get_vision_position_ids(grid, 2))
-    assert torch.equal(found["image_cu_seqlens"], _numbered(get_vision_cu_seqlens(grid)))
+    assert torch.equal(found[SEGMENTS], _numbered(get_vision_cu_seqlens(grid)))
+    assert found[ENDS].tolist() == [0, 24, 28, 92, 232]
     order, ends = get_vision_window_index(grid, 2, 8, 2)
     windows = _numbered(ends).reshape(-1, 4)
     in_place = torch.empty_like(windows).index_copy(0, order, windows).flatten()
@@ -287,7 +294,8 @@ def test_what_stands_in_for_attention_is_taken_out_again() -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     before = dict(ALL_ATTENTION_FUNCTIONS)
-    with within_segments(nn.Linear(1, 1)):
+    ends, segments = torch.tensor([0, 2, 3]), torch.tensor([0, 0, 1])
+    with within_segments(nn.Linear(1, 1), ends, segments):
         assert len(ALL_ATTENTION_FUNCTIONS) == len(before) + 1
     assert dict(ALL_ATTENTION_FUNCTIONS) == before
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+ENDS, SEGMENTS = "image_cu_seqlens", "segments"
 _WITHIN = "attngraph_flash_within"  # models hand the lengths of images to what is called flash
 
 
@@ -23,10 +24,11 @@ def patches_placed(
     """What a vision encoder reads of the grids (N, 3) of `count` patches, by its own names.
 
     `merged` patches by as many become one token; attention is within a frame of an image, and where
-    `window` isn't None within windows of so many tokens by as many. In the place of the lengths of
-    both stand numbers (P,) that are equal within each. A table of positions, `side` by as many, is
-    resampled to each image between the four that are nearest. A size below 1 counts as 1, and
-    patches behind the last image as its own.
+    `window` isn't None within windows of so many tokens by as many. `SEGMENTS` has numbers (P,)
+    that are equal within a frame, and in the place of the windows' ends stand such numbers. `ENDS`
+    (N + 1,) are those of the images, for what a model reads them for beside attention. A table of
+    positions, `side` by as many, is resampled to each image between the four that are nearest. A
+    size below 1 counts as 1, and patches behind the last image as its own.
     """
     frames, rows, columns = grid.clamp(min=1).unbind(-1)
     ends = (frames * rows * columns).cumsum(0)
@@ -39,7 +41,8 @@ def patches_placed(
     column, inner = place // merged**2, place % merged**2
     segment = (frames.cumsum(0) - frames)[image] + frame
     at = torch.stack([block * merged + inner // merged, column * merged + inner % merged], -1)
-    found = {"image_position_ids": at, "image_cu_seqlens": segment}
+    lengths = pad(ends, (1, 0))
+    found = {"image_position_ids": at, ENDS: lengths, SEGMENTS: segment}
     if side is not None:
         sizes = torch.stack([height, width], -1)
         found["image_interp_indices"], found["image_interp_weights"] = _resampled(at, sizes, side)
@@ -101,12 +104,18 @@ class Places(nn.Module):
 
 
 @contextlib.contextmanager
-def within_segments(model: nn.Module) -> Iterator[None]:
-    """While it lasts, attention that would take lengths of images takes `patches_placed`."""
+def within_segments(model: nn.Module, ends: Tensor, segments: Tensor) -> Iterator[None]:
+    """While it lasts, attention that is given the `ends` of images is within equal `segments` (P,),
+    and within equal numbers where it is given those of `patches_placed`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     known: Any = ALL_ATTENTION_FUNCTIONS
-    known[_WITHIN] = _within
+
+    def within(*args: Any, cu_seq_lens_q: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        numbers = segments if cu_seq_lens_q is ends else cu_seq_lens_q
+        return _within(*args, numbers=numbers, **kwargs)
+
+    known[_WITHIN] = within
     configs = {id(c): c for part in model.modules() if (c := getattr(part, "config", None))}
     name = "_attn_implementation_internal"
     before = [
@@ -129,11 +138,13 @@ def _within(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    cu_seq_lens_q: Tensor,
+    numbers: Tensor,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention (1, H, P, D) of patches to those with the same number, as (1, P, H, D)."""
-    same = cu_seq_lens_q[:, None] == cu_seq_lens_q
-    mixed = scaled_dot_product_attention(query, key, value, attn_mask=same, scale=scaling)
+    same = numbers[:, None] == numbers
+    mixed = scaled_dot_product_attention(
+        query, key, value, attn_mask=same, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
     return mixed.transpose(1, 2), None

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from attngraph.frontend.families.causal_lm import places
 from attngraph.frontend.families.deep_features import deep_rows
-from attngraph.frontend.families.image_grids import patches_placed, within_segments
+from attngraph.frontend.families.image_grids import (
+    ENDS,
+    SEGMENTS,
+    patches_placed,
+    within_segments,
+)
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
 from attngraph.frontend.families.sounds import sound_rows
 from attngraph.frontend.families.together import Together
@@ -50,7 +55,7 @@ class Vision(nn.Module):
                 merged, window = int(vision.spatial_merge_size), window_of(vision)
                 given |= patches_placed(grids, count, merged, window, side)
                 given |= {"image_max_seqlen": 1} | ({} if window is None else _NO_LENGTH)
-                held.enter_context(within_segments(model))
+                held.enter_context(within_segments(model, given[ENDS], given.pop(SEGMENTS)))
             if self.apart:
                 given[SIZES] = [tuple(images[PIXELS].shape[2:])]
             if tiles is not None:
@@ -60,7 +65,7 @@ class Vision(nn.Module):
             listed = grids is not None or SHOWN in images or self.apart
             held.enter_context(Together(grids=listed, tiles=tiles is not None))
             encoded = model.get_image_features(**given, return_dict=True)
-            rows, deep = encoded.pooler_output, deep_rows(encoded)
+            rows, deep = _projected(model, encoded), deep_rows(encoded)
         rows = rows if isinstance(rows, Tensor) else torch.cat(list(rows))
         found = {FEATURES: rows.reshape(-1, rows.shape[-1])}
         return found if deep is None else {**found, DEEP: deep}
@@ -72,6 +77,13 @@ class Vision(nn.Module):
             return found
         every = [self(each) for each in images_apart(images, unit)]
         return {name: torch.cat([each[name] for each in every], -2) for name in every[0]}
+
+
+def _projected(model: Any, encoded: Any) -> Any:
+    """The rows that an encoder returned, or where it leaves the projection to forward, those."""
+    if encoded.pooler_output is not None:
+        return encoded.pooler_output
+    return model.multi_modal_projector(encoded.last_hidden_state.flatten(0, -2))
 
 
 class Embed(nn.Module):
@@ -120,13 +132,21 @@ class Join(nn.Module):
 
 class Whole(nn.Module):
     """The model on images and all tokens so far, placed as its generate places them: from `begin`
-    on. The first `prompt` of them are the prompt, all where it isn't said."""
+    on, or on grids where it is `placed`. The first `prompt` of them are the prompt, all where it
+    isn't said."""
 
     def __init__(
-        self, model: nn.Module, token: int, *, sees: Seen | None = None, begin: int = 0
+        self,
+        model: nn.Module,
+        token: int,
+        *,
+        sees: Seen | None = None,
+        begin: int = 0,
+        placed: bool = False,
     ) -> None:
         super().__init__()
         self.model, self.token, self.sees, self.begin = model, token, sees, begin
+        self.placed = placed
 
     def forward(
         self, images: dict[str, Tensor], ids: Tensor, mask: Tensor, prompt: int | None = None
@@ -134,7 +154,7 @@ class Whole(nn.Module):
         given = dict(images)
         if self.sees is not None:
             given[KINDS] = kinds_of(self.sees, ids == self.token, prompt)
-        if GRID in images:  # the model places them itself
+        if self.placed and GRID in images:  # the model places them itself
             given["mm_token_type_ids"] = ((ids == self.token) & (mask != 0)).int()
         else:
             given[POSITIONS] = places(mask) + self.begin

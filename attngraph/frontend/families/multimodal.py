@@ -45,7 +45,9 @@ from attngraph.frontend.families.image_samples import (
 )
 from attngraph.frontend.families.image_sizes import Tiles, images_apart, sizes_taken
 from attngraph.frontend.families.joining import Joining
+from attngraph.frontend.families.kept import kept_states
 from attngraph.frontend.families.sounds import drawn_sounds, sample_sounds
+from attngraph.frontend.families.stateful_embeds import StatefulEmbeds
 from attngraph.frontend.interface.modalities import (
     GRID,
     IN_ROWS,
@@ -118,8 +120,8 @@ def of_images(
         )
     try:
         tried = _Tried(module.eval(), dict(images), token, name)
-        begin, sees = tried.begin(), tried.sees()
-        whole = Whole(module, token, sees=sees, begin=begin)
+        begin, sees, placed = tried.begin(), tried.sees(), tried.is_placed()
+        whole = Whole(module, token, sees=sees, begin=begin, placed=placed)
         ids, embeds, mask = tried.ids, tried.embeds, torch.ones_like(tried.ids)
         tried.require_rule(whole, mask)
     except Exception as error:
@@ -130,17 +132,8 @@ def of_images(
             f"text, as its class says that it does ({reason_of(error)})."
         ) from error
     text = tried.embeds[:, :3]
-    placed = GRID in images
     grids = OF_QWEN2_VL if config.model_type == "qwen2_vl" else GRID
-    added = tried.joined.get(ADDED)
-    cached = CachedEmbeds(
-        module,
-        text,
-        sees=sees,
-        placed=placed,
-        added=None if added is None else added[:, :, 2 : 2 + text.shape[1]],
-        begin=begin,
-    )
+    cached = tried.decoder(whole, text)
     args, decoder_shapes = cached.sample()
     batch, seq, count = (
         Dim("batch_size"),
@@ -296,6 +289,30 @@ class _Tried:
             refuse_mixed(type(self.module), self.name, PLACED_OTHERWISE)
         return begin
 
+    def is_placed(self) -> bool:
+        """Whether the tokens of images that lie on grids have the positions of these, as in
+        Qwen2-VL, and not those of other tokens, as in EXAONE 4.5."""
+        if GRID not in self.images:
+            return False
+        mask = torch.ones_like(self.ids)
+        ways = (Whole(self.module, self.token, placed=each) for each in (True, False))
+        with inference(self.module):
+            own, plain = (whole(self.images, self.ids, mask) for whole in ways)
+        return not torch.equal(own, plain)
+
+    def decoder(self, whole: Whole, text: Tensor) -> CachedEmbeds | StatefulEmbeds:
+        """The decoder of embeddings like `text` (B, S, H). Raises UsageError."""
+        added = self.joined.get(ADDED)
+        how: dict[str, Any] = {"placed": whole.placed, "begin": whole.begin}
+        first = None if added is None else added[:, :, 2 : 2 + text.shape[1]]
+        try:
+            return CachedEmbeds(self.module, text, sees=whole.sees, added=first, **how)
+        except UsageError:
+            kept = kept_states(self.module)
+            if kept is None or whole.sees is not None or added is not None:
+                raise
+        return StatefulEmbeds(self.module, kept, text, **how)
+
     def sees(self) -> Seen | None:
         """What tokens see as a whole: what changes where their kinds are those of text."""
         if KINDS not in inspect.signature(self.module.forward).parameters:
@@ -319,7 +336,7 @@ class _Tried:
         joined = dict(self.joined)
         with inference(model), added_in_layers(model, joined.pop(ADDED, None)):
             own = places(mask) + whole.begin
-            if GRID in self.images:
+            if whole.placed:
                 placed = Places(self.token, self.joining.merged)
                 own = placed(self.ids, mask, self.images[GRID])[POSITIONS]
             kinds = {KINDS: kinds_of(whole.sees, self.ids == self.token)} if whole.sees else {}

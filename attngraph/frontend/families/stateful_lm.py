@@ -245,21 +245,24 @@ class Stateful(OfModel):
 
     def layout(self, graph: Graph) -> Layout:
         """The parts of the decoder that the graph of this module is."""
+        (ids,) = (value for value in graph.inputs if value.name == "input_ids")
+        return replace(self._layout(graph, "input_ids"), vocabulary=rows_looked_up(ids))
+
+    def _layout(self, graph: Graph, called: str) -> Layout:
         values = {value.name: value for value in graph.inputs}
         pasts = [self.names[f"past_{part.name}"] for part in self.kept.parts]
-        ids = values["input_ids"]
+        ids = values[called]
         seq = ids.shape[1]
         growing = (part for part in self.kept.parts if part.tokens is not None)
         past = next((self._dim(values, part.name, part.tokens) for part in growing), "")
         return Layout(
-            "input_ids",
+            called,
             "logits",
             tuple(pasts),
             tuple(self.names[f"present_{part.name}"] for part in self.kept.parts),
             str(ids.shape[0]),
             past,
             "attention_mask" if "attention_mask" in values else None,
-            vocabulary=rows_looked_up(ids),
             states=tuple(
                 name
                 for name, part in zip(pasts, self.kept.parts, strict=True)
@@ -273,23 +276,27 @@ class Stateful(OfModel):
 
     def _run(
         self,
-        ids: Tensor,
+        tokens: Tensor,
         mask: Tensor | None,
         positions: Tensor | None,
         past: Tensors,
         seen: Callable[[Any], None] | None = None,
+        *,
+        called: str = "input_ids",
     ) -> Any:
+        """`tokens` are ids, or embeddings, and `called` is the model's name for them."""
         holder = self.kept.filled(past)
         if seen is not None:
             seen(holder)
         given, mixers = {self.kept.argument: holder}, () if self.by_token else self.forms.mixers
-        shown = None if mask is None else mask[:, -ids.shape[1] :] != 0
+        shown = None if mask is None else mask[:, -tokens.shape[1] :] != 0
+        given |= {called: tokens, "use_cache": True}
 
         def looped(at: int, own: Forward) -> Forward:
             return functools.partial(mixers[at].looped, own, self.kept, holder, shown)
 
         with replaced([mixer.module for mixer in mixers], looped):
-            logits = self._logits(mask, positions, input_ids=ids, use_cache=True, **given)
+            logits = self._logits(mask, positions, **given)
         return {"logits": logits, "present": self.kept.taken(holder)}
 
     def called(self, tokens: int, seen: Callable[[Any], None]) -> None:
