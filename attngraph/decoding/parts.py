@@ -95,13 +95,22 @@ class OfParts:
         pad_token_id: int | None,
         **how: Any,
     ) -> TokenStream:
-        """As `Decoder.stream`, by `rules`, which also name the tokens that end and fill a row."""
-        rules = self.rules
-        ends = rules.eos_token_id if eos_token_id is None else end_tokens(eos_token_id, None)
-        fill = rules.pad_token_id if pad_token_id is None else pad_token_id
+        """As `Decoder.stream`, by `rules`, which also name the tokens that end and fill a row.
+
+        Those that the model doesn't know, as a padding token of a tokenizer alone, name none.
+        """
+        rules, most = self.rules, self.decoder.layout.vocabulary
+        ends = [each for each in rules.eos_token_id if _is_known(each, most)]
+        ends = ends if eos_token_id is None else end_tokens(eos_token_id, None)
+        fill = rules.pad_token_id if _is_known(rules.pad_token_id, most) else None
+        fill = fill if pad_token_id is None else pad_token_id
         return self.decoder.stream(
             ids, count, mask, eos_token_id=list(ends), pad_token_id=fill, rules=rules, **how
         )
+
+
+def _is_known(token: int | None, vocabulary: int | None) -> bool:
+    return token is not None and token >= 0 and (vocabulary is None or token < vocabulary)
 
 
 def save_parts(parts: Mapping[str, Optimized], path: str | Path) -> list[Path]:

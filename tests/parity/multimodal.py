@@ -381,6 +381,51 @@ def _llama4() -> nn.Module:
     )
 
 
+def _qwen3_asr() -> nn.Module:
+    """Sounds of any number of chunks of 100 frames, two of which attend to each other."""
+    from transformers import (
+        Qwen3ASRConfig,
+        Qwen3ASREncoderConfig,
+        Qwen3ASRForConditionalGeneration,
+        Qwen3Config,
+    )
+
+    audio = Qwen3ASREncoderConfig(
+        num_mel_bins=8, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=24,
+        d_model=16, n_window_infer=200, output_dim=HIDDEN, downsample_hidden_size=4,
+    )  # fmt: skip
+    text = Qwen3Config(
+        **common(num_key_value_heads=2, head_dim=16, max_position_embeddings=512, eos_token_id=2)
+    )
+    return Qwen3ASRForConditionalGeneration(
+        Qwen3ASRConfig(audio_config=audio, text_config=text, audio_token_id=TOKEN, eos_token_id=2)
+    )
+
+
+def _granite_speech() -> nn.Module:
+    """Frames come first, and a mask says which rows of the encoder are real."""
+    import transformers
+
+    encoder = transformers.GraniteSpeechEncoderConfig(
+        input_dim=8, num_layers=2, hidden_dim=16, num_heads=2, output_dim=6, context_size=8,
+        max_pos_emb=16, conv_kernel_size=3,
+    )  # fmt: skip
+    projector = transformers.Blip2QFormerConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        encoder_hidden_size=16, cross_attention_frequency=1,
+    )  # fmt: skip
+    config = transformers.GraniteSpeechConfig(
+        encoder_config=encoder,
+        projector_config=projector,
+        text_config=transformers.GraniteConfig(**common(num_key_value_heads=2)),
+        audio_token_index=TOKEN,
+        has_lora_adapter=False,
+        window_size=6,
+        downsample_rate=3,
+    )
+    return transformers.GraniteSpeechForConditionalGeneration(config)
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
@@ -403,19 +448,22 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "exaone4_5": _exaone4_5,
     "qwen3_5": _qwen3_5,
     "llama4": _llama4,
+    "qwen3_asr": _qwen3_asr,
 }
+OF_SAMPLES: dict[str, Callable[[], nn.Module]] = {"granite_speech": _granite_speech}
+"""Those whose sounds have no length of their own, and can't be traced for any."""
 TAKES_MINUTES = {
     *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3", "paligemma"),
     *("qwen3_vl", "pixtral", "mistral3", "llava_next"),
     *("llava_onevision", "qwen2_audio", "voxtral", "glmasr", "audioflamingo3"),
-    *("glm4v", "exaone4_5", "qwen3_5", "llama4"),
+    *("glm4v", "exaone4_5", "qwen3_5", "llama4", "qwen3_asr"),
 }
 
 
 @functools.cache
 def eager(family: str) -> nn.Module:
     torch.manual_seed(0)
-    return peaked(FAMILIES[family]().eval())
+    return peaked({**FAMILIES, **OF_SAMPLES}[family]().eval())
 
 
 @functools.cache

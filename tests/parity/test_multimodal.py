@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -122,6 +123,54 @@ def test_a_conversation_goes_on_with_another_image() -> None:
         rest, STEPS, cache=stream.cache, pixel_values=given["pixel_values"][1:], temperature=0.0
     )
     assert torch.equal(found, expected("llava", rest, torch.ones_like(rest), given))
+
+
+@pytest.mark.machine
+@pytest.mark.slow
+@pytest.mark.parametrize("chunks", [1, 5])
+def test_sounds_have_any_number_of_chunks(chunks: int) -> None:
+    """Of which the sample has three; the last one's frames are a part of one."""
+    mask = torch.zeros(2, 100 * chunks, dtype=torch.int64)
+    lengths, sizes = (100 * chunks - 37, 8), []
+    for row, length in enumerate(lengths):
+        mask[row, :length] = 1
+        rest = -(-(length % 100) // 8)  # convolutions of stride 2 leave an eighth of what isn't 100
+        sizes.append(13 * (length // 100) + rest)
+    sounds = torch.randn(2, 8, 100 * chunks, generator=torch.Generator().manual_seed(3))
+    given = {"input_features": sounds * mask[:, None], "input_features_mask": mask}
+    ids = torch.full((1, sum(sizes) + 3), TOKEN)
+    ids[0, [0, sizes[0] + 1, -1]] = TOKEN + 3
+    found = compiled("qwen3_asr").generate(ids, STEPS, None, eos_token_id=[], **given)
+    assert torch.equal(found, expected("qwen3_asr", ids, torch.ones_like(ids), given))
+
+
+@pytest.mark.machine
+@pytest.mark.slow
+def test_a_mask_of_rows_that_forward_applies_is_read() -> None:
+    sounds = torch.randn(2, 24, 8, generator=torch.Generator().manual_seed(3))
+    given = {
+        "input_features": sounds,
+        "input_features_mask": torch.arange(8)[None] < torch.tensor([[8], [3]]),
+    }
+    rows = torch.export.Dim("sounds")
+    shapes = {name: {0: rows} for name in given}
+    model = attngraph.optimize_multimodal(eager("granite_speech"), given, image_shapes=shapes)
+    ids = torch.full((1, 13), TOKEN)
+    ids[0, [0, 9]] = TOKEN + 3
+    found = model.generate(ids, STEPS, None, eos_token_id=[], **given)
+    assert torch.equal(found, expected("granite_speech", ids, torch.ones_like(ids), given))
+
+
+@pytest.mark.machine
+def test_a_padding_token_that_the_model_does_not_know_is_none() -> None:
+    """Tokenizers add one, and old configs write -1; a caller's own is told."""
+    (ids, mask), given, made = prompt("llava", 1), images("llava", 1), compiled("llava")
+    rules = replace(made.rules, pad_token_id=-1, eos_token_id=(90_000,))
+    model = Multimodal(made.parts, made.decoder, made.joining, rules)
+    found = model.generate(ids, STEPS, mask, **given)
+    assert torch.equal(found, expected("llava", ids, mask, given))
+    with pytest.raises(UsageError, match="pad_token_id is -1"):
+        model.generate(ids, STEPS, mask, pad_token_id=-1, **given)
 
 
 @pytest.mark.machine

@@ -7,7 +7,7 @@ loops over them, which a trace can't follow; here it is arithmetic on all of the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -107,14 +107,22 @@ class Places(nn.Module):
 def within_segments(model: nn.Module, ends: Tensor, segments: Tensor) -> Iterator[None]:
     """While it lasts, attention that is given the `ends` of images is within equal `segments` (P,),
     and within equal numbers where it is given those of `patches_placed`."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    known: Any = ALL_ATTENTION_FUNCTIONS
 
     def within(*args: Any, cu_seq_lens_q: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         numbers = segments if cu_seq_lens_q is ends else cu_seq_lens_q
-        return _within(*args, numbers=numbers, **kwargs)
+        return attend_within(*args, numbers=numbers, **kwargs)
 
+    with attending_by(model, within):
+        yield
+
+
+@contextlib.contextmanager
+def attending_by(model: nn.Module, within: Callable[..., tuple[Tensor, None]]) -> Iterator[None]:
+    """While it lasts, attention that would take lengths of packed rows is what `within` computes of
+    the same arguments."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    known: Any = ALL_ATTENTION_FUNCTIONS
     known[_WITHIN] = within
     configs = {id(c): c for part in model.modules() if (c := getattr(part, "config", None))}
     name = "_attn_implementation_internal"
@@ -131,7 +139,7 @@ def within_segments(model: nn.Module, ends: Tensor, segments: Tensor) -> Iterato
         del known[_WITHIN]
 
 
-def _within(
+def attend_within(
     module: nn.Module,
     query: Tensor,
     key: Tensor,

@@ -8,49 +8,115 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import Dim
+from torch.nn.functional import pad
 
 from attngraph.errors import UsageError
+from attngraph.frontend.families.image_grids import attend_within, attending_by
 from attngraph.frontend.interface.encoders import WITHOUT_METHOD
 from attngraph.frontend.interface.modalities import FRAMES_SHOWN, SOUND, SOUNDS
+from attngraph.inference import inference
 
 _LENGTHS = (1.0, 0.6, 0.35, 0.85)  # of sounds in checks, of the length that an encoder takes
+_FRAMES = 50  # of a sample, where an encoder takes any number
 _STRIDE = 2  # of frames to places in an encoder like Whisper's
 
 
 def sound_rows(model: Any, sounds: dict[str, Tensor]) -> Tensor:
     """The rows (N, H) of all sounds, one behind the other."""
     method = WITHOUT_METHOD.get(type(model).__name__)
+    encode: Any = getattr(model, SOUND.encode, None)
     if method is not None:
         rows = method(model, **sounds).pooler_output
+    elif (tower := _in_chunks(model)) is not None:
+        given = {"cu_seqlens": _ends(tower, sounds[_mask(sounds)]), "max_seqlen": 1}
+        with attending_by(model, _between_ends):
+            rows = encode(**sounds, **given, return_dict=True).pooler_output
     else:
-        rows = getattr(model, SOUND.encode)(**sounds, return_dict=True).pooler_output
+        rows = encode(**sounds, return_dict=True).pooler_output
+    shown = next((sounds[name] for name in FRAMES_SHOWN if name in sounds), None)
+    if shown is not None and rows.ndim == 3 and shown.shape == rows.shape[:2]:
+        rows = rows[shown.bool()]  # a mask of rows, which forward applies
     found: Tensor = rows.reshape(-1, rows.shape[-1])
     return found
 
 
+def _in_chunks(model: Any) -> Any | None:
+    """The encoder of a model, if it cuts spectrograms into chunks that it packs into one row."""
+    for part in model.modules():
+        if hasattr(part, "n_window_infer") and hasattr(part, "_post_cnn_length"):
+            return part
+    return None
+
+
+def _mask(sounds: dict[str, Tensor]) -> str:
+    return next(name for name in FRAMES_SHOWN if name in sounds)
+
+
+def _ends(tower: Any, shown: Tensor) -> Tensor:
+    """Where the windows end in the row that sounds are packed into, of which `shown` (N, frames)
+    are frames: (N · chunks + 1,), each chunk's that of its window."""
+    chunk, windows = 2 * tower.n_window, tower.n_window_infer // (2 * tower.n_window)
+    counts = tower._post_cnn_length(shown.reshape(shown.shape[0], -1, chunk).sum(-1).long())
+    each = torch.arange(counts.shape[1])
+    last = ((each // windows + 1) * windows).clamp(max=counts.shape[1]) - 1
+    ends = counts.flatten().cumsum(0).reshape(counts.shape)[:, last]
+    return pad(ends.flatten(), (1, 0))
+
+
+def _between_ends(
+    module: Any, query: Tensor, *args: Any, cu_seq_lens_q: Tensor, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attention (1, H, P, D) within the windows that end there."""
+    every = torch.arange(query.shape[2])
+    numbers = (every[:, None] >= cu_seq_lens_q[1:]).sum(-1)
+    return attend_within(module, query, *args, numbers=numbers, **kwargs)
+
+
 def sample_sounds(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Two sounds of the length that the encoder takes, of which the second is padded where a mask
-    says so, and their dynamic dims. Raises UsageError where the config doesn't say the length."""
-    audio = getattr(model.config, "audio_config", None)
+    """Two sounds of the length that the encoder takes, or of any number of its chunks or frames, of
+    which the second is padded where a mask says so, and their dynamic dims.
+
+    Raises UsageError where the config doesn't say how many bins they have.
+    """
+    config = model.config
+    audio = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None)
     bins = getattr(audio, "num_mel_bins", None)
     places = getattr(audio, "max_source_positions", None)
     places = places or getattr(audio, "max_position_embeddings", None)
-    if not isinstance(bins, int) or not isinstance(places, int):
+    if not isinstance(bins, int):
         raise UsageError(
-            f"The config of {name} says no num_mel_bins and max_source_positions of its sounds: "
-            f"give samples, such as images={{{SOUNDS!r}: tensor}} with image_shapes."
+            f"The config of {name} says no num_mel_bins of its sounds: give samples, such as "
+            f"images={{{SOUNDS!r}: tensor}} with image_shapes."
         )
     masks = [each for each in FRAMES_SHOWN if each in inspect.signature(model.forward).parameters]
-    like = {SOUNDS: torch.zeros(1, bins, _STRIDE * places, dtype=model.dtype)}
-    like |= {each: torch.ones(1, _STRIDE * places, dtype=torch.int64) for each in masks}
-    axes = {0: Dim("sounds")}
-    return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), dict.fromkeys(like, axes)
+    axes: dict[int, Any] = {0: Dim("sounds")}
+    if not isinstance(places, int):
+        like = {SOUNDS: torch.zeros(1, _FRAMES, bins, dtype=model.dtype)}
+        with inference(model):
+            rows = len(sound_rows(model, like))
+        like |= {each: torch.ones(1, rows, dtype=torch.bool) for each in masks}
+        shapes = {SOUNDS: axes | {1: Dim("frames")}} | {n: axes | {1: Dim.AUTO} for n in masks}
+        return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), shapes
+    frames, along = _STRIDE * places, {}
+    if (tower := _in_chunks(model)) is not None:
+        chunk = 2 * tower.n_window
+        frames, along = 3 * chunk, {-1: chunk * Dim("chunks")}
+    like = {SOUNDS: torch.zeros(1, bins, frames, dtype=model.dtype)}
+    like |= {each: torch.ones(1, frames, dtype=torch.int64) for each in masks}
+    shapes = {
+        name: axes | {each.ndim + at: dim for at, dim in along.items()}
+        for name, each in like.items()
+    }
+    return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), shapes
 
 
 def drawn_sounds(like: dict[str, Tensor], count: int, random: torch.Generator) -> dict[str, Tensor]:
     """So many sounds of the shape of others, of different lengths where a mask says them."""
-    kept, (bins, frames) = like[SOUNDS], like[SOUNDS].shape[1:]
-    found = {SOUNDS: torch.randn(count, bins, frames, generator=random).to(kept.dtype)}
-    lengths = torch.tensor([int(frames * _LENGTHS[n % len(_LENGTHS)]) for n in range(count)])
-    shown = torch.arange(frames)[None] < lengths.reshape(-1, 1)
-    return found | {name: shown.to(like[name].dtype) for name in like if name != SOUNDS}
+    sounds, masks = like[SOUNDS], {name: each for name, each in like.items() if name != SOUNDS}
+    drawn = torch.randn(count, *sounds.shape[1:], generator=random).to(sounds.dtype)
+    parts = torch.tensor([_LENGTHS[n % len(_LENGTHS)] for n in range(count)])
+    shown = {
+        name: torch.arange(each.shape[1])[None] < (parts * each.shape[1]).long()[:, None]
+        for name, each in masks.items()
+    }
+    return {SOUNDS: drawn} | {name: each.to(masks[name].dtype) for name, each in shown.items()}
