@@ -23,7 +23,7 @@ from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.lengths import Lengths, lengths_of
 from attngraph.errors import CaptureError, ParityError, UsageError
 from attngraph.export.files.staged import Staged
-from attngraph.export.lowering.emission.buffers import LENGTH, Buffers
+from attngraph.export.lowering.emission.buffers import LENGTH, Buffers, axes_of_rows
 from attngraph.export.parity.budget import merge
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.families.cache import Layout, find_layout
@@ -194,7 +194,7 @@ def _compile_decoder(
         _require_a_cache(layout, model.source)
         seen[:] = [(captured, layout, lengths, lengths.notes(graph, layout))]
         cases = decoding_cases(captured, layout, lengths)
-        return Prepared(cases, buffers_of(layout), inputs_at(captured, layout))
+        return Prepared(cases, buffers_of(graph, layout), inputs_at(captured, layout))
 
     optimized = compile_model(
         model,
@@ -284,14 +284,15 @@ def take_every_step(graph: Graph, layout: Layout) -> None:
     graph.conditions = tuple(condition for condition in graph.conditions if condition != one)
 
 
-def buffers_of(layout: Layout) -> Buffers | None:
+def buffers_of(graph: Graph, layout: Layout) -> Buffers | None:
     """The static cache of a decoder, if it has one."""
     if layout.max_length is None:
         return None
     presents = layout.growing
     axes = dict(zip(presents, layout.axes or [2] * len(presents), strict=True))
     mask = layout.mask if layout.length is None else None
-    return Buffers(presents, layout.past, layout.ids, axes, mask, layout.length)
+    rows = axes_of_rows({value.name: value.shape for value in graph.inputs}, layout.batch)
+    return Buffers(presents, layout.past, layout.ids, axes, rows, mask, layout.length)
 
 
 def token_axes(graph: Graph, layout: Layout) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from attngraph.decoding.tokens import (
     token_ids,
 )
 from attngraph.errors import UsageError
-from attngraph.export.lowering.emission.buffers import CAPACITY, by_row, row_of
+from attngraph.export.lowering.emission.buffers import CAPACITY, axes_of_rows, by_row, row_of
 from attngraph.export.runtime.bound_steps import BoundSteps
 from attngraph.export.runtime.session import OrtValue, Session
 from attngraph.export.runtime.tensors import to_ort, to_torch
@@ -271,7 +271,8 @@ class Decoder:
         feeds |= {**slots.memory, **cache.states}
         if by_row(cache.batch, new, cache.length):
             rows = range(cache.batch)
-            each = [self._bound_steps(slots, r).step(row_of(feeds, r)) for r in rows]
+            axes = self._axes_of_rows
+            each = [self._bound_steps(slots, r).step(row_of(feeds, r, axes)) for r in rows]
             results = [torch.cat(parts) for parts in zip(*each, strict=True)]
         else:
             results = self._bound_steps(slots, None).step(feeds)
@@ -281,12 +282,19 @@ class Decoder:
     def _bound_steps(self, slots: Slots, row: int | None) -> BoundSteps:
         if row not in slots.steps:
             layout = self.layout
-            buffers = slots.buffers if row is None else row_of(slots.buffers, row)
+            buffers = slots.buffers
+            if row is not None:
+                buffers = row_of(buffers, row, self._axes_of_rows)
             made = layout.replaced.values()
             slots.steps[row] = BoundSteps(
                 self.session, buffers, layout.growing, [layout.logits], made
             )
         return slots.steps[row]
+
+    @property
+    def _axes_of_rows(self) -> dict[str, int]:
+        shapes = {name: self.session.input_shape(name) for name in self.session.input_names}
+        return axes_of_rows(shapes, self.layout.batch)
 
     def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.session.input_dtype(name))

@@ -116,7 +116,7 @@ def verify_file(
     tell = progress or (lambda stage: None)
     tell("capture")
     model, captured, layout = captured_as_compiled(model, path, session)
-    buffers = None if layout is None else buffers_of(layout)
+    buffers = None if layout is None else buffers_of(captured.graph, layout)
     file = ComparedFile(session, path, captured, model.source, buffers)
     tell("parity")
     own, made = own_precision(captured.graph), Provenance.read(session.metadata, path)

@@ -127,6 +127,19 @@ def test_a_conversation_goes_on_with_another_image() -> None:
 
 @pytest.mark.machine
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen3_5"])
+def test_rows_of_a_static_cache_have_their_own_places_and_features(family: str) -> None:
+    """Positions (3, B, S), and features (L, B, S, H) for layers, don't have the rows first."""
+    model = attngraph.optimize_multimodal(eager(family), cache="static", max_length=64)
+    for rows in ((0,), (1, 1), (2, 0, 1)):
+        ids, mask = prompt(family, *rows)
+        given = images(family, *rows) if any(rows) else {}
+        found = model.generate(ids, STEPS, mask, eos_token_id=[], **given)
+        assert torch.equal(found, expected(family, ids, mask, given)), rows
+
+
+@pytest.mark.machine
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [1, 5])
 def test_sounds_have_any_number_of_chunks(chunks: int) -> None:
     """Of which the sample has three; the last one's frames are a part of one."""

@@ -336,7 +336,8 @@ def test_the_number_of_tokens_in_buffers_is_checked_in_the_file() -> None:
   return %present
 }"""
     )
-    buffers = Buffers({"past": "present"}, "past", "ids", {"past": 2}, length="past_length")
+    rows = dict.fromkeys(("ids", "past", "new"), 0)
+    buffers = Buffers({"past": "present"}, "past", "ids", {"past": 2}, rows, length="past_length")
     said = [node.name for node in lower(graph, buffers=buffers).graph if node.op_type == "Gather"]
     assert said == ["sizes must have past + seq ≤ 12"]
     # On a GPU the number lies on the device, and a step would wait for it.

@@ -49,7 +49,7 @@ def test_attention_is_on_cuda(
     captured = trace(of_causal_lm(Model(module, None, (), {}, None, "llama")))
     layout = find_layout(captured.graph, None, "llama")
     captured.graph.dims[layout.past] = replace(captured.graph.dims[layout.past], low=0)
-    buffers = buffers_of(replace(layout, max_length=64))
+    buffers = buffers_of(captured.graph, replace(layout, max_length=64))
     assert buffers is not None
     run(captured.graph, pipeline())
     graph = convert(captured.graph, Plan(DTYPES[precision])).graph

@@ -28,14 +28,15 @@ class Buffers:
     tokens in it are what the cache holds: their number stands for the dim `dim`. It is how much
     longer the input `mask` (B, P + S) is than the token ids `ids` (B, S), so that a caller who
     knows of a mask need know of nothing else; a model without a mask has an input `length` (1,)
-    i64 for it. The present of a past is that buffer with the new tokens after them, to be written
-    where it lies.
+    i64 for it. `rows` are the axes of inputs along which rows of the batch lie. The present of a
+    past is that buffer with the new tokens after them, to be written where it lies.
     """
 
     presents: Mapping[str, str]
     dim: str
     ids: str
     axes: Mapping[str, int]
+    rows: Mapping[str, int]
     mask: str | None = None
     length: str | None = None
 
@@ -61,7 +62,9 @@ class Buffers:
         first = next(iter(self.presents))
         past = given[first].shape[self.axes[first]]
         if by_row(batch, new, past):
-            rows = [self.evaluate(run, row_of(given, row), outputs) for row in range(batch)]
+            rows = [
+                self.evaluate(run, row_of(given, row, self.rows), outputs) for row in range(batch)
+            ]
             return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
         feeds = dict(given)
         for name, axis in self.axes.items():
@@ -82,9 +85,20 @@ def by_row(batch: int, new: int, past: int) -> bool:
     return batch > 1 and new > 1 and past > 0
 
 
-def row_of(tensors: Mapping[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
-    """One row of a batch; a vector is all rows'."""
-    return {name: t[row : row + 1] if t.dim() > 1 else t for name, t in tensors.items()}
+def axes_of_rows(shapes: Mapping[str, Sequence[object]], batch: str) -> dict[str, int]:
+    """The axis of each tensor that counts rows: those that have one, by their shapes' dims."""
+    dims = {name: [str(dim) for dim in shape] for name, shape in shapes.items()}
+    return {name: each.index(batch) for name, each in dims.items() if batch in each}
+
+
+def row_of(
+    tensors: Mapping[str, torch.Tensor], row: int, axes: Mapping[str, int]
+) -> dict[str, torch.Tensor]:
+    """One row of a batch, which some have along these axes; any other tensor is all rows'."""
+    return {
+        name: tensor.narrow(axes[name], row, 1) if name in axes else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def require_in_place(graph: Graph, buffers: Buffers, source: str) -> None:

@@ -27,7 +27,8 @@ def buffers_of(graph: Graph) -> Buffers:
     axes = {
         v.name: [str(d) for d in v.shape].index("keys") for v in graph.inputs if v.name[0] == "p"
     }
-    return Buffers({"pk": keys, "pv": values}, "keys", "q", axes, length="past_length")
+    rows = {value.name: 0 for value in graph.inputs if len(value.shape) > 1}
+    return Buffers({"pk": keys, "pv": values}, "keys", "q", axes, rows, length="past_length")
 
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
@@ -125,7 +126,7 @@ def test_a_past_that_something_else_reads_has_no_place() -> None:
     graph = graph_of(body)
     require_in_place(graph, buffers_of(graph), "the test")
     keys, values = graph.output_names[-2:]
-    swapped = Buffers({"pk": values, "pv": keys}, "keys", "q", {"pk": 2, "pv": 2})
+    swapped = Buffers({"pk": values, "pv": keys}, "keys", "q", {"pk": 2, "pv": 2}, {})
     with pytest.raises(UsageError, match="no one place to write to"):
         require_in_place(graph, swapped, "the test")
 
