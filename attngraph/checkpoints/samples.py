@@ -52,6 +52,15 @@ class Samples:
 def samples_of(folder: Folder, model: Any, task: Task | None) -> Samples:
     """What the model is traced with. Raises UsageError where none is known for what it needs."""
     made = list(_Maker(folder, model, task).candidates())
+    if _may_lack_padding(model, task) and not _runs(model, made[0]):
+        found = next(_Maker(folder, model, task, rows=1).candidates())
+        if _runs(model, found):
+            found.notes.append(
+                f"config.json names no pad_token_id, without which {type(model).__name__} takes "
+                "one row of text: so does the file. Write the id of the tokenizer's padding token "
+                "there to have more."
+            )
+            return found
     return made[0] if len(made) == 1 else next((m for m in made if _runs(model, m)), made[0])
 
 
@@ -63,6 +72,12 @@ def _runs(model: Any, samples: Samples) -> bool:
     except Exception:
         return False
     return True
+
+
+def _may_lack_padding(model: Any, task: Task | None) -> bool:
+    """Whether a head may find no end of several rows: by their padding, of which it isn't told."""
+    pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return task is not None and task.name == "text-classification" and pad is None
 
 
 def longest(model: Any) -> int | None:
@@ -85,8 +100,8 @@ def longest(model: Any) -> int | None:
 
 
 class _Maker:
-    def __init__(self, folder: Folder, model: Any, task: Task | None) -> None:
-        self.folder, self.model, self.task = folder, model, task
+    def __init__(self, folder: Folder, model: Any, task: Task | None, *, rows: int = _ROWS) -> None:
+        self.folder, self.model, self.task, self.rows = folder, model, task, rows
         self.config: Any = model.config
         self.taken = inspect.signature(model.forward).parameters
         self.random = torch.Generator().manual_seed(0)
@@ -156,10 +171,10 @@ class _Maker:
         most = longest(self.model)
         length = _TOKENS if most is None else min(_TOKENS, most)
         batch, seq = Dim(batch_name), Dim("seq", max=most)
-        lead: tuple[int, ...] = (_ROWS,)
-        dims: dict[int, Any] = {0: batch}
+        lead: tuple[int, ...] = (self.rows,)
+        dims: dict[int, Any] = {0: batch} if self.rows > 1 else {}
         if self.task is not None and self.task.name == "multiple-choice":
-            lead, dims = (_ROWS, _CHOICES), {0: batch, 1: Dim("choices")}
+            lead, dims = (self.rows, _CHOICES), {0: batch, 1: Dim("choices")}
         if length > 1:
             dims[len(lead)] = seq
         shape = (*lead, length)

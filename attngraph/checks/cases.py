@@ -55,7 +55,7 @@ class SampleInputs:
     `pristine` is the graph as it was captured; passes rewrite the other one. `tied` maps a dim to
     one whose size it is to have; integers stay in their columns unless they are `turned`. Where
     they are `lowered`, the largest are less by as much as the axes are shorter, as places and
-    lengths along these have to be.
+    lengths along these have to be. Where they are `ended`, rows keep their last ones.
     """
 
     def __init__(self, captured: Captured, pristine: Graph) -> None:
@@ -63,6 +63,7 @@ class SampleInputs:
         self.tied: dict[str, str] = {}
         self.turned = True
         self.lowered = False
+        self.ended = False
         self._pristine = pristine
         self._bounds = bounds_of(pristine)
         self._derived = list(_derived(pristine, captured.dynamic.values()))
@@ -135,7 +136,9 @@ class SampleInputs:
                 if is_derived and symbols_of(dim) <= sizes.keys():
                     dynamic[index, axis] = str(dim)
                     known[str(dim)] = substitute(dim, sizes)
-        resized = resized_inputs(self.captured.args, dynamic, known, turned=self.turned)
+        resized = resized_inputs(
+            self.captured.args, dynamic, known, turned=self.turned, ended=self.ended
+        )
         if self.lowered:
             sample = self.sizes_of(self.captured.args)
             shorter = max((sample[name] - sizes[name] for name in sample), default=0)

@@ -54,13 +54,16 @@ _HALF_INSIDE = {
     for half in ("bf16", "fp16")
 }
 _NEARER = (
-    (True, True, False),
-    (False, False, False),
-    (True, False, False),
-    (False, True, True),
-    (True, True, True),
+    (True, True, False, False),
+    (False, False, False, False),
+    (False, False, False, True),
+    (True, False, False, False),
+    (True, False, False, True),
+    (False, True, True, False),
+    (True, True, True, False),
 )
-"""Whether dims are tied, integers turned and lowered (cases.py), where inputs are drawn anew."""
+"""Whether dims are tied, integers turned, lowered and ended (cases.py), where inputs are drawn
+anew."""
 
 
 class Check:
@@ -197,11 +200,11 @@ class Check:
         ]
         ties = {name: group[0] for group in groups for name in group}
         known, drawn, rejected = dict(self._known), self.drawn, self.rejected
-        for tied, turned, lowered in _NEARER:
+        for tied, turned, lowered, ended in _NEARER:
             self.samples.tied, self.samples.turned = ties if tied else {}, turned
-            self.samples.lowered = lowered
+            self.samples.lowered, self.samples.ended = lowered, ended
             self.cases, self.drawn, self.rejected = None, [], []
-            values = turned and not lowered  # a label names sizes alone
+            values = turned and not lowered and not ended  # a label names sizes alone
             self._known = dict(known) if values else {}
             try:
                 found = self.all_cases()
@@ -222,7 +225,8 @@ class Check:
                     "it fails on the sample's own there."
                 )
             return found
-        self.samples.tied, self.samples.turned, self.samples.lowered = {}, True, False
+        self.samples.tied, self.samples.turned = {}, True
+        self.samples.lowered = self.samples.ended = False
         self._known = known
         self.cases, self.drawn, self.rejected = cases, drawn, rejected
         return cases

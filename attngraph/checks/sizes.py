@@ -143,6 +143,7 @@ def resized_inputs(
     sizes: Mapping[str, int],
     *,
     turned: bool = True,
+    ended: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """The same inputs with other sizes along their dynamic axes; values are the sample's own.
 
@@ -151,7 +152,8 @@ def resized_inputs(
     0 and at most −1e4) are stretched instead, which keeps left padding on the left and leaves the
     first and last key as they were; a row of the sample that sees a key still sees one. Integers
     that stand for a length of another input are not recognised. Those of a table, each column with
-    categories of its own, stay in their columns unless they are `turned`.
+    categories of its own, stay in their columns unless they are `turned`. Where they are `ended`,
+    each row of integers keeps its end, as text does that a model reads up to a token there.
 
     Raises UsageError for an axis that isn't there, a dim without a size, and a dim of two sizes in
     the sample.
@@ -174,8 +176,12 @@ def resized_inputs(
             resized[index] = _stretch(resized[index], axis, sizes[name], keep_holes=alone)
         else:
             rotate = not is_mask(args[index])
-            rotate = rotate and (turned or args[index].is_floating_point())
-            resized[index] = _repeat(resized[index], axis, sizes[name], rotate=rotate)
+            counted = not args[index].is_floating_point()
+            rotate = rotate and (turned or not counted)
+            keeps_end = ended and counted and axis > 0
+            resized[index] = _repeat(
+                resized[index], axis, sizes[name], rotate=rotate, ended=keeps_end
+            )
     return tuple(resized)
 
 
@@ -198,7 +204,9 @@ def is_mask(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and bool(((tensor == 0) | (tensor <= -1e4)).all())
 
 
-def _repeat(tensor: torch.Tensor, axis: int, size: int, *, rotate: bool) -> torch.Tensor:
+def _repeat(
+    tensor: torch.Tensor, axis: int, size: int, *, rotate: bool, ended: bool
+) -> torch.Tensor:
     old = tensor.shape[axis]
     if old == size:
         return tensor
@@ -209,7 +217,8 @@ def _repeat(tensor: torch.Tensor, axis: int, size: int, *, rotate: bool) -> torc
     rotate = rotate and around != axis and not box
     turns = range(-(-size // old))
     copies = [tensor.roll(turn, around) if rotate else tensor for turn in turns]
-    return torch.cat(copies, axis).narrow(axis, 0, size).contiguous()
+    begin = len(copies) * old - size if ended else 0
+    return torch.cat(copies, axis).narrow(axis, begin, size).contiguous()
 
 
 def _stretch(mask: torch.Tensor, axis: int, size: int, *, keep_holes: bool) -> torch.Tensor:

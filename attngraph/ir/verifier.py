@@ -75,6 +75,8 @@ def _types(graph: Graph, node: Node, inference: TypeInference) -> None:
     if any(_unbacked(value, graph) for value in node.outputs):
         return  # a size that only a run can tell: a second inference would invent a new name
     inferred = inference.infer(op_def(node.op), node.inputs, node.attrs)
+    if any(type.symbols - graph.dims.keys() for type in inferred if isinstance(type, TensorType)):
+        return  # such a size again, which the model's own check said to be a number
     if len(inferred) != len(node.outputs):
         _fail(graph, node, f"{node.op} has {len(inferred)} outputs, not {len(node.outputs)}.")
     for value, type in zip(node.outputs, inferred, strict=True):

@@ -201,3 +201,53 @@ def test_frames_of_speech_and_their_mask_are_made_of_the_config(tmp_path: Path) 
         assert len(expected[:, 1:].unique()) > 1
         given = {"input_features": features, "attention_mask": mask}
         assert torch.equal(seq2seq.generate(given, 6, eos_token_id=[]), expected)
+
+
+def test_a_head_without_a_padding_token_takes_one_row(tmp_path: Path) -> None:
+    """It was refused; with the token it takes any number of them."""
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    grouped = {**_SMALL, "num_key_value_heads": 1, "vocab_size": 40}
+    for pad in (None, 3):
+        torch.manual_seed(0)
+        config = Qwen2Config(**grouped, pad_token_id=pad)
+        module = peaked(Qwen2ForSequenceClassification(config))
+        module.save_pretrained(tmp_path / str(pad))
+        optimized = attngraph.optimize_checkpoint(tmp_path / str(pad))
+        told = any("takes one row of text" in note for note in optimized.report.notes)
+        assert told == (pad is None)
+        for length in (1, 5, 12):
+            ids = torch.randint(4, 40, (1 if pad is None else 3, length))
+            with torch.no_grad():
+                expected = module(ids).logits
+            found = optimized(ids, torch.ones_like(ids)).logits
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["Bart", "T5"])
+def test_heads_that_read_the_end_of_text_compile(tmp_path: Path, kind: str) -> None:
+    """Their code fails on text without its end, which shorter samples were cut off."""
+    import transformers
+
+    own = {
+        "Bart": {
+            f"{part}_{name}": size
+            for part in ("encoder", "decoder")
+            for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))
+        },
+        "T5": {"num_heads": 2, "num_layers": 1, "d_kv": 8, "d_ff": 16, "decoder_start_token_id": 0},
+    }
+    config = getattr(transformers, f"{kind}Config")(
+        **own[kind], d_model=16, vocab_size=40, eos_token_id=2, pad_token_id=0
+    )
+    torch.manual_seed(0)
+    module = getattr(transformers, f"{kind}ForSequenceClassification")(config)
+    peaked(module).save_pretrained(tmp_path)
+    optimized = attngraph.optimize_checkpoint(tmp_path)
+    for length in (5, 17):
+        ids = torch.randint(4, 40, (3, length))
+        ids[:, -1] = 2
+        with torch.no_grad():
+            expected = module(ids, attention_mask=torch.ones_like(ids)).logits
+        found = optimized(ids, torch.ones_like(ids)).logits
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
