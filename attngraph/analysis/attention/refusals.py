@@ -186,6 +186,13 @@ class Refusal(Enum):
         "around each query, so which values the weights belong to is not read.",
         "It is kept as it is; scores of all pairs, with a mask for the others, would fuse.",
     )
+    WRITTEN_OVER = (
+        "logits-not-a-product",
+        "Some of the scores are written over by {op}, so not all of them are products of queries "
+        "and keys.",
+        "It is kept as it is; where that hides keys, masked_fill with -inf and a mask of these "
+        "places would fuse.",
+    )
     NOT_OF_PAIRS = (
         "logits-not-a-product",
         "The product behind the logits doesn't pair queries with keys.",

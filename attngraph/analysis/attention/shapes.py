@@ -326,7 +326,8 @@ def without_values(anchor: Node, below: Declined | None, logits: Logits | Declin
 
 
 def _laid_out(anchor: Node, logits: Logits | Declined) -> Declined | None:
-    """Scores of queries and keys between which and their softmax elements change places."""
+    """Scores of queries and keys of which elements change places, or are written over, before
+    their softmax."""
 
     moves = SCATTER | GATHER | PAD | JOIN
 
@@ -339,7 +340,9 @@ def _laid_out(anchor: Node, logits: Logits | Declined) -> Declined | None:
     movers = [node for value in found if (node := value.producer) is not None and node.op in moves]
     if not movers or not isinstance(logits, Declined) or not any(map(is_product, found)):
         return None
-    return Refusal.LAID_OUT.at(movers[0], op=movers[0].op)
+    mover = movers[0]
+    is_in_place = mover.op in SCATTER and is_product(sources(mover)[0])
+    return (Refusal.WRITTEN_OVER if is_in_place else Refusal.LAID_OUT).at(mover, op=mover.op)
 
 
 def _are_scores(product: Contraction) -> bool:

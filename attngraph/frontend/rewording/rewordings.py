@@ -17,6 +17,8 @@ from attngraph.ir.dims import divide
 
 _DATA: Any = torch.Tensor.data
 _DATA_OF = _DATA.__get__
+_ASSIGN: Any = torch.Tensor.__setitem__
+_TAKE: Any = torch.Tensor.__getitem__
 _JOINS = (torch.stack, torch.cat, torch.concat, torch.concatenate)
 _CHUNKS = (torch.chunk, torch.Tensor.chunk)
 _SLICES = (torch.ops.aten.slice, torch.ops.aten.slice.Tensor)
@@ -31,8 +33,10 @@ class Rewordings(TorchFunctionMode):
     a known multiple of a size, such as heads laid along the batch, are told how many parts. A
     `one_hot` of as many classes as a size is compared with these, which the operator makes a
     constant of. The end of `x[:-padding]` is counted from the start, which is right for no padding
-    as well. Any other call that cuts an open axis is added to `cuts`, or at these places gives it
-    `whole`. With `hits` a loop over the places where a mask is true has a turn for each place.
+    as well. A place that is a size, as in `x[:, n // 2] = 1`, is a row that is taken first; torch
+    makes a number of it. Any other call that cuts an open axis is added to `cuts`, or at these
+    places gives it `whole`. With `hits` a loop over the places where a mask is true has a turn for
+    each place.
     """
 
     def __init__(self, cuts: set[Place], whole: Collection[Place], hits: Hits | None) -> None:
@@ -71,6 +75,9 @@ class Rewordings(TorchFunctionMode):
                 if at in self._whole:
                     return (args[0],)
                 self._cuts.add(at)
+        if func in (_ASSIGN, _TAKE) and _has_open_place(args[1]):
+            row, rest = _row(args[0], args[1])
+            args = (row, rest, *args[2:])
         if self._hits is not None and (turns := self._hits.turns(func, args, named)) is not None:
             return turns
         result = func(*args, **named)
@@ -81,6 +88,37 @@ class Rewordings(TorchFunctionMode):
 
 def _classes(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     return args[1] if len(args) > 1 else named.get("num_classes", -1)
+
+
+def _has_open_place(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, torch.SymInt) for part in parts)
+
+
+def _row(whole: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]]:
+    """The tensor at an index's places that are open sizes, and what the index takes of that.
+
+    As torch has it, a place is taken before tensors among the other parts are looked at.
+    """
+    parts = [*index] if isinstance(index, tuple) else [index]
+    dots = next((at for at, part in enumerate(parts) if part is ...), None)
+    if dots is not None:
+        parts[dots : dots + 1] = [slice(None)] * (whole.dim() - sum(map(_axes_of, parts)))
+    rest: list[Any] = []
+    for part in parts:
+        if isinstance(part, torch.SymInt):
+            whole = whole.select(sum(map(_axes_of, rest)), part)
+        else:
+            rest.append(part)
+    return whole, (*rest, ...)
+
+
+def _axes_of(part: Any) -> int:
+    """How many axes of a tensor a part of an index is of."""
+    if part is None or part is ... or isinstance(part, bool):
+        return 0
+    is_mask = isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
+    return part.dim() if is_mask else 1
 
 
 def _is_below(number: Any) -> bool:

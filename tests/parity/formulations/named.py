@@ -75,6 +75,17 @@ class BandOfScores(_Projected):
         return (weights[..., None] * values).sum(-2)
 
 
+@formulation(SELF, fused=0, declined=("are written over",))
+class ScoresWrittenOver(_Projected):
+    """The key in the middle has a score of its own, whatever the query."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = q @ k.mT * D**-0.5
+        scores[..., x.shape[1] // 2] = 1.0
+        return scores.softmax(-1) @ v
+
+
 @formulation("b t m", fused=0, declined=("no-queries",))
 class AttentionFree(nn.Module):
     """AFT-full: keys and position biases, one softmax per feature."""
