@@ -62,6 +62,9 @@ class Helpers:
 
     @staticmethod
     def is_open(bounds: Sequence[Any]) -> bool:
+        """Whether a loop over these has a turn for each place up to a size; blocks have others."""
+        if len(bounds) == 3 and bounds[2] != 1:
+            return False
         return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in bounds)
 
     @staticmethod
@@ -92,7 +95,7 @@ class Helpers:
             if how != spec or any(flat[at] is not leaves[at] for at in others):
                 raise Unread("another kind of thing is carried")
             flat = [_as_tensor(leaf) for leaf in flat]
-            return [flat[at] for at in places], [each.clone() for each in (*made, *last)]
+            return [flat[at] for at in places], [_as_tensor(each) for each in (*made, *last)]
 
         new = [at for at, value in enumerate(given) if value is _UNDEFINED]
         others = [at for at in range(len(leaves)) if at not in places]
@@ -174,8 +177,9 @@ def _as_tensor(leaf: Any) -> Any:
     """What is carried, in memory of its own; a number becomes a tensor."""
     if isinstance(leaf, torch.Tensor):
         return leaf.clone(memory_format=torch.contiguous_format)
-    if type(leaf) in (int, float):
-        return torch.full((), leaf, dtype=torch.int64 if type(leaf) is int else torch.float64)
+    if type(leaf) in (int, float, torch.SymInt):
+        is_float = type(leaf) is float
+        return torch.full((), leaf, dtype=torch.float64 if is_float else torch.int64)
     return leaf
 
 
@@ -187,8 +191,6 @@ def _defined(value: Callable[[], Any]) -> Any:
 
 
 def _ends(bounds: Sequence[Any]) -> tuple[Any, Any]:
-    if len(bounds) == 3 and bounds[2] != 1:
-        raise Unread("a step other than 1")
     return (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
 
 
@@ -214,7 +216,10 @@ def _from_end(place: Any, size: Any) -> Any:
 def _extreme(plain: Any, of_two: Any, numbers: Sequence[Any]) -> Any:
     if not any(isinstance(number, torch.Tensor) for number in numbers):
         return plain(*numbers)
-    found = torch.as_tensor(numbers[0])
-    for number in numbers[1:]:
-        found = of_two(found, torch.as_tensor(number))
+    found, *others = (
+        _as_tensor(each) if isinstance(each, torch.SymInt) else torch.as_tensor(each)
+        for each in numbers
+    )
+    for number in others:
+        found = of_two(found, number)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import itertools
 import linecache
 import math
 import re
@@ -138,6 +139,7 @@ def add_raising(found: Numbers, trace: TracebackType | None) -> None:
 def sizes_as_numbers(known: Numbers) -> Iterator[None]:
     """In code with these global names, int, float and len of a size, and math.sqrt, are sizes.
 
+    So is the end of a range over the blocks of an axis, which has as many turns as the sample has.
     int and float of a tensor are numbers that it holds until a run, as its item() is.
     """
     if not known:
@@ -150,6 +152,7 @@ def sizes_as_numbers(known: Numbers) -> Iterator[None]:
         for names in known.spaces:
             own: Namespace = {"int": _Int, "float": _Float, "len": _length}
             own |= {"max": _extreme(max, torch.sym_max), "min": _extreme(min, torch.sym_min)}
+            own["range"] = _Blocks
             own = {name: made for name, made in own.items() if name not in names}
             own |= {
                 name: made
@@ -197,6 +200,19 @@ class _Float(float, metaclass=_Number):
     def __new__(cls, *args: Any) -> Any:
         number = _read_at_run_time(args)
         return float(*args) if number is None else _SYM_FLOAT(number)
+
+
+class _Blocks:
+    """`range(0, n, 256)`: each turn asks whether n goes on, so a trace holds for as many blocks.
+
+    Stands for Python's range, which it is for all other arguments.
+    """
+
+    def __new__(cls, *args: Any) -> Any:
+        is_open = len(args) == 3 and isinstance(args[1], torch.SymInt)
+        if not is_open or any(type(each) is not int for each in args[::2]) or args[2] < 2:
+            return range(*args)
+        return itertools.takewhile(lambda at: at < args[1], itertools.count(args[0], args[2]))
 
 
 def _read_at_run_time(args: Sequence[Any]) -> Any:

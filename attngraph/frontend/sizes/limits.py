@@ -162,7 +162,9 @@ def _sorted(
         each
         for each in conditions
         if not isinstance(each, sympy.Eq)
-        and (each.xreplace(sample) == sympy.false or (resampled and leaves_out(each, wanted, dims)))
+        and (
+            at_sizes(each, sample) == sympy.false or (resampled and leaves_out(each, wanted, dims))
+        )
     ]
     beyond += [sympy.Ge(symbol(name), info.low) for name, info in dims.items() if name in later]
     counts = [each for each in conditions if is_count(each)]

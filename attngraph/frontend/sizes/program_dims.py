@@ -12,6 +12,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod
 
 from attngraph.errors import UsageError
 from attngraph.frontend.interface.shapes import Request
+from attngraph.ir.conditions import at_sizes
 
 _TRIED = 1 << 11
 """Sizes beyond the sample's at which a demand is tried; a wave is cut into frames of hundreds."""
@@ -174,7 +175,7 @@ def _alone(
 def _leaves(guard: sympy.Basic, symbol: sympy.Basic, size: int) -> bool:
     """Whether both of the next sizes are excluded."""
     return symbol.is_Symbol and all(
-        guard.xreplace({symbol: sympy.Integer(size + more)}) == sympy.false for more in (1, 2)
+        at_sizes(guard, {symbol: sympy.Integer(size + more)}) == sympy.false for more in (1, 2)
     )
 
 

@@ -51,6 +51,7 @@ from attngraph.frontend.tracing.trace_errors import (
     chooses,
     deepest,
     explained,
+    fixed_first,
     relates_sizes,
     rewrite,
     sentence,
@@ -406,7 +407,7 @@ def _made_constant(
         if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
             continue
         if request.name is not None:
-            raise specialised(request, fixed)
+            raise specialised(fixed_first(request, requests, fixed), fixed)
         found.append(request)
     return tuple(found)
 

@@ -6,7 +6,7 @@ import linecache
 import os
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -67,7 +67,13 @@ def rewrite(request: Request, fixed: Places) -> str:
     place = _place(request, fixed)
     if place is not None and place == fixed.get(LOOKED_UP):
         return "compare sizes with == there, as a set, a dict and functools.cache look up numbers"
-    if place is not None and _LOOP.search(linecache.getline(*place)):
+    line = linecache.getline(*place) if place is not None else ""
+    if _counts_in_steps(line):
+        return (
+            "take the parts as x.split(step, dim) gives them, and join them by torch.cat, which is "
+            "whole in the graph where no part needs another, or compute on the whole axis at once"
+        )
+    if _LOOP.search(line):
         return (
             "compute all steps at once there, with tensors such as torch.arange(size) in place of "
             "a loop, which a trace unrolls"
@@ -78,6 +84,18 @@ def rewrite(request: Request, fixed: Places) -> str:
     )
 
 
+def _counts_in_steps(line: str) -> bool:
+    """Whether a line has a range with a step, as that over the blocks of an axis."""
+    _, is_range, rest = line.partition("range(")
+    depth = commas = 0
+    for sign in rest:
+        depth += (sign in "([") - (sign in ")]")
+        if depth < 0:
+            break
+        commas += sign == "," and depth == 0
+    return bool(is_range) and commas == 2
+
+
 def where(request: Request, fixed: Places) -> str:
     place = _place(request, fixed)
     return f" at {quote(*place)}" if place else ""
@@ -85,12 +103,25 @@ def where(request: Request, fixed: Places) -> str:
 
 def _place(request: Request, fixed: Places) -> tuple[str, int] | None:
     """The line at which a request's size became a constant, as far as it is known."""
-    head = re.split(r"\W", request.input)[0]
     place = None
     for source, frame in fixed.items():
-        if source.endswith(f".size()[{request.axis}]") and f"'{head}'" in source:
+        if _is_of(source, request):
             place = frame
     return place or fixed.get(LOOKED_UP)
+
+
+def _is_of(source: str, request: Request) -> bool:
+    """Whether torch names the size of a request's axis so."""
+    head = re.split(r"\W", request.input)[0]
+    return source.endswith(f".size()[{request.axis}]") and f"'{head}'" in source
+
+
+def fixed_first(request: Request, requests: Sequence[Request], fixed: Places) -> Request:
+    """Of the axes that have one dim, the one whose size became a constant first."""
+    if request.name is None:
+        return request
+    same = [other for other in requests if other.name == request.name]
+    return next((own for source in fixed for own in same if _is_of(source, own)), request)
 
 
 def sentence(request: Request) -> str:
@@ -121,7 +152,7 @@ def explained(
     by_name = {request.name: request for request in requests if request.name}
     for line in suggestions(str(error)):
         if (match := FIXED.fullmatch(line)) and match[1] in by_name:
-            return specialised(by_name[match[1]], fixed)
+            return specialised(fixed_first(by_name[match[1]], requests, fixed), fixed)
         if (match := _SAME.fullmatch(line)) and {match[1], match[2]} <= by_name.keys():
             first, second = by_name[match[2]], by_name[match[1]]
             return CaptureError(

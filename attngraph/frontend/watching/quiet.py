@@ -12,6 +12,7 @@ from itertools import takewhile
 from types import FrameType
 from typing import Any, TextIO, cast
 
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
 
 from attngraph.frontend.watching.locations import user_frame
@@ -85,8 +86,9 @@ def watched_specialisations(
 ) -> Iterator[None]:
     """Records the user's line where a size becomes a constant; torch keeps only its own line.
 
-    Keys are torch's names of sizes (`L['x'].size()[0]`). The model's frames are those within
-    `caller`, which exports: those around it are of what called the compiler.
+    Keys are torch's names of sizes (`L['x'].size()[0]`), the first one to become a constant first.
+    A size that is compared with such a constant is one by the same line. The model's frames are
+    those within `caller`, which exports: those around it are of what called the compiler.
     """
     original: Callable[..., Any] | None = getattr(ShapeEnv, "_set_replacement", None)
     if original is None:
@@ -94,11 +96,16 @@ def watched_specialisations(
             yield
         return
     call = original
+    numbers: dict[int, tuple[str, int] | None] = {}
 
     def recording(self: ShapeEnv, symbol: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(target, "is_number", False):
             own = takewhile(lambda at: at[0] is not caller, traceback.walk_stack(sys._getframe(1)))
-            frame = user_frame(reversed(list(own)))
+            frames = list(own)
+            frame = user_frame(reversed(frames))
+            if not any(each.f_code is SymNode.guard_int.__code__ for each, _ in frames):
+                frame = numbers.get(int(target), frame)
+            numbers.setdefault(int(target), frame)
             for source in self.var_to_sources.get(symbol, ()):
                 name = source.name if isinstance(source.name, str) else source.name()
                 found.setdefault(name, frame)

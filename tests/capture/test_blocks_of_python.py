@@ -1,0 +1,99 @@
+"""Loops of Python over the blocks of an axis, `range(0, n, 64)`, and masks made block by block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from attngraph import optimize
+from attngraph.errors import CaptureError
+
+pytestmark = pytest.mark.wide
+
+DIMS = {0: Dim("batch"), 1: Dim("length")}
+
+
+class Blocks(nn.Module):
+    """An attention whose queries are computed block by block, to save memory."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.linear, self.step = nn.Linear(4, 4), step
+
+    def forward(self, x: Tensor) -> Tensor:
+        key, found = self.linear(x), torch.zeros_like(x)
+        for start in range(0, x.shape[1], self.step):
+            end = start + self.step
+            found[:, start:end] = (x[:, start:end] @ key.mT).softmax(-1) @ x
+        return found
+
+
+class Parts(Blocks):
+    """The same, as the refusal advises."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = self.linear(x)
+        parts = [(part @ key.mT).softmax(-1) @ x for part in x.split(self.step, 1)]
+        return torch.cat(parts, 1)
+
+
+def _fits(model: nn.Module, *lengths: int) -> None:
+    model = model.eval()
+    optimized = optimize(model, (torch.randn(2, 9, 4),), dynamic_shapes=(DIMS,))
+    for length in lengths:
+        x = torch.randn(3, length, 4)
+        torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_an_axis_of_one_block_takes_every_length_that_one_block_has() -> None:
+    _fits(Blocks(64), 1, 2, 30, 63)
+
+
+def test_more_blocks_are_refused_with_a_rewrite_that_compiles() -> None:
+    with pytest.raises(CaptureError) as told:
+        _fits(Blocks(4), 9)
+    assert "range(0, x.shape[1], self.step)" in str(told.value)
+    assert "x.split(step, dim)" in str(told.value)
+    _fits(Parts(4), 1, 4, 13)
+
+
+def test_the_axis_that_a_line_fixes_is_named_and_not_one_that_shares_its_dim() -> None:
+    class Both(Blocks):
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(other) + x
+
+    samples = torch.randn(2, 9, 4), torch.randn(2, 9, 4)
+    with pytest.raises(CaptureError, match=r"Input other's axis 1 .*test_blocks_of_python\.py"):
+        optimize(Both(4).eval(), samples, dynamic_shapes=(DIMS, DIMS))
+    auto = {1: Dim.AUTO}
+    notes = optimize(Both(4).eval(), samples, dynamic_shapes=(auto, auto)).report.notes
+    told = [note for note in notes if "stays 9" in note]
+    assert len(told) == 2
+    assert all("self.step):" in note for note in told)
+
+
+class Streaming(nn.Module):
+    """A query sees the keys of its own chunk, and of some before it."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.size(1)
+        mask = torch.zeros(size, size, dtype=torch.bool)
+        for i in range(size):
+            if self.left < 0:
+                start = 0
+            else:
+                first = i // 4 - self.left
+                start = max(first * 4, 0)
+            mask[i, start : min((i // 4 + 1) * 4, size)] = True
+        return (x @ x.mT).masked_fill(~mask, -torch.inf).softmax(-1) @ x
+
+
+@pytest.mark.parametrize("left", [-1, 1])
+def test_a_mask_of_static_chunks_takes_every_length(left: int) -> None:
+    _fits(Streaming(left), 1, 4, 5, 21)
