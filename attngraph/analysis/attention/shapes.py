@@ -141,7 +141,7 @@ def _nonlinear_sum(anchor: Node) -> Node | None:
         if node is None or node.op not in ACTIVATION or node.inputs[0] is None:
             continue
         is_cap = node.op == "aten.tanh" and not is_weighted
-        if not is_cap and _is_joined(node.inputs[0].producer):
+        if not is_cap and _is_joined(origin(node.inputs[0], _is_layout).producer):
             return node
     return None
 

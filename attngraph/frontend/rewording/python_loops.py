@@ -84,6 +84,24 @@ def _names(nodes: Iterable[ast.AST], context: type[ast.expr_context]) -> set[str
     }
 
 
+def _read_first(statements: Iterable[ast.stmt], known: set[str]) -> tuple[set[str], set[str]]:
+    """The names that statements may read before they assign them, and those that are known then."""
+    read: set[str] = set()
+    for part in statements:
+        if isinstance(part, ast.If):
+            read |= _names([part.test], ast.Load) - known
+            sides = [_read_first(side, known) for side in (part.body, part.orelse)]
+            read = read.union(*(names for names, _ in sides))
+            known = known | (sides[0][1] & sides[1][1])
+            continue
+        is_sum = isinstance(part, ast.AugAssign)
+        loaded = _names([part], ast.Load) | (_names([part], ast.Store) if is_sum else set())
+        read |= loaded - known
+        if isinstance(part, (ast.Assign, ast.AnnAssign)):
+            known = known | _names([part], ast.Store)
+    return read, known
+
+
 class _Writer(ast.NodeTransformer):
     """Rewrites the loops of a function that range over numbers."""
 
@@ -186,14 +204,7 @@ class _Body:
                 called = isinstance(each, ast.Expr) and not isinstance(each.value, ast.Constant)
                 if stored or called:
                     raise Unread
-        self.read_first: set[str] = set()
-        known: set[str] = set()
-        for part in self.statements:
-            is_sum = isinstance(part, ast.AugAssign)
-            loaded = _names([part], ast.Load) | (_names([part], ast.Store) if is_sum else set())
-            self.read_first |= loaded - known
-            if isinstance(part, (ast.Assign, ast.AnnAssign)):
-                known |= _names([part], ast.Store)
+        self.read_first, _ = _read_first(self.statements, set())
 
     def _kept(self, statement: ast.stmt) -> ast.stmt:
         """A statement that keeps something of a step, as one that gives it a name."""

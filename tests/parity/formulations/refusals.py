@@ -91,6 +91,51 @@ def additive_graph(a: Tensor, w: Tensor, x: Tensor) -> Tensor:
     return x @ (scores.softmax(-1) @ h)
 
 
+class _OfAllPairs(nn.Module):
+    """GAT's scores, with each pair of nodes in a row of its own: the sources, and the targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a = nn.Linear(M, 4), nn.Linear(8, 1, bias=False)
+
+    def pairs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h, nodes = self.w(x), x.shape[0]
+        return h, h.repeat(nodes, 1), h.repeat_interleave(nodes, dim=0)
+
+
+@formulation("s m", fused=0, declined=("additive",))
+class AdditiveOfPairs(_OfAllPairs):
+    """GAT: each row is projected, and is one of a table behind that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, sources, targets = self.pairs(x)
+        scores = self.a(torch.cat([targets, sources], -1)).view(len(x), len(x))
+        return F.leaky_relu(scores, 0.2).softmax(-1) @ h
+
+
+@formulation("s m", fused=0, declined=("additive",))
+class AdditiveOfRegroupedPairs(_OfAllPairs):
+    """GATv2: the projection comes after the nonlinearity, and the table before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, sources, targets = self.pairs(x)
+        pairs = F.leaky_relu((sources + targets).view(len(x), len(x), -1), 0.2)
+        return (pairs @ self.a.weight[0, :4]).softmax(-1) @ h
+
+
+@formulation("b s m", "b 7 m", fused=0, declined=("synthesizer",))
+class RegroupedButNotAdded(nn.Module):
+    """A nonlinearity of regrouped activations, for which no keys are added to queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a = nn.Linear(M, 14), nn.Linear(2, 1, bias=False)
+
+    def forward(self, x: Tensor, values: Tensor) -> Tensor:
+        hidden = F.leaky_relu(self.w(x).unflatten(-1, (7, 2)), 0.2)
+        return self.a(hidden).squeeze(-1).softmax(-1) @ values
+
+
 @formulation(*SQUARE, fused=0, declined=("",))
 def softmax_over_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The wrong axis: S = T hides it."""
