@@ -135,6 +135,30 @@ def over_integers(condition: Condition) -> Condition:
     return condition
 
 
+def arranged(condition: Condition) -> Condition:
+    """A relation of sums of products with each term once, on the side on which it is added, and
+    without a factor that all have: sizes are above 0.
+
+    4096 - past - seq ≥ 0 is past + seq ≤ 4096. Others are as they were.
+    """
+    if not isinstance(condition, sympy.Rel) or condition.has(sympy.Function):
+        return condition
+    difference = sympy.expand(condition.lhs - condition.rhs)
+    if difference.is_number or not difference.is_polynomial():
+        return condition
+    factors = sympy.Mul.make_args(sympy.factor_terms(difference))
+    kept = [factor for factor in factors if not factor.is_positive or not factor.is_Atom]
+    terms = sympy.Add.make_args(sympy.expand(sympy.Mul(*kept)))
+    below = [term for term in terms if term.could_extract_minus_sign()]
+    left = sympy.Add(*(term for term in terms if term not in below))
+    right = sympy.Add(*(-term for term in below))
+    is_either = isinstance(condition, (sympy.Eq, sympy.Ne)) and not right.is_number
+    turned = str(right) < str(left) if is_either else condition.lhs == right
+    if left.is_number or (turned and not right.is_number):
+        return condition.reversed.func(right, left)
+    return condition.func(left, right)
+
+
 def multiples(conditions: Iterable[Condition]) -> dict[str, int]:
     """The dims of which conditions say that they are a multiple of a number, with that number."""
     found: dict[str, int] = {}
@@ -269,7 +293,8 @@ def _is_product(term: sympy.Expr) -> bool:
 def _by_factors(condition: sympy.Rel, infos: Mapping[str, DimInfo]) -> bool | None:
     """Of sides whose difference is a product: it is 0 where a factor is, (n // 20 - 1)² at 20."""
     difference = sympy.expand(condition.lhs - condition.rhs)
-    terms = difference.args
+    is_equation = isinstance(condition, (sympy.Eq, sympy.Ne))
+    terms = sympy.Add.make_args(difference) if is_equation else difference.args
     if len(terms) > _MOST_TERMS or not any(_is_product(term) for term in terms):
         return None
     try:
@@ -278,7 +303,7 @@ def _by_factors(condition: sympy.Rel, infos: Mapping[str, DimInfo]) -> bool | No
         return None
     if [factor for factor, _ in powers] in ([], [difference]):
         return None
-    if not isinstance(condition, (sympy.Eq, sympy.Ne)):
+    if not is_equation:
         sign = _sign(constant, powers, infos)
         return None if sign is None else always(condition.func(sign, 0), infos)
     is_zero = [always(sympy.Eq(factor, 0), infos) for factor, _ in powers]

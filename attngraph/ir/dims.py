@@ -350,6 +350,17 @@ def without_floors(
 
 
 _EXTREMES = (torch_sympy.Max, torch_sympy.Min, sympy.Max, sympy.Min)
+_MOST_TERMS = 64  # of a sum that is factored, which takes long for more
+
+
+def _is_never_below_zero(total: sympy.Expr, infos: Mapping[str, DimInfo]) -> bool:
+    """Whether a sum is provably never below 0, as it is or as a product: b·s − b is b·(s − 1)."""
+    if _range(total, infos).lower >= 0:
+        return True
+    if not total.is_Add or len(total.args) > _MOST_TERMS:
+        return False
+    product = sympy.factor_terms(total)
+    return bool(product.is_Mul and _range(product, infos).lower >= 0)
 
 
 def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
@@ -365,7 +376,7 @@ def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
         for term in expr.args:
             others = [other for other in kept if other is not term]
             gaps = [other - term if largest else term - other for other in others]
-            if any(_range(sympy.expand(gap), infos).lower >= 0 for gap in gaps):
+            if any(_is_never_below_zero(sympy.expand(gap), infos) for gap in gaps):
                 kept.remove(term)
         return expr.func(*kept) if len(kept) > 1 else kept[0]
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import sympy
 
-from attngraph.ir.conditions import always, at_sizes, parse_condition
+from attngraph.ir.conditions import always, arranged, at_sizes, parse_condition, shown
 from attngraph.ir.dims import DimInfo
 
 INFOS = {"n": DimInfo(low=2, high=9), "m": DimInfo(low=1, high=6)}
@@ -71,3 +71,43 @@ def test_no_size_is_against_what_is_decided(seed: int) -> None:
             assert said in (None, bool(at_sizes(condition, place))), (condition, n, m)
         decided += said is not None
     assert decided  # or nothing was shown
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4096 - past - seq >= 0", "past + seq ≤ 4096"),
+        ("-1 * seq <= -3", "seq ≥ 3"),
+        ("8 * seq * (past + 1) == 8 * seq * far", "far = 1 + past"),
+        ("past + seq == far + seq", "far = past"),
+        ("past + seq <= 12", "past + seq ≤ 12"),
+        ("seq < past", "seq < past"),
+        ("seq == 4 * ((seq + 3) // 4)", "seq = 4*((3 + seq) // 4)"),
+        ("seq % 8 == 0", "seq % 8 = 0"),
+    ],
+)
+def test_terms_stand_once_and_where_they_are_added(text: str, expected: str) -> None:
+    assert shown(arranged(parse_condition(text))) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_arranged_holds_for_the_same_sizes(seed: int) -> None:
+    draw = random.Random(seed)
+    names = ["seq", "past", "far"]
+    for _ in range(40):
+        sides = [
+            " + ".join(
+                f"{draw.randint(-3, 9)} * {draw.choice(names)} * {draw.choice([*names, '1'])}"
+                for _ in range(draw.randint(1, 3))
+            )
+            + f" + {draw.randint(-4, 4)}"
+            for _ in range(2)
+        ]
+        condition = parse_condition(f" {draw.choice(['<', '<=', '==', '!=', '>='])} ".join(sides))
+        other = arranged(condition)
+        for sizes in itertools.product((1, 2, 5), repeat=3):
+            at = {
+                sympy.Symbol(name, integer=True, positive=True): sympy.Integer(size)
+                for name, size in zip(names, sizes, strict=True)
+            }
+            assert at_sizes(condition, at) == at_sizes(other, at), (condition, other, at)

@@ -117,6 +117,8 @@ def test_no_dim_is_fixed_by_inferring() -> None:
         ("max(0, 64 - seq) * max(far, 0)", "(64 - seq) * far"),
         ("min(seq, seq // 2, seq // 4)", "seq // 4"),
         ("max(seq + 2, seq, seq + 1, far)", "max(seq + 2, far)"),
+        ("min(2 * seq, 2 * seq * far + 2 * seq, 2 * seq * seq)", "2 * seq"),
+        ("min(2 * seq, 2 * seq * far)", "min(2 * seq, 2 * seq * far)"),  # far may be 0
     ],
 )
 def test_a_max_that_the_ranges_decide_is_gone(size: str, expected: str) -> None:

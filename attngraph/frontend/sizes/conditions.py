@@ -21,6 +21,7 @@ from attngraph.frontend.sizes.symbols import Symbols
 from attngraph.ir.conditions import (
     Condition,
     always,
+    arranged,
     format_condition,
     over_integers,
     parse_condition,
@@ -59,7 +60,8 @@ def conditions_of(
 def split(condition: Condition) -> tuple[Condition, ...]:
     """The conditions that must all hold for one to hold, of whole numbers where they can be."""
     condition = over_integers(condition)
-    return condition.args if isinstance(condition, sympy.And) else (condition,)
+    parts = condition.args if isinstance(condition, sympy.And) else (condition,)
+    return tuple(map(arranged, parts))
 
 
 def _add(found: dict[str, Condition], condition: Condition, infos: Mapping[str, DimInfo]) -> None:

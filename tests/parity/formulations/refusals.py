@@ -123,17 +123,17 @@ class AdditiveOfRegroupedPairs(_OfAllPairs):
         return (pairs @ self.a.weight[0, :4]).softmax(-1) @ h
 
 
-@formulation("b s m", "b 7 m", fused=0, declined=("synthesizer",))
+@formulation("b s m", "b 7 m", fused=0, declined=("logits-not-a-product",))
 class RegroupedButNotAdded(nn.Module):
     """A nonlinearity of regrouped activations, for which no keys are added to queries."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.w, self.a = nn.Linear(M, 14), nn.Linear(2, 1, bias=False)
+        self.w = nn.Linear(M, 7)
 
     def forward(self, x: Tensor, values: Tensor) -> Tensor:
-        hidden = F.leaky_relu(self.w(x).unflatten(-1, (7, 2)), 0.2)
-        return self.a(hidden).squeeze(-1).softmax(-1) @ values
+        hidden = F.leaky_relu(self.w(x).reshape(-1, 7), 0.2)
+        return hidden.unflatten(0, x.shape[:2]).softmax(-1) @ values
 
 
 @formulation(*SQUARE, fused=0, declined=("",))
