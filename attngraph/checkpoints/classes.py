@@ -73,6 +73,12 @@ def class_of(
     if kind is None or not _is_model(transformers, kind):
         said = f"{folder.path / CONFIG} names the architecture {name}, which"
         version = f"transformers {transformers.__version__}"
+        if kind is None and folder.config.get("transformers_version") == transformers.__version__:
+            raise LoadError(
+                f"{said} {version} lacks, and saved: it is a class of its author's own. Give the "
+                "weights to a --factory that makes it, or write the name of a class of "
+                "transformers that computes the same."
+            )
         raise LoadError(
             f"{said} {version} lacks: install the version that it was saved with"
             f"{_version(folder)}, or give the weights to a --factory of your own."

@@ -114,7 +114,7 @@ def encodings(parts: Parts, model: Seq2Seq, ranges: Ranges) -> Iterator[Encoded]
         yield Encoded(label, _ROWS, cache, parts.whole, (source,), parts.pad)
 
 
-def rules_of(module: torch.nn.Module) -> Rules:
+def rules_of(module: torch.nn.Module | None) -> Rules:
     """How a model of transformers chooses its tokens."""
     return Rules.of_config(getattr(module, "generation_config", None))
 

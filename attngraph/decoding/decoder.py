@@ -48,7 +48,8 @@ class Decoder:
     up the cache that it was given (see `StaticCache`).
 
     `optimized` is the compiled model, None for a decoder that was loaded from a file. `session` is
-    by default that of the compiled model, opened on first use.
+    by default that of the compiled model, opened on first use. `rules` are those of a checkpoint's
+    generation config; of any other model there are none.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Decoder:
         self.optimized = optimized
         self.owner = object()  # whose the caches are that its steps give
         self.ranges = Ranges({}) if optimized is None else optimized.ranges
+        self.rules = NO_RULES
 
     @classmethod
     def of(cls, optimized: Optimized, layout: Layout) -> Decoder:
@@ -76,7 +78,14 @@ class Decoder:
         said = session.metadata
         decoder = cls(session, Layout.from_json(said.get(METADATA_KEY), str(path)))
         decoder.ranges = Ranges.of_file(said, path)
+        if Rules.key in said:
+            decoder.rules = Rules.of_file(said, path)
         return decoder
+
+    def keep_rules(self, rules: Rules) -> None:
+        """Chooses tokens by these, unless a call names others; the file says them too."""
+        self.rules = rules
+        self._compiled.model.metadata_props[rules.key] = rules.to_json()
 
     @property
     def session(self) -> Session:
@@ -334,7 +343,7 @@ class Decoder:
         top_p: float | None = None,
         seed: int | None = None,
         cache: Cache | None = None,
-        rules: Rules = NO_RULES,
+        rules: Rules | None = None,
     ) -> torch.Tensor:
         """The prompt ids (B, S) with up to `max_new_tokens` more, as `transformers`' generate.
 
@@ -342,7 +351,8 @@ class Decoder:
         on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
         with `pad_token_id` (by default that token); when all have, it ends early. With a `cache` of
         how ids begin, such as that of a `stream` before, only the rest is computed. `rules` say
-        which tokens are forced, or not to be chosen.
+        which tokens are forced, or not to be chosen, and which end and fill a row where that isn't
+        said; by default they are the decoder's own. No token ends a row with an empty list.
 
         Raises UsageError for what a step or `Sampling` doesn't take, for rows padded on the right,
         whose last position is no token, where a static cache has no room for the prompt and what
@@ -376,7 +386,7 @@ class Decoder:
         top_p: float | None = None,
         seed: int | None = None,
         cache: Cache | None = None,
-        rules: Rules = NO_RULES,
+        rules: Rules | None = None,
         step: Step | None = None,
     ) -> TokenStream:
         """The tokens of `generate`, each (B,) as soon as it is drawn.
@@ -409,9 +419,14 @@ class Decoder:
         ahead = range(length, length + more)  # an end token may come long before the last of them
         for past in (*ahead[:_AHEAD], *ahead[_AHEAD:][-1:]):
             extent.require_sizes(batch, 1, past)
-        ends = end_tokens(eos_token_id, known)
+        rules = (self.rules if rules is None else rules).known(known)
+        ends = list(rules.eos_token_id)
+        if eos_token_id is not None:
+            ends = end_tokens(eos_token_id, known)
         filler = ends[0] if ends else 0
         if pad_token_id is not None:
             filler = token_id("pad_token_id", pad_token_id, known)
+        elif rules.pad_token_id is not None:
+            filler = rules.pad_token_id
         taken = self if step is None else step
         return TokenStream(prompt, shown, cache, taken, count, sampling, rules, ends, filler)

@@ -12,7 +12,6 @@ import torch
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.rules import Rules
 from attngraph.decoding.stream import TokenStream
-from attngraph.decoding.tokens import end_tokens
 from attngraph.errors import OutputError, UsageError
 from attngraph.export.runtime.session import Session
 from attngraph.frontend.families.described import Described
@@ -90,27 +89,10 @@ class OfParts:
         ids: torch.Tensor,
         count: int,
         mask: torch.Tensor | None = None,
-        *,
-        eos_token_id: Any,
-        pad_token_id: int | None,
         **how: Any,
     ) -> TokenStream:
-        """As `Decoder.stream`, by `rules`, which also name the tokens that end and fill a row.
-
-        Those that the model doesn't know, as a padding token of a tokenizer alone, name none.
-        """
-        rules, most = self.rules, self.decoder.layout.vocabulary
-        ends = [each for each in rules.eos_token_id if _is_known(each, most)]
-        ends = ends if eos_token_id is None else end_tokens(eos_token_id, None)
-        fill = rules.pad_token_id if _is_known(rules.pad_token_id, most) else None
-        fill = fill if pad_token_id is None else pad_token_id
-        return self.decoder.stream(
-            ids, count, mask, eos_token_id=list(ends), pad_token_id=fill, rules=rules, **how
-        )
-
-
-def _is_known(token: int | None, vocabulary: int | None) -> bool:
-    return token is not None and token >= 0 and (vocabulary is None or token < vocabulary)
+        """As `Decoder.stream`, by `rules`."""
+        return self.decoder.stream(ids, count, mask, rules=self.rules, **how)
 
 
 def save_parts(parts: Mapping[str, Optimized], path: str | Path) -> list[Path]:

@@ -67,6 +67,15 @@ class Rules(Described):
             left_out=tuple(_left_out(config)),
         )
 
+    def known(self, vocabulary: int | None) -> Rules:
+        """Without the tokens that end or fill a row of which a model of so many has none, as
+        tokenizers have padding of their own."""
+        most = float("inf") if vocabulary is None else vocabulary
+        ends = tuple(token for token in self.eos_token_id if 0 <= token < most)
+        pad = self.pad_token_id
+        pad = None if pad is None or not 0 <= pad < most else pad
+        return replace(self, eos_token_id=ends, pad_token_id=pad)
+
     def applied(
         self, logits: torch.Tensor, ids: torch.Tensor, step: int, count: int, ends: Sequence[int]
     ) -> torch.Tensor:

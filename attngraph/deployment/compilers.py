@@ -18,6 +18,7 @@ from attngraph.compiling.compiler import compile_model
 from attngraph.decoding.compile import compile_decoder, of_causal_lm
 from attngraph.decoding.compile_multimodal import compile_multimodal
 from attngraph.decoding.compile_seq2seq import compile_seq2seq, rules_of
+from attngraph.decoding.rules import NO_RULES
 from attngraph.decoding.seq2seq import ENCODER
 from attngraph.deployment.folder import Place
 from attngraph.errors import UsageError
@@ -109,6 +110,10 @@ def as_decoder(request: Request, model: Model) -> Parts:
         staged=request.staged(MODEL),
         progress=request.progress,
     )
+    rules = rules_of(request.loaded.module)
+    if rules != NO_RULES:
+        decoder.keep_rules(rules)
+        decoder.report.notes += rules.notes
     if request.decoding.runtime is None:
         return Parts(decoder, {MODEL: decoder})
     told = Generation.of(request.loaded.module)

@@ -298,8 +298,12 @@ _BROKEN = {
     "a shard at the root": (lambda p: _index(p, "/etc/hostname"), "which is not inside of it"),
     "a shard without a name": (lambda p: _index(p, None), "names no file for classifier.weight"),
     "no such architecture": (
+        lambda p: rewritten(p, architectures=["BertForWonders"], transformers_version="4.2.0"),
+        "the architecture BertForWonders, which transformers .* lacks: install the .*4.2.0",
+    ),
+    "an architecture of its author's": (
         lambda p: rewritten(p, architectures=["BertForWonders"]),
-        "the architecture BertForWonders, which transformers .* lacks",
+        "BertForWonders, which transformers .* lacks, and saved: it is a class of its author's",
     ),
     "an architecture that is no model": (
         lambda p: rewritten(p, architectures=["pipeline"]),

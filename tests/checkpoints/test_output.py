@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import attngraph
 from attngraph.cli import run
+from attngraph.decoding.rules import Rules
 from attngraph.deployment.folder import OutputFolder
 from attngraph.errors import LoadError, OutputError, ParityError
 from attngraph.export.files import save as save_module
@@ -279,6 +280,33 @@ def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
     assert said["model"]["decoder"]["filename"] == "model.onnx"
     assert said["model"]["eos_token_id"] == [2, 5]
     assert said["search"]["top_k"] == 7
+
+
+def test_a_decoder_follows_the_rules_of_the_generation_config(tmp_path: Path) -> None:
+    """Qwen2.5's has a repetition penalty: `generate` gave other tokens without a word."""
+    from transformers import LlamaForCausalLM
+
+    path, file = saved(tmp_path / "llama", "llama"), "generation_config.json"
+    ids, rules = torch.arange(3, 13).reshape(2, 5), {"repetition_penalty": 1.7}
+    (path / file).write_text(json.dumps(rules))
+    model: Any = LlamaForCausalLM.from_pretrained(path)
+    plain = model.generate(ids, max_new_tokens=9, do_sample=False, repetition_penalty=1.0)
+    tokens = model.generate(ids, max_new_tokens=9, do_sample=False)
+    assert not torch.equal(plain, tokens)
+    ended = rules | {"eos_token_id": [int(tokens[0, 7]), 95], "pad_token_id": -1, "num_beams": 3}
+    (path / file).write_text(json.dumps(ended))
+    made = attngraph.optimize_checkpoint(path)
+    assert any("sets num_beams = 3, of which `generate` takes no" in n for n in made.report.notes)
+    made.save(tmp_path / "out")
+    loaded = attngraph.Decoder.load(tmp_path / "out" / "model.onnx")
+    as_ours = {"num_beams": 1, "pad_token_id": int(tokens[0, 7])}
+    (path / file).write_text(json.dumps(ended | as_ours))
+    model = LlamaForCausalLM.from_pretrained(path)
+    expected = model.generate(ids, max_new_tokens=9, do_sample=False)
+    for decoder in (made.result, loaded):
+        assert torch.equal(decoder.generate(ids, 9), expected)
+        assert torch.equal(decoder.generate(ids, 9, eos_token_id=[]), tokens)
+        assert torch.equal(decoder.generate(ids, 9, rules=Rules()), plain)
 
 
 @pytest.mark.slow
