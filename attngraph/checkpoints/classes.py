@@ -79,6 +79,11 @@ def class_of(
                 "weights to a --factory that makes it, or write the name of a class of "
                 "transformers that computes the same."
             )
+        if _runs_others(transformers, kind):
+            raise LoadError(
+                f"{said} runs several models in its generate and has no forward, so there is no "
+                "one graph of it: a --factory that returns one of them, with samples, compiles it."
+            )
         raise LoadError(
             f"{said} {version} lacks: install the version that it was saved with"
             f"{_version(folder)}, or give the weights to a --factory of your own."
@@ -92,6 +97,12 @@ def _is_model(transformers: Any, kind: Any) -> bool:
     """Whether it is a class of a model that can be run; that of a family's models can't."""
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     return is_model and kind.forward is not torch.nn.Module.forward
+
+
+def _runs_others(transformers: Any, kind: Any) -> bool:
+    """Whether it is a model that has no forward, and generates by those of its parts."""
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    return is_model and bool(kind.can_generate())
 
 
 def unfilled(folder: Folder, kind: Any, *, trust_code: bool = False) -> Any:

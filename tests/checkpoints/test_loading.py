@@ -305,6 +305,14 @@ _BROKEN = {
         lambda p: rewritten(p, architectures=["BertForWonders"]),
         "BertForWonders, which transformers .* lacks, and saved: it is a class of its author's",
     ),
+    "an architecture of several models": (
+        lambda p: rewritten(p, architectures=["Qwen2_5OmniForConditionalGeneration"]),
+        "Qwen2_5OmniForConditionalGeneration, which runs several models in its generate",
+    ),
+    "an architecture of a family": (
+        lambda p: rewritten(p, architectures=["BertPreTrainedModel"]),
+        "BertPreTrainedModel, which is no model in transformers",
+    ),
     "an architecture that is no model": (
         lambda p: rewritten(p, architectures=["pipeline"]),
         "the architecture pipeline, which",

@@ -22,6 +22,7 @@ from attngraph.frontend.families.image_parts import FEATURES, Join, Vision
 from attngraph.frontend.families.image_samples import sample_images
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
 from attngraph.frontend.families.multimodal import of_images
+from attngraph.frontend.families.stateful_lm import Forms
 from attngraph.frontend.interface.modalities import joined_by
 from attngraph.inference import inference
 from tests.models.kit import HIDDEN
@@ -157,6 +158,26 @@ def test_rows_in_another_order_are_told(family: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Vision, "forward", flipped)
     with pytest.raises(UsageError, match="no compiler joins these to the tokens"):
         of_images(eager(family), None, None, family)
+
+
+def test_parts_that_fail_are_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as if the model didn't take two images: Granite 4 Vision's does."""
+
+    def fails(self: Vision, images: dict[str, Tensor]) -> dict[str, Tensor]:
+        raise IndexError("index 4 is out of bounds")
+
+    monkeypatch.setattr(Vision, "forward", fails)
+    with pytest.raises(UsageError, match=r"names as its parts, .*index 4 is out.*its text alone"):
+        of_images(eager("llava"), None, None, "it")
+
+
+def test_states_that_several_tokens_do_not_go_on_from_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An image's tokens come in one call."""
+    monkeypatch.setattr(Forms, "takes_several", property(lambda forms: False))
+    with pytest.raises(UsageError, match="it takes one token a call"):
+        of_images(eager("qwen3_5"), None, None, "it")
 
 
 def test_features_for_layers_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ from attngraph.frontend.interface.modalities import (
     SIZES,
     SOUND,
     SOUNDS,
+    TEXT_ALONE,
     first_place,
     joined_by,
     refuse_mixed,
@@ -128,8 +129,8 @@ def of_images(
         if isinstance(error, UsageError):
             raise
         raise UsageError(
-            f"{name} can't be compiled with its {what}: it doesn't take two of them in two rows of "
-            f"text, as its class says that it does ({reason_of(error)})."
+            f"{name} can't be compiled with its {what}: what its class names as its parts, run on "
+            f"two of them in two rows of text, fails ({reason_of(error)}). {TEXT_ALONE}"
         ) from error
     text = tried.embeds[:, :3]
     grids = OF_QWEN2_VL if config.model_type == "qwen2_vl" else GRID
