@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 
 from attngraph.checks.bisect import difference
@@ -17,7 +18,7 @@ from attngraph.frontend.sizes.blocks import blocks
 from attngraph.frontend.sizes.suspects import Suspect
 from attngraph.ir import Dim, Graph, TensorType, Value, interpret
 from attngraph.ir.conditions import Condition, multiples
-from attngraph.ir.dims import DIVIDING, functions_of, substitute, symbols_of
+from attngraph.ir.dims import DIVIDING, functions_of, substitute, symbol, symbols_of
 from attngraph.ir.interpreter import Observer
 from attngraph.ir.ranges import Ranges
 
@@ -27,6 +28,8 @@ _ROUNDING = 2.0**-11
 
 _TIMES, _MOST_SIZES = 8, 8
 """How far beyond the sample, and how many of the sizes, at which other code runs are tried."""
+_SMALL = 4
+"""Of the least sizes each is tried: a part of 4 is shorter there."""
 
 
 def trace_differs(check: Check, graph: Graph) -> str:
@@ -100,9 +103,28 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
                     continue  # a size that the model doesn't take says nothing of its other side
                 known[label] = is_traced(check, graph, tensors)
             if not known[label]:
-                found.append(suspect)
+                found.append(_begun_lower(check, graph, suspect, sample) if is_start else suspect)
                 break
     return [*found, *_not_one(check, graph, Ranges({}, tuple(s.condition for s in found)))]
+
+
+def _begun_lower(
+    check: Check, graph: Graph, suspect: Suspect, sample: Mapping[str, int]
+) -> Suspect:
+    """The suspect with the least size from which on the graph is the model at each one.
+
+    A trace that cuts the nearest 4 of n points takes n for more than 4, and is right at 4.
+    """
+    names, start = symbols_of(suspect.condition), suspect.start
+    if start is None or suspect.refusal is not None or len(names) != 1:
+        return suspect
+    (name,) = names
+    least = start
+    while least > 1 and is_traced(check, graph, check.samples.at({**sample, name: least - 1})):
+        least -= 1
+    if least == start:
+        return suspect
+    return replace(suspect, condition=sympy.Ge(symbol(name), least), start=least)
 
 
 def _by_start(suspect: Suspect) -> tuple[bool, int]:
@@ -128,7 +150,8 @@ def _elsewhere(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, in
         left_out = [size for size in sizes if only.broken({**sample, name: size})]
         step = max(1, -(-len(left_out) // _MOST_SIZES))
         near = [size for size in left_out if abs(size - sample[name]) == 1]
-        found += [{name: size} for size in (*left_out[::step], *left_out[-1:], *near)]
+        small = left_out[:_SMALL]
+        found += [{name: size} for size in (*left_out[::step], *left_out[-1:], *near, *small)]
     return found
 
 

@@ -301,11 +301,18 @@ def _raise_late(
             continue
         if not same_rows(reached.axes, total.axes, total.dims):
             continue
+        factors = None  # of a sum, the product that it is taken of
+        if side.value not in root.inputs:
+            factors = root.inputs[0].producer if root.inputs[0] is not None else None
+            if factors is None or side.value not in factors.inputs:
+                continue
         build.at(root, fuse_locs([node, root], root))
         softmax = _softmax(build, settler, node, total.terms, total.dims, total.how)
         if softmax is None or softmax.dtype != total.terms.dtype:
             return False
-        result = build.again(root, side.value, _replay(build, passed, total.terms, softmax))
+        given = _replay(build, passed, total.terms, softmax)
+        result = given if factors is None else build.again(factors, side.value, given)
+        result = build.again(root, root.inputs[0] if factors else side.value, result)
         for layout in reversed(outer):
             build.at(node)
             result = build.again(layout, layout.inputs[0], result)

@@ -231,6 +231,24 @@ def test_what_numpy_computes_of_a_size_is_told_with_what_helps() -> None:
     assert "test_sizes_in_python" in note
 
 
+def test_values_that_numpy_reads_are_told_with_what_helps() -> None:
+    """As TimesNet's period is: the place of the largest frequency."""
+
+    def by_period(x: Tensor) -> Tensor:
+        period = int(x.abs().mean((0, 2)).topk(1).indices.numpy()[0]) + 1
+        return x[:, :period]
+
+    with pytest.raises(CaptureError, match="make them int arguments"):
+        capture(Calls(by_period), (X,), dynamic_shapes=DIMS)
+
+    class Asked(nn.Module):
+        def forward(self, x: Tensor, period: int) -> Tensor:
+            return x[:, :period] * 2
+
+    optimized = attngraph.optimize(Asked(), (X, 4), dynamic_shapes=({0: Dim("batch")}, None))
+    torch.testing.assert_close(optimized(X, 4), X[:, :4] * 2)
+
+
 def test_rows_of_a_nested_tensor_are_told_with_what_helps() -> None:
     class Nested(nn.Module):
         def forward(self, x: Tensor, lengths: Tensor) -> Tensor:

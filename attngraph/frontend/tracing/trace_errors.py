@@ -190,7 +190,12 @@ def explained(
     if own is not None:
         said = f"{type(module).__name__} itself fails on its sample inputs{where}: {reason(own)}"
         return CaptureError(said if said.endswith((".", "…")) else f"{said}.")
-    text = _nested(error) or _data_dependent(str(deepest(error))) or reason(error) + _numpy(error)
+    text = (
+        _nested(error)
+        or _read_by_numpy(error)
+        or _data_dependent(str(deepest(error)))
+        or reason(error) + _numpy(error)
+    )
     return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
 
 
@@ -209,6 +214,16 @@ def _nested(error: Exception) -> str:
         "the rows of a nested tensor have lengths that are known at run time only, and a graph "
         "holds no such tensor. Compute on padded rows there, with a mask of what they hold: "
         "torch.arange(n) < lengths[:, None]."
+    )
+
+
+def _read_by_numpy(error: Exception) -> str:
+    """What helps where the model takes a tensor's values out of torch."""
+    if ".numpy() is not supported" not in str(deepest(error)):
+        return ""
+    return (
+        "numpy needs the values of a tensor there, which are known only when the model runs. "
+        "Compute with torch there; where sizes are made of these values, make them int arguments."
     )
 
 

@@ -283,8 +283,9 @@ def _bucketize(
     return halved[torch.ops.aten.bucketize.Tensor](x, boundaries, out_int32=out_int32, right=right)
 
 
-@formula("aten._cdist_forward")
-def _cdist(a: Tensor, b: Tensor, p: float, compute_mode: int | None) -> Tensor:
+@formula("aten._cdist_forward", "aten.cdist")
+def _cdist(a: Tensor, b: Tensor, p: float = 2, compute_mode: int | None = None) -> Tensor:
+    """torch divides a cdist by how many rows there are, which a dynamic length doesn't say."""
     norm: Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
     return norm
 

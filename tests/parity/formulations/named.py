@@ -58,6 +58,20 @@ class AttentionFreeQuotient(nn.Module):
         return q.sigmoid() * (powers * v).sum(1, keepdim=True) / powers.sum(1, keepdim=True)
 
 
+@formulation("b 7 m", fused=0, declined=("no-queries",))
+class AttentionFreeFullQuotient(nn.Module):
+    """AFT-full as a quotient of sums: what is summed is a product of exponentials and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv, self.bias = nn.Linear(M, 2 * M), nn.Parameter(torch.zeros(T, T))
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = self.kv(x).chunk(2, -1)
+        powers = (k[None] + self.bias.view(T, 1, -1, 1)).exp()
+        return ((powers * v[None]).sum(2) / powers.sum(2)).permute(1, 0, 2)
+
+
 @formulation(SELF, "b s:padding", fused=0, declined=("lays out anew",))
 class BandOfScores(_Projected):
     """A window around each query, as diagonals of the scores that are written side by side."""
