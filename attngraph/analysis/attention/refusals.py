@@ -306,6 +306,12 @@ class Refusal(Enum):
         "row in which everything is masked is rounded otherwise.",
         "Scale the query, or the scores before they are masked, or mask with -inf.",
     )
+    KEYS_MAY_BE_NAN = (
+        "nan-keys",
+        "A row of zeros, as padding is, becomes NaN at {where}. The mask writes a number over the "
+        "scores of such keys; the operator adds its mask, which leaves NaN.",
+        "Divide by no zero: use F.normalize, or add a small number to the divisor.",
+    )
     TIMES_INFINITE = (
         "weak-fill",
         "A bias that a mask multiplies by 0 counts as finite: of -inf, that would be NaN.",

@@ -1,4 +1,5 @@
-"""What may be NaN where inputs are finite: rows without keys, and means of nothing.
+"""What may be NaN where inputs are finite: rows without keys, means of nothing, and rows of zeros
+that are divided by their own norm, or of which the logarithm is taken.
 
 A fill that is written over a score takes NaN away; a number that is added to it doesn't. Operators
 add their masks, so it matters where scores may be NaN. Inputs and weights count as numbers.
@@ -12,16 +13,36 @@ from math import inf
 from attngraph.analysis.masks.masking import masking_of
 from attngraph.analysis.masks.reach import is_bounded
 from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.values.scalars import number
 from attngraph.ir import Node, TensorType, Value
+from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
-from attngraph.ir.traits import CAST, LAYOUT, LOG_SOFTMAX, SOFTMAX, SUM
+from attngraph.ir.traits import (
+    CAST,
+    LAYOUT,
+    LOG_SOFTMAX,
+    LOGARITHM,
+    MAGNITUDE,
+    POWER,
+    RECIPROCAL,
+    REDUCTION,
+    ROOT,
+    SOFTMAX,
+)
+
+_ZERO_AT_ZERO = CAST | LAYOUT | MAGNITUDE | POWER | ROOT
 
 
 def may_be_nan(values: Iterable[Value | None]) -> bool:
     """Whether one of the values depends on what a model itself may make NaN."""
+    return bool(nan_makers(values))
+
+
+def nan_makers(values: Iterable[Value | None]) -> set[Node]:
+    """The nodes that may make NaN of numbers, and on which one of the values depends."""
     given = [value for value in values if value is not None]
     _, above = backward_slice(given, _has_no_nan)
-    return any(map(_makes_nan, above))
+    return {node for node in above if _makes_nan(node)}
 
 
 def _has_no_nan(value: Value) -> bool:
@@ -39,18 +60,37 @@ def _makes_nan(node: Node) -> bool:
     if node.op in SOFTMAX | LOG_SOFTMAX:
         logits = node.inputs[0]
         return logits is not None and not is_bounded(logits, inf)
-    return node.op == "aten.div.Tensor" and _may_count_nothing(node.inputs[1])
+    if node.op in LOGARITHM and node.op != "aten.log1p":
+        return _includes_zero(node.inputs[0])
+    if node.op == "aten.div.Tensor":
+        return _may_be_zero(node.inputs[1])
+    return _is_reciprocal(node) and _may_be_zero(node.inputs[0])
 
 
-def _may_count_nothing(divisor: Value | None) -> bool:
-    """Whether a divisor is a count, or a sum, that may be 0."""
+def _includes_zero(value: Value | None) -> bool:
+    low, high = Intervals().of(value)
+    return low <= 0 <= high
+
+
+def _is_reciprocal(node: Node) -> bool:
+    """Whether 1 over something is infinite where that is 0: times a row of zeros, that is NaN."""
+    if node.op != "aten.pow.Tensor_Scalar":
+        return node.op in RECIPROCAL
+    exponent = number(attribute(node, "exponent"))
+    return exponent is not None and exponent < 0
+
+
+def _may_be_zero(divisor: Value | None) -> bool:
+    """Whether a divisor is a count, or a sum or norm of a row, that may be 0.
+
+    A row of zeros is no rare thing, as any other number is: padding is one.
+    """
     while divisor is not None and divisor.producer is not None:
         node = divisor.producer
         counts = not divisor.dtype.is_floating_point
-        if counts or node.op in SUM:
-            low, high = Intervals().of(divisor)
-            return low <= 0 <= high
-        if node.op not in CAST | LAYOUT:
+        if counts or node.op in REDUCTION:
+            return _includes_zero(divisor)
+        if node.op not in _ZERO_AT_ZERO and node.op != "aten.mul.Scalar":
             return False
         divisor = node.inputs[0]
     return False
