@@ -12,6 +12,7 @@ from typing import ClassVar, TypeAlias
 
 import torch
 
+from attngraph.analysis.attention.hidden_nans import nan_of_keys, values_of
 from attngraph.analysis.attention.logits import Bias, Factor, Mask
 from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import Stage, cheapest
@@ -26,7 +27,6 @@ from attngraph.analysis.attention.site import SDPA, Site, understand
 from attngraph.analysis.attention.terms import broadcastable, decided_by
 from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.analysis.layout.axes import Atom, Axes, Operand, is_symbolic, resolve, top
-from attngraph.analysis.masks.nans import nan_makers
 from attngraph.analysis.masks.reach import is_scorelike
 from attngraph.analysis.values.scalars import is_cast
 from attngraph.errors import IRError
@@ -196,8 +196,8 @@ def _planned(site: Site) -> _Plan | Declined:
     if outer is None or inner is None:
         return Refusal.WEIGHTS_SCALED_BY_PAIRS.at()
     below = [top(stage.operand).value for stage in site.value]
-    below += _values_of(inner)
-    lost = _lost_keys(site, [top(key.operand).value, *_values_of(on_keys)], below)
+    below += values_of(inner)
+    lost = nan_of_keys(site, top(key.operand).value, on_keys, below)
     if lost is not None:
         return Refusal.KEYS_MAY_BE_NAN.at(lost, where=lost.loc)
     if len(site.anchor.output.users) > 1 and depends_on(below, {site.anchor}):
@@ -211,23 +211,6 @@ def _planned(site: Site) -> _Plan | Declined:
         return Refusal.AXES.at(why="a bias has axes that the scores lack")
     heads = kv_heads * groups
     return _Plan(kv_heads, heads, chosen, scale, on_keys, outer, inner, sinks, terms)
-
-
-def _values_of(factors: Sequence[Factor]) -> list[Value]:
-    return [factor.operand.value for factor in factors if factor.operand is not None]
-
-
-def _lost_keys(site: Site, keys: Sequence[Value], values: Sequence[Value]) -> Node | None:
-    """What may make NaN of keys, but not of their values, where a fill is written over scores.
-
-    A hidden key that is NaN is as good as any other there; an operator adds its mask to the score,
-    as torch's own does, and the whole row is NaN. A value that is NaN makes a row NaN in either.
-    """
-    fills = any(isinstance(step, Mask) and not step.times for step in site.steps)
-    if not fills or site.anchor.op == SDPA:
-        return None
-    makers = nan_makers(keys) - nan_makers(values)
-    return min(makers, key=lambda maker: maker.number, default=None)
 
 
 def _emit(graph: Graph, build: Builder, evidence: Evidence, site: Site) -> Remark | Declined:

@@ -105,16 +105,21 @@ def test_what_a_query_of_nan_gives(first: Step, hide: Step, clears: bool) -> Non
 class Normalised(nn.Module):
     """Keys over what `size` says of them: of padding, which is zeros, that is 0 unless it adds."""
 
-    def __init__(self, size: Callable[[Tensor], Tensor], *, values: bool = False) -> None:
+    def __init__(
+        self, size: Callable[[Tensor], Tensor], *, values: bool = False, late: bool = False
+    ) -> None:
         super().__init__()
         self.q, self.v = nn.Linear(8, 8), nn.Linear(8, 8)
         self.k = nn.Linear(8, 8, bias=False)
-        self.size, self.values = size, values
+        self.size, self.values, self.late = size, values, late
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         keys = _heads(self.k(x))
-        keys = keys / self.size(keys)
-        scores = (_heads(self.q(x)) @ keys.mT).masked_fill(~seen[:, None, None], -torch.inf)
+        size = self.size(keys)
+        keys = keys if self.late else keys / size
+        scores = _heads(self.q(x)) @ keys.mT
+        scores = scores / size.mT if self.late else scores
+        scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
         return scores.softmax(-1) @ (keys if self.values else _heads(self.v(x)))
 
 
@@ -123,28 +128,34 @@ def _norm(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("size", "values", "fuses"),
+    ("size", "where", "fuses"),
     [
-        (_norm, False, False),
-        (lambda x: x.std(-1, keepdim=True), False, False),
-        (lambda x: x.square().sum(-1, keepdim=True).sqrt(), False, False),
-        (lambda x: _norm(x) + 1e-6, False, True),
-        (lambda x: _norm(x).clamp_min(1e-6), False, True),
-        (_norm, True, True),  # a value of NaN shows in eager as well
+        (_norm, "keys", False),
+        (_norm, "scores", False),
+        (lambda x: x.std(-1, keepdim=True), "keys", False),
+        (lambda x: x.square().sum(-1, keepdim=True).sqrt(), "keys", False),
+        (lambda x: _norm(x) + 1e-6, "keys", True),
+        (lambda x: _norm(x) + 1e-6, "scores", True),
+        (lambda x: _norm(x).clamp_min(1e-6), "keys", True),
+        (_norm, "values", True),  # a value of NaN shows in eager as well
     ],
 )
 def test_hidden_keys_of_nan_leave_no_trace(
-    size: Callable[[Tensor], Tensor], values: bool, fuses: bool
+    size: Callable[[Tensor], Tensor], where: str, fuses: bool
 ) -> None:
     torch.manual_seed(0)
-    model = Normalised(size, values=values).eval().requires_grad_(False)
+    model = (
+        Normalised(size, values=where == "values", late=where == "scores")
+        .eval()
+        .requires_grad_(False)
+    )
     x, seen = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
     seen[1, 3:] = False
     found = optimize(model, (x, seen))
     torch.testing.assert_close(found(x, seen), model(x, seen))
     x[1, 3:] = 0
     eager = model(x, seen)
-    assert eager[1].isnan().any() == values
+    assert eager[1].isnan().any() == (where == "values")
     torch.testing.assert_close(found(x, seen), eager, equal_nan=True)
     (site,) = found.report.sites
     assert (site.status == "fused") == fuses

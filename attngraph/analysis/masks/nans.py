@@ -45,6 +45,22 @@ def nan_makers(values: Iterable[Value | None]) -> set[Node]:
     return {node for node in above if _makes_nan(node)}
 
 
+def may_be_zero(divisor: Value | None) -> bool:
+    """Whether a divisor is a count, or a sum or norm of a row, that may be 0.
+
+    A row of zeros is no rare thing, as any other number is: padding is one.
+    """
+    while divisor is not None and divisor.producer is not None:
+        node = divisor.producer
+        counts = not divisor.dtype.is_floating_point
+        if counts or node.op in REDUCTION:
+            return _includes_zero(divisor)
+        if node.op not in _ZERO_AT_ZERO and node.op != "aten.mul.Scalar":
+            return False
+        divisor = node.inputs[0]
+    return False
+
+
 def _has_no_nan(value: Value) -> bool:
     node = value.producer
     counts = not isinstance(value.type, TensorType) or not value.dtype.is_floating_point
@@ -63,8 +79,8 @@ def _makes_nan(node: Node) -> bool:
     if node.op in LOGARITHM and node.op != "aten.log1p":
         return _includes_zero(node.inputs[0])
     if node.op == "aten.div.Tensor":
-        return _may_be_zero(node.inputs[1])
-    return _is_reciprocal(node) and _may_be_zero(node.inputs[0])
+        return may_be_zero(node.inputs[1])
+    return _is_reciprocal(node) and may_be_zero(node.inputs[0])
 
 
 def _includes_zero(value: Value | None) -> bool:
@@ -78,19 +94,3 @@ def _is_reciprocal(node: Node) -> bool:
         return node.op in RECIPROCAL
     exponent = number(attribute(node, "exponent"))
     return exponent is not None and exponent < 0
-
-
-def _may_be_zero(divisor: Value | None) -> bool:
-    """Whether a divisor is a count, or a sum or norm of a row, that may be 0.
-
-    A row of zeros is no rare thing, as any other number is: padding is one.
-    """
-    while divisor is not None and divisor.producer is not None:
-        node = divisor.producer
-        counts = not divisor.dtype.is_floating_point
-        if counts or node.op in REDUCTION:
-            return _includes_zero(divisor)
-        if node.op not in _ZERO_AT_ZERO and node.op != "aten.mul.Scalar":
-            return False
-        divisor = node.inputs[0]
-    return False
