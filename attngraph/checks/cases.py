@@ -34,7 +34,7 @@ class Drawn:
     """
 
     label: str
-    kind: tuple[bool, bool | None]
+    kind: tuple[bool, bool | None, bool]
     make: Callable[[], tuple[torch.Tensor, ...]]
 
 
@@ -115,7 +115,7 @@ class SampleInputs:
             if self.limits.broken(sizes):
                 sizes = sample
             make = partial(self._drawn, draw, roles, sizes)
-            kind = draw.hides_rows, draw.constant
+            kind = draw.hides_rows, draw.constant, draw.padded
             yield Drawn(f"{label_of(sizes)}, {draw.label}", kind, make)
 
     def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:

@@ -26,8 +26,8 @@ _BATCH = 4
 @dataclass(frozen=True)
 class Draw:
     """One set of drawn inputs: whether whole rows are hidden, the factor of floats, and what is
-    drawn: masks alone, or ids and floats too. With a `constant` masks are that
-    everywhere. `label` says it in words.
+    drawn: masks alone, or ids and floats too. With a `constant` masks are that everywhere; `padded`
+    floats are 0 in the rows that a mask hides. `label` says it in words.
     """
 
     hides_rows: bool
@@ -35,6 +35,7 @@ class Draw:
     label: str
     masks_only: bool = False
     constant: bool | None = None
+    padded: bool = False
 
 
 def draws_of(
@@ -56,6 +57,10 @@ def draws_of(
         found.append(Draw(hides_rows, scale, ", ".join(said)))
         if masks and (floats or ids):
             found.append(Draw(hides_rows, scale, shape, masks_only=True))
+    pairs = zip(roles, args, strict=True)
+    if any(_rows_hidden(tensor, role, roles, args) for role, tensor in pairs):
+        label = "masks of every shape, zeros where they hide"
+        found.append(Draw(False, 1.0, label, padded=True))
     if constant and masks:
         for value in (True, False):
             found.append(Draw(not value, 1.0, f"masks all {value}", True, constant=value))
@@ -98,7 +103,29 @@ def drawn(
         elif role.marks and not role.masks and not draw.masks_only:
             made = _marked(made, role, draw, place)
         found.append(made)
-    return tuple(found)
+    return tuple(_padded(found, roles) if draw.padded else found)
+
+
+def _padded(found: Sequence[torch.Tensor], roles: Sequence[Role]) -> Iterator[torch.Tensor]:
+    """With 0 in the rows of floats that a mask hides, as padding is."""
+    for role, tensor in zip(roles, found, strict=True):
+        made = tensor
+        for hidden in _rows_hidden(tensor, role, roles, found):
+            made = made.masked_fill(hidden.view(*hidden.shape, *[1] * (made.dim() - 2)), 0.0)
+        yield made
+
+
+def _rows_hidden(
+    tensor: torch.Tensor, role: Role, roles: Sequence[Role], given: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Which rows (B, S) of floats (B, S, …) the masks of that shape hide, for each mask."""
+    if tensor.dim() < 3 or not _is_scaled(role, tensor):
+        return []
+    return [
+        mask.eq(each.hidden)
+        for each, mask in zip(roles, given, strict=True)
+        if each.hidden is not None and not each.segment and mask.shape == tensor.shape[:2]
+    ]
 
 
 def singled_out(

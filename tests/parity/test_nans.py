@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.compiling.compiler import optimize
+from attngraph.errors import ParityError
 
 LOWEST = torch.finfo(torch.float32).min
 Step = Callable[["Twice", Tensor, Tensor], Tensor]
@@ -160,3 +161,15 @@ def test_hidden_keys_of_nan_leave_no_trace(
     (site,) = found.report.sites
     assert (site.status == "fused") == fuses
     assert fuses or site.code == "nan-keys"
+
+
+def test_the_check_sees_what_padding_of_zeros_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hides other rows than the sample does, and holds the floats there at 0."""
+    fuse = "attngraph.passes.attention.fuse_attention.nan_of_keys"
+    monkeypatch.setattr(fuse, lambda *_: None)
+    torch.manual_seed(0)
+    model = Normalised(_norm).eval().requires_grad_(False)
+    x, seen = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
+    seen[1, 3:] = False
+    with pytest.raises(ParityError, match="zeros where they hide"):
+        optimize(model, (x, seen))
