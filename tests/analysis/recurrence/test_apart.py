@@ -1,0 +1,45 @@
+"""Which places depend on which: NaN at some places shows wherever they are read."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from attngraph.analysis.recurrence.apart import is_apart, places, with_nan
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
+def test_each_pair_of_places_is_told_apart_both_ways(size: int) -> None:
+    told = [mask.tolist() for mask in places(size)]
+    for one, other in itertools.permutations(range(size), 2):
+        assert any(mask[one] and not mask[other] for mask in told)
+
+
+@pytest.mark.parametrize(("read", "by"), [(0, 4), (3, 1), (5, 2)])
+@pytest.mark.parametrize("coefficient", [1.0, 1e-30])
+def test_a_read_of_another_place_shows_however_small(
+    read: int, by: int, coefficient: float
+) -> None:
+    x = torch.randn(2, 6, 3)
+
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[:, by] += coefficient * x[:, read]
+        return y
+
+    apart = [is_apart(mixed(with_nan(x, 1, at)), 1, at) for at in places(6)]
+    assert not all(apart)
+    assert all(is_apart(with_nan(x, 1, at) * 2, 1, at) for at in places(6))
+
+
+def test_runs_of_places_go_together() -> None:
+    """Two groups of three heads each: the heads of a group may read one another."""
+    x = torch.randn(6, 4)
+
+    def grouped(x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, 3, 4).sum(1, keepdim=True).expand(2, 3, 4).reshape(6, 4)
+
+    assert all(is_apart(grouped(with_nan(x, 0, at)), 0, at) for at in places(2))
+    assert not all(is_apart(grouped(with_nan(x, 0, at)), 0, at) for at in places(6))
