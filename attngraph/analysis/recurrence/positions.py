@@ -6,7 +6,10 @@ kinds, which are closed under what may be done with them:
 
 - PLACE: positions and their differences, give or take one; comparisons of these are
 - GATE: 0, 1 or an infinite fill, by which place comes first and no distance between them;
-- LINEAR: a number times a place, such as the logarithm of a decay to a power;
+- SCALED: a number times a place, such as the logarithm of a decay to a power; its sign still says
+  which place comes first;
+- LINEAR: sums of these and of numbers, whose sign doesn't: (i − j) / 1000 − 1 is below 0 within a
+  window, so that nothing may be cut, compared or mirrored at 0;
 - GEOMETRIC: e to the power of a linear number, which no sum of others hides at a few places;
 - NUMBERS: of no place.
 
@@ -66,13 +69,19 @@ class Kind(enum.Enum):
 
     NUMBERS = "numbers"
     PLACE = "place"
+    SCALED = "scaled"
     LINEAR = "linear"
     GATE = "gate"
     GEOMETRIC = "geometric"
 
 
+_LINEARS = {Kind.PLACE, Kind.SCALED, Kind.LINEAR}
 _SUMS = {
     (Kind.PLACE, Kind.PLACE): Kind.PLACE,
+    (Kind.PLACE, Kind.SCALED): Kind.LINEAR,
+    (Kind.SCALED, Kind.SCALED): Kind.LINEAR,
+    (Kind.SCALED, Kind.LINEAR): Kind.LINEAR,
+    (Kind.SCALED, Kind.GATE): Kind.LINEAR,
     (Kind.PLACE, Kind.LINEAR): Kind.LINEAR,
     (Kind.PLACE, Kind.GATE): Kind.LINEAR,
     (Kind.LINEAR, Kind.LINEAR): Kind.LINEAR,
@@ -80,7 +89,8 @@ _SUMS = {
     (Kind.GATE, Kind.GATE): Kind.GATE,
 }
 _PRODUCTS = {
-    (Kind.PLACE, Kind.GATE): Kind.LINEAR,
+    (Kind.PLACE, Kind.GATE): Kind.SCALED,
+    (Kind.SCALED, Kind.GATE): Kind.SCALED,
     (Kind.LINEAR, Kind.GATE): Kind.LINEAR,
     (Kind.GATE, Kind.GATE): Kind.GATE,
     (Kind.GATE, Kind.GEOMETRIC): Kind.GEOMETRIC,
@@ -199,7 +209,7 @@ class Positions:
             if not all(part.all(_is_visible) for part in numbers):
                 return False
         if node.op in ADDITIVE | REVERSED:
-            return beside <= {Kind.PLACE, Kind.LINEAR}
+            return beside <= _LINEARS
         if node.op in CHOICE:
             branches = [self.parts[v] for v in _branches(node) if v in self.parts]
             branches += _given(node, "value", "self", "other")
@@ -221,7 +231,7 @@ class Positions:
         if op in TRIANGLE:
             return _halved(given[0])
         if op in MAGNITUDE:
-            return None if kinds[0] is Kind.NUMBERS else given[0]
+            return None if kinds[0] in (Kind.NUMBERS, Kind.LINEAR) else given[0]
         if op in JOIN | PAD:
             given += _given(node, "value")
             near = all(part.kind is not Kind.NUMBERS or part.is_near() for part in given)
@@ -251,11 +261,13 @@ class Positions:
         if op in POWER:
             return _powered(given)
         if op in RUNNING_SUM:
-            is_sum = "cumsum" in op
-            is_near = given[0].is_near()
             if kinds != [Kind.NUMBERS]:
                 return None
-            return Part((Kind.PLACE if is_near else Kind.LINEAR) if is_sum else Kind.GEOMETRIC)
+            if "cumsum" not in op:
+                return Part(Kind.GEOMETRIC)
+            if given[0].all(lambda x: x.abs() == 1):
+                return Part(Kind.PLACE)
+            return Part(Kind.SCALED if is_one_number(given[0].numbers) else Kind.LINEAR)
         return None
 
     def _compared(self, sides: list[Part]) -> Part | None:
@@ -265,7 +277,7 @@ class Positions:
             return Part(Kind.GATE)
         if kinds == {Kind.GATE, Kind.NUMBERS} and all(part.is_near() for part in numbers):
             return Part(Kind.GATE)
-        is_sign = kinds == {Kind.LINEAR, Kind.NUMBERS} and all(p.all(_is_zero) for p in numbers)
+        is_sign = kinds == {Kind.SCALED, Kind.NUMBERS} and all(p.all(_is_zero) for p in numbers)
         return Part(Kind.GATE) if is_sign else None
 
     def _chosen(self, node: Node) -> Part | None:
@@ -281,7 +293,7 @@ class Positions:
             return None
         if varied <= {Kind.GATE}:
             return Part(Kind.GATE)
-        if varied <= {Kind.PLACE, Kind.LINEAR, Kind.GATE}:
+        if varied <= _LINEARS | {Kind.GATE}:
             return Part(Kind.LINEAR)
         return Part(Kind.GEOMETRIC) if varied <= {Kind.GEOMETRIC, Kind.GATE} else None
 
@@ -319,7 +331,7 @@ def _clamped(part: Part, limits: list[Part], inputs: int) -> Part | None:
         return None
     if part.kind is Kind.PLACE and all(limit.is_near() for limit in limits):
         return part
-    is_sign = part.kind is Kind.LINEAR and all(limit.all(_is_zero) for limit in limits)
+    is_sign = part.kind is Kind.SCALED and all(limit.all(_is_zero) for limit in limits)
     return part if is_sign else None
 
 
@@ -342,14 +354,17 @@ def _combined(
 def _shifted(kind: Kind, by: Part) -> Kind | None:
     if kind is Kind.GATE:
         return kind if by.all(_is_filled) else None
-    return kind if kind in (Kind.PLACE, Kind.LINEAR) and by.is_near() else None
+    if kind not in _LINEARS or not by.is_near():
+        return None
+    return Kind.LINEAR if kind is Kind.SCALED and not by.all(_is_zero) else kind
 
 
 def _scaled(kind: Kind, by: Part) -> Kind | None:
-    if kind in (Kind.PLACE, Kind.LINEAR):
+    if kind in _LINEARS:
         is_sign = by.numbers is not None and by.all(lambda x: x.abs() == 1)
         is_symbolic = isinstance(by.numbers, sympy.Basic)
-        return None if is_symbolic else (kind if is_sign else Kind.LINEAR)
+        scaled = kind if is_sign or kind is Kind.LINEAR else Kind.SCALED
+        return None if is_symbolic else scaled
     if kind is Kind.GATE and by.all(_is_filled):
         return kind
     return Kind.GEOMETRIC if by.all(_is_visible) else None
@@ -365,7 +380,7 @@ def _multiplied(parts: list[Part], *, divided: bool) -> Part | None:
 
 
 def _raised(kind: Kind) -> Part | None:
-    if kind in (Kind.PLACE, Kind.LINEAR):
+    if kind in _LINEARS:
         return Part(Kind.GEOMETRIC)
     return Part(Kind.GATE) if kind is Kind.GATE else None
 
@@ -380,7 +395,7 @@ def _powered(parts: list[Part]) -> Part | None:
 def _halved(part: Part) -> Part | None:
     if part.kind is Kind.NUMBERS:
         return Part(Kind.GATE) if part.all(_is_filled) else None
-    return Part(Kind.LINEAR) if part.kind is Kind.PLACE else part
+    return Part(Kind.SCALED) if part.kind is Kind.PLACE else part
 
 
 def _filled_with(node: Node) -> object:

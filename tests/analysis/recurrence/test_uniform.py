@@ -55,11 +55,11 @@ def test_what_a_node_is_in_its_operands(line: str, affine: bool, analytic: bool)
     if analytic:
         assert is_affine(node, {x}) == affine
     if affine:
-        a, b, other = torch.randn(3, 4), torch.randn(3, 4), torch.rand(3, 4) + 1
+        a, b, other = torch.randn(3, 3, 4, dtype=torch.float64)
         seen = torch.rand(3, 4) > 0.5
 
         def run(given: torch.Tensor) -> torch.Tensor:
-            (z,) = interpret(graph, (given.double(), other.double(), seen))
+            (z,) = interpret(graph, (given, other.abs() + 1, seen))
             assert isinstance(z, torch.Tensor)
             return z
 
