@@ -245,6 +245,9 @@ def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
     """
 
     def computed(value: Any, *args: Any) -> Any:
+        is_of_base = plain.__name__ == "log" and len(args) == 1
+        if is_of_base and any(map(_is_size, (value, *args))):
+            return computed(value) / computed(*args)
         if args or not isinstance(value, _SIZES):
             return plain(value, *args)
         if plain.__name__ in ("sqrt", "isqrt"):
@@ -257,6 +260,18 @@ def _of_size(plain: Callable[..., float]) -> Callable[..., Any]:
     return computed
 
 
+_POW = math.pow  # which `_power` stands in for
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, _SIZES)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    is_open = _is_size(base) or _is_size(exponent)
+    return _SYM_FLOAT(base) ** exponent if is_open else _POW(base, exponent)
+
+
 def _product(value: Any, *args: Any, _plain: Callable[..., Any] = np.prod, **kwargs: Any) -> Any:
     is_shape = isinstance(value, (tuple, list)) and any(isinstance(item, _SIZES) for item in value)
     return (
@@ -266,6 +281,7 @@ def _product(value: Any, *args: Any, _plain: Callable[..., Any] = np.prod, **kwa
 
 _STAND_INS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
     (np.prod, _product),
+    (math.pow, _power),
     *((plain, _of_size(plain)) for plain in (math.sqrt, math.isqrt, np.sqrt)),
     *((plain, _of_size(plain)) for plain in (math.log, math.log2, math.log10)),
     *((plain, _of_size(plain)) for plain in (np.log, np.log2, np.log10)),

@@ -53,9 +53,13 @@ NO_VALUE = frozenset(
         "aten._assert_async.msg",
         "aten.sym_constrain_range",
         "aten.sym_constrain_range_for_size",
+        "aten.promote_types",
+        "aten.can_cast",
+        *(f"aten.result_type.{kind}" for kind in ("Tensor", "Scalar", "Scalar_Tensor")),
+        "aten.result_type.Scalar_Scalar",
     ]
 )
-"""Operators that demand something of tensors or sizes."""
+"""Operators that demand something of tensors or sizes, or tell of dtypes, which a trace knows."""
 _FILLS = ("aten.full", "aten.full_like", "aten.new_full", "aten.scalar_tensor", "aten.fill.Scalar")
 _NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -1,0 +1,91 @@
+"""Functions that take numbers where a model gives sizes: torch would make constants of these.
+
+`linspace` of as many steps as a size, as coordinates of an image are, a power whose base is a ratio
+of sizes, as rotary embeddings that stretch with the length have, and a tensor of ratios of sizes
+are computed from tensors of one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def of_sizes(
+    func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
+) -> torch.Tensor | None:
+    """What a call gives of sizes that are open; None where the call itself can be traced."""
+    if func in (torch.linspace, torch.logspace):
+        names = ("start", "end", "steps", "base")
+        range_of = dict(zip(names, args, strict=False)) | dict(named)
+        if any(_is_open(range_of.get(name)) for name in names[:3]):
+            number = range_of.pop("base", 10.0)
+            exponents = _linspace(**range_of)
+            if exponents is None or func is torch.linspace:
+                return exponents
+            return torch.pow(number, exponents)
+    if func in (torch.pow, torch.Tensor.__rpow__) and len(args) == 2:
+        base, exponent = args if func is torch.pow else args[::-1]
+        if _is_open(base) and isinstance(exponent, torch.Tensor):
+            return _number(base, _result_type(base, exponent), exponent.device) ** exponent
+    if func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor):
+        like, *rest = args if func is torch.Tensor.new_tensor else (None, *args)
+        data = rest[0] if rest else named.get("data")
+        if _has_open_floats(data):
+            device = named.get("device") if like is None else like.device
+            return _made(data, dtype=named.get("dtype"), device=device)
+    return None
+
+
+def _is_open(number: Any) -> bool:
+    """Whether it is computed from sizes, and not from what a tensor holds."""
+    return isinstance(number, (torch.SymInt, torch.SymFloat)) and number.node.has_hint()
+
+
+def _result_type(number: Any, tensor: torch.Tensor) -> torch.dtype:
+    is_float = isinstance(number, torch.SymFloat) and not tensor.dtype.is_floating_point
+    return torch.get_default_dtype() if is_float else tensor.dtype
+
+
+def _has_open_floats(data: Any) -> bool:
+    """Whether nested lists of numbers hold ratios of sizes."""
+    if isinstance(data, (list, tuple)):
+        return any(map(_has_open_floats, data))
+    return isinstance(data, torch.SymFloat) and _is_open(data)
+
+
+def _made(data: Any, *, dtype: torch.dtype | None, device: Any) -> torch.Tensor:
+    dtype = dtype or torch.get_default_dtype()
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_made(each, dtype=dtype, device=device) for each in data])
+    return _number(data, dtype, device)
+
+
+def _number(number: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    if isinstance(number, torch.Tensor):
+        return number.to(dtype=dtype, device=device)
+    return torch.full((), number, dtype=dtype, device=device)
+
+
+def _linspace(
+    start: Any,
+    end: Any,
+    steps: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **others: Any,
+) -> torch.Tensor | None:
+    """As torch computes it: the first half from the start on, the second one back from the end."""
+    dtype = dtype or torch.get_default_dtype()
+    if others or requires_grad or not dtype.is_floating_point:
+        return None
+    first, last = _number(start, dtype, device), _number(end, dtype, device)
+    place = torch.arange(steps, device=device)
+    step = (last - first) / _number(steps - 1, dtype, device).clamp(min=1)
+    ahead = first + step * place.to(dtype)
+    back = last - step * (steps - 1 - place).to(dtype)
+    return torch.where((2 * place < steps - 1) | (place == 0), ahead, back)
