@@ -257,7 +257,7 @@ TRUTH = _trait("truth", "any any.dim any.dims all all.dim all.dims")
 # Ops that no reading sees through, whose other traits nobody asks for.
 OPAQUE = _trait(
     "opaque",
-    "_adaptive_avg_pool3d _cdist_forward _grouped_mm _local_scalar_dense _pdist_forward "
+    "_adaptive_avg_pool3d _cdist_forward cdist _grouped_mm _local_scalar_dense _pdist_forward "
     "adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
     "as_strided avg_pool2d avg_pool3d bucketize.Tensor conj cosine_similarity "

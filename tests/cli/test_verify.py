@@ -51,12 +51,12 @@ def test_a_right_file_passes_at_every_size(attngraph: Any, written: Path) -> Non
     assert found["paired"] == {"inputs": "name", "outputs": "name"}
     assert found["first_diverging"] is None
     cases = [output["case"] for output in found["parity"]["outputs"]]
-    assert len(cases) == 5  # the sample's sizes, two more, and two that were drawn
+    assert len(cases) == 6  # the sample's sizes, two more, and three that were drawn
     assert all("seq=" in case for case in cases)
     ran = attngraph("verify", *EAGER, "out.onnx")
     assert ran.code == 0
     assert ran.out.startswith("✓ out.onnx is within the error budget of examples.eager_attention")
-    assert ran.out.count("passed, error") == 5
+    assert ran.out.count("passed, error") == 6
 
 
 def test_changed_weights_are_out_of_budget_and_named(attngraph: Any, written: Path) -> None:
