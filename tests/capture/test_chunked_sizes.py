@@ -16,6 +16,8 @@ from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.sizes.suspects import is_count
 from attngraph.ir.conditions import parse_condition
 
+pytestmark = pytest.mark.wide
+
 CHUNK = 8
 
 
@@ -40,7 +42,6 @@ class Chunks(nn.Module):
         return made
 
 
-WIDE = pytest.mark.wide
 DIMS: dict[str, Any] = {
     "named": Dim("length"),
     "named to an end": Dim("length", min=2, max=300),
@@ -51,8 +52,8 @@ DIMS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("dim", "sample"),
     [
-        *(pytest.param("named", sample, marks=WIDE) for sample in (CHUNK, 2 * CHUNK, 21)),
-        *(pytest.param("auto", sample, marks=WIDE) for sample in (5, CHUNK)),
+        *(("named", sample) for sample in (CHUNK, 2 * CHUNK, 21)),
+        *(("auto", sample) for sample in (5, CHUNK)),
         ("named", 5),
         ("auto", 2 * CHUNK),
         ("named to an end", 21),
@@ -68,7 +69,7 @@ def test_a_length_is_any_number_of_chunks_and_a_part(dim: str, sample: int) -> N
             torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("length", [pytest.param(CHUNK, marks=WIDE), 21])
+@pytest.mark.parametrize("length", [CHUNK, 21])
 def test_a_padded_length_that_is_treated_otherwise_is_refused(length: int) -> None:
     x = torch.randn(2, length, 4)
     with pytest.raises(CaptureError, match="length"):
@@ -103,10 +104,10 @@ class Cached(nn.Module):
 @pytest.mark.parametrize(
     ("dim", "sample"),
     [
-        pytest.param("named", 5, marks=WIDE),
+        ("named", 5),
         ("named", 2 * CHUNK),
         ("auto", CHUNK),
-        pytest.param("auto", 21, marks=WIDE),
+        ("auto", 21),
     ],
 )
 def test_a_least_length_is_found_beside_chunks(dim: str, sample: int) -> None:
@@ -138,7 +139,7 @@ def test_without_verification_no_other_size_is_traced_and_that_is_told() -> None
         optimize(Chunks().eval(), (x,), dynamic_shapes=shapes, verify="off")
 
 
-@pytest.mark.parametrize("sample", [CHUNK, pytest.param(2 * CHUNK, marks=WIDE)])
+@pytest.mark.parametrize("sample", [CHUNK, 2 * CHUNK])
 def test_a_range_that_begins_below_the_least_length_is_refused(sample: int) -> None:
     x = torch.randn(2, sample, 4)
     with pytest.raises(CaptureError, match="length is at least 4 at"):
@@ -151,8 +152,8 @@ def test_a_range_that_begins_below_the_least_length_is_refused(sample: int) -> N
 @pytest.mark.parametrize(
     ("length", "chunk", "cached"),
     [
-        pytest.param(64, 64, False, marks=WIDE),
-        pytest.param(16, 64, True, marks=WIDE),
+        (64, 64, False),
+        (16, 64, True),
         (64, 16, True),
     ],
 )
@@ -197,7 +198,7 @@ class Frames(nn.Module):
         return made.mT + again.mT * self.table[: again.shape[-1]]
 
 
-@pytest.mark.parametrize(("samples", "rows"), [(200, 60), pytest.param(105, 1000, marks=WIDE)])
+@pytest.mark.parametrize(("samples", "rows"), [(200, 60), (105, 1000)])
 def test_frames_of_a_signal_are_odd_or_even_and_more_than_a_table_has(
     samples: int, rows: int
 ) -> None:

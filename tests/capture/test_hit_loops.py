@@ -14,6 +14,8 @@ from attngraph import optimize
 from attngraph.errors import CaptureError
 from tests.parity.experts import E, H, Stacked
 
+pytestmark = pytest.mark.wide
+
 Indices = Callable[[Tensor], Tensor]
 
 

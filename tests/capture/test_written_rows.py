@@ -11,6 +11,8 @@ from torch.export import Dim
 
 from attngraph import optimize
 
+pytestmark = pytest.mark.wide
+
 
 class Rows(nn.Module):
     """Scores to each of whose heads another number is added, and that are read in between."""

@@ -13,6 +13,8 @@ from attngraph.errors import UsageError
 from tests.parity.multimodal import STEPS, TOKEN, eager, expected, images, prompt
 from tests.parity.test_decode import common
 
+pytestmark = pytest.mark.wide
+
 _FAMILIES = {
     "llava_onevision": "image-text-to-text",
     "paligemma": "image-text-to-text",
@@ -21,9 +23,6 @@ _FAMILIES = {
     "glmasr": "audio-text-to-text",
     "audioflamingo3": "audio-text-to-text",
 }
-
-
-_OTHERS = {"glmasr", "audioflamingo3"}  # whose classes say what Voxtral's and Qwen2-Audio's do
 
 
 @pytest.mark.slow
@@ -53,10 +52,7 @@ def test_parts_with_linears_may_have_them_in_codes() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(f, marks=pytest.mark.wide if f in _OTHERS else ()) for f in _FAMILIES],
-)
+@pytest.mark.parametrize("family", _FAMILIES)
 def test_a_folder_gives_the_tokens_of_the_eager_model(tmp_path: Path, family: str) -> None:
     eager(family).save_pretrained(tmp_path / "in")  # type: ignore[operator]
     made = attngraph.optimize_checkpoint(tmp_path / "in")

@@ -15,6 +15,8 @@ from attngraph.frontend.files.load import load
 from tests.checkpoints.models import saved
 from tests.models.kit import peaked
 
+pytestmark = pytest.mark.wide
+
 _SMALL: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
 }  # fmt: skip
@@ -176,7 +178,6 @@ def test_frames_of_a_signal_whose_bias_is_of_their_square_compile(tmp_path: Path
         torch.testing.assert_close(optimized(signal).logits, expected, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.wide
 def test_frames_of_speech_and_their_mask_are_made_of_the_config(tmp_path: Path) -> None:
     """Speech2Text's mask is of frames, of which its encoder makes four one."""
     from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration

@@ -13,6 +13,8 @@ from attngraph.frontend.capture import capture
 from attngraph.passes import run
 from attngraph.passes.rewriting.regions import Region
 
+pytestmark = pytest.mark.wide
+
 MOST = 1 << 20  # elements that a trial computes, and the passes' trials of a dynamic model too
 ALL = 1 << 27  # elements of all trials of a model
 

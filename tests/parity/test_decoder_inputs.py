@@ -22,6 +22,8 @@ from examples import cached_gpt
 from tests.models.kit import VOCABULARY, peaked
 from tests.parity.test_decode import PROMPT, compiled, prompts
 
+pytestmark = pytest.mark.wide
+
 ROWS = 2
 
 

@@ -13,6 +13,8 @@ from torch.export import Dim
 from attngraph import Decoder, optimize_decoder
 from attngraph.errors import ParityError, UsageError
 
+pytestmark = pytest.mark.wide
+
 WIDTH, HEADS, VOCABULARY = 16, 2, 50
 BATCH, SEQ, PAST = Dim("batch"), Dim("seq"), Dim("past")
 IDS = torch.randint(VOCABULARY, (2, 3), generator=torch.Generator().manual_seed(0))

@@ -27,6 +27,8 @@ from tests.parity.test_packing import (
     Unmasked,
 )
 
+pytestmark = pytest.mark.wide
+
 BATCH, LENGTH, WIDTH = 4, 9, 32
 PAD = 5
 

@@ -30,6 +30,8 @@ from attngraph.ir.ranges import RANGES_KEY, Ranges
 from attngraph.verification.stored_ranges import require_checked
 from attngraph.verification.verify import verify_file
 
+pytestmark = pytest.mark.wide
+
 Sizes = tuple[int, int]
 
 

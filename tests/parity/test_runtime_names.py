@@ -25,6 +25,8 @@ from attngraph.verification.verify import verify_file
 from tests.models.kit import peaked
 from tests.parity.test_decode import MODELS, prompts
 
+pytestmark = pytest.mark.wide
+
 LAYERS, ROOM, STEPS = 2, 16, 8
 PASTS = [f"past_key_values.{n}.{part}" for n in range(LAYERS) for part in ("key", "value")]
 PRESENTS = [f"present.{n}.{part}" for n in range(LAYERS) for part in ("key", "value")]

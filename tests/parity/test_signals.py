@@ -13,6 +13,8 @@ import attngraph
 from attngraph.passes.canonical.signals import spell_out_signals
 from attngraph.passes.rewriting.checked import Checked
 
+pytestmark = pytest.mark.wide
+
 SIZE = 16
 AUTO = {0: Dim.AUTO, 1: Dim.AUTO}
 

@@ -21,6 +21,8 @@ from attngraph.runtimes.genai import Generation, genai_config
 from tests.models.stateful import FAMILIES, PAGE, REFUSED, VOCABULARY, built
 from tests.passes.linear_attentions import HEADS, KEYS, VALUES, WIDTH, GatedDeltaLoop
 
+pytestmark = pytest.mark.wide
+
 # On both sides of the convolutions' width of 4 and of one and two chunks.
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 17)
 WORKING = [name for name in FAMILIES if name not in REFUSED]

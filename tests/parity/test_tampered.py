@@ -21,6 +21,8 @@ from attngraph.frontend.model import Model
 from attngraph.options import Options
 from attngraph.verification.verify import Verification, verify_file
 
+pytestmark = pytest.mark.wide
+
 ROWS = 100
 Change = Callable[[onnx.ModelProto], None]
 

@@ -14,6 +14,8 @@ from attngraph.passes.loops.raise_recurrence import RaiseRecurrence
 from tests.passes import stepped_recurrences as written
 from tests.passes.linear_attentions import WIDTH
 
+pytestmark = pytest.mark.wide
+
 _PASSES = ["canonicalize", "cse", "dce", "split-loops", "raise-recurrence", "dce"]
 
 
