@@ -99,14 +99,19 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str, float]]:
     others = [row for name, row in timed.items() if not name.startswith(OURS) and row["parity"]]
     if not others:
         return []
-    best = min(others, key=lambda row: float(row["median_ms"]))
     found = []
     for name, how in ((OURS, ""), (PACKED, ", `--ignore-padded-rows`")):
         if name in timed:
-            rounds = zip(best["ms"], timed[name]["ms"], strict=True)
-            ratio = statistics.median(theirs / ours for theirs, ours in rounds)
-            found.append((f"{result['title']}{how}", best["title"], ratio))
+            ratios = [(_ratio(row, timed[name]), str(row["title"])) for row in others]
+            ratio, title = min(ratios)
+            found.append((f"{result['title']}{how}", title, ratio))
     return found
+
+
+def _ratio(row: dict[str, Any], ours: dict[str, Any]) -> float:
+    """The median over the rounds, in each of which both ran."""
+    rounds = zip(row["ms"], ours["ms"], strict=True)
+    return statistics.median(theirs / own for theirs, own in rounds)
 
 
 def _workload(result: dict[str, Any], title: str | None = None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ Progress = Callable[[str], None]
 PATIENCE = 900.0
 """Seconds that an engine may take to prepare its file, and for each answer."""
 _REASON = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LOG = "log.txt"
 
 
@@ -287,4 +289,6 @@ def _command(what: str, folder: Path, *more: str) -> list[str]:
 
 
 def _short(reason: str) -> str:
-    return reason if len(reason) <= _REASON else f"{reason[:_REASON]} …"
+    """The beginning of a reason, without the colours of a terminal."""
+    plain = _COLOUR.sub("", reason)
+    return plain if len(plain) <= _REASON else f"{plain[:_REASON]} …"

@@ -30,3 +30,9 @@ def test_an_engine_without_the_file_of_its_base_is_skipped(fails: bool) -> None:
     else:
         assert prepared == ["onnx", "onnx-optimizer"]
         assert {row.status for row in rows.values()} == {"timed"}
+
+
+def test_a_reason_has_no_colours_of_a_terminal() -> None:
+    row = Row("onnx", "torch.onnx.export")
+    row.told({"failed": "\x1b[96mstep 3/3\x1b[0m failed"})
+    assert (row.status, row.reason) == ("failed", "step 3/3 failed")
