@@ -17,6 +17,8 @@ from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.capture import capture
 from attngraph.ir import interpret
 
+pytestmark = pytest.mark.wide
+
 X = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(0))
 DIMS = ({0: Dim("batch"), 1: Dim("seq")},)
 AUTO = ({0: Dim.AUTO, 1: Dim.AUTO},)

@@ -15,6 +15,8 @@ from attngraph import Decoder
 from attngraph.export.target import OPSET
 from tests.parity.test_decode import MODELS, prompts
 
+pytestmark = pytest.mark.wide
+
 USAGE = 2
 EAGER = ("optimize", "--factory", "examples.eager_attention:build", "-o", "out.onnx")
 

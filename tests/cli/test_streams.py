@@ -16,6 +16,8 @@ import pytest
 
 from attngraph.cli.stages import working
 
+pytestmark = pytest.mark.wide
+
 PROGRAM = (sys.executable, "-m", "attngraph")
 NOISY = ("optimize", "--factory", "user_models:noisy", "-o", "out.onnx")
 

@@ -20,6 +20,8 @@ import attngraph
 from attngraph.frontend.rewording import memoised
 from attngraph.ir import Graph, Node, infer
 
+pytestmark = pytest.mark.wide
+
 COMPILES = 60
 _WARM = 40  # by then caches of fixed size have filled with what every compile asks for
 _BOUNDED = frozenset(["attngraph.ir.infer._SHARED"])  # the oldest go when it is full

@@ -19,6 +19,8 @@ from attngraph.export.target import parse_target
 from attngraph.frontend.model import Model
 from attngraph.verification.verify import verify_file
 
+pytestmark = pytest.mark.wide
+
 X = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
 AUTO = ({0: Dim.AUTO, 1: Dim.AUTO},)
 

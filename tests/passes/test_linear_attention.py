@@ -13,6 +13,8 @@ from attngraph.passes import make
 from examples import mamba2
 from tests.passes import linear_attentions as written
 
+pytestmark = pytest.mark.wide
+
 _PASSES = ["canonicalize", "cse", "dce", "fuse-linear-attention", "dce"]
 
 
@@ -115,7 +117,6 @@ def test_chunks_of_any_number_are_read() -> None:
     _assert_same(before, after, (5, 8, 9, 19))
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("kind", written.CHUNKED)
 def test_chunks_that_differ_beyond_every_trial_stay(kind: type[written.Layer]) -> None:
     _, after = _graph(kind, dynamic=True)

@@ -33,6 +33,8 @@ from attngraph.passes.attention.remasking import Remasking
 from attngraph.passes.rewriting.outcomes import Unreached
 from tests.passes.making import Draw, Making
 
+pytestmark = pytest.mark.wide
+
 LOW = torch.finfo(torch.float32).min
 BATCH, SEQ = symbol("batch"), symbol("seq")
 ATOMS = ("keep", "pad id", "segments", "before", "window", "lengths", "rows", "counted", "constant")

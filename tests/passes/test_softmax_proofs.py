@@ -24,6 +24,8 @@ from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.outcomes import NotEvaluated
 from tests.passes.making import Draw, Making, begun
 
+pytestmark = pytest.mark.wide
+
 A, B = symbol("a"), symbol("b")
 FORMS = ("quotient", "reciprocal", "late", "logsumexp", "log of sum", "log_softmax", "plus one")
 LIMIT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2}

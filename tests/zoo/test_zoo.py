@@ -27,6 +27,8 @@ from examples.ladder import build_rung
 from examples.positions import build_way
 from examples.zoo import ENTRIES, Entry
 
+pytestmark = pytest.mark.wide
+
 
 def _nodes(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Node]:
     for node in graph:

@@ -18,6 +18,8 @@ from attngraph.errors import CaptureError
 from attngraph.ir import interpret, parse
 from attngraph.ir.printer import format_graph
 
+pytestmark = pytest.mark.wide
+
 SHAPES = ({0: Dim("batch"), 1: Dim("seq", min=2, max=64)},)
 
 
