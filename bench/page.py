@@ -111,7 +111,7 @@ def _summary(result: dict[str, Any]) -> list[tuple[str, str, float]]:
 def _ratio(row: dict[str, Any], ours: dict[str, Any]) -> float:
     """The median over the rounds, in each of which both ran."""
     rounds = zip(row["ms"], ours["ms"], strict=True)
-    return statistics.median(theirs / own for theirs, own in rounds)
+    return float(statistics.median(theirs / own for theirs, own in rounds))
 
 
 def _workload(result: dict[str, Any], title: str | None = None) -> list[str]:

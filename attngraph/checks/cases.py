@@ -49,21 +49,31 @@ class _Derived:
     offset: int
 
 
+@dataclass(frozen=True)
+class Integers:
+    """What becomes of a sample's integers at other sizes.
+
+    They stay in their columns unless they are `turned`. Where they are `lowered`, the largest are
+    less by as much as the axes are shorter, as places and lengths along these have to be. Where
+    they are `ended`, rows keep their last ones.
+    """
+
+    turned: bool = True
+    lowered: bool = False
+    ended: bool = False
+
+
 class SampleInputs:
     """Inputs of a captured model, in the order of the graph's. Nothing is run here.
 
     `pristine` is the graph as it was captured; passes rewrite the other one. `tied` maps a dim to
-    one whose size it is to have; integers stay in their columns unless they are `turned`. Where
-    they are `lowered`, the largest are less by as much as the axes are shorter, as places and
-    lengths along these have to be. Where they are `ended`, rows keep their last ones.
+    one whose size it is to have, and `integers` says what becomes of the sample's.
     """
 
     def __init__(self, captured: Captured, pristine: Graph) -> None:
         self.captured = captured
         self.tied: dict[str, str] = {}
-        self.turned = True
-        self.lowered = False
-        self.ended = False
+        self.integers = Integers()
         self._pristine = pristine
         self._bounds = bounds_of(pristine)
         self._derived = list(_derived(pristine, captured.dynamic.values()))
@@ -137,9 +147,13 @@ class SampleInputs:
                     dynamic[index, axis] = str(dim)
                     known[str(dim)] = substitute(dim, sizes)
         resized = resized_inputs(
-            self.captured.args, dynamic, known, turned=self.turned, ended=self.ended
+            self.captured.args,
+            dynamic,
+            known,
+            turned=self.integers.turned,
+            ended=self.integers.ended,
         )
-        if self.lowered:
+        if self.integers.lowered:
             sample = self.sizes_of(self.captured.args)
             shorter = max((sample[name] - sizes[name] for name in sample), default=0)
             resized = tuple(lowered_integers(tensor, shorter) for tensor in resized)

@@ -11,7 +11,7 @@ import onnx_ir
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from attngraph.checks.cases import SampleInputs, label_of
+from attngraph.checks.cases import Integers, SampleInputs, label_of
 from attngraph.checks.chosen import NEARLY_TIED, Chosen, held_as_chosen
 from attngraph.checks.coverage import Drawings, coverage_of
 from attngraph.checks.padded import Padding, annotated, packed_tokens
@@ -54,16 +54,15 @@ _HALF_INSIDE = {
     for half in ("bf16", "fp16")
 }
 _NEARER = (
-    (True, True, False, False),
-    (False, False, False, False),
-    (False, False, False, True),
-    (True, False, False, False),
-    (True, False, False, True),
-    (False, True, True, False),
-    (True, True, True, False),
+    (True, Integers()),
+    (False, Integers(turned=False)),
+    (False, Integers(turned=False, ended=True)),
+    (True, Integers(turned=False)),
+    (True, Integers(turned=False, ended=True)),
+    (False, Integers(lowered=True)),
+    (True, Integers(lowered=True)),
 )
-"""Whether dims are tied, integers turned, lowered and ended (cases.py), where inputs are drawn
-anew."""
+"""Whether dims are tied, and what becomes of integers, where inputs are drawn anew."""
 
 
 class Check:
@@ -177,7 +176,7 @@ class Check:
         """
         cases, makes_them = self.all_cases(), not self._is_given
         samples = self.samples
-        if samples.tied or not samples.turned or samples.lowered or not makes_them:
+        if samples.tied or samples.integers != Integers() or not makes_them:
             return cases
         sample = self.samples.sizes_of(self.captured.args)
         for label, tensors in cases.items():
@@ -200,12 +199,11 @@ class Check:
         ]
         ties = {name: group[0] for group in groups for name in group}
         known, drawn, rejected = dict(self._known), self.drawn, self.rejected
-        for tied, turned, lowered, ended in _NEARER:
-            self.samples.tied, self.samples.turned = ties if tied else {}, turned
-            self.samples.lowered, self.samples.ended = lowered, ended
+        for tied, integers in _NEARER:
+            self.samples.tied, self.samples.integers = ties if tied else {}, integers
             self.cases, self.drawn, self.rejected = None, [], []
-            values = turned and not lowered and not ended  # a label names sizes alone
-            self._known = dict(known) if values else {}
+            # a label names sizes alone
+            self._known = dict(known) if integers == Integers() else {}
             try:
                 found = self.all_cases()
                 for label, tensors in found.items():
@@ -219,14 +217,13 @@ class Check:
                 for group in groups
                 if tied and len(group) > 1
             ]
-            if lowered:
+            if integers.lowered:
                 self._ties.append(
                     "At sizes below the sample's the model was only checked with smaller integers: "
                     "it fails on the sample's own there."
                 )
             return found
-        self.samples.tied, self.samples.turned = {}, True
-        self.samples.lowered = self.samples.ended = False
+        self.samples.tied, self.samples.integers = {}, Integers()
         self._known = known
         self.cases, self.drawn, self.rejected = cases, drawn, rejected
         return cases

@@ -59,9 +59,10 @@ def test_the_file_holds_at_other_sizes(code: Callable[[Tensor], Tensor]) -> None
         torch.testing.assert_close(found(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_whole_numbers_between_sizes_stay_refused() -> None:
-    """torch rounds these as it goes, which no formula of tensors does alike."""
-    model = Computes(lambda x: x + torch.linspace(0, 10, x.shape[1], dtype=torch.int64)[:, None])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
+def test_steps_that_are_rounded_stay_refused(dtype: torch.dtype) -> None:
+    """torch rounds whole numbers and halves as it goes, which no formula of tensors does alike."""
+    model = Computes(lambda x: x + torch.linspace(0, 10, x.shape[1], dtype=dtype)[:, None])
     dims = {1: torch.export.Dim("length")}
     with pytest.raises(CaptureError, match="can't be dynamic"):
         attngraph.optimize(model, (torch.randn(2, 9, 8),), dynamic_shapes=(dims,))

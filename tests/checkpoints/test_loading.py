@@ -309,10 +309,6 @@ _BROKEN = {
         lambda p: rewritten(p, architectures=["Qwen2_5OmniForConditionalGeneration"]),
         "Qwen2_5OmniForConditionalGeneration, which runs several models in its generate",
     ),
-    "an architecture of a family": (
-        lambda p: rewritten(p, architectures=["BertPreTrainedModel"]),
-        "BertPreTrainedModel, which is no model in transformers",
-    ),
     "an architecture that is no model": (
         lambda p: rewritten(p, architectures=["pipeline"]),
         "the architecture pipeline, which",

@@ -1,4 +1,4 @@
-"""Small models that read images, compiled once each, and what their eager selves generate."""
+"""Small models that read images or listen, compiled once each, and what eager generates."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from attngraph import Multimodal
 from attngraph.frontend.families.image_parts import Seen, kinds_of
 from attngraph.frontend.families.multimodal import Parts, of_images
 from tests.models.kit import HIDDEN, VOCABULARY, peaked
+from tests.parity.listening import LISTENING, TOKEN, granite_speech
 from tests.parity.test_decode import common
 
-TOKEN, STEPS = 7, 10
+STEPS = 10
 
 
 def _llava() -> nn.Module:
@@ -243,27 +244,6 @@ def _paligemma() -> nn.Module:
     )
 
 
-_AUDIO: dict[str, Any] = {
-    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
-    "num_mel_bins": 8,
-}  # fmt: skip
-
-
-def _heard(kind: str, text: str = "Llama", **audio: object) -> nn.Module:
-    """Sounds of 32 frames through an encoder like Whisper's."""
-    import transformers
-
-    made: Any = getattr(transformers, f"{kind}Config")
-    places = audio or {"max_source_positions": 16}
-    tower = getattr(transformers, f"{kind}EncoderConfig")(**_AUDIO, **places)
-    words = getattr(transformers, f"{text}Config")(
-        **common(num_hidden_layers=1, num_key_value_heads=2, head_dim=16)
-    )
-    config = made(audio_config=tower, text_config=words, audio_token_id=TOKEN)
-    model: nn.Module = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
-    return model
-
-
 def _llava_onevision() -> nn.Module:
     """As LLaVA-NeXT; an image of more than two tiles is shrunk, and one among others is not cut."""
     from transformers import (
@@ -381,51 +361,6 @@ def _llama4() -> nn.Module:
     )
 
 
-def _qwen3_asr() -> nn.Module:
-    """Sounds of any number of chunks of 100 frames, two of which attend to each other."""
-    from transformers import (
-        Qwen3ASRConfig,
-        Qwen3ASREncoderConfig,
-        Qwen3ASRForConditionalGeneration,
-        Qwen3Config,
-    )
-
-    audio = Qwen3ASREncoderConfig(
-        num_mel_bins=8, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=24,
-        d_model=16, n_window_infer=200, output_dim=HIDDEN, downsample_hidden_size=4,
-    )  # fmt: skip
-    text = Qwen3Config(
-        **common(num_key_value_heads=2, head_dim=16, max_position_embeddings=512, eos_token_id=2)
-    )
-    return Qwen3ASRForConditionalGeneration(
-        Qwen3ASRConfig(audio_config=audio, text_config=text, audio_token_id=TOKEN, eos_token_id=2)
-    )
-
-
-def _granite_speech() -> nn.Module:
-    """Frames come first, and a mask says which rows of the encoder are real."""
-    import transformers
-
-    encoder = transformers.GraniteSpeechEncoderConfig(
-        input_dim=8, num_layers=2, hidden_dim=16, num_heads=2, output_dim=6, context_size=8,
-        max_pos_emb=16, conv_kernel_size=3,
-    )  # fmt: skip
-    projector = transformers.Blip2QFormerConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        encoder_hidden_size=16, cross_attention_frequency=1,
-    )  # fmt: skip
-    config = transformers.GraniteSpeechConfig(
-        encoder_config=encoder,
-        projector_config=projector,
-        text_config=transformers.GraniteConfig(**common(num_key_value_heads=2)),
-        audio_token_index=TOKEN,
-        has_lora_adapter=False,
-        window_size=6,
-        downsample_rate=3,
-    )
-    return transformers.GraniteSpeechForConditionalGeneration(config)
-
-
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
@@ -438,19 +373,15 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava_next": _llava_next,
     "llava_onevision": _llava_onevision,
     "paligemma": _paligemma,
-    "qwen2_audio": lambda: _heard("Qwen2Audio", "Qwen2"),
-    "voxtral": lambda: _heard("Voxtral"),
-    "glmasr": lambda: _heard("GlmAsr", max_position_embeddings=16),
-    "audioflamingo3": lambda: _heard("AudioFlamingo3", "Qwen2", max_source_positions=16),
     "smolvlm": lambda: _in_rows("SmolVLM"),
     "idefics3": lambda: _in_rows("Idefics3"),
     "glm4v": _glm4v,
     "exaone4_5": _exaone4_5,
     "qwen3_5": _qwen3_5,
     "llama4": _llama4,
-    "qwen3_asr": _qwen3_asr,
+    **LISTENING,
 }
-OF_SAMPLES: dict[str, Callable[[], nn.Module]] = {"granite_speech": _granite_speech}
+OF_SAMPLES: dict[str, Callable[[], nn.Module]] = {"granite_speech": granite_speech}
 """Those whose sounds have no length of their own, and can't be traced for any."""
 TAKES_MINUTES = {
     *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3", "paligemma"),

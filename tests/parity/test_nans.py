@@ -104,24 +104,31 @@ def test_what_a_query_of_nan_gives(first: Step, hide: Step, clears: bool) -> Non
 
 
 class Normalised(nn.Module):
-    """Keys over what `size` says of them: of padding, which is zeros, that is 0 unless it adds."""
+    """Keys over what `size` says of them: of padding, which is zeros, that is 0 unless it adds.
 
-    def __init__(
-        self, size: Callable[[Tensor], Tensor], *, values: bool = False, late: bool = False
-    ) -> None:
+    `where` says what is divided: the keys or the scores; or keys that are the values too, those of
+    which padded values are written over by 0, or keys that are written over themselves.
+    """
+
+    def __init__(self, size: Callable[[Tensor], Tensor], where: str = "keys") -> None:
         super().__init__()
         self.q, self.v = nn.Linear(8, 8), nn.Linear(8, 8)
         self.k = nn.Linear(8, 8, bias=False)
-        self.size, self.values, self.late = size, values, late
+        self.size, self.where = size, where
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        keys = _heads(self.k(x))
-        size = self.size(keys)
-        keys = keys if self.late else keys / size
+        keys, values = _heads(self.k(x)), _heads(self.v(x))
+        size, hidden = self.size(keys), ~seen[:, None, :, None]
+        keys = keys if self.where == "scores" else keys / size
+        if self.where == "both, written over":
+            keys = keys.masked_fill(hidden, 0)
+        if self.where not in ("keys", "scores"):
+            values = keys
+        if self.where == "both, values written over":
+            values = values.masked_fill(hidden, 0)
         scores = _heads(self.q(x)) @ keys.mT
-        scores = scores / size.mT if self.late else scores
-        scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
-        return scores.softmax(-1) @ (keys if self.values else _heads(self.v(x)))
+        scores = scores / size.mT if self.where == "scores" else scores
+        return scores.masked_fill(hidden.mT, -torch.inf).softmax(-1) @ values
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -138,25 +145,23 @@ def _norm(x: Tensor) -> Tensor:
         (lambda x: _norm(x) + 1e-6, "keys", True),
         (lambda x: _norm(x) + 1e-6, "scores", True),
         (lambda x: _norm(x).clamp_min(1e-6), "keys", True),
-        (_norm, "values", True),  # a value of NaN shows in eager as well
+        (_norm, "both", True),  # a value of NaN shows in eager as well
+        (_norm, "both, values written over", False),
+        (_norm, "both, written over", True),
     ],
 )
 def test_hidden_keys_of_nan_leave_no_trace(
     size: Callable[[Tensor], Tensor], where: str, fuses: bool
 ) -> None:
     torch.manual_seed(0)
-    model = (
-        Normalised(size, values=where == "values", late=where == "scores")
-        .eval()
-        .requires_grad_(False)
-    )
+    model = Normalised(size, where).eval().requires_grad_(False)
     x, seen = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
     seen[1, 3:] = False
     found = optimize(model, (x, seen))
     torch.testing.assert_close(found(x, seen), model(x, seen))
     x[1, 3:] = 0
     eager = model(x, seen)
-    assert eager[1].isnan().any() == (where == "values")
+    assert eager[1].isnan().any() == (where == "both")
     torch.testing.assert_close(found(x, seen), eager, equal_nan=True)
     (site,) = found.report.sites
     assert (site.status == "fused") == fuses

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attngraph.analysis.attention.logits import Factor, Mask
 from attngraph.analysis.attention.site import SDPA, Site
-from attngraph.analysis.masks.nans import may_be_zero, nan_makers
+from attngraph.analysis.masks.nans import keeping_nan, may_be_zero, nan_makers
 from attngraph.ir import Node, Value
 
 
@@ -16,12 +16,13 @@ def nan_of_keys(
     """What may make NaN of the keys or their factors, but not of `values`, where a fill hides it.
 
     A hidden key that is NaN is as good as any other there; an operator adds its mask to the score,
-    as torch's own does, and the whole row is NaN. A value that is NaN makes a row NaN in either.
+    as torch's own does, and the whole row is NaN. A value that is NaN makes a row NaN in either, as
+    where keys and values are computed from one tensor; not where a mask writes 0 over such values.
     """
     fills = any(isinstance(step, Mask) and not step.times for step in site.steps)
     if not fills or site.anchor.op == SDPA:
         return None
-    makers = nan_makers([key, *values_of(factors)]) - nan_makers(values)
+    makers = nan_makers([key, *values_of(factors)], keeping_nan(values))
     for divisor in values_of([factor for factor in factors if factor.divides]):
         if divisor.producer is not None and may_be_zero(divisor):
             makers.add(divisor.producer)

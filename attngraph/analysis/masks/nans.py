@@ -7,7 +7,7 @@ add their masks, so it matters where scores may be NaN. Inputs and weights count
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import inf
 
 from attngraph.analysis.masks.masking import masking_of
@@ -19,6 +19,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.slices import backward_slice
 from attngraph.ir.traits import (
     CAST,
+    CHOICE,
     LAYOUT,
     LOG_SOFTMAX,
     LOGARITHM,
@@ -38,11 +39,22 @@ def may_be_nan(values: Iterable[Value | None]) -> bool:
     return bool(nan_makers(values))
 
 
-def nan_makers(values: Iterable[Value | None]) -> set[Node]:
-    """The nodes that may make NaN of numbers, and on which one of the values depends."""
+def nan_makers(values: Iterable[Value | None], known: Collection[Value] = ()) -> set[Node]:
+    """The nodes that may make NaN of numbers, and on which one of the values depends other than by
+    those that are `known`."""
     given = [value for value in values if value is not None]
-    _, above = backward_slice(given, _has_no_nan)
+    _, above = backward_slice(given, lambda value: value in known or _has_no_nan(value))
     return {node for node in above if _makes_nan(node)}
+
+
+def keeping_nan(values: Iterable[Value]) -> set[Value]:
+    """Values of which NaN is NaN in the given ones: no choice or `nan_to_num` may take it away."""
+
+    def is_chosen(value: Value) -> bool:
+        return _has_no_nan(value) or (value.producer is not None and value.producer.op in CHOICE)
+
+    leaves, above = backward_slice(values, is_chosen)
+    return {*leaves, *(value for node in above for value in node.outputs)}
 
 
 def may_be_zero(divisor: Value | None) -> bool:

@@ -116,6 +116,11 @@ class Part:
     def is_near(self) -> bool:
         return self.all(_is_near)
 
+    def are(self, size: int) -> bool:
+        """Whether each of its numbers is of that magnitude, which is known of no open size."""
+        is_open = isinstance(self.numbers, sympy.Basic)
+        return not is_open and self.all(lambda x: x.abs() == size)
+
 
 def _is_near(x: torch.Tensor) -> torch.Tensor:
     return x.abs() <= 1
@@ -128,10 +133,6 @@ def _is_filled(x: torch.Tensor) -> torch.Tensor:
 
 def _is_visible(x: torch.Tensor) -> torch.Tensor:
     return (x == 0) | ((x.abs() >= _SEEN[0]) & (x.abs() <= _SEEN[1]))
-
-
-def _is_zero(x: torch.Tensor) -> torch.Tensor:
-    return x == 0
 
 
 def are_near(*sizes: object) -> bool:
@@ -265,7 +266,7 @@ class Positions:
                 return None
             if "cumsum" not in op:
                 return Part(Kind.GEOMETRIC)
-            if given[0].all(lambda x: x.abs() == 1):
+            if given[0].are(1):
                 return Part(Kind.PLACE)
             return Part(Kind.SCALED if is_one_number(given[0].numbers) else Kind.LINEAR)
         return None
@@ -277,7 +278,7 @@ class Positions:
             return Part(Kind.GATE)
         if kinds == {Kind.GATE, Kind.NUMBERS} and all(part.is_near() for part in numbers):
             return Part(Kind.GATE)
-        is_sign = kinds == {Kind.SCALED, Kind.NUMBERS} and all(p.all(_is_zero) for p in numbers)
+        is_sign = kinds == {Kind.SCALED, Kind.NUMBERS} and all(part.are(0) for part in numbers)
         return Part(Kind.GATE) if is_sign else None
 
     def _chosen(self, node: Node) -> Part | None:
@@ -331,7 +332,7 @@ def _clamped(part: Part, limits: list[Part], inputs: int) -> Part | None:
         return None
     if part.kind is Kind.PLACE and all(limit.is_near() for limit in limits):
         return part
-    is_sign = part.kind is Kind.SCALED and all(limit.all(_is_zero) for limit in limits)
+    is_sign = part.kind is Kind.SCALED and all(limit.are(0) for limit in limits)
     return part if is_sign else None
 
 
@@ -356,15 +357,14 @@ def _shifted(kind: Kind, by: Part) -> Kind | None:
         return kind if by.all(_is_filled) else None
     if kind not in _LINEARS or not by.is_near():
         return None
-    return Kind.LINEAR if kind is Kind.SCALED and not by.all(_is_zero) else kind
+    return Kind.LINEAR if kind is Kind.SCALED and not by.are(0) else kind
 
 
 def _scaled(kind: Kind, by: Part) -> Kind | None:
     if kind in _LINEARS:
-        is_sign = by.numbers is not None and by.all(lambda x: x.abs() == 1)
-        is_symbolic = isinstance(by.numbers, sympy.Basic)
-        scaled = kind if is_sign or kind is Kind.LINEAR else Kind.SCALED
-        return None if is_symbolic else scaled
+        if isinstance(by.numbers, sympy.Basic):
+            return None
+        return kind if by.are(1) or kind is Kind.LINEAR else Kind.SCALED
     if kind is Kind.GATE and by.all(_is_filled):
         return kind
     return Kind.GEOMETRIC if by.all(_is_visible) else None

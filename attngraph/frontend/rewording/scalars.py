@@ -34,7 +34,7 @@ def of_sizes(
         like, *rest = args if func is torch.Tensor.new_tensor else (None, *args)
         data = rest[0] if rest else named.get("data")
         if _has_open_floats(data):
-            device = named.get("device") if like is None else like.device
+            device = named.get("device") or (None if like is None else like.device)
             return _made(data, dtype=named.get("dtype"), device=device)
     return None
 
@@ -76,13 +76,12 @@ def _linspace(
     *,
     dtype: torch.dtype | None = None,
     device: Any = None,
-    requires_grad: bool = False,
     **others: Any,
 ) -> torch.Tensor | None:
     """As torch computes it: the first half from the start on, the second one back from the end."""
     dtype = dtype or torch.get_default_dtype()
-    if others or requires_grad or not dtype.is_floating_point:
-        return None
+    if any(map(others.get, ("out", "layout"))) or dtype not in (torch.float32, torch.float64):
+        return None  # whole numbers are rounded as they go, and halves by kernels of their own
     first, last = _number(start, dtype, device), _number(end, dtype, device)
     place = torch.arange(steps, device=device)
     step = (last - first) / _number(steps - 1, dtype, device).clamp(min=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attngraph.analysis.masks.nans import may_be_nan, nan_makers
+from attngraph.analysis.masks.nans import keeping_nan, may_be_nan, nan_makers
 from attngraph.ir import interpret, parse
 
 HEAD = """graph @main {
@@ -75,3 +75,21 @@ def test_the_maker_is_named() -> None:
     graph = parse(f"{HEAD}{MADE['its own norm']}\n  %z = aten.linear(%y, %w)\n  return %z, %x\n}}")
     assert [node.op for node in nan_makers([graph.outputs[0]])] == ["aten.div.Tensor"]
     assert nan_makers([graph.outputs[1], None]) == set()
+
+
+@pytest.mark.parametrize(
+    ("lines", "keeps"),
+    [
+        ("%z = aten.linear(%y, %w)", True),
+        ("%z = aten.relu(%y)", True),
+        ("%z = aten.nan_to_num(%y)", False),
+        ("%u = aten.unsqueeze(%m) {dim = 2}\n%z = aten.where.self(%u, %y, %x)", False),
+    ],
+)
+def test_a_value_keeps_the_nan_of_another_unless_something_may_take_it_away(
+    lines: str, keeps: bool
+) -> None:
+    graph = parse(f"{HEAD}{MADE['its own norm']}\n{lines}\n  return %y, %z\n}}")
+    y, z = graph.outputs
+    assert (y in keeping_nan([z])) == keeps
+    assert bool(nan_makers([y], keeping_nan([z]))) != keeps
