@@ -17,6 +17,8 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from attngraph.errors import IRError
 from attngraph.ir.dims import (
+    EXTREMES,
+    LARGEST,
     UNREADABLE,
     Dim,
     DimInfo,
@@ -139,8 +141,10 @@ def arranged(condition: Condition) -> Condition:
     """A relation of sums of products with each term once, on the side on which it is added, and
     without a factor that all have: sizes are above 0.
 
-    4096 - past - seq ≥ 0 is past + seq ≤ 4096. Others are as they were.
+    4096 - past - seq ≥ 0 is past + seq ≤ 4096, and so is past + seq = min(4096, past + seq). Others
+    are as they were.
     """
+    condition = _of_an_extreme(condition)
     if not isinstance(condition, sympy.Rel) or condition.has(sympy.Function):
         return condition
     difference = sympy.expand(condition.lhs - condition.rhs)
@@ -157,6 +161,24 @@ def arranged(condition: Condition) -> Condition:
     if left.is_number or (turned and not right.is_number):
         return condition.reversed.func(right, left)
     return condition.func(left, right)
+
+
+def _of_an_extreme(condition: Condition) -> Condition:
+    """Where a size is the larger or smaller of itself and another one: that it is no smaller, or no
+    larger. c − max(0, c − n) is the smaller of c and n."""
+    if not isinstance(condition, sympy.Eq):
+        return condition
+    for size, other in (condition.args, condition.args[::-1]):
+        for term in sympy.Add.make_args(other):
+            factor, extreme = term.as_coeff_Mul()
+            if factor not in (1, -1) or not isinstance(extreme, EXTREMES) or len(extreme.args) != 2:
+                continue
+            sides = [sympy.expand(other - term + factor * each) for each in extreme.args]
+            for own, bound in (sides, sides[::-1]):
+                if sympy.expand(own - size) == 0:
+                    is_largest = isinstance(extreme, LARGEST) == (factor == 1)
+                    return sympy.Ge(size, bound) if is_largest else sympy.Le(size, bound)
+    return condition
 
 
 def multiples(conditions: Iterable[Condition]) -> dict[str, int]:

@@ -349,7 +349,8 @@ def without_floors(
     return sympy.expand(rest) if remainders else None
 
 
-_EXTREMES = (torch_sympy.Max, torch_sympy.Min, sympy.Max, sympy.Min)
+LARGEST = (torch_sympy.Max, sympy.Max)
+EXTREMES = (*LARGEST, torch_sympy.Min, sympy.Min)
 _MOST_TERMS = 64  # of a sum that is factored, which takes long for more
 
 
@@ -367,11 +368,11 @@ def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
     """An attribute or size without each `max`, `min` and quotient that the dims' ranges decide."""
     if isinstance(value, (list, tuple)):
         return type(value)(settled(item, infos) for item in value)
-    if not isinstance(value, sympy.Expr) or not value.has(*_EXTREMES, torch_sympy.FloorDiv):
+    if not isinstance(value, sympy.Expr) or not value.has(*EXTREMES, torch_sympy.FloorDiv):
         return value
 
     def decided(expr: Any) -> sympy.Expr:
-        largest = isinstance(expr, (torch_sympy.Max, sympy.Max))
+        largest = isinstance(expr, LARGEST)
         kept = list(expr.args)
         for term in expr.args:
             others = [other for other in kept if other is not term]
@@ -387,6 +388,6 @@ def settled(value: Any, infos: Mapping[str, DimInfo]) -> Any:
         found = _range(quotient, from_one)
         return found.lower if found.lower == found.upper else quotient
 
-    found = value.replace(lambda expr: isinstance(expr, _EXTREMES), decided)
+    found = value.replace(lambda expr: isinstance(expr, EXTREMES), decided)
     found = found.replace(lambda expr: isinstance(expr, torch_sympy.FloorDiv), counted)
     return as_dim(sympy.expand(found)) if found != value else value

@@ -84,6 +84,11 @@ def test_no_size_is_against_what_is_decided(seed: int) -> None:
         ("seq < past", "seq < past"),
         ("seq == 4 * ((seq + 3) // 4)", "seq = 4*((3 + seq) // 4)"),
         ("seq % 8 == 0", "seq % 8 = 0"),
+        ("past + seq == 64 - max(0, 64 - past - seq)", "past + seq ≤ 64"),
+        ("min(64, seq) == seq", "seq ≤ 64"),
+        ("max(8, seq + past) == past + seq", "past + seq ≥ 8"),
+        ("past == max(8, seq)", "past = max(8, seq)"),  # it is neither of these
+        ("seq == 2 * max(8, seq)", "seq = 2*max(8, seq)"),
     ],
 )
 def test_terms_stand_once_and_where_they_are_added(text: str, expected: str) -> None:
@@ -103,6 +108,9 @@ def test_what_is_arranged_holds_for_the_same_sizes(seed: int) -> None:
             + f" + {draw.randint(-4, 4)}"
             for _ in range(2)
         ]
+        if draw.random() < 0.3:
+            cut = f"{draw.choice(['min', 'max'])}({draw.randint(0, 9)}, {draw.choice(names)})"
+            sides[0] = f"{draw.choice([sides[1], names[0]])} {draw.choice('+-')} {cut}"
         condition = parse_condition(f" {draw.choice(['<', '<=', '==', '!=', '>='])} ".join(sides))
         other = arranged(condition)
         for sizes in itertools.product((1, 2, 5), repeat=3):
