@@ -19,7 +19,7 @@ import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from attngraph.checkpoints.codes import take_stored
-from attngraph.checkpoints.folder import CONFIG, Folder, within
+from attngraph.checkpoints.folder import CONFIG, VOCABULARY, Folder, within
 from attngraph.checkpoints.prefixes import shared_prefixes, taken_off
 from attngraph.checkpoints.scheme import require_floats, require_plain_weights
 from attngraph.checkpoints.stored import Held
@@ -344,6 +344,8 @@ def _config(folder: Folder, kind: Any, *, trust_code: bool) -> Any:
             f"{reason_of(error)}{_said(folder)}."
         ) from error
     config.return_dict = True  # an output's name is its key
+    for name, size in folder.sizes.items():
+        setattr(config.get_text_config() if name == VOCABULARY else config, name, size)
     for part in (config, *vars(config).values()):  # what transformers needs other packages for
         if hasattr(part, "quantization_config"):
             del part.quantization_config

@@ -18,6 +18,8 @@ from attngraph.checkpoints.scheme import Scheme, scheme_of
 from attngraph.errors import LoadError
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+VOCABULARY, LABELS = "vocab_size", "num_labels"
+"""Sizes in a config that an adapter may have changed."""
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -46,7 +48,8 @@ class Folder:
     """A checkpoint's folder: what config.json says, and which files hold the weights.
 
     `listed` are the names of the weights that an index promises, by file. With an `adapter` the
-    folder is that of its base. `scheme` is how the weights are quantized, if they are.
+    folder is that of its base, of whose config it may have changed `sizes`. `scheme` is how the
+    weights are quantized, if they are.
     """
 
     path: Path
@@ -55,6 +58,7 @@ class Folder:
     listed: Mapping[str, Path] = field(default_factory=dict)
     adapter: Adapter | None = None
     scheme: Scheme | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, *, trust_pickle: bool = False, trust_code: bool = False) -> Folder:
@@ -71,7 +75,10 @@ class Folder:
 
     @property
     def architecture(self) -> str | None:
-        """The name of the class that was saved, if config.json says it."""
+        """The name of the class that was saved or adapted, if config.json or an adapter says it."""
+        told = {} if self.adapter is None else self.adapter.settings.get("auto_mapping") or {}
+        if str(told.get("parent_library")).startswith("transformers."):
+            return str(told.get("base_model_class"))
         names = self.config.get("architectures")
         first = names[0] if isinstance(names, list) and names else names
         return first if isinstance(first, str) and first else None

@@ -145,7 +145,7 @@ def optimize(
             parts = work.compiled_parts(source, options, decoder, stages=stages, place=place)
             stages("save")
             start = time.perf_counter()
-            place.write(parts.files, parts.texts)
+            place.write(parts.files, parts.texts, parts.settings)
         reports = {name: part.report for name, part in parts.files.items()}
         report = next(iter(reports.values()))
         report.timings = {"import": stages.seconds("import torch"), **report.timings}

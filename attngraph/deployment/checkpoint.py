@@ -48,7 +48,7 @@ class OptimizedCheckpoint:
         UsageError where there are several files; nothing is left half written.
         """
         with place_of(Path(path), self.source) as place:
-            place.write(self.parts.files, self.parts.texts)
+            place.write(self.parts.files, self.parts.texts, self.parts.settings)
 
 
 @spelled_out(CheckpointKeywords)

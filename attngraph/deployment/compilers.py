@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,11 +62,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Parts:
-    """What to call, the ONNX files by the names that optimum gives them, and texts beside them."""
+    """What to call, the ONNX files by the names that optimum gives them, texts beside them, and the
+    `settings` that config.json has otherwise than that of the checkpoint.
+    """
 
     result: Any
     files: Mapping[str, Part]
     texts: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def compiled(request: Request) -> Parts:
@@ -83,7 +86,7 @@ def compiled(request: Request) -> Parts:
             f"{request.loaded.source} is a causal language model of transformers, whose inputs are "
             "made here: leave out --input and --inputs."
         )
-    return COMPILERS[kind](request)
+    return replace(COMPILERS[kind](request), settings=request.loaded.settings)
 
 
 def _whole(request: Request) -> Parts:

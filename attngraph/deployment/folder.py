@@ -8,7 +8,8 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from attngraph.checkpoints.folder import CONFIG
 from attngraph.checkpoints.scheme import KEYS
@@ -58,7 +59,12 @@ class OneFile:
         """What a part is called here."""
         return self._path.name
 
-    def write(self, parts: Mapping[str, Saved], texts: Mapping[str, str]) -> None:
+    def write(
+        self,
+        parts: Mapping[str, Saved],
+        texts: Mapping[str, str],
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Writes the file, and texts beside it.
 
         Raises OutputError, and UsageError where there are several.
@@ -109,9 +115,15 @@ class OutputFolder:
         """What a part is called here."""
         return name
 
-    def write(self, parts: Mapping[str, Saved], texts: Mapping[str, str]) -> None:
+    def write(
+        self,
+        parts: Mapping[str, Saved],
+        texts: Mapping[str, str],
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Writes the files and what is kept of the checkpoint, and puts the folder in its place.
 
+        `settings` take the places of those of its config.json.
         Raises OutputError; what was there before is then there still.
         """
         try:
@@ -128,12 +140,12 @@ class OutputFolder:
                 shutil.copyfile(file, place)
             for name, text in texts.items():
                 (self._partial / name).write_text(text, "utf-8")
-            self._adapt_config(parts)
+            self._adapt_config(parts, settings)
             self._put()
         except OSError as error:
             raise unwritable(self._path, error) from error
 
-    def _adapt_config(self, parts: Iterable[str]) -> None:
+    def _adapt_config(self, parts: Iterable[str], settings: Mapping[str, Any]) -> None:
         """Makes config.json say what is true of the files here.
 
         It names those with their weights beside them, and repeats settings where transformers.js
@@ -144,15 +156,15 @@ class OutputFolder:
         if not config.is_file():
             return
         before = config.read_text("utf-8")
-        said = json.loads(before)
+        said: dict[str, Any] = {**json.loads(before), **settings}
         for part in (said, *(each for each in said.values() if isinstance(each, dict))):
             for key in KEYS:
                 part.pop(key, None)
         if said.get("model_type") in _FLAT:
             said = {**said.get("text_config", {}), **said}
         if beside := [name for name in parts if data_beside(self._partial / name).exists()]:
-            settings = said.setdefault("transformers.js_config", {})
-            settings["use_external_data_format"] = dict.fromkeys(beside, 1)
+            of_js = said.setdefault("transformers.js_config", {})
+            of_js["use_external_data_format"] = dict.fromkeys(beside, 1)
         if said != json.loads(before):
             config.write_text(f"{json.dumps(said, indent=2)}\n", "utf-8")
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from attngraph.deployment.folder import OutputFolder
 from attngraph.deployment.kept import kept_files
 from attngraph.errors import LoadError
 from attngraph.frontend.files.load import load
@@ -110,6 +111,100 @@ def test_what_is_tied_to_an_adapted_weight_stays_as_it_was(tmp_path: Path, train
     torch.testing.assert_close(module.get_parameter(f"{_HEAD}.weight"), head)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_of_dora_have_the_lengths_that_were_trained(
+    base: Path, tmp_path: Path, turned: bool
+) -> None:
+    """An embedding is adapted along its rows, and so its columns have them."""
+    name, kind, wide = (_EMBEDDED, "lora_embedding", 90) if turned else (_QUERY, "lora", 32)
+    weights, lengths = _factors(name, wide=wide, kind=kind), torch.rand(32) + 0.5
+    given = {**weights, f"{name}.lora_magnitude_vector": lengths}
+    module = load(_adapter(tmp_path / "adapter", str(base), given, use_dora=True)).module
+    assert module is not None
+    before = made("bert").get_parameter(f"{name}.weight")
+    up, down = (weights[n] for part in "BA" for n in weights if f"{kind}_{part}" in n)
+    moved = (before.T if turned else before) + up @ down * _ALPHA / _RANK
+    expected = lengths[:, None] * moved / moved.pow(2).sum(1, keepdim=True).sqrt()
+    found = module.get_parameter(f"{name}.weight")
+    torch.testing.assert_close(found, expected.T if turned else expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "high"),
+    [("bert", _QUERY, 32), ("llama", "model.layers.0.self_attn.q_proj", 32)],
+)
+def test_a_bias_of_the_factors_is_added_to_that_of_the_linear(
+    tmp_path: Path, model: str, name: str, high: int
+) -> None:
+    """Llama's has none."""
+    path, shift = saved(tmp_path / model, model), torch.randn(high)
+    given = {**_factors(name, high=high), f"{name}.lora_B.bias": shift}
+    settings = {"task_type": "CAUSAL_LM" if model == "llama" else "SEQ_CLS", "lora_bias": True}
+    module = load(_adapter(tmp_path / "adapter", str(path), given, **settings)).module
+    assert module is not None
+    had = dict(made(model).named_parameters()).get(f"{name}.bias", torch.zeros(high))
+    torch.testing.assert_close(
+        module.get_parameter(f"{name}.bias"), had + shift * _ALPHA / _RANK, check_device=False
+    )
+
+
+@pytest.mark.parametrize("said", [[3, 70], {"embed_tokens": [3, 70]}])
+def test_rows_that_were_trained_are_those_of_what_is_tied_too(tmp_path: Path, said: object) -> None:
+    base, rows = saved(tmp_path / "llama", "llama"), torch.randn(2, 32)
+    given = {
+        **_factors("model.layers.0.self_attn.q_proj"),
+        f"{_TABLE}.token_adapter.trainable_tokens_delta": rows,
+    }
+    settings = {"task_type": "CAUSAL_LM", "trainable_token_indices": said}
+    module = load(_adapter(tmp_path / "adapter", str(base), given, **settings)).module
+    assert module is not None
+    expected = made("llama").get_parameter(f"{_TABLE}.weight").detach().clone()
+    expected[[3, 70]] = rows
+    for name in (_TABLE, _HEAD):
+        torch.testing.assert_close(module.get_parameter(f"{name}.weight").detach(), expected)
+
+
+def test_tokens_that_were_added_are_in_the_table_and_the_config(tmp_path: Path) -> None:
+    """peft writes what it has under two more names then."""
+    base, new = saved(tmp_path / "llama", "llama"), torch.randn(93, 32)
+    given = {
+        f"{_TABLE}.weight": new,
+        f"{_HEAD}.modules_to_save.weight": new + 1,
+        f"{_HEAD}.original_module.weight": new * 0,
+    }
+    loaded = load(_adapter(tmp_path / "adapter", str(base), given, task_type="CAUSAL_LM"))
+    assert loaded.module is not None
+    torch.testing.assert_close(loaded.module.get_parameter(f"{_TABLE}.weight"), new)
+    torch.testing.assert_close(loaded.module.get_parameter(f"{_HEAD}.weight"), new + 1)
+    assert loaded.settings["vocab_size"] == 93
+
+
+def test_a_head_has_labels_of_its_own(base: Path, tmp_path: Path) -> None:
+    head = {"classifier.weight": torch.randn(5, 32), "classifier.bias": torch.randn(5)}
+    loaded = load(_adapter(tmp_path / "adapter", str(base), {**_factors(_QUERY), **head}))
+    assert loaded.module is not None
+    torch.testing.assert_close(
+        loaded.module.get_parameter("classifier.bias"), head["classifier.bias"]
+    )
+    assert len(loaded.settings["id2label"]) == 5
+    place = OutputFolder(tmp_path / "out", tmp_path / "adapter")
+    with place:
+        place.write({}, {}, loaded.settings)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert list(written["id2label"].values())[4] == "LABEL_4"
+    assert written["hidden_size"] == 32
+
+
+def test_the_class_is_that_which_was_adapted(base: Path, tmp_path: Path) -> None:
+    """Of an adapter that names no task."""
+    told = {"base_model_class": "BertModel", "parent_library": "transformers.models.bert.modeling"}
+    weights = _factors(_QUERY.removeprefix("bert."))
+    path = _adapter(tmp_path / "adapter", str(base), weights, task_type=None, auto_mapping=told)
+    loaded = load(path)
+    assert type(loaded.module).__name__ == "BertModel"
+    assert loaded.settings["architectures"] == ["BertModel"]
+
+
 def test_the_output_has_the_files_of_both(base: Path, tmp_path: Path) -> None:
     path = _adapter(tmp_path / "adapter", str(base), _factors(_QUERY))
     (path / "tokenizer.json").write_text("{}")
@@ -126,13 +221,24 @@ def test_the_output_has_the_files_of_both(base: Path, tmp_path: Path) -> None:
     [
         ({"base_model_name_or_path": "nobody/nothing"}, {}, "adapter of 'nobody/nothing', which"),
         ({"peft_type": "IA3"}, {}, "of the kind IA3"),
-        ({"use_dora": True}, {}, "LoRA with use_dora"),
+        ({"use_dora": True}, {}, "has A, B of .*, and its settings are for A, B, magnitude_vector"),
+        ({"peft_type": "PREFIX_TUNING"}, {}, "adds to prompts and can't be merged"),
+        (
+            {"trainable_token_indices": [1]},
+            {f"{_EMBEDDED}.token_adapter.trainable_tokens_delta": torch.ones(2, 32)},
+            r"by \(2, 32\)",
+        ),
+        ({}, {"classifier.weight": torch.ones(2, 33)}, r"by \(2, 33\), and the base has \(2, 32\)"),
         ({"use_of_2027": 1}, {}, "LoRA with use_of_2027"),
-        ({"init_lora_weights": "pissa"}, {}, "'pissa', which changes the base"),
+        ({"init_lora_weights": "pissa"}, {}, "changes its base first .*'pissa'"),
         ({}, _factors("bert.pooler.sparse"), "adapts bert.pooler.sparse"),
         ({}, _factors(_QUERY, wide=31), r"by \(32, 31\), and the base has \(32, 32\)"),
-        ({}, {f"{_QUERY}.lora_A.weight": torch.ones(3, 32)}, "one factor of two"),
-        ({}, {f"{_QUERY}.lora_magnitude_vector": torch.ones(32)}, "lora_magnitude_vector"),
+        (
+            {},
+            {f"{_QUERY}.lora_A.weight": torch.ones(3, 32)},
+            "has A of .*, and its settings are for A, B",
+        ),
+        ({}, {f"{_QUERY}.lora_magnitude_vector": torch.ones(32)}, "has magnitude_vector of"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(

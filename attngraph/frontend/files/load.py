@@ -11,9 +11,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from attngraph.checkpoints.adapters import merge, of_ties, require_plain, split
+from attngraph.checkpoints.adapters import Adapted, merge, of_ties, require_plain, split
 from attngraph.checkpoints.classes import class_of, pretrained, unfilled
 from attngraph.checkpoints.folder import Folder, pickled
+from attngraph.checkpoints.resized import resized, said_otherwise
 from attngraph.checkpoints.samples import samples_of
 from attngraph.checkpoints.tasks import ADAPTED, Task
 from attngraph.errors import LoadError
@@ -41,7 +42,8 @@ class Loaded:
     `args` and `kwargs` are sample inputs and `dynamic_shapes` torch.export's, where the file or the
     factory gave them. `source` says in messages where the model came from. `module` may be a
     ScriptModule: capture it through `script_to_program`. `task` is that of a checkpoint's head.
-    `notes` are sentences for the user.
+    `notes` are sentences for the user, `settings` what its config.json says otherwise than that of
+    its folder.
     """
 
     module: torch.nn.Module | None
@@ -52,6 +54,7 @@ class Loaded:
     source: str = ""
     task: Task | None = None
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load(
@@ -120,23 +123,24 @@ def _from_folder(
     if samples and found is not None:
         _refuse_mixed(folder, kind, found, trust_code=trust_code)
     weights = _read_shards(folder.weights, folder.listed, trust_pickle=trust_pickle)
-    factors: dict[str, dict[str, torch.Tensor]] = {}
-    whole: dict[str, torch.Tensor] = {}
+    adapted = Adapted()
     if adapter is not None:
-        factors, whole = split(_read_shards([adapter.weights], {}, trust_pickle=trust_pickle))
-    module, notes = pretrained(folder, kind, weights | whole, trust_code=trust_code)
-    source = str(folder.path)
+        adapted = split(_read_shards([adapter.weights], {}, trust_pickle=trust_pickle))
+        folder = resized(folder, kind, adapted.whole, trust_code=trust_code)
+    module, notes = pretrained(folder, kind, weights | adapted.whole, trust_code=trust_code)
+    source, settings = str(folder.path), dict[str, Any]()
     if adapter is not None:
-        if apart := of_ties(module, whole, adapter.settings):
-            rest = {name: data for name, data in whole.items() if name not in apart}
+        if apart := of_ties(module, adapted.whole, adapter.settings):
+            rest = {name: data for name, data in adapted.whole.items() if name not in apart}
             module, notes = pretrained(folder, kind, weights | rest, trust_code=trust_code)
-        merge(module, factors, whole, apart, adapter.settings, adapter.path)
-        source = str(adapter.path)
-        told = f"{len(factors)} weights of {folder.path}"
+        merge(module, adapted, apart, adapter.settings, adapter.path)
+        source, settings = str(adapter.path), said_otherwise(folder, module)
+        told = f"{len(adapted.names)} weights of {folder.path}"
         notes.append(f"The adapter {adapter.path} was merged into {told}.")
     notes += [] if task else folder.notes
     if not samples or (found is not None and found.kind in ("seq2seq", "multimodal")):
-        return Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
+        bare = Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
+        return replace(bare, settings=settings)
     made = samples_of(folder, module, found)
     if left := beside_text(type(module), made.kwargs):
         notes.append(
@@ -153,6 +157,7 @@ def _from_folder(
         source,
         task=found,
         notes=(*notes, *made.notes),
+        settings=settings,
     )
 
 
