@@ -183,6 +183,11 @@ ROUNDING = _trait("rounding", "floor ceil round trunc")
 WAVE = _trait("wave", "sin cos")
 GELU = _trait("gelu", "gelu")
 ACTIVATION = _trait("activation", "gelu silu relu sigmoid tanh leaky_relu hardswish")
+SMOOTH = _trait(  # analytic where they are defined, beside those of arithmetic
+    "smooth",
+    "sigmoid tanh silu gelu log_sigmoid erf expm1 sinh cosh atan asinh sin cos sqrt rsqrt "
+    "reciprocal lerp.Scalar lerp.Tensor addcmul addcdiv mean.dim softmax.int log_softmax.int",
+)
 POINTWISE = _trait(
     "pointwise",
     "__and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar where.ScalarSelf where.ScalarOther "

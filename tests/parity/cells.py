@@ -56,6 +56,13 @@ def rnn_spelled_out(w: Weights, x: Tensor, s: State) -> State:
     return ((u.exp() - (-u).exp()) / (u.exp() + (-u).exp()),)
 
 
+def rnn_in_two_pieces(w: Weights, x: Tensor, s: State) -> State:
+    """On each side of 0 by exponentials that don't overflow there."""
+    u = w.gate(0, x, s[0])
+    a, b = torch.exp(-2 * u), torch.exp(2 * u)
+    return (torch.where(u >= 0, (1 - a) / (1 + a), (b - 1) / (b + 1)),)
+
+
 def rnn_relu(w: Weights, x: Tensor, s: State) -> State:
     return (w.gate(0, x, s[0]).clamp(min=0),)
 
@@ -128,6 +135,7 @@ def gru_reset_first_by_parts(w: Weights, x: Tensor, s: State) -> State:
 CELLS: dict[Cell, str] = {
     rnn: "RNN",
     rnn_spelled_out: "RNN",
+    rnn_in_two_pieces: "RNN",
     rnn_relu: "RNN",
     lstm_by_gate: "LSTM",
     lstm_packed: "LSTM",
@@ -208,6 +216,19 @@ def mut3(w: Weights, x: Tensor, s: State) -> State:
     return (torch.tanh(w.h[2](r * h) + w.x[2](x)) * z + h * (1 - z),)
 
 
+def limited(w: Weights, x: Tensor, s: State) -> State:
+    """By what no drawn row comes to; so are the next two."""
+    return (w.gate(0, x, s[0]).clamp(0, 1e4),)
+
+
+def cleaned(w: Weights, x: Tensor, s: State) -> State:
+    return lstm_by_gate(w, torch.nan_to_num(x), s)
+
+
+def halved(w: Weights, x: Tensor, s: State) -> State:
+    return (torch.relu(w.gate(0, x, s[0])).half().float(),)
+
+
 OTHERS: list[Cell] = [
     peephole,
     coupled,
@@ -220,8 +241,19 @@ OTHERS: list[Cell] = [
     mut1,
     mut2,
     mut3,
+    limited,
+    cleaned,
+    halved,
 ]
-PAIRS = {lstm_by_gate, lstm_packed, lstm_spelled_out, peephole, coupled, no_tanh_at_the_end}
+PAIRS = {
+    lstm_by_gate,
+    lstm_packed,
+    lstm_spelled_out,
+    peephole,
+    coupled,
+    no_tanh_at_the_end,
+    cleaned,
+}
 
 
 class Loop(Weights):

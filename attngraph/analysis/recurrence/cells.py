@@ -3,7 +3,8 @@
 Nothing is matched by shape of code. A gate σ(Wx + Uh + b) is a value in (0, 1) whose logit is
 affine in x and h; a candidate's artanh is. Which value is which gate follows from the equations: an
 LSTM's forget gate, for one, is the slope of its memory. W, U and b are then read off by moving one
-feature at a time, and what was read is evaluated against the step.
+feature at a time, and what was read is evaluated against the step, on rows that reach all that it
+does (sides.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attngraph.analysis.recurrence.sides import Sides
 from attngraph.analysis.recurrence.steps import Step
 from attngraph.dialect.recurrent import RESET_FIRST, recurrent
 from attngraph.ir import Value
@@ -53,6 +55,8 @@ class Linear:
 
 def read_cell(step: Step) -> Cell | None:
     """The cell that a step with one or two states is; None where it is none of them."""
+    if not Sides(step).are_known:
+        return None
     if len(step.states) == 1:
         found = _single(_Probe(step, (0,)))
     elif len(step.states) == 2:
@@ -273,22 +277,22 @@ def run_cell(cell: Cell, x: torch.Tensor, states: Sequence[torch.Tensor]) -> lis
 
 
 def _is_equal(step: Step, cell: Cell) -> bool:
-    """Whether step and cell make the same of rows small and large."""
+    """Whether step and cell make the same of rows small and large, which see all of the step."""
     numbers = (cell.weight, cell.recurrence, cell.bias)
     if not all(tensor is None or bool(tensor.isfinite().all()) for tensor in numbers):
         return False
-    seed = torch.Generator().manual_seed(1)
+    seed, sides = torch.Generator().manual_seed(1), Sides(step)
     for scale in _SCALES:
         widths = [sum(step.widths), *(step.hidden for _ in step.states)]
         x, *states = (
             scale * torch.randn(_ROWS, width, generator=seed, dtype=torch.float64)
             for width in widths
         )
-        expected = step.run(step.results, x, states)
+        expected = step.run(step.results, x, states, sides.note)
         if expected is None:
             return False
         found = run_cell(cell, x, [states[at] for at in cell.states])
         for place, after in zip(cell.states, found, strict=True):
             if not _is_zero(after - expected[place], expected[place]):
                 return False
-    return True
+    return sides.are_seen()

@@ -15,8 +15,12 @@ from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import same, same_shape
 from attngraph.ir.ops import evaluate
 from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import RANDOM, UNSET
 
 _ROWS = 256  # at once: what a step makes of them stays small
+
+Observer = Callable[[Node, Sequence[Any], Sequence[Any]], None]
+"""Takes a node, its operands and its results."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,15 @@ class Step:
         return [value for value in made if _is_like(value, self.states[0])]
 
     def run(
-        self, wanted: Sequence[Value], x: torch.Tensor, states: Sequence[torch.Tensor]
+        self,
+        wanted: Sequence[Value],
+        x: torch.Tensor,
+        states: Sequence[torch.Tensor],
+        observe: Observer | None = None,
     ) -> list[torch.Tensor] | None:
         """The wanted values (N, H) for N rows: x (N, ΣI) is the inputs side by side.
 
-        None where the step takes no such rows.
+        None where the step takes no such rows. `observe` is told what each node gets and gives.
         """
         given = [*states, *torch.split_with_sizes(x, self.widths, -1)]
         lead = self.states[0].shape[0] if len(self.states[0].shape) == 2 else None
@@ -64,7 +72,7 @@ class Step:
             missing = (rows or 1) - len(taken[0])
             if missing and rows == lead:
                 taken = [torch.cat([tensor, tensor[-1:].expand(missing, -1)]) for tensor in taken]
-            found = self._once(wanted, taken, lead)
+            found = self._once(wanted, taken, lead, observe)
             if found is None:
                 return None
             kept = len(x) - at
@@ -73,7 +81,11 @@ class Step:
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def _once(
-        self, wanted: Sequence[Value], given: Sequence[torch.Tensor], lead: Any
+        self,
+        wanted: Sequence[Value],
+        given: Sequence[torch.Tensor],
+        lead: Any,
+        observe: Observer | None,
     ) -> list[torch.Tensor] | None:
         sizes = {lead.name: len(given[0])} if isinstance(lead, sympy.Symbol) else {}
         if lead is None:
@@ -86,6 +98,8 @@ class Step:
                     operands = [None if value is None else memory[value] for value in node.inputs]
                     results = evaluate(wide_node(node), operands, sizes)
                     memory.update(zip(node.outputs, results, strict=True))
+                    if observe is not None:
+                        observe(node, operands, results)
         except (IRError, KeyError, RuntimeError, TypeError, ValueError, IndexError):
             return None
         found = [memory[value] for value in wanted]
@@ -142,6 +156,8 @@ def known_data(value: Value | None) -> torch.Tensor | None:
     leaves, nodes = backward_slice([value], lambda leaf: leaf.producer is None)
     memory: dict[Value, Any] = {leaf: leaf.data for leaf in leaves if leaf.is_constant}
     if len(memory) < max(len(leaves), 1) or any(data is None for data in memory.values()):
+        return None
+    if any(node.op in RANDOM | UNSET for node in nodes):
         return None
     for node in nodes:
         try:
