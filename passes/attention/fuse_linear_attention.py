@@ -128,17 +128,16 @@ class _Written:
         found = self.found
         queries = found.query.heads()
         assert isinstance(queries, int)
-        spread = queries if self.heads % queries == 0 or queries % self.heads == 0 else self.heads
         value = self._ones() if found.value is None else self._packed(found.value, self.heads)
         return self.build.node(
             "attn.linear_attention",
-            self._packed(found.query, spread),
+            self._packed(found.query, queries),
             self._packed(found.key, self.heads),
             value,
             None if found.past is None else self._past(found.past),
             self._decay(),
             None if found.beta is None else self._packed(found.beta, self.heads),
-            heads=spread,
+            heads=queries,
             kv_heads=self.heads,
             scale=found.scale,
         )

@@ -21,6 +21,7 @@ from attngraph.ir.slices import backward_slice, forward_slice
 from attngraph.ir.traits import CAUSAL_CONVOLUTION, JOIN, LAYOUT
 
 _MOVES = LAYOUT | JOIN
+_LEAST = (2, 5)  # a place may be one that is counted by an open size
 _FAILURES = (IRError, KeyError, RuntimeError, IndexError, TypeError, ValueError)
 
 
@@ -67,12 +68,14 @@ def _item(state: Value, after: Value) -> Value | None:
     items = [leaf for leaf in leaves if leaf is not state]
     if len(items) != 1 or not _is_item(items[0], state):
         return None
-    found = _run([after, state, items[0]], nodes, leaves)
-    if found is None:
-        return None
-    moved, s, x = found
-    expected = torch.cat([s[..., 1:], x.reshape(*s.shape[:2], 1)], -1)
-    return items[0] if torch.equal(moved, expected) else None
+    for least in _LEAST:
+        found = _run([after, state, items[0]], nodes, leaves, least)
+        if found is None:
+            return None
+        moved, s, x = found
+        if not torch.equal(moved, torch.cat([s[..., 1:], x.reshape(*s.shape[:2], 1)], -1)):
+            return None
+    return items[0]
 
 
 def _reads(node: Node, state: Value, item: Value) -> bool:
@@ -81,12 +84,15 @@ def _reads(node: Node, state: Value, item: Value) -> bool:
     if past is None or attribute(node, "dilation") != 1 or x.shape[2] != 1:
         return False
     leaves, nodes = _moved([x, item, past, state], lambda value: value is state)
-    found = _run([x, item, past, state], nodes, leaves)
-    if found is None:
-        return False
-    given, own, before, s = found
-    is_item = torch.equal(given, own.reshape(*s.shape[:2], 1))
-    return is_item and torch.equal(before, s[..., s.shape[-1] - before.shape[-1] :])
+    for least in _LEAST:
+        found = _run([x, item, past, state], nodes, leaves, least)
+        if found is None:
+            return False
+        given, own, before, s = found
+        is_item = torch.equal(given, own.reshape(*s.shape[:2], 1))
+        if not is_item or not torch.equal(before, s[..., s.shape[-1] - before.shape[-1] :]):
+            return False
+    return True
 
 
 def _is_item(item: Value, state: Value) -> bool:
@@ -105,13 +111,13 @@ def _moved(
 
 
 def _run(
-    wanted: Sequence[Value], nodes: Sequence[Node], leaves: Sequence[Value]
+    wanted: Sequence[Value], nodes: Sequence[Node], leaves: Sequence[Value], least: int
 ) -> list[torch.Tensor] | None:
-    """The wanted values of numbers that are all different."""
+    """The wanted values of numbers that are all different; open sizes are from `least` on."""
     names = sorted(
         {str(each) for leaf in leaves for size in leaf.shape for each in symbols_of(size)}
     )
-    sizes = {name: 2 + at for at, name in enumerate(names)}
+    sizes = {name: least + at for at, name in enumerate(names)}
     memory: dict[Value, Any] = {}
     start = 0
     for leaf in leaves:

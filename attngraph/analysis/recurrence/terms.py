@@ -103,8 +103,10 @@ class Recurrence:
         past = None
         if self.past is not None:
             past = as_state(trace[self.past.value], self.past.turned, q.shape[0], count)
-        heads = q.shape[2] if _divides(q.shape[2], count) else count
-        q = q if heads == q.shape[2] else q.repeat_interleave(count // q.shape[2], 2)
+        heads = q.shape[2]
+        own = [part.shape[2] for part in (k, v, decay, beta) if part is not None]
+        if (heads % count and count % heads) or any(count % each for each in own):
+            return None
         try:
             parts = [_spread(part, q.shape[0], count) for part in (k, v, decay, beta)]
             flat = [None if part is None else part.flatten(2) for part in parts]
@@ -140,10 +142,6 @@ def _spread(x: torch.Tensor | None, batch: int, heads: int) -> torch.Tensor | No
         return None
     x = x.expand(batch, *x.shape[1:])
     return x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2)
-
-
-def _divides(a: int, b: int) -> bool:
-    return a % b == 0 or b % a == 0
 
 
 def as_state(x: torch.Tensor | None, turned: bool, batch: int, heads: int) -> torch.Tensor | None:
