@@ -254,6 +254,13 @@ class GatedLoop(Loop):
         return state * a[..., None, None] + k[..., None] * v[..., None, :]
 
 
+class EulerLoop(GatedLoop):
+    """1 − dt · rate, which is below 0 where a rate is 100, and has no logarithm there."""
+
+    def decays(self, x: Tensor) -> Tensor:
+        return 1 - 0.01 * F.softplus(self.a(x))
+
+
 class FeatureGatedLoop(Loop):
     """GLA: a decay of each key feature."""
 
@@ -262,6 +269,16 @@ class FeatureGatedLoop(Loop):
 
     def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return state * a.exp()[..., None] + k[..., None] * v[..., None, :]
+
+
+class FeatureEulerLoop(Loop):
+    """The same of each key feature."""
+
+    def decays(self, x: Tensor) -> Tensor:
+        return (1 - 0.01 * F.softplus(self.gates(x))).unflatten(-1, (HEADS, KEYS))
+
+    def step(self, state: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return state * a[..., None] + k[..., None] * v[..., None, :]
 
 
 class DeltaLoop(Loop):
@@ -428,7 +445,7 @@ LOOPS: tuple[type[Layer], ...] = (
 )
 NEAR_MISSES: tuple[type[Layer], ...] = (
     *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
-    *(CubicLoop, CubicDeltaLoop),
+    *(CubicLoop, CubicDeltaLoop, EulerLoop, FeatureEulerLoop),
 )
 CHUNKED = (LateChunks, CubicChunks, ClampedChunks)
 """In which the loop over chunks is none of one recurrence at every length."""

@@ -39,6 +39,7 @@ from attngraph.analysis.recurrence.terms import (
     Unread,
     as_state,
 )
+from attngraph.analysis.values.intervals import Intervals
 from attngraph.ir import Graph, Node, TensorType, Value
 from attngraph.ir.dims import bounds
 from attngraph.ir.slices import backward_slice
@@ -78,6 +79,7 @@ class _Reading:
         self.leaves, self.nodes = leaves, nodes
         self.values = [value for node in nodes for value in node.outputs]
         self.values = [*(v for v in leaves if v not in self.values), *self.values]
+        self.intervals = Intervals()
 
     def read(self) -> Recurrence | Unread | None:
         first = self._trace(_FIRST, seed=0)
@@ -186,12 +188,16 @@ class _Reading:
                 if row is not None and row.shape == a.shape:
                     if bool((row.exp() - a).abs().max() <= near):
                         yield Decay(each, True)
-                    elif bool((row - a).abs().max() <= near):
+                    elif bool((row - a).abs().max() <= near) and self._has_log(each):
                         yield Decay(each, False)
             is_known = all(x.data is not None for x in self.leaves if x.is_constant)
             if is_known and bool((a - a[:1]).abs().max() <= near) and bool((a > 0).all()):
                 yield Decay(constant=a[0])
         yield from self._featured(trace, found)
+
+    def _has_log(self, each: Operand) -> bool:
+        """Whether none of its numbers is below 0, drawn or not: the operator takes logarithms."""
+        return self.intervals.of(each.value)[0] >= 0
 
     def _row(self, each: Operand, trace: Trace, heads: int) -> torch.Tensor | None:
         """The second token's numbers of an operand that has one for each head."""
@@ -207,7 +213,7 @@ class _Reading:
                 x = each.of(trace)
                 if x is not None and bool((x <= 0).all()):
                     yield Decay(each, True)
-                elif x is not None and bool(((x > 0) & (x <= 1)).all()):
+                elif x is not None and bool(((x > 0) & (x <= 1)).all()) and self._has_log(each):
                     yield Decay(each, False)
 
     def _confirmed(self, found: Recurrence) -> Recurrence | None:

@@ -16,7 +16,7 @@ import torch
 from attngraph.analysis.values.scalars import fill_of, is_binary, number, scale_of, uniform
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import CAST, COPY, GATHER, JOIN, LAYOUT, ONE_HOT, SOFTMAX, TRIANGLE
+from attngraph.ir.traits import CAST, COPY, GATHER, JOIN, LAYOUT, ONE_HOT, PAD, SOFTMAX, TRIANGLE
 from attngraph.mapped import release_read
 
 Interval: TypeAlias = tuple[float, float]
@@ -97,6 +97,10 @@ class Intervals:
             return 0.0, 1.0
         if node.op in JOIN:
             return _joined([self.of(part, depth) for part in input_of(node, "tensors")])
+        if node.op in PAD:
+            pad = number(node.attrs.get("value") or 0.0)
+            parts = [self.of(node.inputs[0], depth)]
+            return EVERYTHING if pad is None else _joined([*parts, (pad, pad)])
         if node.op in TRIANGLE:
             return _joined([self.of(node.inputs[0], depth), (0.0, 0.0)])
         if node.op in ONE_HOT:
@@ -126,7 +130,11 @@ class Intervals:
                 return -1.0, 1.0
             case "sigmoid":
                 return 0.0, 1.0
-            case "linalg_vector_norm" | "abs" | "exp" | "sqrt" | "softplus":
+            case "linalg_vector_norm" | "abs" | "exp" | "exp2" | "sqrt" | "softplus" | "square":
+                return 0.0, math.inf
+            case "pow.Tensor_Scalar" | "pow.Tensor_Tensor" | "cumprod" if sides[0][0] >= 0:
+                return 0.0, math.inf
+            case "pow.Scalar" if (number(attribute(node, "self")) or -1.0) > 0:
                 return 0.0, math.inf
             case "relu":
                 return max(sides[0][0], 0.0), max(sides[0][1], 0.0)
@@ -252,6 +260,8 @@ def _plus(a: Interval, b: Interval) -> Interval:
 
 
 def _times(a: Interval, b: Interval) -> Interval:
+    if min(a[0], b[0]) >= 0 and math.inf in (a[1], b[1]):
+        return 0.0, math.inf
     products = [x * y for x in a for y in b]
     return EVERYTHING if any(map(math.isnan, products)) else (min(products), max(products))
 

@@ -22,6 +22,7 @@ HEAD = """graph @main {
   %t = aten.tanh(%x)
   %s = aten.sigmoid(%z)
   %n = aten.layer_norm(%x, %g) {normalized_shape = [8]}
+  %e = aten.exp(%x)
   %low = aten.full() {size = [], fill_value = -1e4, dtype = f32}
 """
 BOUNDED: dict[str, Interval] = {
@@ -39,8 +40,16 @@ BOUNDED: dict[str, Interval] = {
     "aten.where.self(%m, %t, %s)": (-1, 1),
     "aten.cat(%t, %s) {dim = -1}": (-1, 1),
     "aten.triu(%s)": (0, 1),
+    "aten.constant_pad_nd(%s) {pad = [1, 2]}": (0, 1),
+    "aten.constant_pad_nd(%s) {pad = [1, 2], value = -2.0}": (-2, 1),
     "aten.softmax.int(%x) {dim = -1}": (0, 1),
     "aten.exp(%t)": (0, math.inf),
+    "aten.pow.Tensor_Scalar(%s) {exponent = 0.0625}": (0, math.inf),
+    "aten.pow.Tensor_Tensor(%s, %x)": (0, math.inf),
+    "aten.pow.Scalar(%x) {self = 0.9}": (0, math.inf),
+    "aten.cumprod(%s) {dim = 1}": (0, math.inf),
+    "aten.mul.Tensor(%e, %s)": (0, math.inf),
+    "aten.mul.Tensor(%e, %e)": (0, math.inf),
     "aten.permute(%t) {dims = [0, 2, 1]}": (-1, 1),
     "aten.index_select(%c, 0, %i)": (-2, 2),
     "aten._to_copy(%m) {dtype = f32}": (0, 1),
@@ -57,6 +66,10 @@ WITHOUT = [
     "aten.linear(%x, %w)",
     "aten.add.Tensor(%t, %s) {alpha = 2}",
     "aten.reciprocal(%t)",
+    "aten.pow.Tensor_Scalar(%t) {exponent = 3}",
+    "aten.pow.Scalar(%x) {self = -0.9}",
+    "aten.cumprod(%t) {dim = 1}",
+    "aten.mul.Tensor(%e, %t)",
 ]
 
 
