@@ -190,8 +190,8 @@ def decoding_cases(captured: Captured, layout: Layout, lengths: Lengths) -> Case
         rest = {name: _OTHER_SIZES[place % len(_OTHER_SIZES)] for name in others}
         rest = rest if not limits.broken(rest) else {n: captured.graph.dims[n].hint for n in others}
         batch, length, past = sizes
-        sizes = batch, min(length, layout.piece or length), past
-        fitting = _fitting(limits, names, sizes, rest)
+        sizes = batch, max(min(length, layout.piece or length), layout.compared), past
+        fitting = _fitting(limits, names, sizes, rest, layout.compared)
         if fitting is None or (place >= len(own) and fitting != sizes):
             continue
         batch, length, past = fitting
@@ -213,10 +213,15 @@ def _fitting(
     names: tuple[str, str, str],
     sizes: tuple[int, int, int],
     rest: Mapping[str, int],
+    least: int,
 ) -> tuple[int, int, int] | None:
-    """(batch, seq, past), each no larger than given, or None where the model takes none of them."""
+    """(batch, seq, past), each no larger than given, or None where the model takes none of them.
+
+    A seq of fewer than `least` is none.
+    """
     batch, length, past = sizes
-    smaller = itertools.product(range(batch, 0, -1), range(past, -1, -1), range(length, 0, -1))
+    lengths = range(length, least - 1, -1)
+    smaller = itertools.product(range(batch, 0, -1), range(past, -1, -1), lengths)
     for rows, before, new in smaller:
         if not limits.broken({**rest, **dict(zip(names, (rows, new, before), strict=True))}):
             return rows, new, before
@@ -231,7 +236,7 @@ def inputs_at(
     seq = str(inputs.shapes[layout.ids][1])
 
     def at(sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-        batch, length = sizes[layout.batch], sizes[seq]
+        batch, length = sizes[layout.batch], max(sizes[seq], layout.compared)
         past = sizes[layout.past]
         mask = inputs.mask(batch, past + length)
         return inputs.all(inputs.taken(batch, length), mask, past, sizes)

@@ -34,7 +34,8 @@ from attngraph.frontend.families.causal_lm import (
     is_causal_lm,
 )
 from attngraph.frontend.families.embedded_lm import CachedEmbeds
-from attngraph.frontend.families.kept import kept_states, states_of_modules
+from attngraph.frontend.families.kept import kept_states
+from attngraph.frontend.families.own_states import states_of_modules
 from attngraph.frontend.families.stateful_lm import Stateful, stateful
 from attngraph.frontend.interface.state import listed
 from attngraph.frontend.interface.wrappers import adapters

@@ -160,8 +160,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 REFUSED = {
-    "Zamba2": "get logits that are .* of the largest off",
-    "NemotronH": "get logits that are .* of the largest off",
     "Rwkv": r"fed one token at a time get logits \(2, 2, 96\) of tokens \(2, 1\)",
     "RecurrentGemma": "in its own modules .*conv1d_state.*, where no call can be given",
 }

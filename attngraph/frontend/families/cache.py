@@ -36,7 +36,8 @@ class Layout:
     `states` are those of `pasts` that have one size however many tokens came, as recurrences and
     convolutions keep; rows are then padded on the left alone. A step makes new ones, in a static
     cache too. Where all are, `past` is empty and `mask` is (batch, seq). A call takes at most
-    `piece` tokens, with None any number.
+    `piece` tokens, with None any number. One of fewer than `compared` isn't what the module
+    computes of so few, but what it does without a cache.
 
     With `embeds`, what `ids` names are embeddings (batch, seq, width) of ids, and `vocabulary` is
     that of their table. `kinds` (batch, seq) is 1 at an image's tokens, and `added` (layers, batch,
@@ -62,6 +63,7 @@ class Layout:
     memory: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
     piece: int | None = None
+    compared: int = 1
     embeds: bool = False
     kinds: str | None = None
     added: str | None = None

@@ -1,18 +1,17 @@
 """What a language model keeps between calls, as tensors: found by running it, whatever holds them.
 
 Keys and values, states of recurrences and of convolutions lie in an object of the model's own class
-(a cache of transformers, a list of tensors). None of these classes is known here, and attributes of
-modules are not looked at. The model is run on prompts of other lengths and with more rows, and each
-tensor that it kept tells what it is by its sizes: an axis that is longer with more rows counts
+(a cache of transformers, a list of tensors), or in attributes of its modules (own_states.py). None
+of these classes is known here. The model is run on prompts of other lengths and with more rows, and
+each tensor that it kept tells what it is by its sizes: an axis that is longer with more rows counts
 them, one that is longer with more tokens counts those, and the others are fixed.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -21,16 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.errors import UsageError
-from attngraph.frontend.tracing.trace_errors import reason
-from attngraph.inference import holders_of, inference
+from attngraph.frontend.families.own_states import Beside, own_states, snapshot
+from attngraph.frontend.families.tried import PROMPT, ROWS, DoesNotRun, called_on, taken_again
+from attngraph.inference import inference
 
 Key = tuple[str, Any]  # ("attribute", name) or ("item", index)
 Path = tuple[Key, ...]
 
-_ROWS, _PROMPT = 2, 3
-_TRIED = ((_ROWS, _PROMPT), (_ROWS + 1, _PROMPT), (_ROWS, _PROMPT + 2))
+_TRIED = ((ROWS, PROMPT), (ROWS + 1, PROMPT), (ROWS, PROMPT + 2))
 _CALLED = {"keys": "key", "values": "value"}
-_NONE = torch.empty(0)
 _NO_HOLDERS = ("torch.", "builtins", "transformers.configuration_utils")
 
 
@@ -58,8 +56,8 @@ class Kept:
     """All that one model keeps, and how it is handed back.
 
     `argument` is what its forward calls it, with `holder` the object as the model leaves it behind
-    a prompt, but without these tensors. The flags in it say that there is a past; so a past without
-    a token is states of zeros and keys of length 0.
+    a prompt, but without these tensors; a `Beside` where its modules keep some too. The flags in it
+    say that there is a past; so a past without a token is states of zeros and keys of length 0.
     """
 
     argument: str
@@ -71,12 +69,27 @@ class Kept:
         """Whether any part holds each token by itself, as keys and values do."""
         return any(part.tokens is not None for part in self.parts)
 
-    def filled(self, tensors: Mapping[str, Tensor]) -> Any:
-        """The model's own object with these tensors in it, by name; a call may write into it."""
+    @contextmanager
+    def filled(self, tensors: Mapping[str, Tensor]) -> Iterator[Any]:
+        """A holder with these tensors in it, by name, into which a call may write.
+
+        Afterwards the model's modules have what they had.
+        """
         holder = copy.deepcopy(self.holder)
-        for part in self.parts:
-            _put(holder, part.path, tensors[part.name].clone())
-        return holder
+        before = [part for part in self.parts if isinstance(holder, Beside)]
+        own = [(part.path, _at(holder, part.path)) for part in before]
+        try:
+            for part in self.parts:
+                _put(holder, part.path, tensors[part.name].clone())
+            yield holder
+        finally:
+            for path, value in own:
+                _put(holder, path, value)
+
+    @staticmethod
+    def given(holder: Any) -> Any:
+        """What a call is given of a holder as its argument."""
+        return holder.given if isinstance(holder, Beside) else holder
 
     def taken(self, holder: Any) -> dict[str, Tensor]:
         """The tensors in such an object, by name."""
@@ -98,10 +111,6 @@ class Kept:
         }
 
 
-class DoesNotRun(UsageError):
-    """A model doesn't run at all, whatever it keeps."""
-
-
 def kept_states(model: nn.Module) -> Kept | None:
     """What a model keeps, if a state of one size is among it; None where it can't be found.
 
@@ -114,23 +123,6 @@ def kept_states(model: nn.Module) -> Kept | None:
     except UsageError:
         return None
     return None if all(part.tokens is not None for part in kept.parts) else kept
-
-
-def states_of_modules(model: nn.Module) -> list[str]:
-    """The tensors that a prompt leaves in a model's own modules, where no call hands them on.
-
-    What other tokens leave as it is, as a table of positions, is none.
-    """
-
-    def held(token: int) -> dict[str, Tensor]:
-        _called(model, _ROWS, _PROMPT, {}, token)
-        items = ((each.path(key), x) for each in holders_of(model) for key, x in each.items())
-        return {name: x for name, x in items if isinstance(x, Tensor)}
-
-    with inference(model), suppress(UsageError):
-        first, second = held(1), held(2)
-        return [name for name in second if not torch.equal(first.get(name, _NONE), second[name])]
-    return []
 
 
 def find_kept(model: nn.Module) -> Kept:
@@ -159,52 +151,25 @@ def find_kept(model: nn.Module) -> Kept:
     holder = runs[0]
     for part in parts:
         _put(holder, part.path, None)
+    if isinstance(holder, Beside):
+        modules = {name: model.get_submodule(name) for name in holder.modules}
+        holder = Beside(holder.given, modules)
     return Kept(argument, holder, tuple(_renamed(parts)))
 
 
 def _runs(model: nn.Module) -> tuple[str, list[Any]]:
     """The name of the argument, and what was kept of each prompt that is tried."""
-    own = _run(model, _ROWS, _PROMPT, {})
-    taken = inspect.signature(model.forward).parameters
-    found = [
-        name
-        for name, value in own.items()
-        if name in taken and value is not None and not isinstance(value, Tensor)
-    ]
-    if len(found) != 1:
-        raise UsageError(
-            f"The cache of {type(model).__name__} can't be found: of what it returns, its forward "
-            f"takes {' and '.join(found) or 'nothing'} again."
-        )
-    (argument,) = found
+    argument, own = taken_again(model)
+    made = [_fresh(model, own) for _ in _TRIED]
+    states = own_states(model, argument, _fresh(model, own))
     kept = []
-    for rows, length in _TRIED:
-        fresh = _fresh(model, own[argument])
-        result = _run(model, rows, length, {} if fresh is None else {argument: fresh})
-        kept.append(result[argument])
+    for (rows, length), fresh in zip(_TRIED, made, strict=True):
+        with inference(model):
+            given = {} if fresh is None else {argument: fresh}
+            result = called_on(model, rows, length, given)
+            left = result.get(argument, fresh)
+            kept.append(Beside(left, snapshot(model, states)) if states else left)
     return argument, kept
-
-
-def _run(model: nn.Module, rows: int, length: int, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    with inference(model):
-        return _called(model, rows, length, given)
-
-
-def _called(
-    model: nn.Module, rows: int, length: int, given: Mapping[str, Any], token: int = 1
-) -> Mapping[str, Any]:
-    device = next(model.parameters()).device
-    inputs: dict[str, Any] = dict(given)
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        inputs["position_ids"] = torch.arange(length, device=device).expand(rows, -1)
-    ids = torch.full((rows, length), token, device=device)
-    try:
-        result: Mapping[str, Any] = model(input_ids=ids, use_cache=True, **inputs)
-    except Exception as error:
-        raise DoesNotRun(
-            f"{type(model).__name__} doesn't run on a few tokens: {reason(error).rstrip('.')}."
-        ) from error
-    return result
 
 
 def _fresh(model: Any, own: Any) -> Any:
@@ -245,7 +210,7 @@ def _part(name: str, path: Path, first: Tensor, rows: Any, tokens: Any) -> Part 
         return None
     if len(by_rows) != 1:
         raise UsageError(f"{where} has no axis for the rows of a batch.")
-    if len(by_tokens) > 1 or any(first.shape[at] != _PROMPT for at in by_tokens):
+    if len(by_tokens) > 1 or any(first.shape[at] != PROMPT for at in by_tokens):
         raise UsageError(f"{where} has another size for each prompt, and not the prompt's length.")
     axes = {by_rows[0], *by_tokens}
     shape = tuple(None if at in axes else size for at, size in enumerate(first.shape))
@@ -257,8 +222,11 @@ def _renamed(parts: Sequence[Part]) -> Iterator[Part]:
     """With the names that files give them: the layer, and what the model's class calls it."""
     taken: set[str] = set()
     for part in parts:
-        numbers = [str(key) for _, key in part.path if isinstance(key, int)]
-        words = [key for kind, key in part.path if kind == "attribute" and key != "layers"]
+        keys = [key for kind, key in part.path if kind == "attribute" or isinstance(key, int)]
+        if part.path[1:2] and part.path[0] == ("attribute", "modules"):  # where the module stands
+            keys = [int(key) if key.isdigit() else key for key in _steps(part.path)]
+        numbers = [str(key) for key in keys if isinstance(key, int)]
+        words = [key for key in keys if isinstance(key, str) and key != "layers"]
         word = words[-1] if words else "state"
         word = _CALLED.get(word, word.removesuffix("s").removeprefix("_"))
         name = "_".join([*numbers[:1], word])
@@ -266,6 +234,12 @@ def _renamed(parts: Sequence[Part]) -> Iterator[Part]:
             name = "_".join([name, *numbers[1:]])
         taken.add(name)
         yield replace(part, name=name)
+
+
+def _steps(path: Path) -> list[str]:
+    """The words and numbers on the way to an attribute of a module."""
+    (_, module), (_, attribute) = path[1:]
+    return [*module.split("."), attribute]
 
 
 def _leaves(thing: Any, path: Path = (), above: tuple[int, ...] = ()) -> Iterator[tuple[Path, Any]]:

@@ -8,9 +8,10 @@ are, and which of their arguments have tokens, is found by running the model: no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -56,7 +57,9 @@ class Mixer:
         leaves, spec = _flat((args, kwargs))
         forward = self.module.forward
         nested: list[Any] = []
-        weights = dict([*self.module.named_parameters(), *self.module.named_buffers()])
+        written = [kept.at(holder, part) for part in self.parts]
+        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+        weights = {name: x for name, x in tensors if all(x is not each for each in written)}
         sliced = [at for at, axis in enumerate(self.axes) if axis is not None]
         others = [
             at
@@ -160,19 +163,32 @@ def find_mixers(run: Callable[[int, Any], Any], model: nn.Module, kept: Kept) ->
     """
     states = tuple(part for part in kept.parts if part.tokens is None)
     written = _written(run, model, kept, states)
-    inner = [
-        module
-        for module in written
-        if not any(each in written for each in module.modules() if each is not module)
-    ]
+    inner = _innermost(written)
     found = [part.name for module in inner for part in written[module]]
     if sorted(found) != sorted(part.name for part in states):
         raise UsageError("Which of its modules write its states can't be told.")
     one = _calls(run, inner, 1, {})
     several = _calls(run, inner, _SEVERAL, one)
+    one = _without_unread(run, inner, one, several)
     return tuple(
         _mixer(module, tuple(written[module]), one[module], several[module]) for module in inner
     )
+
+
+def _innermost(written: Mapping[nn.Module, Sequence[Part]]) -> list[nn.Module]:
+    """The modules that write some state themselves, but those within another that does."""
+
+    def inside(module: nn.Module) -> list[nn.Module]:
+        return [each for each in module.modules() if each is not module and each in written]
+
+    own = [
+        module
+        for module, parts in written.items()
+        if {part.name for each in inside(module) for part in written[each]}
+        != {part.name for part in parts}
+    ]
+    within = {each for module in own for each in inside(module)}
+    return [module for module in own if module not in within]
 
 
 def _written(
@@ -211,10 +227,14 @@ class _Call:
 
 
 def _calls(
-    run: Callable[[int, Any], Any], modules: Sequence[nn.Module], tokens: int, known: Any
+    run: Callable[[int, Any], Any],
+    modules: Sequence[nn.Module],
+    tokens: int,
+    known: Any,
+    left_out: Mapping[nn.Module, Sequence[int]] = MappingProxyType({}),
 ) -> dict[nn.Module, _Call]:
     """How the modules are called on so many tokens; what they return for several is zeros, as long
-    as `known` says that it is for one."""
+    as `known` says that it is for one. Leaves that are `left_out` are None."""
     calls: dict[nn.Module, _Call] = {}
 
     def recorded(at: int, own: Forward) -> Forward:
@@ -224,6 +244,9 @@ def _calls(
             if module in calls:
                 raise UsageError("A module that writes states is called twice.")
             leaves, spec = _flat((args, kwargs))
+            for at in left_out.get(module, ()):
+                leaves[at] = None
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
             result = known[module].result if known else own(*args, **kwargs)
             calls[module] = _Call(leaves, spec, result)
             if not known:
@@ -236,6 +259,40 @@ def _calls(
     with replaced(modules, recorded):
         run(tokens, lambda holder: None)
     return calls
+
+
+def _without_unread(
+    run: Callable[[int, Any], Any],
+    modules: Sequence[nn.Module],
+    one: Mapping[nn.Module, _Call],
+    several: Mapping[nn.Module, _Call],
+) -> dict[nn.Module, _Call]:
+    """The calls with one token, with None for a tensor of which that is no part, if none reads it.
+
+    Such is a mask of the attentions of other layers, that all layers are handed.
+    """
+    left_out = {
+        module: [
+            at
+            for at, (single, more) in enumerate(zip(call.leaves, several[module].leaves))
+            if isinstance(single, Tensor) and isinstance(more, Tensor) and _differ(single, more) > 1
+        ]
+        for module, call in one.items()
+        if call.spec == several[module].spec
+    }
+    if not any(left_out.values()):
+        return dict(one)
+    again = _calls(run, modules, 1, {}, left_out)
+    for module, call in again.items():
+        pairs = zip(_flat(call.result)[0], _flat(one[module].result)[0], strict=True)
+        if any(isinstance(a, Tensor) and not torch.equal(a, b) for a, b in pairs):
+            raise UsageError("What it is given for one token is no part of that for several.")
+    return again
+
+
+def _differ(single: Tensor, more: Tensor) -> int:
+    """Along how many axes they have other sizes."""
+    return sum(a != b for a, b in zip(single.shape, more.shape, strict=True))
 
 
 def _longer(leaf: Any, tokens: int) -> Any:

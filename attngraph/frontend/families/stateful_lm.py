@@ -51,9 +51,9 @@ class Forms:
     """How far the forms of a model are from its logits without a cache.
 
     `pieces` is that of several tokens behind others, `steps` that of one at a time. `is_chunked`: a
-    prompt is computed in a loop over its tokens, or over chunks that it is padded to. Where that or
-    `pieces` leaves no graph of several tokens, `loops` is the error with `mixers` run token by
-    token, None where these aren't found.
+    prompt is computed in a loop over its tokens, or over chunks that it is padded to, of `chunk`
+    tokens where these are found. Where that or `pieces` leaves no graph of several tokens, `loops`
+    is the error with `mixers` run token by token, None where these aren't found.
     """
 
     pieces: Error
@@ -62,6 +62,7 @@ class Forms:
     is_chunked: bool
     loops: Error | None = None
     mixers: tuple[Mixer, ...] = ()
+    chunk: int | None = None
 
     @classmethod
     def of(cls, model: nn.Module, kept: Kept) -> Forms:
@@ -86,10 +87,10 @@ class Forms:
 
             pieces, steps = error(run, _FIRST, _TOKENS), error(one, 1, 1)
             past = kept.empty(2, device)
-            is_chunked = _pads(run, ids[:, :_FIRST], past) != _pads(run, ids, past)
+            few, more = _pads(run, ids[:, :_FIRST], past), _pads(run, ids, past)
             tolerance = max(_LEAST, 8 * torch.finfo(dtype).eps)
-            forms = cls(pieces, steps, tolerance, is_chunked)
-            if max(pieces.alone, is_chunked) <= tolerance or steps.alone > tolerance:
+            forms = cls(pieces, steps, tolerance, few != more, chunk=_chunk(few[1], more[1]))
+            if max(pieces.alone, forms.is_chunked) <= tolerance or steps.alone > tolerance:
                 return forms
             try:
                 found = find_mixers(run.called, model, kept)
@@ -103,7 +104,18 @@ class Forms:
         """Whether any form computes several tokens behind others as the model without a cache."""
         if self.loops is not None:
             return self.loops.alone <= self.tolerance
-        return self.pieces.alone <= self.tolerance and not self.is_chunked
+        return self.pieces.alone <= self.tolerance and not (self.is_chunked and self.goes_on)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether one token a call gives what the model computes without a cache."""
+        return self.steps.alone <= self.tolerance
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens a trace takes at least: two chunks and a part, where it has chunks."""
+        in_chunks = self.loops is None and self.is_chunked and self.takes_several
+        return 5 * (self.chunk or 0) // 2 if in_chunks else 0
 
 
 def _error(
@@ -166,6 +178,14 @@ def _pads(run: nn.Module, ids: Tensor, past: Tensors) -> tuple[int, list[Any]]:
     return seen.count, seen.pads
 
 
+def _chunk(few: list[Any], more: list[Any]) -> int | None:
+    """The length that tokens are padded to, where padding makes both numbers of them the same."""
+    added = zip(few, more, strict=False)
+    pairs = [pair for first, second in added for pair in zip(first, second, strict=False)]
+    lengths = {_FIRST + a for a, b in pairs if a - b == _TOKENS - _FIRST}
+    return max(lengths, default=None)
+
+
 def _distance(found: Tensor, expected: Tensor) -> float:
     """The largest difference in the last places, relative to the largest number expected."""
     found = found[:, -expected.shape[1] :]
@@ -217,7 +237,7 @@ class Stateful(OfModel):
 
     def one_token_a_call(self) -> Stateful:
         """The same for one token a call. Raises UsageError where that is no form of the model."""
-        if self.forms.steps.alone > self.forms.tolerance:
+        if not self.forms.goes_on:
             lost = self.forms.steps.alone
             how = f"logits that are {lost:.1g} of the largest off those it computes without one"
             how = self.forms.steps.failure or how
@@ -269,6 +289,7 @@ class Stateful(OfModel):
                 if part.tokens is None
             ),
             piece=seq if isinstance(seq, int) else graph.dims[str(seq)].high,
+            compared=1 if self.by_token or self.forms.goes_on else 2,
         )
 
     def _dim(self, values: Mapping[str, Any], name: str, axis: int | None) -> str:
@@ -285,19 +306,19 @@ class Stateful(OfModel):
         called: str = "input_ids",
     ) -> Any:
         """`tokens` are ids, or embeddings, and `called` is the model's name for them."""
-        holder = self.kept.filled(past)
-        if seen is not None:
-            seen(holder)
-        given, mixers = {self.kept.argument: holder}, () if self.by_token else self.forms.mixers
+        mixers = () if self.by_token else self.forms.mixers
         shown = None if mask is None else mask[:, -tokens.shape[1] :] != 0
-        given |= {called: tokens, "use_cache": True}
+        with self.kept.filled(past) as holder:
+            if seen is not None:
+                seen(holder)
+            given = {self.kept.argument: self.kept.given(holder), called: tokens, "use_cache": True}
 
-        def looped(at: int, own: Forward) -> Forward:
-            return functools.partial(mixers[at].looped, own, self.kept, holder, shown)
+            def looped(at: int, own: Forward) -> Forward:
+                return functools.partial(mixers[at].looped, own, self.kept, holder, shown)
 
-        with replaced([mixer.module for mixer in mixers], looped):
-            logits = self._logits(mask, positions, **given)
-        return {"logits": logits, "present": self.kept.taken(holder)}
+            with replaced([mixer.module for mixer in mixers], looped):
+                logits = self._logits(mask, positions, **given)
+            return {"logits": logits, "present": self.kept.taken(holder)}
 
     def called(self, tokens: int, seen: Callable[[Any], None]) -> None:
         """Runs the model on so many tokens behind some others; what it keeps is shown first."""
@@ -311,7 +332,7 @@ class Stateful(OfModel):
     def _sample(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
         random = torch.Generator().manual_seed(0)
         model: Any = self.model
-        seq = 1 if self.by_token else seq
+        seq = 1 if self.by_token else max(seq, self.forms.sampled)
         known = int(model.get_input_embeddings().weight.shape[0])
         ids = torch.randint(known, (batch, seq), generator=random)
         held = past if self.kept.grows else 0
@@ -419,6 +440,12 @@ def stateful(
     by_token = by_token or bool(reason)
     notes = [f"A prompt is fed token by token: {name} {reason}."] if reason else []
     several = forms.pieces if forms.loops is None else forms.loops
+    if not by_token and not forms.goes_on:
+        notes.append(
+            f"A step is computed as several tokens are: {name} computes one token at a time by "
+            f"another formula, whose logits are {forms.steps.alone:.1g} of the largest off those "
+            "without a cache."
+        )
     if padding and (forms.steps if by_token else several).padded > forms.tolerance:
         padding = False
         notes.append(
