@@ -45,6 +45,35 @@ def scatters(rewriter: Rewriter, node: Node) -> Replacement:
     return None
 
 
+@rule(*_SCATTERS)
+def shifted(rewriter: Rewriter, node: Node) -> Replacement:
+    """A tensor that is rolled, and written where it wrapped round, is the rest and what is written.
+
+    So a window of the last inputs moves on: `window = window.roll(-1, -1); window[..., -1] = x`.
+    """
+    rolled = source_of(node).producer
+    if rolled is None or rolled.op != "aten.roll":
+        return None
+    kind = node.output.tensor_type
+    dim = attribute(node, "dim") % kind.rank
+    size = kind.shape[dim]
+    part = _written(node, dim, size) if isinstance(size, int) else None
+    dims = [each % kind.rank for each in attribute(rolled, "dims") or ()]
+    if part is None or dims != [dim] or not isinstance(size, int):
+        return None
+    start, end, source = part
+    (by,) = attribute(rolled, "shifts")
+    length = end - start
+    at_end, at_front = (by, end) == (-length, size), (by, start) == (length, 0)
+    if not 0 < length < size or not (at_end or at_front) or source.dtype != kind.dtype:
+        return None
+    cut = {"dim": dim, "start": length} if at_end else {"dim": dim, "end": size - length}
+    left = [TensorType(kind.dtype, (*kind.shape[:dim], size - length, *kind.shape[dim + 1 :]))]
+    rest = rewriter.emit("aten.slice.Tensor", [source_of(rolled)], cut, at=node, types=left)[0]
+    parts = [rest, source] if at_end else [source, rest]
+    return _joined(rewriter, node, dim, parts, [rolled])
+
+
 def _written(node: Node, dim: int, size: int) -> tuple[int, int, Value] | None:
     """(start, end, source) of what a scatter writes along a dim."""
     if attribute(node, "dim") % len(node.output.shape) != dim:
@@ -80,7 +109,7 @@ def _joined(
     shape = node.output.shape
     parts = []
     for value in values:
-        if len(value.shape) < len(shape):
+        if len(value.shape) < len(shape):  # one place
             wide = (*shape[:dim], 1, *shape[dim + 1 :])
             kind = [TensorType(value.dtype, wide)]
             attrs = {"shape": list(wide)}
@@ -227,4 +256,4 @@ def _padding(node: Node, start: Dim, written: Value) -> list[Dim] | None:
     return [0, 0] * (len(shape) - 1 - dim) + [first, after]
 
 
-SCATTER_RULES = [scatters, added_in_part, added_in_joined_part]
+SCATTER_RULES = [scatters, shifted, added_in_part, added_in_joined_part]

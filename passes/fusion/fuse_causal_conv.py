@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
+from attngraph.analysis.layout.contraction import einsum_terms
 from attngraph.analysis.layout.moves import Cut, Permuted, move_of
 from attngraph.analysis.values.matching import only_read_by
 from attngraph.analysis.values.scalars import uniform
 from attngraph.ir import Builder, Dim, Graph, Node, Remark, Value
 from attngraph.ir.dead import erase_dead
-from attngraph.ir.dims import as_dim, same
+from attngraph.ir.dims import as_dim, same, same_shape
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import attribute, input_of
-from attngraph.ir.traits import CONVOLUTION, JOIN, PAD, PERMUTE, RESHAPE
+from attngraph.ir.traits import CONVOLUTION, JOIN, MULTIPLICATIVE, PAD, PERMUTE, RESHAPE, SUM
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
 from attngraph.passes.rewriting.trials import LOGITS
 
 _KERNELS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_EINSUM = "aten.einsum"
 
 
 @register
@@ -32,8 +35,9 @@ class FuseCausalConv:
     cut of y from place s on, place t reads x up to t + s + (k − 1)·d − p − L. It is causal where
     that is t, and as long as x: `F.pad` and a convolution, padding on both sides and a cut, a state
     that is joined to x. The state may be longer than the convolution reaches. SiLU behind it, and
-    the cut of the joined places that is the next state, are part of the op. What looks ahead, or
-    mixes channels, stays.
+    the cut of the joined places that is the next state, are part of the op. A step of one place is
+    often written without a convolution, as the sum over the joined places times a weight for each
+    channel and place. What looks ahead, or mixes channels, stays.
     """
 
     name: ClassVar[str] = "fuse-causal-conv"
@@ -44,6 +48,8 @@ class FuseCausalConv:
         for node in list(graph):
             if node.graph is graph and node.op in CONVOLUTION:
                 _fuse(graph, checked, node)
+            elif node.graph is graph and (node.op in SUM or node.op == _EINSUM):
+                _fuse_step(graph, checked, node)
         return checked.remarks
 
 
@@ -88,6 +94,63 @@ def _fuse(graph: Graph, checked: Checked, node: Node) -> None:
                 return
 
 
+def _fuse_step(graph: Graph, checked: Checked, node: Node) -> None:
+    """Of Σ_j w[c, j] z[b, c, j], z being a state and one place behind it."""
+    first, second = _factors(node)
+    for z, weight in ((first, second), (second, first)):
+        if z is None or weight is None or not _is_of_each(weight, z.shape[1:]):
+            continue
+        for before in _joined(z, 2):
+            is_step = before.state is not None and before.length and same(before.places, 1)
+            if is_step and z.dtype == weight.dtype and z.dtype in _KERNELS:
+                result, bias = _with_bias(graph, node)
+                _write(graph, checked, node, before, result, weight, bias, 1)
+                return
+
+
+def _factors(node: Node) -> tuple[Value | None, Value | None]:
+    """Of what products a node sums over the last of three axes; None where it does something else.
+
+    An einsum's weight (C, k) is the second of its factors, or the first.
+    """
+    if node.op == _EINSUM:
+        values = input_of(node, "tensors")
+        terms, output = einsum_terms(node)
+        for at in (0, 1) if len(values) == 2 else ():
+            whole, weighted = terms[at], terms[1 - at]
+            plain = len({*whole}) == len(whole) == 3
+            if plain and weighted == whole[1:] and output == whole[:2]:
+                return values[at], values[1 - at]
+        return None, None
+    product, places = input_of(node, "self").producer, attribute(node, "dim")
+    if product is None or "mul" not in product.op or product.op not in MULTIPLICATIVE:
+        return None, None
+    is_last = [at % 3 for at in places or ()] == [2] and attribute(node, "dtype") is None
+    return (product.inputs[0], product.inputs[1]) if is_last else (None, None)
+
+
+def _with_bias(graph: Graph, node: Node) -> tuple[Value, Value | None]:
+    """The sum (B, C) of a step, or what adds a number for each channel to it, with these."""
+    result = node.output
+    user = result.users[0] if len(result.users) == 1 else None
+    if user is None or user.op != "aten.add.Tensor" or not only_read_by(graph, result, user):
+        return result, None
+    bias = next((each for each in user.inputs if each is not result), None)
+    plain = attribute(user, "alpha") == 1 and len(result.shape) == 2
+    if bias is None or bias.dtype != result.dtype or not plain:
+        return result, None
+    return (user.output, bias) if _is_of_each(bias, result.shape[1:]) else (result, None)
+
+
+def _is_of_each(factor: Value, sizes: Sequence[Dim]) -> bool:
+    """Whether it has a number for each place of the last axes of a tensor, and all rows share it.
+
+    One that is shared by channels or places too isn't a convolution's as it is.
+    """
+    rows = factor.shape[: -len(sizes)]
+    return same_shape(factor.shape[-len(sizes) :], sizes) and all(same(size, 1) for size in rows)
+
+
 def _write(
     graph: Graph,
     checked: Checked,
@@ -101,6 +164,11 @@ def _write(
     chain, silu = _activation(graph, result)
     last = silu or (result.producer if result.producer is not None else node)
     build = Builder(graph, last, fuse_locs([n for n in (node, last) if n], last))
+    if (rank := len(weight.shape)) != 3 or weight.shape[1] != 1:
+        channels, width = weight.shape[rank - 2 :]
+        weight = build("aten.reshape", weight, shape=[channels, 1, width])
+    if bias is not None and len(bias.shape) != 1:
+        bias = build("aten.reshape", bias, shape=[bias.shape[-1]])
     reach = (int(weight.shape[2]) - 1) * dilation
     x, state = before.x, before.state
     if before.order is not None:
@@ -116,6 +184,8 @@ def _write(
         activation=activation,
     )
     y = made.outputs[0]
+    if len(result.shape) != 3:  # a step without an axis of places
+        y = build("aten.reshape", y, shape=list(result.shape))
     for link in chain:
         y = build(link.op, y, **link.attrs)
     pairs = [(result if silu is None else silu.output, y)]

@@ -161,7 +161,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 REFUSED = {
     "Rwkv": r"fed one token at a time get logits \(2, 2, 96\) of tokens \(2, 1\)",
-    "RecurrentGemma": "in its own modules .*conv1d_state.*, where no call can be given",
 }
 """Families that aren't decoded with their cache, and what their sentence says."""
 

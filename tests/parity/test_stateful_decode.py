@@ -18,7 +18,7 @@ from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.families.kept import find_kept
 from attngraph.frontend.families.stateful_lm import Forms, WithoutCache
 from attngraph.runtimes.genai import Generation, genai_config
-from tests.models.stateful import FAMILIES, PAGE, REFUSED, VOCABULARY, built
+from tests.models.stateful import CHUNK, FAMILIES, PAGE, REFUSED, VOCABULARY, built
 from tests.passes.linear_attentions import HEADS, KEYS, VALUES, WIDTH, GatedDeltaLoop
 
 pytestmark = pytest.mark.wide
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.wide
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 17)
 WORKING = [name for name in FAMILIES if name not in REFUSED]
 IN_PIECES = {*WORKING} - {"MiniMax"}
-UNPADDED = {"MiniMax"}
+UNPADDED = {"MiniMax", "RecurrentGemma"}
+STEPS_DIFFER = {"Zamba2", "NemotronH"}
+LOOPS = {"Mamba", "MiniMax", "RecurrentGemma"}  # over tokens, or chunks that are not padded
 CHEAP = ("Lfm2", "Mamba")
 STATES_ALONE = ("Mamba", "FalconMamba", "Mamba2")
 NAMES = [
@@ -157,6 +159,29 @@ def test_what_each_part_is() -> None:
     assert names == ["1_key", "1_value", "0_linear_cache"]
 
 
+def test_states_in_modules_are_those_that_a_later_call_reads() -> None:
+    module = built("RecurrentGemma")
+    kept = find_kept(module)
+    states = [part for part in kept.parts if part.tokens is None]
+    assert [(part.name, part.shape) for part in states] == [
+        (f"{layer}_{state}", shape)
+        for layer in (0, 1)
+        for state, shape in (("conv1d_state", (None, 32, 3)), ("recurrent_state", (None, 32)))
+    ]
+    (block, _, attention) = [layer.temporal_block for layer in module.model.layers]
+    attention.register_forward_hook(lambda own, given, out: setattr(own, "seen", out[0].clone()))
+    attention.register_buffer("last", torch.zeros(2, 3, 32))
+    attention.register_forward_hook(lambda own, given, out: setattr(own, "last", out[0].clone()))
+    assert find_kept(module).parts == kept.parts  # nobody reads what the hooks leave
+    assert block.conv1d_state is None
+    before = block.rg_lru.recurrent_states = torch.ones(2, 32)
+    with kept.filled(kept.empty(3, torch.device("cpu"))) as holder:
+        assert block.conv1d_state.shape == (3, 32, 3)
+        assert [kept.at(holder, part).shape[0] for part in states] == [3] * 4
+    assert block.conv1d_state is None
+    assert block.rg_lru.recurrent_states is before
+
+
 @pytest.mark.parametrize(
     ("name", "goes_on", "is_chunked", "looped"),
     [
@@ -165,6 +190,8 @@ def test_what_each_part_is() -> None:
         ("Bamba", True, True, ["BambaMixer"]),
         ("FalconH1", True, True, ["FalconH1Mixer"] * 2),
         ("MiniMax", False, True, None),
+        ("NemotronH", True, True, None),
+        ("RecurrentGemma", False, True, ["RecurrentGemmaRecurrentBlock"] * 2),
     ],
 )
 def test_forms_that_go_on_from_a_state(
@@ -176,12 +203,14 @@ def test_forms_that_go_on_from_a_state(
     assert forms.is_chunked == is_chunked
     if looped is not None:
         assert forms.loops is not None
-        assert max(forms.loops.alone, forms.loops.padded) <= forms.tolerance
+        assert forms.loops.alone <= forms.tolerance
+        assert (forms.loops.padded <= forms.tolerance) == (name not in UNPADDED)
         assert [type(mixer.module).__name__ for mixer in forms.mixers] == looped
-    assert forms.takes_several == (looped is not None or name == "Lfm2")
+    assert forms.takes_several == (looped is not None or name in ("Lfm2", "NemotronH"))
     assert all("forward" not in module.__dict__ for module in module.modules())
-    assert forms.steps.alone <= forms.tolerance
-    assert (forms.steps.padded <= forms.tolerance) == (name not in UNPADDED)
+    assert (forms.steps.alone <= forms.tolerance) == (name not in STEPS_DIFFER)
+    assert (forms.steps.padded <= forms.tolerance) == (name not in UNPADDED | STEPS_DIFFER)
+    assert forms.chunk == (CHUNK if forms.is_chunked and name not in LOOPS else None)
 
 
 def test_what_states_do_not_take() -> None:

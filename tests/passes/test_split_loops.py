@@ -72,6 +72,11 @@ _SHAPES = {
 Changes = dict[str, str]
 _UNMASKED: Changes = {"%conv2, %state2, %given": "%moved, %new, %r"}
 _PLAIN: Changes = {"aten.sub.Tensor(%v1, %s)": "aten.add.Tensor(%v1, %v1)"}
+_OWN_PAST: Changes = {
+    "%conv : f32[batch, 22, 4]": "%conv : f32[batch, 22, 3]",
+    "none, %kept)": "none, %conv)",
+    "aten.where.self(%t3, %moved, %conv)": "aten.where.self(%t3, %n, %conv)",
+}
 _OF_FEATURES: Changes = {
     "%ls = aten.log_sigmoid(%g)": "%ls = aten.log_sigmoid(%h)",
     "%g1 = aten.reshape(%ls) {shape = [batch, 2, 1, 1]}": "%g1 = aten.reshape(%ls) "
@@ -96,6 +101,7 @@ _READ: dict[str, Changes] = {
         "aten.mul.Tensor(%state, %a)": "aten.mul.Tensor(%state, %g1)",
     },
     "no token hidden": _UNMASKED,
+    "a convolution's own past": _OWN_PAST,
     "a decay from outside the loop": _FROM_OUTSIDE,
     "results of states that stayed": _STAYED,
     "a state that is read before its update": {
@@ -141,6 +147,8 @@ _GIVEN, _MOVED = "%given = aten.where.self(%t3, %r, %zero)", "aten.slice.Tensor(
 _BOTH_LEFT: dict[str, Changes] = {
     "results where the states stay": {_GIVEN: "%given = aten.alias(%r)"},
     "another input is kept": {"aten.cat(%conv, %x)": "aten.cat(%conv, %x2)"},
+    "the past of another convolution": _OWN_PAST
+    | {"none, %kept)": "none, %more)", "%y, %n = ": "%more = aten.tanh(%conv)\n  %y, %n = "},
     "two places further": {"aten.cat(%conv, %x) ": "aten.cat(%conv, %x, %x) "},
     "inputs in another order": {
         "%moved = ": "%flip = aten.flip(%joined) {dims = [2]}\n  %moved = ",
@@ -158,7 +166,10 @@ def _split(changes: Changes) -> tuple[Graph, Graph, list[Remark]]:
         assert old in body
         body = body.replace(old, new)
     text = body.replace("\n", "\\n").replace('"', '\\"')
-    inputs = "".join(f"  input %{name} : {kind}\n" for name, kind in _SHAPES.items())
+    shapes = dict(_SHAPES)
+    if "%conv : f32[batch, 22, 3]" in body:
+        shapes["conv"] = "f32[batch, 22, 3]"
+    inputs = "".join(f"  input %{name} : {kind}\n" for name, kind in shapes.items())
     inputs = inputs.replace("%p :", "%pre :")
     names = ", ".join(f"%{name}" for name in _SHAPES)
     graph = parse(

@@ -62,7 +62,11 @@ def read_register(state: Value, after: Value, rest: Sequence[Value]) -> Register
 
 
 def _item(state: Value, after: Value) -> Value | None:
-    """What a step puts behind, where it moves the rest up by one place."""
+    """What a step puts behind, where it moves the rest up by one place, or its convolution does."""
+    node = after.producer
+    if node is not None and node.op in CAUSAL_CONVOLUTION:
+        is_next = after is node.outputs[1] and node.inputs[3:] == (state,)
+        return input_of(node, "x") if is_next and same(after.shape[2], state.shape[2]) else None
     reached = forward_slice([state], backward_slice([after], lambda value: value is state)[1])
     leaves, nodes = _moved([after], lambda value: value is state or value not in reached)
     items = [leaf for leaf in leaves if leaf is not state]

@@ -274,8 +274,8 @@ def _without_unread(
     left_out = {
         module: [
             at
-            for at, (single, more) in enumerate(zip(call.leaves, several[module].leaves))
-            if isinstance(single, Tensor) and isinstance(more, Tensor) and _differ(single, more) > 1
+            for at, more in enumerate(several[module].leaves)
+            if isinstance(more, Tensor) and _differ(call.leaves[at], more) > 1
         ]
         for module, call in one.items()
         if call.spec == several[module].spec
@@ -290,9 +290,10 @@ def _without_unread(
     return again
 
 
-def _differ(single: Tensor, more: Tensor) -> int:
-    """Along how many axes they have other sizes."""
-    return sum(a != b for a, b in zip(single.shape, more.shape, strict=True))
+def _differ(single: Any, more: Tensor) -> int:
+    """Along how many axes two tensors have other sizes."""
+    pairs = zip(single.shape, more.shape, strict=True) if isinstance(single, Tensor) else ()
+    return sum(a != b for a, b in pairs)
 
 
 def _longer(leaf: Any, tokens: int) -> Any:

@@ -182,7 +182,7 @@ def _chunk(few: list[Any], more: list[Any]) -> int | None:
     """The length that tokens are padded to, where padding makes both numbers of them the same."""
     added = zip(few, more, strict=False)
     pairs = [pair for first, second in added for pair in zip(first, second, strict=False)]
-    lengths = {_FIRST + a for a, b in pairs if a - b == _TOKENS - _FIRST}
+    lengths = {_FIRST + a for a, b in pairs if a - b == _TOKENS - _FIRST and b >= 0}
     return max(lengths, default=None)
 
 
