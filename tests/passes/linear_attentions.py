@@ -173,6 +173,13 @@ class FaintScores(SwitchingRetention):
         return q @ k.mT + 1e-12
 
 
+class HalvedScores(SwitchingRetention):
+    """Which are infinite from 65520 on."""
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().scores(q, k).half().float()
+
+
 class CubicScores(SwitchingRetention):
     """Scores of 1e6 are cubes; of those that are drawn nothing shows."""
 
@@ -453,6 +460,6 @@ SWITCHING = (
     *(ClampedDistance, LeastDecay, Window, TableOfDecays, ClampedScores, SoftWindow, SteepPower),
     *(HiddenGrowth, FarFill, RoundedPlaces, HalfPlaces, PaddedPlaces, JoinedPlaces),
     *(RepeatedPlaces, LimitInBuffer, EchoedScores, FaintScores),
-    *(CubicScores, BoundedScores),
+    *(CubicScores, BoundedScores, HalvedScores),
 )
 """What agrees with a recurrence wherever a trial may have looked."""

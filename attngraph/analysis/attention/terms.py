@@ -72,9 +72,10 @@ def predicate_of(operand: Operand, keep: bool) -> tuple[Operand, bool]:
     while True:
         operand = computed(operand)
         node = operand.value.producer
-        if node is None or node.op not in COMPLEMENT or node.inputs[0] is None:
+        source = None if node is None or node.op not in COMPLEMENT else node.inputs[0]
+        if node is None or source is None or node.output.dtype != torch.bool:  # ~1 is -2
             return operand, keep
-        operand, keep = Operand(node.inputs[0], operand.axes), not keep
+        operand, keep = Operand(source, operand.axes), not keep
 
 
 def binary_of(operand: Operand, keep: bool) -> tuple[Operand, bool]:

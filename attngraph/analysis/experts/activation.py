@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from attngraph.analysis.experts.products import Product
+from attngraph.analysis.values.scalars import keeps_values
 from attngraph.analysis.values.widening import wide_node
 from attngraph.dialect.experts import ACTIVATIONS, GATED, activated
 from attngraph.errors import IRError
@@ -182,12 +183,8 @@ def _evaluated(
 
 def _holds(dtype: torch.dtype, products: Iterable[Value]) -> bool:
     """Whether a dtype holds what the products' dtype does."""
-    least = [value.dtype for value in products if not value.is_constant]
-    return dtype.is_floating_point and all(
-        torch.finfo(dtype).max >= torch.finfo(other).max
-        and torch.finfo(dtype).eps <= torch.finfo(other).eps
-        for other in least
-    )
+    others = [value.dtype for value in products if not value.is_constant]
+    return dtype.is_floating_point and all(keeps_values(other, dtype) for other in others)
 
 
 def _sees_both_sides(node: Node, data: torch.Tensor | None) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-import torch
-
 from attngraph.analysis.experts.gates import is_one_hot, others_in
 from attngraph.analysis.experts.reading import Choice
 from attngraph.analysis.experts.uniform import is_sized
+from attngraph.analysis.values.scalars import keeps_values
 from attngraph.analysis.walks import walk
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute
@@ -59,7 +58,6 @@ def softmax_of(choice: Choice, weights: Value) -> Value | None:
     leaves, nodes = backward_slice([weights], lambda value: value in cut or value.is_constant)
     if not all(leaf in cut or leaf.is_constant for leaf in leaves):
         return None
-    least = torch.finfo(weights.dtype).eps
     for node in nodes:
         if node is choice.node or _sets_others(choice, node):
             continue
@@ -67,7 +65,7 @@ def softmax_of(choice: Choice, weights: Value) -> Value | None:
             return None
         if node.op not in LAYOUT and is_sized(node):
             return None
-        if node.op in CAST and torch.finfo(node.output.dtype).eps > least:
+        if node.op in CAST and not keeps_values(weights.dtype, node.output.dtype):
             return None
     return scores
 

@@ -40,6 +40,7 @@ from attngraph.analysis.experts.kinds import (
 )
 from attngraph.analysis.experts.products import GROUPED, Product
 from attngraph.analysis.experts.reading import Mixture
+from attngraph.analysis.values.scalars import keeps_values
 from attngraph.ir import Node, ScalarType, TensorType, Value
 from attngraph.ir.dims import CHOOSING, DIVIDING, functions_of
 from attngraph.ir.ops import attribute
@@ -278,10 +279,7 @@ class _Reading:
     def _cast(self, node: Node, given: What) -> What:
         dtype = node.output.dtype
         if isinstance(given, Rows):
-            least = self.mixture.x.dtype
-            require(dtype.is_floating_point)
-            require(torch.finfo(dtype).max >= torch.finfo(least).max)
-            require(torch.finfo(dtype).eps <= torch.finfo(least).eps)
+            require(dtype.is_floating_point and keeps_values(self.mixture.x.dtype, dtype))
         elif given is Kind.CHOSEN:
             few = self.mixture.choice.experts <= _EXACT_TO and dtype != torch.bool
             require(dtype in _COUNTING or few)

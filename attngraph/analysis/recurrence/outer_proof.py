@@ -7,6 +7,7 @@ depends on, whatever the coefficient:
 
 - NaN at places of an axis (apart.py) shows every element that is read from another head, feature or
   row than the formula's.
+- A size is no number: it would be that of the run.
 - Where the formula sums over keys, operands are drawn with zeros at places that make the formula's
   terms vanish, one by one: a result of 0 has to be 0.
 """
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 
 from attngraph.analysis.recurrence.apart import is_apart, places, with_nan
@@ -28,6 +30,7 @@ from attngraph.analysis.values.widening import widened
 from attngraph.ir import Node, Value
 from attngraph.ir.dims import product, same, substitute
 from attngraph.ir.slices import backward_slice
+from attngraph.ir.traits import LAYOUT
 
 _NEAR = 1e-12  # of float64, relative to the largest element, after sums over some hundred keys
 _ROUNDED = 1e-15  # what is left where terms cancel
@@ -88,9 +91,13 @@ class _Region:
             numbers.constant(leaf)
         varied = {*cut, runs.state}
         for node in nodes:
+            if node.op not in LAYOUT and any(
+                isinstance(x, sympy.Basic) for x in node.attrs.values()
+            ):
+                return None
             if any(value in varied for value in node.inputs):
                 varied.update(node.outputs)
-                if not is_analytic(node, memory) or not numbers.admits(node):
+                if not is_analytic(node, memory, runs.state.dtype) or not numbers.admits(node):
                     return None
             elif all(value is None or value in numbers.parts for value in node.inputs):
                 numbers.numbers(node)

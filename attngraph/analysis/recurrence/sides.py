@@ -17,7 +17,8 @@ import torch
 
 from attngraph.analysis.recurrence.steps import Step
 from attngraph.analysis.recurrence.uniform import is_analytic
-from attngraph.ir import Node, Value
+from attngraph.analysis.values.scalars import keeps_values
+from attngraph.ir import Node
 from attngraph.ir.slices import forward_slice
 from attngraph.ir.traits import (
     ADDMM,
@@ -64,19 +65,14 @@ class Sides:
 
     def _is_one(self, node: Node) -> bool:
         """Whether a node is one function of what varies, wherever that is."""
-        if node.op in CAST:
-            return self._holds(node.output)
+        if node.op in CAST:  # also one of a bool
+            dtype = node.output.dtype
+            return dtype.is_floating_point and keeps_values(self._dtype, dtype)
         if node.op in CHOICE:
             return True  # by a predicate whose sides are counted where it is made
         if node.op in GATHERED:
             return all(value in self._fixed for value in node.inputs[1:])
-        return node.op in SMOOTH | LINEAR | ADDMM or is_analytic(node, self._fixed)
-
-    def _holds(self, value: Value) -> bool:
-        """Whether a cast leaves numbers what they are, however large: also one of a bool."""
-        dtype = value.dtype
-        is_float = dtype.is_floating_point and self._dtype.is_floating_point
-        return is_float and torch.finfo(dtype).max >= torch.finfo(self._dtype).max
+        return node.op in SMOOTH | LINEAR | ADDMM or is_analytic(node, self._fixed, self._dtype)
 
 
 def _switches(node: Node) -> bool:

@@ -7,7 +7,7 @@ were crossed does the same beyond them. So the region may hold
 
 - of the operands only analytic functions: sums, products, exponentials, layout, and choices by
   positions; no clamp, comparison or maximum, whose other side the drawn numbers may never reach,
-  and no summand or factor too small to show;
+  no cast to fewer bits than the output has, and no summand or factor too small to show;
 - a loop over chunks, whose step is such a function too, knows nothing of which one it is, and is
   affine in its state: it is the same for all states if it is for those that one chunk leaves, as
   k ⊗ v span all of them, so what agrees at three chunks, which read two states, always does;
@@ -21,8 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
+
 from attngraph.analysis.recurrence.mixing import MOST, Tokens
 from attngraph.analysis.recurrence.positions import Kind, Part, Positions, are_near, is_one_number
+from attngraph.analysis.values.scalars import keeps_values
 from attngraph.ir import Dim, Graph, Node, TensorType, Value
 from attngraph.ir.dims import substitute, symbols_of
 from attngraph.ir.ops import attribute
@@ -90,14 +93,18 @@ def switch_in(output: Value, operands: Collection[Value], tokens: Tokens) -> Nod
             elif not positions.take(node):
                 return node
         elif node.op == _LOOP:
-            if not _steps_alike(node, known, tokens):
+            if not _steps_alike(node, known, tokens, output.dtype):
                 return node
-        elif not _is_analytic_along(node, known, tokens) or not positions.admits(node):
+        elif not _is_analytic_along(node, known, tokens, output.dtype) or not positions.admits(
+            node
+        ):
             return node
     return None
 
 
-def _steps_alike(loop: Node, known: Mapping[Value, Part], tokens: Tokens) -> bool:
+def _steps_alike(
+    loop: Node, known: Mapping[Value, Part], tokens: Tokens, dtype: torch.dtype
+) -> bool:
     """Whether each step is one function of the operands, affine in what it carries."""
     step = loop.inputs[attribute(loop, "carried")]
     assert step is not None
@@ -126,7 +133,7 @@ def _steps_alike(loop: Node, known: Mapping[Value, Part], tokens: Tokens) -> boo
             return False
         if all(value is None or value in inside.parts for value in node.inputs):
             inside.numbers(node)
-        elif not is_analytic(node, inside.parts) or not inside.admits(node):
+        elif not is_analytic(node, inside.parts, dtype) or not inside.admits(node):
             return False
         elif any(value in states for value in node.inputs):
             if not is_affine(node, states):
@@ -156,7 +163,9 @@ def _is_dynamic(node: Node, tokens: Tokens) -> bool:
     return any(value is not None and tokens.is_in(value) for value in sizes)
 
 
-def _is_analytic_along(node: Node, fixed: Collection[Value], tokens: Tokens) -> bool:
+def _is_analytic_along(
+    node: Node, fixed: Collection[Value], tokens: Tokens, dtype: torch.dtype
+) -> bool:
     """`is_analytic`, of which along the tokens no place is written to."""
     if node.op in SCATTER and _is_dynamic(node, tokens):
         source = node.inputs[0]
@@ -166,15 +175,17 @@ def _is_analytic_along(node: Node, fixed: Collection[Value], tokens: Tokens) -> 
             return False
         if _has(source.shape[attribute(node, "dim")], tokens):
             return False
-    return is_analytic(node, fixed)
+    return is_analytic(node, fixed, dtype)
 
 
-def is_analytic(node: Node, fixed: Collection[Value]) -> bool:
-    """Whether a node is an analytic function of its inputs but `fixed` ones."""
+def is_analytic(node: Node, fixed: Collection[Value], dtype: torch.dtype) -> bool:
+    """Whether a node is an analytic function of its inputs but `fixed` ones, give or take what
+    numbers of this dtype are rounded by."""
     if node.op not in _OF_OPERANDS:
         return False
     if node.op in CAST:
-        return all(_is_float(value) for value in (*node.inputs, *node.outputs))
+        is_of_floats = all(_is_float(value) for value in (*node.inputs, *node.outputs))
+        return is_of_floats and keeps_values(dtype, node.output.dtype)
     if node.op in CHOICE:
         at = 1 if "masked_fill" in node.op else 0
         return node.inputs[at] in fixed

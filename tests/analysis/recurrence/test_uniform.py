@@ -32,6 +32,10 @@ NODES = [
     ("aten.pow.Tensor_Scalar(%x) {exponent = 2.0}", False, True),
     ("aten.cumsum(%x) {dim = 0}", False, True),
     ("aten.where.self(%m, %x, %y)", False, True),
+    ("aten._to_copy(%x) {dtype = f64}", True, True),
+    ("aten._to_copy(%x) {dtype = f16}", False, False),
+    ("aten._to_copy(%x) {dtype = bf16}", False, False),
+    ("aten._to_copy(%x) {dtype = i64}", False, False),
     ("aten.relu(%x)", False, False),
     ("aten.abs(%x)", False, False),
     ("aten.clamp(%x) {min = -1.0}", False, False),
@@ -51,7 +55,7 @@ def test_what_a_node_is_in_its_operands(line: str, affine: bool, analytic: bool)
     node = graph.outputs[0].producer
     assert node is not None
     x, _, m = graph.inputs
-    assert is_analytic(node, {m}) == analytic
+    assert is_analytic(node, {m}, torch.float32) == analytic
     if analytic:
         assert is_affine(node, {x}) == affine
     if affine:
@@ -79,4 +83,4 @@ def test_a_product_of_two_of_the_states_is_not_affine() -> None:
 def test_a_choice_by_what_isnt_known_may_switch() -> None:
     node = _graph("aten.where.self(%m, %x, %y)").outputs[0].producer
     assert node is not None
-    assert not is_analytic(node, set())
+    assert not is_analytic(node, set(), torch.float32)
