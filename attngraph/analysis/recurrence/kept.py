@@ -195,13 +195,16 @@ class _State:
         onto = direction @ direction.mT
         onto = onto - onto.diagonal(dim1=-2, dim2=-1).diag_embed()
         # (1 − β k kᵀ) diag(a) has the decays as factors of its columns; a − β k kᵀ, which corrects
-        # the state before it decays, has none.
+        # the state before it decays, has none; another key has factors of its own.
         factors = (rest * onto).sum(-2, keepdim=True) / onto.square().sum(-2, keepdim=True)
         if not _is_near(factors * onto, rest):
             return _OTHER_KEY
         decay = (slope - factors * (direction @ direction.mT)).diagonal(dim1=-2, dim2=-1)
-        is_early = _is_near(factors[..., :1].expand_as(factors), factors)
-        return _EARLY if is_early and not _is_near(torch.ones_like(decay), decay) else None
+        rates = factors.squeeze(-2)
+        if _is_near(rates[..., :1].expand_as(rates), rates):
+            return None if _is_near(torch.ones_like(decay), decay) else _EARLY
+        is_own = _is_near(rates[..., :1] * decay, rates * decay[..., :1])
+        return None if is_own else _OTHER_KEY
 
     def _reads_first_axis(self) -> bool:
         """Whether what reads the state leaves the last of its axes: (B, H, X, Y) to (B, H, Y)."""

@@ -1,0 +1,142 @@
+"""Why a state stays in its loop: the sentence is true of the step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attngraph.analysis.recurrence.kept import Kept, why_kept
+from attngraph.ir import parse
+
+_STEP = """graph @step {
+  dim batch = 2 in 1..
+  input %s : f32[batch, 2, 3, 4]
+  input %o : f32[batch, 2, 3, 4]
+  input %q : f32[batch, 2, 3]
+  input %k : f32[batch, 2, 3]
+  input %k2 : f32[batch, 2, 3]
+  input %v : f32[batch, 2, 4]
+  input %g : f32[batch, 2, 1]
+  input %gs : f32[batch, 2, 3, 4]
+  input %gv : f32[batch, 2, 4]
+  input %mix : f32[3, 3]
+  %k1 = aten.unsqueeze(%k) {dim = 3}
+  %k21 = aten.unsqueeze(%k2) {dim = 3}
+  %v1 = aten.unsqueeze(%v) {dim = 2}
+  %q1 = aten.unsqueeze(%q) {dim = 3}
+  %g1 = aten.unsqueeze(%g) {dim = 3}
+  %a1 = aten.exp(%g1)
+  %kept = aten.mul.Tensor(%s, %a1)
+  %kv = aten.mul.Tensor(%k1, %v1)
+  %new = aten.add.Tensor(%kept, %kv)
+  %read = aten.mul.Tensor(%q1, %new)
+  %z = aten.sum.dim_IntList(%read) {dim = [2]}
+  return %new, %o, %z
+}
+"""
+_INPUTS = """
+  input %s : f32[batch, 2, 3, 4]
+  input %o : f32[batch, 2, 3, 4]
+  input %q : f32[seq, batch, 2, 3]
+  input %k : f32[seq, batch, 2, 3]
+  input %k2 : f32[seq, batch, 2, 3]
+  input %v : f32[seq, batch, 2, 4]
+  input %g : f32[seq, batch, 2, 1]
+  input %gs : f32[seq, batch, 2, 3, 4]
+  input %gv : f32[seq, batch, 2, 4]
+  input %mix : f32[3, 3]
+"""
+_KEPT = "%kept = aten.mul.Tensor(%s, %a1)"
+_NEW = "%new = aten.add.Tensor(%kept, %kv)"
+_KNOWS = "%ks = aten.mul.Tensor({0}, {1})\n%had = aten.sum.dim_IntList(%ks) {{dim = [2]}}\n"
+
+
+def _delta(read: str, key: str) -> str:
+    """What is at a key is taken off: a product with `read`, which may be another state."""
+    return (
+        f"{_KNOWS.format(read, key)}%off = aten.sub.Tensor(%v, %had)\n"
+        "%off1 = aten.unsqueeze(%off) {dim = 2}\n%ko = aten.mul.Tensor(%k1, %off1)\n"
+        "%new = aten.add.Tensor(%kept, %ko)"
+    )
+
+
+# (what is changed, what is said, the op that is blamed)
+WHY: dict[str, tuple[str, str, str, str]] = {
+    "a squashed state": (
+        _NEW, "%sum = aten.add.Tensor(%kept, %kv)\n%new = aten.tanh(%sum)",
+        "no linear function of the state, for tanh", "aten.tanh"),
+    "a square of the state": (
+        _KEPT, "%kept = aten.mul.Tensor(%s, %s)",
+        "no linear function of the state, for mul", "aten.mul.Tensor"),
+    "another state": (
+        _KEPT, "%kept = aten.mul.Tensor(%s, %o)", "depends on another state", "aten.mul.Tensor"),
+    "a decay of each number": (
+        _KEPT, "%kept = aten.mul.Tensor(%s, %gs)", "decays by its own factor", "aten.mul.Tensor"),
+    "a decay of each value feature": (
+        _KEPT, "%gv1 = aten.unsqueeze(%gv) {dim = 2}\n%kept = aten.mul.Tensor(%s, %gv1)",
+        "of each value feature", "aten.mul.Tensor"),
+    "a matrix": (
+        _KEPT, "%kept = aten.matmul(%mix, %s)", "mixed by a matrix", "aten.matmul"),
+    "a delta rule before the decay": (_NEW, _delta("%s", "%k1"), "before it decayed",
+                                      "aten.mul.Tensor"),
+    "a delta rule by another key": (_NEW, _delta("%kept", "%k21"), "read by another key",
+                                    "aten.mul.Tensor"),
+    "two products": (
+        _NEW, "%gv1 = aten.unsqueeze(%gv) {dim = 2}\n%kv2 = aten.mul.Tensor(%k21, %gv1)\n"
+        "%both = aten.add.Tensor(%kv, %kv2)\n%new = aten.add.Tensor(%kept, %both)",
+        "isn't the product of one key and one value", "aten.add.Tensor"),
+    "two queries": (
+        "%z =", "%q21 = aten.unsqueeze(%k2) {dim = 3}\n%read2 = aten.mul.Tensor(%q21, %new)\n"
+        "%z2 = aten.sum.dim_IntList(%read2) {dim = [2]}\n%z1 = aten.sum.dim_IntList(%read) "
+        "{dim = [2]}\n%z = aten.mul.Tensor(%z1, %z2)\n%unread =",
+        "otherwise than by one query", "aten.sum.dim_IntList"),
+    "elements that only move": (
+        _NEW, "%new = aten.flip(%s) {dims = [2]}", "keeps earlier inputs", "aten.flip"),
+}  # fmt: skip
+
+
+def _why(old: str, new: str) -> list[Kept]:
+    assert old in _STEP
+    step = _STEP.replace(old, new)
+    names = [line.split()[1] for line in _INPUTS.strip().splitlines()]
+    dims = "  dim batch = 2 in 1..\n  dim seq = 5 in 1.."
+    loop = f"{{body = {json.dumps(step)}, carried = 2, scanned = 7}}"
+    graph = parse(
+        f"graph @main {{\n{dims}{_INPUTS}  %last, %other, %y = attn.scan({', '.join(names)}) "
+        f"{loop}\n  return %last, %y\n}}"
+    )
+    (node,) = graph
+    return list(why_kept(node))
+
+
+@pytest.mark.parametrize(("old", "new", "said", "op"), WHY.values(), ids=WHY)
+def test_the_reason_and_its_node(old: str, new: str, said: str, op: str) -> None:
+    (kept,) = _why(old, new)
+    assert said in kept.why
+    assert kept.node.op == op
+    assert kept.is_matrix == ("earlier inputs" not in said)
+
+
+def test_a_state_that_stays_as_it_is_has_no_reason() -> None:
+    """The other state, which every step hands on."""
+    for kept in _why(_NEW, _NEW):
+        assert kept.node.op != "attn.scan"
+    assert len(_why(_NEW, _NEW)) == 1
+
+
+def test_a_state_of_channels_has_no_keys() -> None:
+    step = (
+        "graph @step {\n  dim batch = 2 in 1..\n  input %s : f32[batch, 4]\n"
+        "  input %x : f32[batch, 4]\n  %h = aten.mul.Scalar(%s) {other = 0.5}\n"
+        "  %new = aten.add.Tensor(%h, %x)\n  return %new\n}\n"
+    )
+    graph = parse(
+        "graph @main {\n  dim batch = 2 in 1..\n  dim seq = 5 in 1..\n  input %s : f32[batch, 4]\n"
+        f"  input %x : f32[seq, batch, 4]\n  %last = attn.scan(%s, %x) {{body = {json.dumps(step)}"
+        ", carried = 1, scanned = 1}\n  return %last\n}"
+    )
+    (node,) = graph
+    (kept,) = why_kept(node)
+    assert "one number for each channel" in kept.why
+    assert not kept.is_matrix
