@@ -148,6 +148,8 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
     required = required_conditions(check, graph) if verifies else unverified
     if any(suspect.beyond and suspect.start is None for suspect in required):
         return None
+    if captured.opened and any(each.start is None and not each.assumed for each in required):
+        return None  # what a trace with slices of the sample's length doesn't demand
     for suspect in required:
         if suspect.refusal is not None:
             raise suspect.refusal

@@ -78,8 +78,9 @@ class Captured:
     may be required: what the trace says of other sizes is to be checked. `demanded` are those that
     the trace needs, with where the code asks them. `branches` are the places where the code chooses
     by a tensor's values, with the side that was followed. `fixed` are the notes that name the dims
-    which became constants. A `refusal` is of a trace that may demand more than what was asked; it
-    stands if one of the `suspects` is required.
+    which became constants. Where it is `opened`, slices that
+    may be cut short are as long as they are. A `refusal` is of a trace that may demand more than
+    what was asked; it stands if one of the `suspects` is required.
     """
 
     graph: Graph
@@ -96,6 +97,7 @@ class Captured:
     branches: Mapping[Place, bool] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     refusal: CaptureError | None = None
+    opened: bool = False
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
         """With other names for inputs and outputs, in the graph too; `names` maps old to new."""
@@ -164,7 +166,12 @@ def capture(
             subject = Subject(module, args, named, shapes, sides)
             traced = trace(subject, elsewhere=elsewhere)
         parameters = inspect.signature(module.forward)
-        captured = _captured(traced, (args, named), parameters, module)
+        try:
+            captured = _captured(traced, (args, named), parameters, module)
+        except CaptureError:
+            if traced.closed is None:
+                raise
+            captured = _captured(traced.closed, (args, named), parameters, module)
         return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))
 
 
@@ -257,6 +264,7 @@ def _captured(
         traced.branches,
         traced.notes,
         traced.refusal,
+        traced.opened,
     )
 
 
@@ -267,6 +275,11 @@ def _limits(traced: Traced, symbols: Symbols, demanded: Sequence[Condition]) -> 
         question if env is None else replace(question, condition=env.simplify(question.condition))
         for question in traced.questions
     ]
+    parts = [
+        (symbols.renamed(size if env is None else env.simplify(size)), least)
+        for size, least in traced.parts
+        if traced.opened and not symbols.unnamed([size])
+    ]
     limits = settled_limits(
         symbols,
         demanded,
@@ -274,6 +287,7 @@ def _limits(traced: Traced, symbols: Symbols, demanded: Sequence[Condition]) -> 
         questions,
         resampled=bool(traced.resampled),
         refusal=traced.refusal,
+        parts=parts,
     )
     if traced.refusal is not None and limits.required():
         raise traced.refusal

@@ -20,7 +20,7 @@ class Builder:
         self.graph = graph
         self.before = before
         self.loc = loc
-        self._inference = TypeInference(graph.dims)
+        self._inference = TypeInference(graph.dims, graph.conditions)
 
     def at(self, before: Node | None, loc: Loc | None = None) -> Builder:
         """The same builder, moved. Keeps the inference's cache."""

@@ -34,6 +34,8 @@ class DimInfo:
     hint: int = 8
 
 
+LARGEST = (torch_sympy.Max, sympy.Max)
+EXTREMES = (*LARGEST, torch_sympy.Min, sympy.Min)
 _OF_A_RUN = re.compile(r"u\d+_*")
 
 
@@ -64,7 +66,28 @@ def _equal(a: sympy.Expr, b: sympy.Expr) -> bool:
     difference = sympy.expand(a - b)
     if difference != 0 and difference.has(torch_sympy.FloorDiv):
         difference = sympy.expand(difference.replace(torch_sympy.FloorDiv, _quotient))
+    if difference != 0 and difference.has(*EXTREMES):
+        return bool(_within_extremes(a) == _within_extremes(b))
     return bool(difference == 0)
+
+
+def _within_extremes(expr: sympy.Expr) -> sympy.Expr:
+    """With what is added to a min or max inside of it: min(5, n) − 2 as min(3, n − 2), and
+    n − max(0, n − 2) as min(n, 2).
+    """
+
+    def moved(total: sympy.Expr) -> sympy.Expr:
+        for term in sympy.Add.make_args(total):
+            factor, extreme = term.as_coeff_Mul()
+            if not isinstance(extreme, EXTREMES):
+                continue
+            largest = isinstance(extreme, LARGEST) == bool(factor > 0)
+            made: Any = torch_sympy.Max if largest else torch_sympy.Min
+            rest = total - term
+            return made(*(sympy.expand(rest + factor * each) for each in extreme.args))
+        return total
+
+    return sympy.expand(expr).replace(lambda each: each.is_Add or each.is_Mul, moved)
 
 
 def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
@@ -349,8 +372,6 @@ def without_floors(
     return sympy.expand(rest) if remainders else None
 
 
-LARGEST = (torch_sympy.Max, sympy.Max)
-EXTREMES = (*LARGEST, torch_sympy.Min, sympy.Min)
 _MOST_TERMS = 64  # of a sum that is factored, which takes long for more
 
 

@@ -7,7 +7,7 @@ evaluation said is remembered for the process, where nothing but its operands ca
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -20,9 +20,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from attngraph.errors import IRError
+from attngraph.ir.conditions import Condition
 from attngraph.ir.dims import Dim, DimInfo, as_dim, settled, symbol, symbols_of
 from attngraph.ir.graph import Value
 from attngraph.ir.hashing import hashable
+from attngraph.ir.open_slices import open_slices
 from attngraph.ir.ops import OpDef, call
 from attngraph.ir.types import ScalarType, TensorType, Type
 
@@ -33,11 +35,14 @@ _SHARED_MOST = 1 << 11
 class TypeInference:
     """Infers output types over one set of named dims.
 
-    A call costs one fake evaluation, 1 to 80 ms, unless the same op was asked about before.
+    The types hold where the `conditions` do. A call costs one fake evaluation, 1 to 80 ms, unless
+    the same op was asked about before.
     """
 
-    def __init__(self, dims: dict[str, DimInfo]) -> None:
+    def __init__(self, dims: dict[str, DimInfo], conditions: Iterable[Condition] = ()) -> None:
         self._dims = dims
+        self._from_two = frozenset(map(_from_two, conditions)) - {None}
+        self._larger: set[sympy.Symbol] = set()
         self._sizes: dict[str, torch.SymInt] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
         self._found: set[str] = set()
@@ -65,8 +70,9 @@ class TypeInference:
         shared = self._shared_key(definition, inputs, attrs, key)
         if shared in _SHARED:
             return _SHARED[shared]
+        slices = open_slices(larger=self._larger)
         try:
-            with enable_python_dispatcher(), self._mode, torch.no_grad():
+            with enable_python_dispatcher(), self._mode, torch.no_grad(), slices:
                 concrete = {name: self._materialize(value) for name, value in attrs.items()}
                 fakes = [None if value is None else self._fake(value.type) for value in inputs]
                 results = call(definition, fakes, concrete)
@@ -113,7 +119,8 @@ class TypeInference:
         if names and (self._guarded or names & self._found or not names <= self._dims.keys()):
             return None
         infos = tuple((name, self._dims[name]) for name in sorted(names))
-        return key, definition.function, infos, torch.get_default_dtype()
+        larger = names & self._from_two
+        return key, definition.function, infos, larger, torch.get_default_dtype()
 
     def _size(self, name: str) -> torch.SymInt:
         if name not in self._sizes:
@@ -126,6 +133,8 @@ class TypeInference:
             if not isinstance(created, sympy.Symbol):
                 raise IRError(f"torch would not make a symbol for dim {name}.")
             high = sympy.oo if info.high is None else info.high
+            if name in self._from_two:
+                self._larger.add(created)
             self._env.var_to_range[created] = ValueRanges(min(max(info.low, 2), hint), high)
             size = self._env.create_symintnode(created, hint=hint, source=source)
             if not isinstance(size, torch.SymInt):
@@ -178,3 +187,12 @@ class TypeInference:
             self._sizes[name] = size
             self._found.add(name)
         return as_dim(settled(expr.xreplace(self._names), self._dims))
+
+
+def _from_two(condition: Condition) -> str | None:
+    """The dim of which a condition says no more than that it isn't 1."""
+    names = symbols_of(condition)
+    if len(names) != 1:
+        return None
+    (name,) = names
+    return name if condition in (sympy.Ge(symbol(name), 2), sympy.Ne(symbol(name), 1)) else None

@@ -81,6 +81,11 @@ def _run(
         if value is not None and argument is None:
             raise IRError(f"%{value.name} has no data; parse the text with its weights.")
     results = evaluate(node, arguments, sizes)
+    if len(results) != len(node.outputs):
+        raise IRError(
+            f"{node.op} has {len(results)} results where the graph has {len(node.outputs)}: their "
+            "number follows from a size."
+        )
     for value, result in zip(node.outputs, results, strict=True):
         memory[value] = result
         if isinstance(value.type, ScalarType):

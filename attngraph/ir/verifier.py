@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 from attngraph.errors import IRError
-from attngraph.ir.dims import same_shape, settled, symbols_of
+from attngraph.ir.dims import (
+    CHOOSING,
+    Dim,
+    functions_of,
+    same,
+    same_shape,
+    settled,
+    substitute,
+    symbols_of,
+)
 from attngraph.ir.graph import Graph, Node, Value
 from attngraph.ir.infer import TypeInference
 from attngraph.ir.ops import op_def
 from attngraph.ir.printer import excerpt
+from attngraph.ir.ranges import Ranges
 from attngraph.ir.types import TensorType
 
 
@@ -20,7 +31,7 @@ def verify(graph: Graph, *, types_of: Iterable[Node] | None = None) -> None:
     the graph's own structure is always checked whole.
     """
     _structure(graph)
-    inference = TypeInference(dict(graph.dims))
+    inference = TypeInference(dict(graph.dims), graph.conditions)
     for node in graph if types_of is None else types_of:
         if node.graph is graph:
             for region in node.regions:
@@ -82,10 +93,34 @@ def _types(graph: Graph, node: Node, inference: TypeInference) -> None:
     for value, type in zip(node.outputs, inferred, strict=True):
         if isinstance(type, TensorType) and isinstance(value.type, TensorType):
             declared = settled(value.type.shape, graph.dims)
-            if type.dtype != value.type.dtype or not same_shape(type.shape, declared):
+            is_same = same_shape(type.shape, declared) or _agree(type.shape, declared, graph)
+            if type.dtype != value.type.dtype or not is_same:
                 _fail(graph, node, f"%{value.name} is declared {value.type} but is {type}.")
         elif type != value.type:
             _fail(graph, node, f"%{value.name} is declared {value.type} but is {type}.")
+
+
+_SIZES = 24
+"""Of each dim, at which sizes that choose between expressions are compared."""
+
+
+def _agree(shape: Sequence[Dim], other: Sequence[Dim], graph: Graph) -> bool:
+    """Whether shapes are equal but for how a min or max is written, at small sizes of each dim."""
+    if len(shape) != len(other):
+        return False
+    limits = Ranges.of(graph)
+    for pair in zip(shape, other, strict=True):
+        if same(*pair):
+            continue
+        names = symbols_of(pair)
+        if not functions_of(pair) & CHOOSING or not names <= graph.dims.keys():
+            return False
+        least = {name: max(graph.dims[name].low, 1) for name in names}
+        for name, more in itertools.product(names, range(_SIZES)):
+            sizes = {**least, name: least[name] + more}
+            if not limits.broken(sizes) and len(set(substitute(pair, sizes))) > 1:
+                return False
+    return True
 
 
 def _unbacked(value: Value, graph: Graph) -> bool:

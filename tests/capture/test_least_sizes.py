@@ -41,8 +41,12 @@ def _before_the_last(scores: Tensor) -> None:
     scores[:, :, -3:-1] += 5.0
 
 
+def _the_last(scores: Tensor) -> None:
+    scores[:, -2:] = 0.0
+
+
 @pytest.mark.parametrize("dim", [Dim("length", min=1, max=300), Dim("length")])
-@pytest.mark.parametrize("write", [_past_the_first, _every_other])
+@pytest.mark.parametrize("write", [_past_the_first, _every_other, _before_the_last, _the_last])
 def test_what_broadcasts_to_a_part_takes_any_length(write: Write, dim: Any) -> None:
     """torch asks whether the part is longer than 1, and has the length begin at 3 or at 5."""
     model = Written(write).eval()
@@ -52,23 +56,42 @@ def test_what_broadcasts_to_a_part_takes_any_length(write: Write, dim: Any) -> N
         torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
 
 
-def test_a_least_size_is_kept_if_any_below_it_is_wrong() -> None:
-    """The trace is right at 1 as well, but not at 2."""
-    model = Written(_before_the_last).eval()
+class Sinks(nn.Module):
+    """The first tokens have vectors of their own added, as many as there are vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = x[:, :4] + self.own
+        return (x @ keys.mT).softmax(-1) @ keys
+
+
+class Counted(nn.Module):
+    """The code does something else where there are fewer than 4 tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = x[:, :4]
+        return (x @ keys.mT).softmax(-1) @ keys if keys.shape[1] == 4 else x
+
+
+@pytest.mark.parametrize("model", [Sinks(), Counted()])
+def test_a_least_size_is_kept_if_the_trace_is_wrong_below_it(model: nn.Module) -> None:
+    """One vector is added to 4 where there is one token; no trace that says 4 does that."""
+    model = model.eval()
     optimized = optimize(model, (torch.randn(2, 9, 4),), dynamic_shapes=({1: Dim("length")},))
-    with pytest.raises(UsageError, match="at least 3"):
-        optimized(torch.randn(2, 2, 4))
-    for length in (3, 4, 30):
+    with pytest.raises(UsageError, match="at least 4"):
+        optimized(torch.randn(2, 1, 4))
+    for length in (4, 5, 30):
         x = torch.randn(2, length, 4)
         torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
 
 
 def test_a_least_size_below_what_the_trace_holds_for_is_refused() -> None:
     x = torch.randn(2, 9, 4)
-    with pytest.raises(CaptureError, match=r"length is at least 3, as torch\.export traces it"):
-        optimize(
-            Written(_before_the_last), (x,), dynamic_shapes=({1: Dim("length", min=1, max=90)},)
-        )
+    with pytest.raises(CaptureError, match=r"length is at least 4, as torch\.export traces it"):
+        optimize(Sinks().eval(), (x,), dynamic_shapes=({1: Dim("length", min=1, max=90)},))
 
 
 class Distances(nn.Module):
@@ -101,13 +124,40 @@ class Nearest(nn.Module):
         return ((rows - x[:, :, None]).softmax(2) * rows).sum(2)
 
 
-def test_a_dim_begins_at_the_least_size_that_is_right() -> None:
-    """torch takes a part of an axis for shorter than the axis; the trace is right where it isn't,
-    and has 4 neighbours where the model has fewer."""
-    model = Nearest().eval()
-    optimized = optimize(model, (torch.randn(2, 9, 4),), dynamic_shapes=({1: Dim("length")},))
-    for length in (4, 5, 30):
-        x = torch.randn(2, length, 4)
+def _nearest_global(x: Tensor) -> Tensor:
+    """Queries of the last tokens over those of the first and of the middle."""
+    keys = torch.cat([x[:, :2], x[:, 2:5], x[:, -7:-2:2]], 1)
+    return (x[:, -3:] @ keys.mT).softmax(-1) @ keys
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return torch.cat([x, x], 1)[:, :7].cumsum(1)[:, 2:-2]
+
+
+def _banded(x: Tensor) -> Tensor:
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    mask[:, :3], mask[-2:, 1:] = True, False
+    return (x @ x.mT).masked_fill(~mask, -torch.inf).softmax(-1) @ x
+
+
+class Cut(nn.Module):
+    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.cut = cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cut(x)
+
+
+CUT = [(Cut(cut), sample) for cut in (_nearest_global, _doubled, _banded) for sample in (9, 3)]
+
+
+@pytest.mark.parametrize(("model", "sample"), [(Nearest(), 9), *CUT])
+def test_a_part_is_as_long_as_the_axis_lets_it_be(model: nn.Module, sample: int) -> None:
+    """torch takes a part for as long as the sample's, and had 4 neighbours where there are 3."""
+    model = model.eval()
+    shapes = ({0: Dim("batch"), 1: Dim("length")},)
+    optimized = optimize(model, (torch.randn(2, sample, 4),), dynamic_shapes=shapes)
+    for length in (1, 2, 3, 4, 5, 6, 30):
+        x = torch.randn(3, length, 4)
         torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)
-    with pytest.raises(UsageError, match="at least 4"):
-        optimized(torch.randn(2, 3, 4))

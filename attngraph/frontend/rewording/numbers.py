@@ -62,7 +62,8 @@ class Numbers:
     `replayed` names those of the functions whose operators a trace ran in their stead. `functions`
     take numbers alone; those that round may be `rounded` not at all, unless that is None.
     `loops` are functions in which Python counts to a size, and `cuts` the places at which an open
-    axis is cut into a number of parts; at those in `whole` it isn't.
+    axis is cut into a number of parts; at those in `whole` it isn't. Where slices may be cut
+    `short`, these may be `opened`.
     """
 
     spaces: list[Namespace] = field(default_factory=list)
@@ -74,6 +75,8 @@ class Numbers:
     exact: Rounded = field(default_factory=dict)
     cuts: set[Place] = field(default_factory=set)
     whole: frozenset[Place] = frozenset()
+    short: bool = False
+    opened: bool = False
 
     def __len__(self) -> int:
         return len(self.spaces) + len(self.entries) + len(self.functions) + len(self.loops)

@@ -23,6 +23,7 @@ from attngraph.frontend.sizes.blocks import equal_dims, holds
 from attngraph.frontend.sizes.conditions import split
 from attngraph.frontend.sizes.suspects import (
     Suspect,
+    cut_short,
     is_count,
     is_end,
     recurs,
@@ -85,10 +86,12 @@ def settled_limits(
     *,
     resampled: bool = False,
     refusal: CaptureError | None = None,
+    parts: Iterable[tuple[sympy.Expr, int]] = (),
 ) -> Limits:
     """The ranges of a trace's dims, with each condition told once: as a range or as a relation.
 
-    `resampled` says that the trace was made at other sizes than the sample's. Raises CaptureError
+    `resampled` says that the trace was made at other sizes than the sample's. Of sizes that may be
+    less than the `parts` that are taken of them, the smaller ones are suspect. Raises CaptureError
     where a range that was asked for can't be had, or torch's own `refusal`.
     """
     wanted = {
@@ -114,6 +117,10 @@ def settled_limits(
     for name, least in _unasked_ends(dims, said.known, wanted, said.later).items():
         dims[name] = replace(dims[name], low=1)
         suspected.setdefault(shown(least), least)
+    shorter = cut_short(parts, sample)
+    for condition in shorter:
+        suspected.setdefault(shown(condition), condition)
+    said = replace(said, beyond=[*said.beyond, *(c for c in shorter if isinstance(c, sympy.Lt))])
     chances = [
         each
         for each in kept.values()

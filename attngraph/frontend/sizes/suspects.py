@@ -108,3 +108,29 @@ def is_count(condition: Condition) -> bool:
         return False
     is_strict = isinstance(condition, (sympy.Gt, sympy.Lt))
     return bool((-found[rest] + (1 if is_strict else 0) + found[slope] - 1) // found[slope] == 2)
+
+
+_LONGEST_PART = 1 << 12
+
+
+def cut_short(
+    parts: Iterable[tuple[sympy.Expr, int]], sample: Mapping[sympy.Symbol, sympy.Integer]
+) -> list[Condition]:
+    """Conditions that tell apart where a part of an axis is whole, each true of the sample.
+
+    `parts` are sizes of axes with the least that has all of the part. Those of several dims, or of
+    one that only a run tells, are left to the trace.
+    """
+    found: dict[Condition, None] = {}
+    for size, least in parts:
+        names = [*size.free_symbols]
+        if len(names) != 1 or names[0] not in sample:
+            continue
+        (name,) = names
+        for start in range(1, _LONGEST_PART):
+            if at_sizes(sympy.Ge(size, least), {name: sympy.Integer(start)}) == sympy.true:
+                relation = sympy.Ge if sample[name] >= start else sympy.Lt
+                if start > 1:
+                    found.setdefault(relation(name, start))
+                break
+    return [*found]

@@ -41,6 +41,7 @@ from attngraph.frontend.rewording.numbers import (
 from attngraph.frontend.rewording.recurrent import recurrent_layers
 from attngraph.frontend.rewording.rewordings import Rewordings
 from attngraph.frontend.rewording.rounded_sizes import rounded_up
+from attngraph.frontend.rewording.short_slices import short_slices
 from attngraph.frontend.sizes.program_dims import user_placeholders
 from attngraph.frontend.tracing.guards import always_hold, excluded_largest, excluded_small
 from attngraph.frontend.tracing.remedies import Remedies
@@ -86,7 +87,9 @@ class Traced:
     `replayed` are functions of libraries whose operators were traced in their stead, `unrounded`
     are roundings of sizes that were left out, and some are `written` as arithmetic. What is
     `resampled` was traced at these sizes of its requests. A `refusal` is torch's, which took its
-    demands for more than what was asked; it stands where they are.
+    demands for more than what was asked; it stands where they are. `parts` are the sizes of axes
+    of which the code names a place that they may not have, with the least that does; where these
+    slices are `opened`, the trace in which they are of the sample's length is the `closed` one.
     """
 
     program: ExportedProgram
@@ -104,6 +107,9 @@ class Traced:
     refusal: CaptureError | None = None
     whole: tuple[Place, ...] = ()
     everywhere: tuple[Place, ...] = ()
+    parts: tuple[tuple[sympy.Expr, int], ...] = ()
+    opened: bool = False
+    closed: Traced | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +197,7 @@ class _Attempts:
         self._shapes = self.subject.dynamic_shapes
         self._follows = bool(self.subject.sides)
         self._hits = None if self.subject.sides is None else Hits()
+        self._parts: dict[tuple[sympy.Expr, int], None] = {}
 
     def next(self) -> Traced | None:
         """A trace, or None where another attempt may give one. Raises what the last error says."""
@@ -226,6 +233,8 @@ class _Attempts:
             refusal=self.refusal,
             whole=tuple(sorted(known.whole)),
             everywhere=tuple(sorted(loops)),
+            parts=tuple(self._parts),
+            opened=known.opened,
         )
 
     def _run(self, attempt: _Attempt) -> ExportedProgram:
@@ -234,6 +243,7 @@ class _Attempts:
         with ExitStack() as stack:
             for context in (*self.remedies.taken, *_ALWAYS):
                 stack.enter_context(context())
+            stack.enter_context(short_slices(self._met, opens=self._known.opened))
             stack.enter_context(Rewordings(self.numbers.cuts, self._known.whole, self._hits))
             for context in (forgetting, quiet):
                 stack.enter_context(context())
@@ -254,6 +264,10 @@ class _Attempts:
                 strict=self.bytecode is not None,
                 prefer_deferred_runtime_asserts_over_guards=self.deferred,
             )
+
+    def _met(self, size: torch.SymInt, least: int) -> None:
+        self._parts.setdefault((size.node.expr, least))
+        self.numbers.short = True
 
     def _answer(self, error: Exception, attempt: _Attempt) -> None:
         """Settles what the next attempt does otherwise; raises where nothing is left to try."""
@@ -280,7 +294,7 @@ class _Attempts:
         if not self.constant and (constant := _constants(error, attempt.requests)):
             self.constant = constant
             return
-        narrowed = _narrow(message, attempt.requests, self._shapes)
+        narrowed = _narrow(message, attempt.requests, self._shapes, starts=not numbers.opened)
         if narrowed is not None:
             # What else it demands may hold in the narrower range: the next trace needn't find that.
             self.deferred = self.deferred or always_hold(message, _ranges(narrowed))
@@ -365,10 +379,15 @@ def _forget(subject: Subject, constant: Sequence[Request]) -> None:
         subject.module(*small, **named)
 
 
-def _narrow(message: str, requests: Sequence[Request], dynamic_shapes: Any) -> Any:
-    """The shapes with torch's suggestions applied, if all of them only narrow ranges."""
+def _narrow(message: str, requests: Sequence[Request], dynamic_shapes: Any, *, starts: bool) -> Any:
+    """The shapes with torch's suggestions applied, if all of them only narrow ranges.
+
+    With `starts` that is also where a dim begins, beyond which slices are never cut short.
+    """
     samples = {each.name: each.size for each in requests if each.name and each.name == each.root}
-    found = suggestions(message) or excluded_largest(message) or excluded_small(message, samples)
+    found = suggestions(message) or excluded_largest(message)
+    if not found and starts:
+        found = excluded_small(message, samples)
     matches = [_RANGE.fullmatch(line) for line in found]
     if not matches or not dynamic_shapes or not all(matches):
         return None

@@ -55,10 +55,29 @@ def trace(subject: Subject, *, elsewhere: bool = False) -> Traced:
             best = hurried if best is None else _better(best, hurried)
     assert best is not None
     if elsewhere:
-        best = _elsewhere(best, subject, replace(numbers, rounded=None), remedies)
+        numbers = replace(numbers, rounded=None)
+        best = _opened(best, subject, replace(numbers, opened=True), remedies)
+        opened = isinstance(best, Traced) and best.opened
+        best = _elsewhere(best, subject, replace(numbers, opened=opened), remedies)
     if isinstance(best, Traced):
         return best
     raise best
+
+
+def _opened(
+    best: Traced | CaptureError, subject: Subject, numbers: Numbers, remedies: Remedies
+) -> Traced | CaptureError:
+    """The trace with slices that may be cut short as long as they are, if it fixes no more."""
+    if not numbers.short:
+        return best
+    with suppress(CaptureError):
+        found = export(subject, numbers, (), remedies)
+        if isinstance(best, CaptureError):
+            return found
+        # What torch refuses of it may be shown to hold later; if not, the closed one stands.
+        if _fixes(found)[1:] <= _fixes(best)[1:]:
+            return replace(found, closed=best)
+    return best
 
 
 def _is_closed(traced: Traced) -> bool:
