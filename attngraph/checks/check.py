@@ -16,25 +16,11 @@ from attngraph.checks.chosen import NEARLY_TIED, Chosen, held_as_chosen
 from attngraph.checks.coverage import Drawings, coverage_of
 from attngraph.checks.padded import Padding, annotated, packed_tokens
 from attngraph.checks.reaching import goals_of, reach
-from attngraph.checks.rounded import (
-    FUSED,
-    GIVEN,
-    LINEARS,
-    Apart,
-    Cut,
-    flipped,
-    of_linears,
-    rounded_linears,
-    without_rounding,
-    worst,
-)
-from attngraph.checks.weight_only import errors_of, reference_of
 from attngraph.errors import AttngraphError, ParityError, UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.parity.budget import Parity, compare, merge
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
 from attngraph.export.precision import DTYPES, half_inside
-from attngraph.export.precision.quantize import OutputError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model
 from attngraph.frontend.tracing.trace_errors import reason
@@ -239,74 +225,6 @@ class Check:
         """The inputs on which a result is furthest off; the sample's if these are no case."""
         return self.all_cases().get(parity.worst.case, self.captured.args)
 
-    def quantized(
-        self, graph: Graph, candidate: Candidate, apart: Apart | None = None
-    ) -> tuple[Parity, list[OutputError]]:
-        """Parity of kernels with the weights they store, and the outputs' distance to the model.
-
-        `graph` is the quantised one, which says what the stored weights stand for. Where it rounds
-        activations, `apart` opens the candidate with further outputs (checks/rounded.py).
-        """
-        if apart is not None and rounded_linears(graph):
-            return self._rounded(graph, candidate, apart)
-        self._require_rows()
-        originals = self.all_references()
-        reference = reference_of(graph, self.precision)
-        cases, names = self.all_cases(), tuple(self.captured.output_names)
-        graphs = {
-            label: replace(reference(tensors), names=names) for label, tensors in cases.items()
-        }
-        parities, errors = {}, []
-        for label, tensors in cases.items():
-            outputs = candidate(tensors)
-            stored, kept, notes = self.padding.cut(graphs[label], outputs, tensors)
-            found = compare(stored, kept, self.precision)
-            parities[label] = annotated(found, notes, graphs[label].eager)
-            if label in self.drawn:  # whose magnitudes are not the sample's
-                continue
-            original, kept, _ = self.padding.cut(originals[label], outputs, tensors)
-            errors.append((original, kept))
-        return self._required(merge(parities)), errors_of(errors)
-
-    def _rounded(
-        self, graph: Graph, candidate: Candidate, apart: Apart
-    ) -> tuple[Parity, list[OutputError]]:
-        self._require_rows()
-        originals, cases, cut = self.all_references(), self.all_cases(), Cut.of(graph)
-        reference = reference_of(cut.graph, self.precision)
-        names = tuple(self.captured.output_names)
-        count, linears = len(names), len(cut.linears)
-        parities, errors = {}, []
-        plain = without_rounding(graph)
-        with apart(cut.names) as run:
-            taken = {label: run(tensors) for label, tensors in cases.items()}
-        for label, tensors in cases.items():
-            whole, found = taken[label][:count], taken[label][count:]
-            given = cut.known(tensors, graph, found)
-            results = found[:linears]
-            between = reference((*tensors, *results))
-            between = replace(between, names=(*names, *between.names[count:]))
-            both = (*whole, *found[linears:])
-            stored, kept, notes = self.padding.cut(between, both, tensors)
-            parity = compare(stored, kept, self.precision)
-            outputs = list(parity.outputs[:count])
-            if parity.outputs[count:]:
-                outputs.append(worst(parity.outputs[count:], GIVEN))
-            outputs.append(worst([of_linears(cut, given, results)], LINEARS))
-            shipped = candidate(tensors)
-            session = ReferenceOutputs(names, tuple(whole), (None,) * count)
-            session, kept, _ = self.padding.cut(session, shipped, tensors)
-            others = ReferenceOutputs(names, interpret(plain, tensors), (None,) * count)
-            others = self.padding.cut(others, shipped, tensors)[0]
-            outputs.append(worst(flipped(session, kept, others.eager), FUSED))
-            shapes = [*between.eager[:count], *[results[0]] * (len(outputs) - count)]
-            parities[label] = annotated(replace(parity, outputs=tuple(outputs)), notes, shapes)
-            if label in self.drawn:
-                continue
-            original, kept, _ = self.padding.cut(originals[label], shipped, tensors)
-            errors.append((original, kept))
-        return self._required(merge(parities)), errors_of(errors)
-
     def after_pass(self, graph: Graph, result: PassResult) -> None:
         """Raises ParityError naming the pass, if the graph now computes something else."""
         self.padding = Padding([*self.padding.packed, *packed_tokens([result])])
@@ -329,7 +247,7 @@ class Check:
         candidate is out of its budget, the model takes the choices that it made, if rounding
         explains them.
         """
-        self._require_rows()
+        self.require_rows()
         references, cases = self.all_references(), self.all_cases()
         outputs = {label: candidate(tensors) for label, tensors in cases.items()}
         done()
@@ -342,9 +260,9 @@ class Check:
             as_chosen, note = held_as_chosen(chosen, failed, outputs, self.references, self.held)
             found.update(as_chosen)
             self.ties = [note] if note else [] if self.precision == "fp32" else [NEARLY_TIED]
-        return self._required(merge(found))
+        return self.required(merge(found))
 
-    def _required(self, parity: Parity) -> Parity:
+    def required(self, parity: Parity) -> Parity:
         """Raises ParityError where an output has no finite number to compare in any case."""
         cases = {output.case: None for output in parity.outputs}
         first = [output for output in parity.outputs if output.case == next(iter(cases))]
@@ -364,7 +282,8 @@ class Check:
             f"nothing is known of the result. {why} Nothing was written."
         )
 
-    def _require_rows(self) -> None:
+    def require_rows(self) -> None:
+        """Raises ParityError where nothing but padding is left to compare in any case."""
         cases = self.all_cases().values()
         self.padding.require_rows(cases, self.captured.graph.output_names)
 

@@ -15,6 +15,7 @@ from attngraph.checks.check import Check
 from attngraph.checks.chosen import Chosen, choices_of
 from attngraph.checks.padded import Padding, notes_of, packed_tokens, require_packed
 from attngraph.checks.rounded import taken_apart
+from attngraph.checks.stored import held_as_stored
 from attngraph.checks.traced import trace_differs
 from attngraph.compiling.beginning import Prepare, Progress, begin, stage
 from attngraph.compiling.pipeline import pipeline
@@ -201,8 +202,8 @@ class Compilation:
             return optimized
         with stage("parity", report, self.progress):
             self._reach(optimized)
-            report.parity, report.quantised.errors = self.check.quantized(
-                optimized.graph, optimized.evaluate, partial(taken_apart, optimized)
+            report.parity, report.quantised.errors = held_as_stored(
+                self.check, optimized.graph, optimized.evaluate, partial(taken_apart, optimized)
             )
         if not report.parity.passed:
             raise ParityError(

@@ -15,6 +15,7 @@ from attngraph.checks.bisect import blame
 from attngraph.checks.check import Check
 from attngraph.checks.chosen import Chosen, choices_of
 from attngraph.checks.padded import Padding, notes_of, packed_tokens
+from attngraph.checks.stored import held_as_stored
 from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compilation import out_of_memory
 from attngraph.compiling.provenance import Provenance
@@ -142,8 +143,8 @@ def verify_file(
         chosen = Chosen(choices_of(onnx_ir.load(path)), partial(file.taken_apart, options.device))
         parity = check.final(file.run, chosen=chosen)
     else:
-        parity, quantised.errors = check.quantized(
-            stored, file.run, partial(file.taken_apart, options.device)
+        parity, quantised.errors = held_as_stored(
+            check, stored, file.run, partial(file.taken_apart, options.device)
         )
         notes += quantised.kept
     notes += [*check.halves, *check.ties]
