@@ -48,6 +48,7 @@ from attngraph.reports.report import (
     Report,
     assumptions_of,
     defects_of,
+    fills_of,
     hidden_rows_of,
     loops_of,
     reassociations_of,
@@ -335,6 +336,7 @@ def run_passes(
     report.notes += [
         *defects_of(report.passes),
         *loops_of(report.passes),
+        *fills_of(report.passes),
         *hidden_rows_of(report.passes),
     ]
 

@@ -255,9 +255,18 @@ def hidden_rows_of(results: Iterable[PassResult]) -> list[str]:
 def loops_of(results: Iterable[PassResult]) -> list[str]:
     """A sentence on each loop over time that stays one, or unrolled."""
     results = list(results)
-    notes = [*_notes(results, "unrolled"), *_notes(results, "recurrence-kept")]
+    return _placed([*_notes(results, "unrolled"), *_notes(results, "recurrence-kept")])
+
+
+def fills_of(results: Iterable[PassResult]) -> list[str]:
+    """A sentence on each line that fills scores with a number that some might reach."""
+    return list(dict.fromkeys(_placed(_notes(results, "weak-fill"))))
+
+
+def _placed(remarks: Iterable[Remark]) -> list[str]:
     return [
-        f"{remark.loc.place or 'unknown place'}: {remark.reason} {remark.hint}" for remark in notes
+        f"{remark.loc.place or 'unknown place'}: {remark.reason} {remark.hint}"
+        for remark in remarks
     ]
 
 

@@ -46,6 +46,8 @@ from attngraph.passes.rewriting.outcomes import Different, NotEvaluated
 
 _NOT_ATTENTION = frozenset(["pooling", "distribution", "linear-attention", "graph-attention"])
 """Named, but without a softmax over an axis of keys: nothing that could have been fused."""
+_FAR = -1e6  # scores that come near this have no fraction left in float32
+_EXACT_HINT = "--exact leaves such an attention as it is."
 
 
 @register
@@ -92,6 +94,7 @@ def _fuse(
             result = taken[0] if taken and exact_only else _emitted(graph, build, evidence, found)
             if isinstance(result, Remark):
                 assumed = [reassociated(anchor, declined.reason) for declined in taken]
+                assumed += _told(anchor, found)
         else:
             result = found
         first = first or result
@@ -113,6 +116,16 @@ def _taken_for_granted(site: Site) -> list[Declined]:
     if may_cancel(site.steps):
         found.append(Refusal.BIASES_CANCEL.at(site.anchor))
     return found
+
+
+def _told(anchor: Node, site: Site) -> list[Remark]:
+    """A note on a fill that scores of a model with large weights might reach."""
+    highest = max(weak_fills(site.steps), default=-math.inf)
+    low = torch.finfo(anchor.outputs[0].dtype).min
+    if highest <= max(_FAR, low) or is_unreached(site):
+        return []
+    row = Refusal.FILL_REACHED.at(anchor, fill=highest)
+    return [Remark("note", row.code, row.reason, anchor.loc, op=anchor.op, hint=_EXACT_HINT)]
 
 
 def _declined(anchor: Node, declined: Declined) -> Remark:
