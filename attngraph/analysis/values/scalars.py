@@ -9,8 +9,18 @@ from typing import TypeAlias
 import torch
 
 from attngraph.ir import Node, Value
-from attngraph.ir.ops import attribute
-from attngraph.ir.traits import ADDITIVE, CAST, EXPAND, LAYOUT, RESHAPE, TRIANGLE
+from attngraph.ir.dims import symbols_of
+from attngraph.ir.ops import attribute, evaluate
+from attngraph.ir.traits import (
+    ADDITIVE,
+    CAST,
+    EXPAND,
+    LAYOUT,
+    POINTWISE,
+    RANDOM,
+    RESHAPE,
+    TRIANGLE,
+)
 
 Filling: TypeAlias = tuple[Value, Value, bool, float]
 """(x, predicate, keep, fill): x with `fill` where the predicate is not `keep`."""
@@ -76,7 +86,21 @@ def uniform(value: Value | None) -> float | None:
     if is_cast(node):
         found = uniform(node.inputs[0])
         return found if found is None or widens(node) else converted(found, value.dtype)
-    return None
+    return _of_uniform(node) if node.op in POINTWISE and node.op not in RANDOM else None
+
+
+def _of_uniform(node: Node) -> float | None:
+    """What a pointwise function gives of numbers, such as −1e9 times ones."""
+    if symbols_of(list(node.attrs.values())):
+        return None
+    given = []
+    for source in node.inputs:
+        found = None if source is None else uniform(source)
+        if source is None or found is None:
+            return None
+        given.append(torch.full((1,), found, dtype=torch.float64).to(source.dtype))
+    (made,) = evaluate(node, given, {})
+    return None if made.is_complex() else float(made)
 
 
 def converted(number: float, dtype: torch.dtype) -> float:

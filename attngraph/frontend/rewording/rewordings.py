@@ -14,6 +14,7 @@ from attngraph.frontend.rewording.cut_for_memory import CUTS, place
 from attngraph.frontend.rewording.hit_loops import Hits
 from attngraph.frontend.rewording.loop_steps import Steps
 from attngraph.frontend.rewording.scalars import of_sizes
+from attngraph.frontend.rewording.tied_sizes import Ties
 from attngraph.ir.dims import divide
 
 _DATA: Any = torch.Tensor.data
@@ -31,7 +32,8 @@ class Rewordings(TorchFunctionMode):
 
     `arange(n - 1, -1, -1.0)` counts in integers before it is floating: a length that is rounded
     from floats is no size that others can be compared with. `split` and `chunk` of an axis that is
-    a known multiple of a size, such as heads laid along the batch, are told how many parts. A
+    a known multiple of a size, such as heads laid along the batch, are told how many parts;
+    sizes in it that one Dim names are one. A
     `one_hot` of as many classes as a size is compared with these, which the operator makes a
     constant of. The end of `x[:-padding]` is counted from the start, which is right for no padding
     as well. A place that is a size, as in `x[:, n // 2] = 1`, is a row that is taken first; torch
@@ -41,9 +43,11 @@ class Rewordings(TorchFunctionMode):
     each place.
     """
 
-    def __init__(self, cuts: set[Place], whole: Collection[Place], hits: Hits | None) -> None:
+    def __init__(
+        self, cuts: set[Place], whole: Collection[Place], hits: Hits | None, ties: Ties
+    ) -> None:
         super().__init__()
-        self._cuts, self._whole, self._hits = cuts, whole, hits
+        self._cuts, self._whole, self._hits, self._ties = cuts, whole, hits, ties
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -74,6 +78,7 @@ class Rewordings(TorchFunctionMode):
         if func in CUTS and args:
             dim = named.get("dim", args[2] if len(args) > 2 else 0)
             size = args[1] if len(args) > 1 else next(iter(named.values()))
+            self._ties.settle(args[0].shape[dim])
             parts = _parts(args[0].shape[dim], size, counted=func in _CHUNKS)
             if parts is not None:
                 return args[0].split(parts, dim)

@@ -42,6 +42,7 @@ from attngraph.frontend.rewording.recurrent import recurrent_layers
 from attngraph.frontend.rewording.rewordings import Rewordings
 from attngraph.frontend.rewording.rounded_sizes import rounded_up
 from attngraph.frontend.rewording.short_slices import short_slices
+from attngraph.frontend.rewording.tied_sizes import Ties, seen_ties
 from attngraph.frontend.sizes.program_dims import user_placeholders
 from attngraph.frontend.tracing.guards import always_hold, excluded_largest, excluded_small
 from attngraph.frontend.tracing.remedies import Remedies
@@ -244,7 +245,11 @@ class _Attempts:
             for context in (*self.remedies.taken, *_ALWAYS):
                 stack.enter_context(context())
             stack.enter_context(short_slices(self._met, opens=self._known.opened))
-            stack.enter_context(Rewordings(self.numbers.cuts, self._known.whole, self._hits))
+            ties = Ties()
+            if self.bytecode is None:
+                stack.enter_context(seen_ties(subject.module, attempt.requests, ties))
+            cuts, whole = self.numbers.cuts, self._known.whole
+            stack.enter_context(Rewordings(cuts, whole, self._hits, ties))
             for context in (forgetting, quiet):
                 stack.enter_context(context())
             # torch would keep each result under its symbolic sizes, for good, and read none

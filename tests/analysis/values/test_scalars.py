@@ -27,6 +27,24 @@ def test_a_fill_is_what_its_dtype_holds(fill: str, dtype: str, expected: float) 
     assert uniform(graph.outputs[0]) == expected
 
 
+@pytest.mark.parametrize(
+    ("computed", "expected"),
+    [
+        ("aten.mul.Scalar(%f) {other = -1e9}", -math.inf),
+        ("aten.add.Tensor(%f, %f) {alpha = 3}", 8.0),
+        ("aten.rsqrt(%f)", 2.0**-0.5),
+        ("aten.add.Tensor(%f, %x)", None),
+        ("aten.mul.Scalar(%f) {other = n}", None),
+        ("aten.cumsum(%f) {dim = 0}", None),
+    ],
+)
+def test_a_pointwise_function_of_numbers_is_one(computed: str, expected: float | None) -> None:
+    """Ones times −1e9 are beyond a half; a number of each size, or of a place, is none."""
+    made = "  %f = aten.full() {size = [n, 4], fill_value = 2, dtype = f16}\n"
+    found = uniform(_graph(f"{made}  %y = {computed}").outputs[0])
+    assert found == (None if expected is None else pytest.approx(expected, rel=2**-11))
+
+
 @pytest.mark.parametrize(("operands", "keep"), [("%x, %f", True), ("%f, %x", False)])
 def test_a_fill_stands_on_either_side_of_a_choice(operands: str, keep: bool) -> None:
     made = "  %f = aten.full() {size = [], fill_value = -1e9, dtype = f16}\n"
