@@ -232,6 +232,8 @@ def _typed(sizes: Mapping[str, int]) -> Observer:
     def observe(value: Value, result: Any) -> None:
         if not isinstance(value.type, TensorType):
             return
+        if len(value.shape) != result.dim():
+            raise IRError(f"%{value.name} has shape {list(result.shape)}, not {value.type}.")
         for dim, actual in zip(value.shape, result.shape, strict=True):
             if dim not in known and symbols_of(dim) <= sizes.keys():
                 known[dim] = substitute(dim, sizes)

@@ -10,6 +10,7 @@ from attngraph.mapped import LARGE
 from attngraph.options import check_assumptions
 from attngraph.passes import Pass, make, only_exact
 from attngraph.passes.attention.fold_masks import FoldMasks
+from attngraph.passes.attention.fuse_attention import FuseAttention
 from attngraph.passes.attention.raise_softmax import RaiseSoftmax
 from attngraph.passes.fusion.fuse_experts import FuseExperts
 from attngraph.passes.loops.loop_bodies import LoopBodies
@@ -110,7 +111,7 @@ def pipeline(
     if NO_MASKED_ROWS in assume:
         stages = [
             replace(item, no_masked_rows=True)
-            if isinstance(item, FoldMasks | RaiseSoftmax)
+            if isinstance(item, FoldMasks | FuseAttention | RaiseSoftmax)
             else item
             for item in stages
         ]

@@ -18,8 +18,10 @@ from attngraph.analysis.attention.refusals import Declined, Refusal
 from attngraph.analysis.attention.roles import Stage, cheapest
 from attngraph.analysis.attention.score_bounds import (
     is_unreached,
+    leaves_part,
     may_cancel,
     rounded_otherwise,
+    summed_first,
     times_zero,
     weak_fills,
 )
@@ -56,10 +58,11 @@ class FuseAttention:
     """Fuses each attention it can read exactly; every other one gets a reason.
 
     With `exact_only`, not those whose masked scores hold a number that a score might reach, or
-    whose biases may cancel.
+    whose biases may cancel. `no_masked_rows` is the user's word that every query has a key.
     """
 
     exact_only: bool = False
+    no_masked_rows: bool = False
 
     name: ClassVar[str] = "fuse-attention"
     exact: ClassVar[bool] = False
@@ -70,7 +73,7 @@ class FuseAttention:
         for anchor in list(graph):
             if anchor.graph is None or (anchor.op not in SOFTMAX and anchor.op != SDPA):
                 continue
-            result, assumed = _fuse(graph, build, evidence, anchor, exact_only=self.exact_only)
+            result, assumed = _fuse(graph, build, evidence, anchor, self)
             if isinstance(result, Declined):
                 remarks.append(_declined(anchor, result))
             elif result is not None:
@@ -80,7 +83,7 @@ class FuseAttention:
 
 
 def _fuse(
-    graph: Graph, build: Builder, evidence: Evidence, anchor: Node, *, exact_only: bool
+    graph: Graph, build: Builder, evidence: Evidence, anchor: Node, how: FuseAttention
 ) -> tuple[Remark | Declined | None, list[Remark]]:
     """Fuses every product that a softmax, or a part of it, has with values; one result for all,
     and what is assumed of the scores."""
@@ -90,8 +93,8 @@ def _fuse(
         found = understand(anchor)
         result: Remark | Declined | None
         if isinstance(found, Site):
-            taken = _taken_for_granted(found)
-            result = taken[0] if taken and exact_only else _emitted(graph, build, evidence, found)
+            taken, kept = _taken_for_granted(found, how)
+            result = kept or _emitted(graph, build, evidence, found)
             if isinstance(result, Remark):
                 assumed = [reassociated(anchor, declined.reason) for declined in taken]
                 assumed += _told(anchor, found)
@@ -103,9 +106,10 @@ def _fuse(
         erase_dead(graph, [found.root])
 
 
-def _taken_for_granted(site: Site) -> list[Declined]:
-    """What fusing a site relies on without proof, as reasons not to."""
-    found = []
+def _taken_for_granted(site: Site, how: FuseAttention) -> tuple[list[Declined], Declined | None]:
+    """What fusing a site relies on without proof, as reasons not to, and the one for which it
+    stays."""
+    found, kept = [], None
     weak = weak_fills(site.steps)
     if weak and not is_unreached(site):
         found.append(Refusal.FILL_REACHED.at(site.anchor, fill=weak[0]))
@@ -115,7 +119,11 @@ def _taken_for_granted(site: Site) -> list[Declined]:
         found.append(Refusal.TIMES_INFINITE.at(site.anchor))
     if may_cancel(site.steps):
         found.append(Refusal.BIASES_CANCEL.at(site.anchor))
-    return found
+    low = None if how.no_masked_rows else summed_first(site.steps)
+    if low is not None:
+        found.append(Refusal.FILL_SUMMED.at(site.anchor, fill=low))
+        kept = found[-1] if leaves_part(low) else None
+    return found, found[0] if found and how.exact_only else kept
 
 
 def _told(anchor: Node, site: Site) -> list[Remark]:

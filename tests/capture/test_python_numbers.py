@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,3 +90,36 @@ def test_a_number_that_must_be_known_is_refused(formula: Formula, sentence: str)
     given = (torch.randn(2, 5, 8), torch.tensor(0.3))
     with pytest.raises(CaptureError, match=sentence):
         capture(Of(formula), given, dynamic_shapes=SHAPES)
+
+
+def test_what_makes_a_number_of_a_size_is_told() -> None:
+    """As Longformer does, whose chunks overlap; the condition is torch's, and no line decides."""
+
+    def chunked(x: Tensor, t: Tensor) -> Tensor:
+        half = torch.div(x.shape[1], 2, rounding_mode="trunc")
+        parts = x.as_strided((x.shape[0], 2 * half - 1, 4), (8 * x.shape[1], 8, 1))
+        return torch.einsum("bcx,bcy->bcxy", parts, parts) + t
+
+    given = (torch.randn(2, 6, 8), torch.tensor(0.3))
+    with pytest.raises(CaptureError, match=r"size is made of a number .* integers, as in n // 2"):
+        capture(Of(chunked), given, dynamic_shapes=SHAPES)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "home"])
+def test_a_package_is_not_to_be_changed(folder: str, tmp_path: Path) -> None:
+    """A subclass of its model is what there is to write."""
+    file = tmp_path / folder / "branching.py"
+    file.parent.mkdir()
+    file.write_text(
+        "import torch\n\nclass Branch(torch.nn.Module):\n    def forward(self, x, t):\n"
+        "        return x.exp() if t.sum() > 0 else x.tanh()\n"
+    )
+    spec = spec_from_file_location("branching", file)
+    assert spec is not None
+    assert spec.loader is not None
+    library = module_from_spec(spec)
+    spec.loader.exec_module(library)
+    given = (torch.randn(2, 5, 8), torch.tensor(0.3))
+    with pytest.raises(CaptureError, match=r"torch.where") as told:
+        capture(library.Branch(), given, dynamic_shapes=SHAPES)
+    assert ("A subclass whose method" in str(told.value)) is (folder == "site-packages")

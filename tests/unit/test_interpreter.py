@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from attngraph.checks.traced import _typed
 from attngraph.errors import IRError
 from attngraph.ir import Graph, TensorType, Value, interpret, parse
 from attngraph.ir.dims import symbol
@@ -147,3 +148,10 @@ def test_an_attention_over_an_empty_batch_is_empty() -> None:
     )
     empty = torch.zeros(0, 5, 8), torch.zeros(0, 1, 5, 5, dtype=torch.bool)
     assert interpret(graph, empty)[0].shape == (0, 5, 8)
+
+
+def test_a_value_of_another_rank_than_its_type_is_told() -> None:
+    """A check at other sizes counts it as a graph that isn't the model, as any other shape."""
+    graph = parse("graph @main {\n  input %x : f32[2, 3]\n  return %x\n}")
+    with pytest.raises(IRError, match=r"%x has shape \[2, 3, 1\], not"):
+        _typed({})(graph.inputs[0], torch.zeros(2, 3, 1))

@@ -306,6 +306,13 @@ class Refusal(Enum):
         "row in which everything is masked is rounded otherwise.",
         "Scale the query, or the scores before they are masked, or mask with -inf.",
     )
+    FILL_SUMMED = (
+        "weak-fill",
+        "{fill:g} is added to scores that are masked, and another bias besides, which an operator "
+        "adds up first, so a row in which everything is masked is rounded otherwise.",
+        "Mask with -inf or torch.finfo(dtype).min; or, if each row has a key, --assume "
+        "no-fully-masked-rows.",
+    )
     KEYS_MAY_BE_NAN = (
         "nan-keys",
         "A row of zeros, as padding is, becomes NaN at {where}. The mask writes a number over the "

@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from attngraph.analysis.attention.logits import Bias, Mask
 from attngraph.analysis.attention.site import Site
 from attngraph.analysis.layout.axes import resolve
 from attngraph.analysis.masks.reach import is_scorelike, may_hide
-from attngraph.analysis.masks.row_policy import ABSORBING_FILL
+from attngraph.analysis.masks.row_policy import ABSORBING_FILL, WEAKEST_FILL
 from attngraph.analysis.values.intervals import Interval, Intervals
+from attngraph.analysis.values.scalars import is_cast, number, scale_of
+from attngraph.ir import Value
+from attngraph.ir.traits import LAYOUT, SHIFT
 
 _MODERATE = 1e12  # float32 has digits left for logits of some units next to it, or absorbs them
+_DEPTH = 64
+_PARTLY = 2.0**-8, 4.0
 _UNDERFLOW = 104.0  # exp(-104) is 0 in float32
 
 
@@ -90,6 +97,42 @@ def rounded_otherwise(steps: Sequence[Bias | Mask]) -> float | None:
         and may_hide(step.operand.value)
     ]
     return min((low for low in lows if -_MODERATE < low < 0), default=None)
+
+
+def summed_first(steps: Sequence[Bias | Mask]) -> float | None:
+    """What a bias takes from masked scores, where (s + A) + C isn't rounded as s + (A + C).
+
+    Beside A = -1e6 float32 keeps multiples of 1/16, of s + C or of s: see `rounded_otherwise`.
+    """
+    biases = [step for step in steps if isinstance(step, Bias)]
+    if len(biases) < 2:
+        return None
+    units = [(_unit(bias.operand.value) or 0.0) * abs(bias.factor) for bias in biases]
+    return min((-unit for unit in units if -WEAKEST_FILL < unit < _MODERATE), default=None)
+
+
+def _unit(value: Value, depth: int = _DEPTH) -> float | None:
+    """What a value is a whole multiple of, as one that is c · (1 - mask) is of c."""
+    if not value.dtype.is_floating_point:
+        return 1.0
+    node = value.producer
+    if node is None or depth == 0:
+        return None
+    if (scaling := scale_of(node)) is not None:
+        unit = _unit(scaling[0], depth - 1)
+        return None if unit is None else abs(scaling[1]) * unit
+    if not (is_cast(node) or node.op in LAYOUT | SHIFT or node.op == "aten.rsub.Scalar"):
+        return None
+    unit = None if node.inputs[0] is None else _unit(node.inputs[0], depth - 1)
+    shift = number(node.attrs.get("other")) or 0.0
+    return None if unit is None or math.remainder(shift, unit) else unit
+
+
+def leaves_part(low: float) -> bool:
+    """Whether float32 keeps more of scores beside such a number than nothing, and less than what
+    rounding takes from them anyway."""
+    first, last = _PARTLY
+    return first < -low * torch.finfo(torch.float32).eps < last
 
 
 def _reach(step: Bias, known: Intervals) -> Interval:

@@ -26,6 +26,7 @@ _LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
 _TOP_K = re.compile(r"\bk (not in|out of) range\b")
 _TOO_MANY = ": a top-k takes more than there are, such as more experts per token than experts"
 LOOKED_UP = "a size that is looked up"
+_BY_TORCH = re.compile(r"Caused by: \(_(refs|meta|prims|subclasses|decomp)")
 _DERIVED = re.compile(r"(\w+) = (.*\b_\1\b.*)")
 
 Places = Mapping[str, tuple[str, int] | None]
@@ -196,6 +197,8 @@ def explained(
         or _data_dependent(str(deepest(error)))
         or reason(error) + _numpy(error)
     )
+    if place is not None and _is_installed(place[0]) and chooses(error):
+        text += " A subclass whose method computes it so compiles from a --factory that makes it."
     return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
 
 
@@ -203,6 +206,11 @@ def chooses(error: Exception) -> bool:
     """Whether Python decides by the values of a tensor, not by a size or a number made of them."""
     message = str(deepest(error))
     return depends_on_data(message) and "specialized integer" not in message
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file is a package's, which nobody changes in its place."""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
 def _nested(error: Exception) -> str:
@@ -249,6 +257,11 @@ def _data_dependent(message: str) -> str:
             "Python decides by a data-dependent size there: one that the values of a tensor make, "
             "as those of nonzero() and x[mask] do. Keep the size and mask instead of selecting, or "
             "don't let Python branch on it."
+        )
+    if names and _BY_TORCH.search(message):
+        return (
+            "a size is made of a number that is in a tensor there, as torch.div of sizes makes "
+            "one. Compute sizes with Python's integers, as in n // 2."
         )
     if "specialized integer" in message:
         return (
