@@ -100,6 +100,11 @@ def checkpoint_of(
     if progress is not None:
         progress("load")
     loaded = load_source(source)
+    if given.ranges and loaded.task is not None and loaded.task.kind != "model":
+        raise UsageError(
+            f"{loaded.source} generates text, and the dims of its files are those of its cache: "
+            "leave out --dim."
+        )
     request = Request(
         loaded, lambda: model_of(loaded, source, given), options, decoding, place, progress
     )

@@ -20,6 +20,7 @@ from attngraph.frontend.files.specs import (
     make_inputs,
     parse_dim,
     parse_inputs,
+    ranged,
     read_npz,
 )
 from attngraph.frontend.interface.binding import bind, forward_signature
@@ -81,9 +82,12 @@ def model_of(loaded: Loaded, source: Source, given: Given) -> Model:
             f"{loaded.source} is a module: write the dim as {name.name}=size in --input "
             f"{name.input}, and its range as --dim {name.name}=low..high."
         )
-    by_name = dynamic_shapes(given.specs, given.ranges)
     if not given.specs and source.npz is None:
+        if given.ranges:
+            shapes = ranged(loaded.dynamic_shapes, loaded.kwargs, given.ranges)
+            loaded = replace(loaded, dynamic_shapes=shapes)
         return Model.of(loaded)
+    by_name = dynamic_shapes(given.specs, given.ranges)
     return _with_inputs(loaded, source, given.specs, by_name)
 
 

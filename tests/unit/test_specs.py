@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.export import Dim
 
 from attngraph.errors import LoadError, UsageError
 from attngraph.frontend.files.specs import (
@@ -20,6 +21,7 @@ from attngraph.frontend.files.specs import (
     parse_dim,
     parse_input,
     parse_inputs,
+    ranged,
     read_npz,
 )
 from attngraph.frontend.interface.binding import bind, forward_signature
@@ -207,3 +209,27 @@ def test_npz_that_needs_unpickling_or_is_no_npz_is_refused(tmp_path: Path) -> No
 
 def test_dim_sizes_reads_every_named_dim() -> None:
     assert dim_sizes(parse_inputs(["a=int64[b=2,s=8]", "c=int64[3,b=2]"])) == {"b": 2, "s": 8}
+
+
+def test_ranges_of_dims_that_a_model_came_with() -> None:
+    """A checkpoint's folder brings samples with named dims: their ranges are to be had too."""
+    batch, seq = Dim("batch"), Dim("seq", max=64)
+    samples = {"ids": torch.ones(2, 8), "types": torch.ones(2, 8)}
+    shapes = {"ids": {0: batch, 1: seq}, "types": {0: batch, 1: seq}, "cache": None}
+    found = ranged(shapes, samples, [DimRange("seq", 1, 28)])
+    assert found is not None
+    assert found["ids"][0] is batch
+    assert (found["ids"][1].min, found["ids"][1].max) == (1, 28)
+    assert found["types"][1] is found["ids"][1]
+    free = ranged(shapes, samples, [DimRange("seq", None, None)])
+    assert free is not None
+    assert free["ids"][1].max > 1 << 30
+    for ranges, told in (
+        ([DimRange("length", 1, 2)], "the named dims are batch, seq"),
+        ([DimRange("seq", 1, 4)], "seq"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            ranged(shapes, samples, ranges)
+    doubled = {"ids": {0: seq, 1: 2 * seq}}
+    with pytest.raises(UsageError, match="derived from it"):
+        ranged(doubled, {"ids": torch.ones(8, 16)}, [DimRange("seq", 1, 28)])

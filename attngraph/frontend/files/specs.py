@@ -7,9 +7,10 @@ same dim everywhere; a bare number is static.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -196,6 +197,34 @@ def dynamic_shapes(
         or None
         for spec in specs
     }
+
+
+def ranged(
+    shapes: object, samples: Mapping[str, Any], ranges: Iterable[DimRange]
+) -> dict[str, Any] | None:
+    """The dynamic shapes that a model came with, by input name, with these ranges of their dims.
+
+    Raises UsageError as `dynamic_shapes` does, and for a dim that is derived from another.
+    """
+    found = dict(shapes) if isinstance(shapes, Mapping) else {}
+    axes = [(n, a, d) for n, own in found.items() if isinstance(own, dict) for a, d in own.items()]
+    named = [(n, a, d) for n, a, d in axes if type(d) is torch.export.Dim]
+    sizes = {d.__name__: int(samples[n].shape[a]) for n, a, d in named if n in samples}
+    dims: dict[str, torch.export.Dim] = {}
+    for bounds in ranges:
+        _check_range(bounds, sizes, set(dims))
+        least = {} if bounds.low is None else {"min": bounds.low, "max": bounds.high}
+        dims[bounds.name] = torch.export.Dim(bounds.name, **least)
+    for _, _, dim in axes:
+        root = getattr(getattr(dim, "root", None), "__name__", None)
+        if root in dims:
+            raise UsageError(
+                f"--dim {root}: {dim.__name__} is derived from it, so it keeps its range: "
+                "describe the inputs with --input."
+            )
+    for name, axis, dim in named:
+        found[name] = {**found[name], axis: dims.get(dim.__name__, dim)}
+    return found or None
 
 
 def read_npz(
