@@ -54,6 +54,29 @@ def _qwen3_asr() -> nn.Module:
     )
 
 
+def _fun_asr_nano() -> nn.Module:
+    """Frames come first, three in one; there are 40 places for them, and a mask is taken."""
+    import transformers
+    from transformers.models.fun_asr_nano import FunAsrNanoAdaptorConfig
+
+    audio = transformers.FunAsrNanoEncoderConfig(
+        num_mel_bins=4, num_stacked_frames=3, hidden_size=16, num_attention_heads=2,
+        intermediate_size=24, num_hidden_layers=3, num_timestamp_prediction_layers=1,
+        max_position_embeddings=41, fsmn_kernel_size=5,
+    )  # fmt: skip
+    adaptor = FunAsrNanoAdaptorConfig(
+        hidden_size=HIDDEN, num_attention_heads=2, intermediate_size=HIDDEN // 4,
+        num_hidden_layers=1, projector_hidden_size=24,
+    )  # fmt: skip
+    text = transformers.Qwen3Config(
+        **common(num_key_value_heads=2, head_dim=16, max_position_embeddings=256)
+    )
+    config = transformers.FunAsrNanoConfig(
+        audio_config=audio, adaptor_config=adaptor, text_config=text, audio_token_id=TOKEN
+    )
+    return transformers.FunAsrNanoForConditionalGeneration(config)
+
+
 def granite_speech() -> nn.Module:
     """Frames come first, and a mask says which rows of the encoder are real."""
     import transformers
@@ -84,4 +107,5 @@ LISTENING: dict[str, Callable[[], nn.Module]] = {
     "glmasr": lambda: _heard("GlmAsr", max_position_embeddings=16),
     "audioflamingo3": lambda: _heard("AudioFlamingo3", "Qwen2", max_source_positions=16),
     "qwen3_asr": _qwen3_asr,
+    "fun_asr_nano": _fun_asr_nano,
 }

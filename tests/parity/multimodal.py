@@ -361,6 +361,25 @@ def _llama4() -> nn.Module:
     )
 
 
+def _deepseek_vl() -> nn.Module:
+    """The model that it puts a head on encodes its images."""
+    from transformers import (
+        DeepseekVLConfig,
+        DeepseekVLForConditionalGeneration,
+        LlamaConfig,
+        SiglipVisionConfig,
+    )
+
+    vision = SiglipVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    text = LlamaConfig(**common(num_hidden_layers=1))
+    return DeepseekVLForConditionalGeneration(
+        DeepseekVLConfig(vision_config=vision, text_config=text, image_token_id=TOKEN)
+    )
+
+
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "llava": _llava,
     "gemma3": _gemma3,
@@ -379,6 +398,7 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "exaone4_5": _exaone4_5,
     "qwen3_5": _qwen3_5,
     "llama4": _llama4,
+    "deepseek_vl": _deepseek_vl,
     **LISTENING,
 }
 OF_SAMPLES: dict[str, Callable[[], nn.Module]] = {"granite_speech": granite_speech}
@@ -387,7 +407,7 @@ TAKES_MINUTES = {
     *("gemma3", "qwen2_5_vl", "internvl", "smolvlm", "idefics3", "paligemma"),
     *("qwen3_vl", "pixtral", "mistral3", "llava_next"),
     *("llava_onevision", "qwen2_audio", "voxtral", "glmasr", "audioflamingo3"),
-    *("glm4v", "exaone4_5", "qwen3_5", "llama4", "qwen3_asr"),
+    *("glm4v", "exaone4_5", "qwen3_5", "llama4", "qwen3_asr", "fun_asr_nano", "deepseek_vl"),
 }
 
 

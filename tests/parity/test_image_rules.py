@@ -123,6 +123,8 @@ def test_what_transformers_hooks_into_a_model_is_taken_out_again() -> None:
         ("LlavaNextForConditionalGeneration", True),
         ("Qwen3VLForConditionalGeneration", True),
         ("Qwen2AudioForConditionalGeneration", True),
+        ("JanusForConditionalGeneration", True),  # the model that it puts a head on encodes
+        ("DeepseekVLHybridForConditionalGeneration", False),  # so does that, images of two sizes
         ("Qwen2_5OmniThinkerForConditionalGeneration", False),  # images and sounds
         ("MusicFlamingoForConditionalGeneration", False),  # encodes the ids too
         ("Florence2ForConditionalGeneration", False),

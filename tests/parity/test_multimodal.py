@@ -159,6 +159,26 @@ def test_sounds_have_any_number_of_chunks(chunks: int) -> None:
 
 @pytest.mark.machine
 @pytest.mark.slow
+@pytest.mark.parametrize("frames", [1, 17])
+def test_sounds_have_any_number_of_frames(frames: int) -> None:
+    """Up to the places that the encoder has for them, which the sample fills."""
+    lengths = (frames, (frames + 2) // 3)
+    shown = torch.arange(frames)[None] < torch.tensor(lengths)[:, None]
+    sounds = torch.randn(2, frames, 12, generator=torch.Generator().manual_seed(3))
+    given = {"input_features": sounds, "input_features_mask": shown.long()}
+    ids = torch.full((1, sum(lengths) + 3), TOKEN)
+    ids[0, [0, lengths[0] + 1, -1]] = TOKEN + 3
+    model = compiled("fun_asr_nano")
+    found = model.generate(ids, STEPS, None, eos_token_id=[], **given)
+    assert torch.equal(found, expected("fun_asr_nano", ids, torch.ones_like(ids), given))
+    with pytest.raises(UsageError, match="frames ≤ 40"):
+        model.generate(
+            ids, 2, None, **{n: t[:, :1].repeat_interleave(41, 1) for n, t in given.items()}
+        )
+
+
+@pytest.mark.machine
+@pytest.mark.slow
 def test_a_mask_of_rows_that_forward_applies_is_read() -> None:
     sounds = torch.randn(2, 24, 8, generator=torch.Generator().manual_seed(3))
     given = {

@@ -19,7 +19,16 @@ from attngraph.frontend.families.image_grids import (
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
 from attngraph.frontend.families.sounds import sound_rows
 from attngraph.frontend.families.together import Together
-from attngraph.frontend.interface.modalities import GRID, IN_ROWS, PIXELS, SHOWN, SIZES, SOUNDS
+from attngraph.frontend.interface.modalities import (
+    GRID,
+    IMAGES,
+    IN_ROWS,
+    PIXELS,
+    SHOWN,
+    SIZES,
+    SOUNDS,
+    encoding,
+)
 
 KINDS = "token_type_ids"
 Seen = Literal["images", "prompt"]
@@ -64,7 +73,8 @@ class Vision(nn.Module):
                 given.pop(IN_ROWS, None)
             listed = grids is not None or SHOWN in images or self.apart
             held.enter_context(Together(grids=listed, tiles=tiles is not None))
-            encoded = model.get_image_features(**given, return_dict=True)
+            encode: Any = encoding(model, IMAGES)
+            encoded = encode(**given, return_dict=True)
             rows, deep = _projected(model, encoded), deep_rows(encoded)
         rows = rows if isinstance(rows, Tensor) else torch.cat(list(rows))
         found = {FEATURES: rows.reshape(-1, rows.shape[-1])}

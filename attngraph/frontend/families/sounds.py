@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from attngraph.errors import UsageError
 from attngraph.frontend.families.image_grids import attend_within, attending_by
 from attngraph.frontend.interface.encoders import WITHOUT_METHOD
-from attngraph.frontend.interface.modalities import FRAMES_SHOWN, SOUND, SOUNDS
+from attngraph.frontend.interface.modalities import FRAMES_SHOWN, SOUND, SOUNDS, encoding
 from attngraph.inference import inference
 
 _LENGTHS = (1.0, 0.6, 0.35, 0.85)  # of sounds in checks, of the length that an encoder takes
@@ -24,7 +24,7 @@ _STRIDE = 2  # of frames to places in an encoder like Whisper's
 def sound_rows(model: Any, sounds: dict[str, Tensor]) -> Tensor:
     """The rows (N, H) of all sounds, one behind the other."""
     method = WITHOUT_METHOD.get(type(model).__name__)
-    encode: Any = getattr(model, SOUND.encode, None)
+    encode: Any = encoding(model, SOUND)
     if method is not None:
         rows = method(model, **sounds).pooler_output
     elif (tower := _in_chunks(model)) is not None:
@@ -81,22 +81,28 @@ def sample_sounds(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
     config = model.config
     audio = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None)
     bins = getattr(audio, "num_mel_bins", None)
-    places = getattr(audio, "max_source_positions", None)
-    places = places or getattr(audio, "max_position_embeddings", None)
     if not isinstance(bins, int):
         raise UsageError(
             f"The config of {name} says no num_mel_bins of its sounds: give samples, such as "
             f"images={{{SOUNDS!r}: tensor}} with image_shapes."
         )
     masks = [each for each in FRAMES_SHOWN if each in inspect.signature(model.forward).parameters]
+    places = getattr(audio, "max_source_positions", None)
+    places = places or getattr(audio, "max_position_embeddings", None)
+    if isinstance(places, int):
+        like, shapes = _of_spectrograms(model, bins, places, masks)
+        if _runs(model, like):
+            return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), shapes
+    width = getattr(audio, "input_size", None) or bins
+    like, shapes = _of_frames(model, width, places, masks)
+    return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), shapes
+
+
+def _of_spectrograms(
+    model: Any, bins: int, places: int, masks: list[str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """One sound (1, bins, frames) of the length that the encoder takes, or of some chunks."""
     axes: dict[int, Any] = {0: Dim("sounds")}
-    if not isinstance(places, int):
-        like = {SOUNDS: torch.zeros(1, _FRAMES, bins, dtype=model.dtype)}
-        with inference(model):
-            rows = len(sound_rows(model, like))
-        like |= {each: torch.ones(1, rows, dtype=torch.bool) for each in masks}
-        shapes = {SOUNDS: axes | {1: Dim("frames")}} | {n: axes | {1: Dim.AUTO} for n in masks}
-        return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), shapes
     frames, along = _STRIDE * places, {}
     if (tower := _in_chunks(model)) is not None:
         chunk = 2 * tower.n_window
@@ -107,7 +113,43 @@ def sample_sounds(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
         name: axes | {each.ndim + at: dim for at, dim in along.items()}
         for name, each in like.items()
     }
-    return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), shapes
+    return like, shapes
+
+
+def _of_frames(
+    model: Any, width: int, places: int | None, masks: list[str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """One sound (1, frames, width) of any length that there are `places` for; a mask is of frames
+    where the encoder takes it, and else of the rows that it gives."""
+    most = None if places is None else places - 1  # some count them from one
+    frames = _FRAMES if most is None else min(_FRAMES, most)
+    axes: dict[int, Any] = {0: Dim("sounds")}
+    along = axes | {1: Dim("frames", max=most)}
+    like = {SOUNDS: torch.zeros(1, frames, width, dtype=model.dtype)}
+    taken = _taken(model)
+    if not taken.issuperset(masks):
+        with inference(model):
+            rows = len(sound_rows(model, like))
+        like |= {each: torch.ones(1, rows, dtype=torch.bool) for each in masks}
+        return like, {SOUNDS: along} | {each: axes | {1: Dim.AUTO} for each in masks}
+    like |= {each: torch.ones(1, frames, dtype=torch.int64) for each in masks}
+    return like, dict.fromkeys(like, along)
+
+
+def _taken(model: Any) -> set[str]:
+    """The parameters of the methods that encode sounds, the model's and its base model's."""
+    methods = (getattr(part, SOUND.encode, None) for part in (model, model.base_model))
+    return {name for each in methods if each for name in inspect.signature(each).parameters}
+
+
+def _runs(model: Any, sounds: dict[str, Tensor]) -> bool:
+    """Whether the model encodes these."""
+    try:
+        with inference(model):
+            sound_rows(model, sounds)
+    except Exception:
+        return False
+    return True
 
 
 def drawn_sounds(like: dict[str, Tensor], count: int, random: torch.Generator) -> dict[str, Tensor]:

@@ -167,7 +167,7 @@ def joined_by(kind: type[Any]) -> Modality | None:
 
 
 def _is_joined(kind: type[Any], modality: Modality) -> bool:
-    encode: Any = getattr(kind, modality.encode, None)
+    encode = _encoding(kind, modality)
     beside = set(other_tensors(kind)) - _LEFT_OUT
     needed = {modality.main, "input_ids", "inputs_embeds", cache_parameter(kind.forward)}
     if not (beside <= modality.taken and needed <= set(inspect.signature(kind.forward).parameters)):
@@ -185,6 +185,20 @@ def _is_joined(kind: type[Any], modality: Modality) -> bool:
     }
     taken = wanted - {"self"} | {each.name for each in tensors} - left
     return (given is said.empty or str(given).endswith(_GIVES)) and taken <= modality.taken
+
+
+def _encoding(kind: type[Any], modality: Modality) -> Any | None:
+    """The method of a class that encodes, or of the class that it puts a head on."""
+    if (own := getattr(kind, modality.encode, None)) is not None:
+        return own
+    mapping: Any = sys.modules["transformers"].MODEL_MAPPING
+    return getattr(mapping.get(kind.config_class, None), modality.encode, None)
+
+
+def encoding(model: Any, modality: Modality) -> Any | None:
+    """The method of a model that encodes, its own or that of the model it puts a head on."""
+    parts = (model, getattr(model, "base_model", None))
+    return next((each for p in parts if (each := getattr(p, modality.encode, None))), None)
 
 
 def first_place(model: Any, ids: Tensor) -> int | None:
@@ -228,6 +242,6 @@ def _missing(kind: type[Any]) -> str:
     (modality,) = known
     if more := [name for name in others if name not in modality.taken]:
         return f"the use of {', '.join(more)} isn't known"
-    if not hasattr(kind, modality.encode):
+    if _encoding(kind, modality) is None:
         return f"its class has no {modality.encode} that gives what takes the tokens' places"
     return f"what its {modality.encode} takes and returns isn't known"
