@@ -6,6 +6,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.analysis.values.intervals import Intervals
+from attngraph.analysis.values.scalars import number
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.ops.elementwise import operand
@@ -15,8 +16,22 @@ from attngraph.ir.ops import attribute, input_of, op_def
 
 @register_lowering("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
 def lower_div(ctx: LoweringContext, node: Node) -> ir.Value:
+    """The quotient. The number under an `Erf` has a row and a column of its own.
+
+    Of x / 1.4142 under one, as of any number near √2, onnxruntime makes the exact `Gelu` where it
+    is a scalar. What computes that to its dtype's rounding is a GELU of the graph already.
+    """
     dtype = node.output.dtype
-    return ctx.op("Div", operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype))
+    divisor = number(node.attrs.get("other"))
+    if divisor is not None and len(node.output.shape) > 1 and _is_in_erf(node):
+        other = ctx.constant([[divisor]], dtype)
+    else:
+        other = operand(ctx, node, "other", dtype)
+    return ctx.op("Div", operand(ctx, node, "self", dtype), other)
+
+
+def _is_in_erf(node: Node) -> bool:
+    return any(user.op == "aten.erf" for user in node.output.users)
 
 
 @register_lowering(
