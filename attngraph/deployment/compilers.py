@@ -21,12 +21,12 @@ from attngraph.decoding.compile_seq2seq import compile_seq2seq, rules_of
 from attngraph.decoding.rules import NO_RULES
 from attngraph.decoding.seq2seq import ENCODER
 from attngraph.deployment.folder import Place
-from attngraph.errors import UsageError
+from attngraph.errors import CaptureError, UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.frontend.families.multimodal import of_images
 from attngraph.frontend.families.seq2seq import is_seq2seq, of_transformers
 from attngraph.frontend.files.load import Loaded
-from attngraph.frontend.interface.modalities import joined_by, refuse_mixed
+from attngraph.frontend.interface.modalities import SOUND, SOUNDS, joined_by, refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.options import DecoderOptions, Options
 from attngraph.reports.report import Report
@@ -147,7 +147,15 @@ def _multimodal(request: Request) -> Parts:
         refuse_mixed(type(loaded.module), loaded.source)
     _require_plain(request, f"a model that reads {kind.what}", kind.encoder)
     parts = of_images(loaded.module, None, None, loaded.source)
-    return _of_parts(compile_multimodal, parts, request)
+    try:
+        return _of_parts(compile_multimodal, parts, request)
+    except CaptureError as error:
+        if kind is not SOUND or "frames" not in str(parts.vision.dynamic_shapes):
+            raise
+        raise CaptureError(
+            f"{error} Its sounds can't have any length: give attngraph.optimize_multimodal samples "
+            f"of yours, as images={{{SOUNDS!r}: tensor}} with image_shapes."
+        ) from error
 
 
 def _require_plain(request: Request, kind: str, file: str) -> None:

@@ -9,7 +9,7 @@ import torch
 
 import attngraph
 from attngraph import Multimodal
-from attngraph.errors import UsageError
+from attngraph.errors import CaptureError, UsageError
 from tests.parity.multimodal import STEPS, TOKEN, eager, expected, images, prompt
 from tests.parity.test_decode import common
 
@@ -68,3 +68,12 @@ def test_a_folder_gives_the_tokens_of_the_eager_model(tmp_path: Path, family: st
         _, cache = model(ids, mask)
         with pytest.raises(UsageError, match="Images stand in the first ids alone"):
             model(ids, None, cache, given)
+
+
+def test_sounds_that_cannot_have_any_length_are_told(tmp_path: Path) -> None:
+    """Samples of one length compile: see test_a_mask_of_rows_that_forward_applies_is_read."""
+    eager("granite_speech").save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(
+        CaptureError, match=r"can't have any length: give attngraph.optimize_multim"
+    ):
+        attngraph.optimize_checkpoint(tmp_path)

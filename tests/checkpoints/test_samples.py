@@ -129,7 +129,11 @@ def test_eyes_that_a_config_lacks_are_not_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "others", "because"),
     [
-        ("DeepseekVL", "pixel_values", "its class has no get_image_features"),
+        (
+            "DeepseekVLHybrid",
+            "pixel_values, high_res",
+            "the use of high_res_pixel_values isn't known",
+        ),
         ("Gemma3n", "pixel_values, input_features", "images and sounds in one prompt"),
         ("Florence2", "pixel_values", "it is an encoder-decoder"),
         ("Lfm2Vl", "pixel_values, spatial_shapes", "the use of spatial_shapes isn't known"),

@@ -30,7 +30,7 @@ SQUARES = {**TOWER, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
 def _config(family: str) -> Any:
     return getattr(transformers, f"{family}Config")(
         text_config=transformers.LlamaConfig(**TEXT),
-        vision_config=transformers.SiglipVisionConfig(**SQUARES),
+        vision_config=transformers.Siglip2VisionConfig(**SQUARES),
     )
 
 
@@ -41,7 +41,7 @@ def _told() -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["DeepseekVL"])
+@pytest.mark.parametrize("family", ["Lfm2Vl"])
 def test_what_is_told_compiles_and_gives_the_tokens(family: str) -> None:
     torch.manual_seed(0)
     kind = getattr(transformers, f"{family}ForConditionalGeneration")
@@ -58,7 +58,7 @@ def test_what_is_told_compiles_and_gives_the_tokens(family: str) -> None:
     expected = model.generate(
         ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0
     )
-    space: dict[str, Any] = {"DeepseekVLForConditionalGeneration": kind}
+    space: dict[str, Any] = {"Lfm2VlForConditionalGeneration": kind}
     exec(compile(_told(), "README.md", "exec"), space)
     model.__class__ = space["TextAlone"]
     found = attngraph.optimize_decoder(model).generate(ids, attention_mask=mask, max_new_tokens=6)
