@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
+from attngraph import optimize
 from attngraph.errors import CaptureError
 from attngraph.frontend.capture import Captured, capture
 from attngraph.ir import interpret
@@ -204,3 +206,51 @@ def test_numbers_of_a_step_are_those_of_python() -> None:
         x = torch.randn(2, length, 4)
         (given,) = interpret(found.graph, (x,))
         torch.testing.assert_close(given, model(x), rtol=1e-6, atol=1e-6)
+
+
+class Growing(nn.Module):
+    """Each step attends to what all steps before it made, which no scan carries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        for t in range(x.shape[1]):
+            step = x[:, t]
+            if t > 0:
+                before = torch.stack(made, 1)
+                weights = (before @ step[..., None]).softmax(1)
+                step = step - (weights * before).sum(1)
+            made.append(step)
+        return torch.stack(made, 1)
+
+
+class GrowingBelow(Growing):
+    """The same where there are few steps; more have a formula."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] < 12:
+            return torch.stack([x[:, : t + 1].sum(1) for t in range(x.shape[1])], 1)
+        return x.cumsum(1)
+
+
+def test_a_loop_that_no_scan_runs_is_refused_without_traces_of_more_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A table of an earlier call has no turns, and at twice the size there are twice as many."""
+    traces = 0
+    export = torch.export.export
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return export(*args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    shapes = ({1: Dim("length")},)
+    with pytest.raises(CaptureError, match=r"for t in range\(x\.shape\[1\]\):"):
+        optimize(Growing().eval(), (torch.randn(2, 6, 4),), dynamic_shapes=shapes)
+    assert traces <= 5
+    model = GrowingBelow().eval()
+    optimized = optimize(model, (torch.randn(2, 6, 4),), dynamic_shapes=shapes)
+    for length in (1, 5, 12, 30):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(optimized(x), model(x), atol=1e-5, rtol=1e-5)

@@ -10,12 +10,14 @@ where there is nothing to pad.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import redirect_stderr
 from enum import Enum, auto
 from functools import partial
 from io import StringIO
 from operator import add
+from types import FrameType
 from typing import Any, TypeAlias
 
 import sympy
@@ -86,6 +88,28 @@ def other_samples(
         inputs = resized(sample, longer_ones, to)
         if output_of(module, inputs) is not None:
             yield inputs
+
+
+def comes_to(module: torch.nn.Module, inputs: Inputs, place: Place) -> bool:
+    """Whether the model runs a line of its code on these inputs."""
+    file, line = place
+    came = False
+
+    def within(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal came
+        came = came or frame.f_lineno == line
+        return None if came else within
+
+    def entered(frame: FrameType, event: str, _: object) -> Any:
+        return within if frame.f_code.co_filename == file and not came else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        output_of(module, inputs)
+    finally:
+        sys.settrace(before)
+    return came
 
 
 def is_model(

@@ -54,6 +54,7 @@ from attngraph.frontend.tracing.trace_errors import (
     deepest,
     explained,
     fixed_first,
+    loop_over,
     relates_sizes,
     rewrite,
     sentence,
@@ -296,7 +297,9 @@ class _Attempts:
             if looks_up_a_size(message):
                 add_raising(numbers, deepest(error).__traceback__)
             return
-        if not self.constant and (constant := _constants(error, attempt.requests)):
+        constant = _constants(error, attempt.requests)
+        unrolled = [loop_over(request, attempt.fixed) for request in constant]
+        if constant and not self.constant and not all(unrolled):  # no table has a loop's turns
             self.constant = constant
             return
         narrowed = _narrow(message, attempt.requests, self._shapes, starts=not numbers.opened)

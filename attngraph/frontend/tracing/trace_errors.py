@@ -23,6 +23,7 @@ UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
 FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
 _LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
+_COUNTS = re.compile(r"\bfor\b.*\brange\(")
 _TOP_K = re.compile(r"\bk (not in|out of) range\b")
 _TOO_MANY = ": a top-k takes more than there are, such as more experts per token than experts"
 LOOKED_UP = "a size that is looked up"
@@ -45,13 +46,21 @@ _DEMANDS = ("Constraints violated", _NO_RULE)
 
 
 class Specialised(CaptureError):
-    """Dims that were asked for became constants, or multiples of a number."""
+    """Dims that were asked for became constants, or multiples of a number.
+
+    Where Python counts to one, `loop` is the place.
+    """
 
     def __init__(
-        self, message: str, requests: tuple[Request, ...], *, multiple: bool = False
+        self,
+        message: str,
+        requests: tuple[Request, ...],
+        *,
+        multiple: bool = False,
+        loop: tuple[str, int] | None = None,
     ) -> None:
         super().__init__(message)
-        self.requests, self.multiple = requests, multiple
+        self.requests, self.multiple, self.loop = requests, multiple, loop
 
 
 def specialised(request: Request, fixed: Places) -> Specialised:
@@ -60,7 +69,15 @@ def specialised(request: Request, fixed: Places) -> Specialised:
         f"{where(request, fixed)}. Leave the dim static, or {rewrite(request, fixed)}; "
         "if it can't be every size, ask for the sizes that the model takes (Dim.AUTO, name=auto).",
         (request,),
+        loop=loop_over(request, fixed),
     )
+
+
+def loop_over(request: Request, fixed: Places) -> tuple[str, int] | None:
+    """The line on which a size became a constant, if Python counts to it there."""
+    place = _place(request, fixed)
+    is_loop = place is not None and _COUNTS.search(linecache.getline(*place))
+    return place if is_loop else None
 
 
 def rewrite(request: Request, fixed: Places) -> str:

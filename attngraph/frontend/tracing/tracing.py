@@ -18,6 +18,7 @@ from attngraph.frontend.rewording.resampled import (
     Inputs,
     Longer,
     beyond,
+    comes_to,
     is_cut_for_memory,
     is_model,
     is_rounded_for_speed,
@@ -149,6 +150,9 @@ def _elsewhere(
         constant, longer = ways[0]
         tried.add(_sizes(constant, longer))
         samples = other_samples(module, inputs, asked, constant, longer)
+        loop = best.loop if isinstance(best, Specialised) else None
+        if loop is not None:  # of which a trace has a turn for each step at any size
+            samples = (each for each in samples if not comes_to(module, each, loop))
         best = _resampled(best, subject, constant, samples, numbers, remedies)
     return best
 
