@@ -372,7 +372,9 @@ def lower_einsum(ctx: LoweringContext, node: Node) -> ir.Value | None:
     equation = node.attrs["equation"].replace(" ", "")
     if may_be_empty(ctx, [dim for value in values for dim in value.shape]):
         return einsum(ctx, node, equation)  # the kernel divides by some of the sizes
-    return ctx.op("Einsum", *map(ctx.value, values), equation=equation)
+    # Outer products take operands of two dtypes, as positions times frequencies are.
+    operands = [ctx.cast(ctx.value(value), node.output.dtype) for value in values]
+    return ctx.op("Einsum", *operands, equation=equation)
 
 
 @register_lowering("aten.embedding")
