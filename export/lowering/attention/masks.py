@@ -2,8 +2,9 @@
 
 onnxruntime's kernel gives 0 for a row whose mask is −inf, or exactly the lowest float, on every
 key; on CUDA, where it is −1e30 or less. torch gives the mean of the values for the latter. A fill
-of −1e29 behaves like a finite fill everywhere, so finite lows are lifted to it. Each prepared mask
-is made once and shared by all layers.
+of −1e29 behaves like a finite fill everywhere, so finite lows are lifted to it, or next to it in
+their order: a caller's (1 − mask) · finfo.min takes the key of the largest mask where none is 1.
+Each prepared mask is made once and shared by all layers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from attngraph.ir import Value
 from attngraph.ir.dims import Dim, as_dim, same
 
 LOW = -1e29
+_LOW_HALF = -65472.0  # one step above the lowest
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,10 @@ def _prepare(ctx: LoweringContext, wanted: Wanted) -> Prepared:
         assert allowed is not None
         ready = _spread(ctx, allowed, shape, wanted)
     else:
-        ready = _additive(ctx, wanted, allowed, shape, bounded, LOW if finite else -torch.inf)
+        fill = -torch.inf
+        if finite:
+            fill = LOW if bounded else _lowest(wanted.dtype)
+        ready = _additive(ctx, wanted, allowed, shape, bounded, fill)
     dead = None
     if repair == "mean":
         assert allowed is not None
@@ -186,14 +191,30 @@ def _full_bias(ctx: LoweringContext, wanted: Wanted, bounded: bool) -> ir.Value 
 
 
 def _guarded(ctx: LoweringContext, bias: Value, dtype: torch.dtype, bounded: bool) -> ir.Value:
-    """The bias with −inf kept and every other low number lifted to where the kernel adds it."""
+    """The bias with −inf kept and every other low number lifted to where the kernel adds it.
+
+    Numbers below `LOW` lie between that and twice that afterwards, in their order.
+    """
     value = ctx.cast(ctx.value(bias), dtype)
     if bounded:
         return value
-    low = LOW if dtype != torch.float16 else -65472.0  # one step above the lowest
+    if dtype != torch.float16:
+        share = ctx.constant(_share(dtype), dtype)
+        lows = ctx.op("Add", ctx.op("Mul", value, share), ctx.constant(LOW, dtype))
+        return ctx.op("Max", value, lows)
     infinity = ctx.constant(-torch.inf, dtype)
-    lifted = ctx.op("Max", value, ctx.constant(low, dtype))
+    lifted = ctx.op("Max", value, ctx.constant(_LOW_HALF, dtype))
     return ctx.op("Where", ctx.op("Equal", value, infinity), infinity, lifted)
+
+
+def _share(dtype: torch.dtype) -> float:
+    return LOW / torch.finfo(dtype).min
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    """What the lowest number is lifted to, to the last bit: what ties with it ties afterwards."""
+    lowest, share, low = torch.tensor([torch.finfo(dtype).min, _share(dtype), LOW], dtype=dtype)
+    return float(lowest * share + low)
 
 
 def causal_mask(ctx: LoweringContext, first: Dim, end: Dim, keys: Dim) -> ir.Value:

@@ -164,6 +164,31 @@ def test_a_bias_of_low_fills_is_guarded() -> None:
     check_hostile(f"{body}  %r = attn.attention(%q, %k, %v, %b) {attrs}\n  return %r")
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("mask", ["", "mean", "zero"])
+def test_low_numbers_of_a_caller_keep_their_order(mask: str, dtype: str) -> None:
+    """(1 − mask) · finfo.min, with a mask that is 0.3 or 0.7, takes the keys of 0.7."""
+    kind = torch.float32 if dtype == "f32" else torch.float64
+    low = torch.finfo(kind).min
+    body = "  input %q : {0}[1, 4, 8]\n  input %k : {0}[1, 4, 8]\n  input %b : {0}[1, 1, 4, 4]\n"
+    body = body.format(dtype) + "  input %m : bool[1, 1, 4, 4]\n" * bool(mask)
+    attrs = "heads = 2, kv_heads = 2, scale = 1.0" + f', masked_rows = "{mask}"' * bool(mask)
+    call = f"attn.attention(%q, %k, %k, %b{', %m' * bool(mask)}) {{{attrs}}} : {dtype}[1, 4, 8]"
+    bias = torch.tensor(
+        [
+            [0.3, 0.7, 1.0, 0.3],
+            [1.0, 1.0, 1.0, 1.0],
+            [torch.inf, 0.9, torch.inf, 1e-5],
+            [0.2, 0.4, 0.4, 1e-9],
+        ],
+        dtype=kind,
+    )
+    allowed = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]]).bool()
+    rows = torch.randn(2, 1, 4, 8, dtype=kind)
+    inputs = [*rows, (bias * low)[None, None], *([allowed[None, None]] if mask else [])]
+    check(f"{body}  %r = {call}\n  return %r", inputs=inputs)
+
+
 SDPA = """
   input %q : f32[{lead}seq, 8]
   input %k : f32[{lead_kv}keys, 8]
