@@ -132,8 +132,12 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:
         cases.append(bare)
     for tensors in cases:
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
-        with recorded_sides(seen):
-            eager = check.references(tensors).eager
+        try:
+            with recorded_sides(seen):
+                eager = check.references(tensors).eager
+        except UsageError:  # a model that needs its numbers as Python's
+            with recorded_sides(seen, numbers=False):
+                eager = check.references(tensors).eager
         varied = all(role.masks or _varies(each) for role, each in zip(roles, tensors, strict=True))
         if varied and any(map(_varies, eager)):
             for place, sides in seen.items():
@@ -152,7 +156,7 @@ def _unsettled(captured: Captured, check: Check, taken: Mapping[Place, set[bool]
     """Why the followed sides can't be relied on; empty where they can."""
     for place, side in captured.branches.items():
         if not is_assertion(place) and not taken[place]:
-            return "the model doesn't come there when it runs"
+            return "no run of the model shows which side it takes there"
         if not is_assertion(place) and (not side) not in taken[place]:
             return "no input that was tried takes the other side, so the two can't be compared"
     if not agrees(check, captured.graph):

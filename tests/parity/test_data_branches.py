@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -135,6 +136,58 @@ class Asserts(nn.Module):
         return x * 2
 
 
+ASKED: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda hidden: hidden.any().item(),
+    "a number": lambda hidden: hidden.sum().item() > 0,
+    "arithmetic": lambda hidden: 2 * hidden.sum().item() - 1 > 0,
+    "list": lambda hidden: hidden.any().tolist(),
+    "nonzero": lambda hidden: torch.is_nonzero(hidden.any()),
+    "in": lambda hidden: True in hidden,
+    "equal": lambda hidden: not torch.equal(hidden, torch.zeros_like(hidden)),
+    "method": lambda hidden: not hidden.equal(torch.zeros_like(hidden)),
+    "close": lambda hidden: not torch.allclose(hidden.float(), torch.zeros(())),
+}
+
+
+class Asks(Attends):
+    """What Python makes of a tensor's values is asked, and not the tensor."""
+
+    def __init__(self, asks: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.asks = asks
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return self.attend(x, hidden if self.asks(hidden) else None)
+
+
+class DiffersByItem(nn.Module):
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return x * 2 if hidden.sum().item() > 0 else x + 1
+
+
+class DiffersByComparison(nn.Module):
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return x * 2 if torch.equal(hidden, torch.zeros_like(hidden)) else x + 1
+
+
+class ByInt(nn.Module):
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return x * 2 if int(hidden.sum()) > 0 else x + 1
+
+
+class LooksUp(Attends):
+    """Its number is a key, which a tensor can't be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = {False: "open", True: "padded"}
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            assert self.names[hidden.any().item()]
+        return self.attend(x, hidden if hidden.any() else None)
+
+
 def _optimized(module: nn.Module, args: tuple[Any, ...], **options: Any) -> Any:
     torch.manual_seed(0)
     return attngraph.optimize(module.eval(), args, **options)
@@ -151,6 +204,24 @@ def test_a_shortcut_is_left_out(kind: type[Attends], sample: Tensor, shapes: Any
     assert "test_data_branches.py" in note
     with torch.no_grad():
         for hidden in (OPEN, PADDED, PADDED.flip(1)):
+            torch.testing.assert_close(optimized(X, hidden), module(X, hidden))
+
+
+@pytest.mark.parametrize("way", ASKED)
+def test_numbers_of_tensors_are_asked_as_tensors_are(way: str) -> None:
+    module = Asks(ASKED[way])
+    optimized = _optimized(module, (X, PADDED), dynamic_shapes=(AUTO, AUTO))
+    assert [site.status for site in optimized.report.sites] == ["fused"]
+    with torch.no_grad():
+        for hidden in (OPEN, PADDED, PADDED.flip(1)):
+            torch.testing.assert_close(optimized(X, hidden), module(X, hidden))
+
+
+def test_a_model_that_needs_its_numbers_runs_with_these() -> None:
+    module = LooksUp()
+    optimized = _optimized(module, (X, PADDED))
+    with torch.no_grad():
+        for hidden in (OPEN, PADDED):
             torch.testing.assert_close(optimized(X, hidden), module(X, hidden))
 
 
@@ -222,6 +293,9 @@ def test_a_clamp_that_is_only_made_where_it_does_something() -> None:
     [
         (Differs(), (X, OPEN), "compute different things"),
         (Differs(), (X, PADDED), "compute different things"),
+        (DiffersByItem(), (X, PADDED), "compute different things"),
+        (DiffersByComparison(), (X, OPEN), "compute different things"),
+        (ByInt(), (X, PADDED), "no run of the model shows which side it takes"),
         (Rare(), (X,), "compute different things"),
         (Signed(), (X.abs(),), "."),
         (Signed(), (-X.abs(),), "."),
@@ -229,7 +303,19 @@ def test_a_clamp_that_is_only_made_where_it_does_something() -> None:
         (Signed(), (X,), "."),
         (Endless(), (X,), "data-dependent condition"),
     ],
-    ids=["open", "padded", "rare", "positive", "negative", "zero", "mixed", "endless"],
+    ids=[
+        "open",
+        "padded",
+        "item",
+        "comparison",
+        "int",
+        "rare",
+        "positive",
+        "negative",
+        "zero",
+        "mixed",
+        "endless",
+    ],
 )
 def test_sides_that_differ_are_refused(module: nn.Module, args: Any, said: str) -> None:
     with pytest.raises(CaptureError, match=said) as refused:

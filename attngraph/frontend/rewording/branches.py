@@ -13,9 +13,9 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -40,15 +40,15 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
     Each place that asked is added to `found`, with its answer.
     """
 
-    asked: Counter[Place | None] = Counter()
+    times: Counter[Place | None] = Counter()
 
-    def answer(ask: Callable[[torch.Tensor], bool], tensor: torch.Tensor) -> bool:
+    def answer(ask: Callable[[Any], bool], asked: Any) -> bool:
         try:
-            return ask(tensor)
+            return ask(asked)
         except GuardOnDataDependentSymNode:
             place = _asking()
-            asked[place] += 1
-            if place is None or asked[place] > _MOST_ASKED:  # a loop that no answer ends
+            times[place] += 1
+            if place is None or times[place] > _MOST_ASKED:  # a loop that no answer ends
                 raise
             return found.setdefault(place, sides.get(place, True))
 
@@ -57,17 +57,20 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
 
 
 @contextmanager
-def recorded_sides(found: dict[Place, set[bool]]) -> Iterator[None]:
-    """While the model itself runs, the answers at the places that `found` has are added to it."""
+def recorded_sides(found: dict[Place, set[bool]], *, numbers: bool = True) -> Iterator[None]:
+    """While the model itself runs, the answers at the places that `found` has are added to it.
 
-    def answer(ask: Callable[[torch.Tensor], bool], tensor: torch.Tensor) -> bool:
-        said = ask(tensor)
+    With `numbers` the model's `item()` gives a tensor, so that what is asked of it shows as well.
+    """
+
+    def answer(ask: Callable[[Any], bool], asked: Any) -> bool:
+        said = ask(asked)
         place = _asking()
         if place in found:
             found[place].add(said)
         return said
 
-    with _replaced(answer):
+    with _replaced(answer, numbers=numbers):
         yield
 
 
@@ -87,12 +90,63 @@ def _asking() -> Place | None:
 
 @contextmanager
 def _replaced(
-    answer: Callable[[Callable[[torch.Tensor], bool], torch.Tensor], bool],
+    answer: Callable[[Callable[[Any], bool], Any], bool], *, numbers: bool = False
 ) -> Iterator[None]:
-    ask: Callable[[torch.Tensor], bool] = torch.Tensor.__bool__
+    """Within, `answer` is asked in the place of each tensor that is to be true or false.
 
-    def asked(self: torch.Tensor) -> bool:
-        return answer(ask, self)
+    So are comparisons of an `item()`: in a trace torch has conditions of these, and with `numbers`
+    what would be a number of Python's is the tensor. What torch itself makes a bool of, as
+    `torch.equal` does, asks a tensor here.
+    """
 
-    with patch.object(torch.Tensor, "__bool__", asked):
+    def asking(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return lambda asked: answer(ask, asked)
+
+    item: Callable[[torch.Tensor], Any] = torch.Tensor.item
+    tolist: Callable[[torch.Tensor], Any] = torch.Tensor.tolist
+
+    def item_of(self: torch.Tensor) -> Any:
+        return self.reshape(()) if self.numel() == 1 and not _is_torch() else item(self)
+
+    def list_of(self: torch.Tensor) -> Any:
+        return tolist(self) if self.shape or _is_torch() else self
+
+    with ExitStack() as stack:
+        for kind in (torch.Tensor, torch.SymBool):
+            own: Callable[[Any], bool] = kind.__bool__
+            stack.enter_context(patch.object(kind, "__bool__", asking(own)))
+        stack.enter_context(patch.object(torch.Tensor, "__contains__", _contains))
+        for name, made in (("item", item_of), ("tolist", list_of)) if numbers else ():
+            stack.enter_context(patch.object(torch.Tensor, name, made))
+        for owner in (torch, torch.Tensor):
+            for name, compared in (("equal", _equal), ("allclose", _allclose)):
+                stack.enter_context(patch.object(owner, name, compared))
+            stack.enter_context(patch.object(owner, "is_nonzero", _is_true))
         yield
+
+
+def _is_torch() -> bool:
+    """Whether it is torch that calls, which prints a tensor's numbers by them."""
+    return sys._getframe(2).f_code.co_filename.startswith(_TORCH)
+
+
+def _is_true(input: torch.Tensor) -> bool:
+    return bool(input)
+
+
+def _equal(input: torch.Tensor, other: torch.Tensor) -> bool:
+    return input.shape == other.shape and bool((input == other).all())
+
+
+def _allclose(
+    input: torch.Tensor,
+    other: torch.Tensor,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    equal_nan: bool = False,
+) -> bool:
+    return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
+
+
+def _contains(self: torch.Tensor, element: Any) -> bool:
+    return bool((self == element).any())

@@ -26,9 +26,13 @@ _FACTORIES = (_aten.arange, _aten.full, _aten.ones, _aten.zeros)
 _UNSET = (_aten.empty_like, _aten.new_empty, _aten.new_empty_strided)
 
 
+_COMPARED = ("aten.equal.default", "aten.allclose.default")
+"""All that torch says of these."""
+
+
 def depends_on_data(message: str) -> bool:
-    """Whether Python asked for a value of a tensor."""
-    return "data-dependent" in message
+    """Whether Python asked for a value of a tensor, or for a comparison of two."""
+    return "data-dependent" in message or message in _COMPARED
 
 
 @contextmanager
