@@ -14,6 +14,8 @@ from attngraph.checks.roles import Role, bounds_of, roles_of, without_masks
 from attngraph.checks.sizes import (
     choose_sizes,
     equal_sizes,
+    filled_integers,
+    is_counting,
     lowered_integers,
     resized_inputs,
 )
@@ -55,12 +57,14 @@ class Integers:
 
     They stay in their columns unless they are `turned`. Where they are `lowered`, the largest are
     less by as much as the axes are shorter, as places and lengths along these have to be. Where
-    they are `ended`, rows keep their last ones.
+    they are `ended`, rows keep their last ones. Where they are `filled`, the largest are the size
+    of the dim whose size they are in the sample, as the longest of some lengths may have to be.
     """
 
     turned: bool = True
     lowered: bool = False
     ended: bool = False
+    filled: bool = False
 
 
 class SampleInputs:
@@ -157,6 +161,12 @@ class SampleInputs:
             sample = self.sizes_of(self.captured.args)
             shorter = max((sample[name] - sizes[name] for name in sample), default=0)
             resized = tuple(lowered_integers(tensor, shorter) for tensor in resized)
+        if self.integers.filled:
+            filled = self.filled()
+            resized = tuple(
+                filled_integers(tensor, sizes[filled[place]]) if place in filled else tensor
+                for place, tensor in enumerate(resized)
+            )
         below = {
             place: substitute(size, sizes)
             for place, size in self._bounds.items()
@@ -166,6 +176,17 @@ class SampleInputs:
             tensor % below[place] if below.get(place, 0) > 0 else tensor
             for place, tensor in enumerate(resized)
         )
+
+    def filled(self) -> dict[int, str]:
+        """The dim whose size an input's largest integer is in the sample, by the input's place."""
+        sizes = self.sizes_of(self.captured.args)
+        found = {}
+        for place, tensor in enumerate(self.captured.args):
+            if is_counting(tensor):
+                largest = int(tensor.max())
+                names = [name for name, size in sizes.items() if size == largest]
+                found |= {place: names[0]} if len(names) == 1 and largest > 1 else {}
+        return found
 
     def _together(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The sizes with tied dims equal, as far as the ranges allow."""

@@ -41,6 +41,7 @@ _HALF_INSIDE = {
 }
 _NEARER = (
     (True, Integers()),
+    (False, Integers(filled=True)),
     (False, Integers(turned=False)),
     (False, Integers(turned=False, ended=True)),
     (True, Integers(turned=False)),
@@ -185,6 +186,7 @@ class Check:
         ]
         ties = {name: group[0] for group in groups for name in group}
         known, drawn, rejected = dict(self._known), self.drawn, self.rejected
+        samples, names = self.samples, self.captured.input_names
         for tied, integers in _NEARER:
             self.samples.tied, self.samples.integers = ties if tied else {}, integers
             self.cases, self.drawn, self.rejected = None, [], []
@@ -203,6 +205,12 @@ class Check:
                 for group in groups
                 if tied and len(group) > 1
             ]
+            if integers.filled:
+                self._ties += [
+                    f"The model was only checked where the largest of {names[place]} is {dim}, as "
+                    "in the sample: it fails where it isn't."
+                    for place, dim in samples.filled().items()
+                ]
             if integers.lowered:
                 self._ties.append(
                     "At sizes below the sample's the model was only checked with smaller integers: "

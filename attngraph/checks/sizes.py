@@ -187,10 +187,21 @@ def resized_inputs(
 
 def lowered_integers(tensor: torch.Tensor, by: int) -> torch.Tensor:
     """Integers of which the largest are less by so much; others, floats and masks as they are."""
-    if by <= 0 or tensor.is_floating_point() or tensor.is_complex() or is_mask(tensor):
+    if by <= 0 or not is_counting(tensor):
         return tensor
     low, high = (int(end) for end in tensor.aminmax())
     return tensor.clamp(max=max(high - by, min(low, 0)))
+
+
+def filled_integers(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Integers of which the largest are so many, and none is more."""
+    return torch.where(tensor == tensor.max(), size, tensor.clamp(max=size))
+
+
+def is_counting(tensor: torch.Tensor) -> bool:
+    """Whether it has integers, and they are no mask."""
+    plain = not tensor.is_floating_point() and not tensor.is_complex()
+    return plain and tensor.numel() > 0 and not is_mask(tensor)
 
 
 def is_mask(tensor: torch.Tensor) -> bool:

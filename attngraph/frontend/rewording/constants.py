@@ -7,6 +7,7 @@ takes sizes computed from larger ones for data of the run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,13 +27,13 @@ _FACTORIES = (_aten.arange, _aten.full, _aten.ones, _aten.zeros)
 _UNSET = (_aten.empty_like, _aten.new_empty, _aten.new_empty_strided)
 
 
-_COMPARED = ("aten.equal.default", "aten.allclose.default")
-"""All that torch says of these."""
+_COMPARED = re.compile(r"aten\.(equal|allclose)\.default")
+"""All that torch says where a bool is asked for that two tensors make."""
 
 
 def depends_on_data(message: str) -> bool:
     """Whether Python asked for a value of a tensor, or for a comparison of two."""
-    return "data-dependent" in message or message in _COMPARED
+    return "data-dependent" in message or _COMPARED.fullmatch(message) is not None
 
 
 @contextmanager

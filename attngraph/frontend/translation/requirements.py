@@ -20,6 +20,8 @@ _ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.m
 _ITEMS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 _SHOWN = 3
 _TEXT = re.compile(r"expression (.*) on node")
+_LEAST = re.compile(r"u\d+ >= [0-2]")
+_EQUAL = re.compile(r"^Eq\(([^,()]+), ([^,()]+)\)$")
 
 
 def requirement_notes(program: ExportedProgram) -> list[str]:
@@ -36,21 +38,38 @@ def requirement_notes(program: ExportedProgram) -> list[str]:
 
 def _required(program: ExportedProgram) -> Iterator[str]:
     locator, read = Locator(), dict[str, str]()
+    sizes = dict(_sizes(program))
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.target in _ITEMS and isinstance(value, torch.SymInt):
-            read[str(value.node.expr)] = f"the number read at {locator.of(node)}"
+            # the symbol that it was read as; by now it may be known to equal another
+            own = value.node._expr  # type: ignore[attr-defined]
+            read[str(own)] = f"the number read at {locator.of(node)}"
         elif node.target in _ASSERTS:
             said = f" ({node.args[1]})" if len(node.args) > 1 else ""
             yield f"what {locator.of(node)} asserts holds{said}"
         elif node.target is torch.ops.aten._assert_scalar.default:
-            yield from _of_numbers(node, read)
+            yield from _of_numbers(node, read, sizes)
 
 
-def _of_numbers(node: fx.Node, read: dict[str, str]) -> Iterator[str]:
-    """A condition on what `.item()` read; that a size is none below 0 is torch's own."""
+def _sizes(program: ExportedProgram) -> Iterator[tuple[str, str]]:
+    """What each symbol of a size is called: the axis of an input."""
+    for node in reversed(list(program.graph.nodes)):
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            for axis, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    yield str(size.node.expr), f"{node.name}.shape[{axis}]"
+
+
+def _of_numbers(node: fx.Node, read: dict[str, str], sizes: dict[str, str]) -> Iterator[str]:
+    """A condition on what `.item()` read; that a size is no less than 0, or 2, is torch's own."""
     text = _TEXT.search(str(node.args[1]))
-    for name, told in read.items():
-        if text and re.search(rf"\b{name}\b", text[1]) and text[1] != f"{name} >= 0":
-            yield f"{text[1]} ({name}: {told})"
-            return
+    if text is None or _LEAST.fullmatch(text[1]):
+        return
+    told = [f"{name}: {read[name]}" for name in read if re.search(rf"\b{name}\b", text[1])]
+    shown = _EQUAL.sub(r"\1 = \2", text[1])
+    for symbol, size in sizes.items():
+        shown = re.sub(rf"\b{symbol}\b", size, shown)
+    if told:
+        yield f"{shown} ({', '.join(told)})"
