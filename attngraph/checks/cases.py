@@ -180,7 +180,7 @@ class SampleInputs:
     def filled(self) -> dict[int, str]:
         """The dim whose size an input's largest integer is in the sample, by the input's place."""
         sizes = self.sizes_of(self.captured.args)
-        found = {}
+        found: dict[int, str] = {}
         for place, tensor in enumerate(self.captured.args):
             if is_counting(tensor):
                 largest = int(tensor.max())

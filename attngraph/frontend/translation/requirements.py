@@ -43,7 +43,7 @@ def _required(program: ExportedProgram) -> Iterator[str]:
         value = node.meta.get("val")
         if node.target in _ITEMS and isinstance(value, torch.SymInt):
             # the symbol that it was read as; by now it may be known to equal another
-            own = value.node._expr  # type: ignore[attr-defined]
+            own = value.node._expr
             read[str(own)] = f"the number read at {locator.of(node)}"
         elif node.target in _ASSERTS:
             said = f" ({node.args[1]})" if len(node.args) > 1 else ""
