@@ -59,12 +59,17 @@ def is_guarded(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> bool:
         if any(value in needed for value in node.outputs):
             if (node.name or "").startswith(GUARD_PREFIX):
                 return True
-            needed.update(value for value in node.inputs if value is not None)
-            for held in node.attributes.values():
-                if held.type == ir.AttributeType.GRAPH:
-                    inner = (value for part in held.as_graph() for value in part.inputs)
-                    needed.update(value for value in inner if value is not None)
+            needed.update(_reads(node))
     return False
+
+
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, within its graphs and those in these too."""
+    yield from (value for value in node.inputs if value is not None)
+    for held in node.attributes.values():
+        if held.type == ir.AttributeType.GRAPH:
+            for part in held.as_graph():
+                yield from _reads(part)
 
 
 def limits_of(ctx: LoweringContext) -> list[Condition]:

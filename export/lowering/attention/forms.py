@@ -22,22 +22,50 @@ from attngraph.export.lowering.attention.primitive import primitive
 from attngraph.export.lowering.attention.site import Emitted, Packed
 from attngraph.export.lowering.emission.context import MICROSOFT, LoweringContext
 from attngraph.ir import Value
+from attngraph.ir.dims import as_dim, bounds, same
 
 
 def emit(
     ctx: LoweringContext, choice: Choice, site: Packed, prepared: Callable[[Form], Prepared]
 ) -> Emitted:
     """The context (B, S, H·E) and, where asked for, the probabilities (B, H, S, T)."""
+    forms = [choice.form, *([] if choice.below is None else [choice.below])]
+    lengths = [site.query.shape[1], site.key.shape[1]]
+    is_plain = site.past_key is None and not site.weights
+    if not is_plain or forms == [PRIMITIVE] or all(bounds(n, ctx.graph.dims)[0] for n in lengths):
+        return _by_length(ctx, choice, site, prepared)()
+    return _if_any(ctx, site, _by_length(ctx, choice, site, prepared)), None
+
+
+def _if_any(ctx: LoweringContext, site: Packed, emitted: Callable[[], Emitted]) -> ir.Value:
+    """The context where there are queries and keys, which kernels ask for, and zeros elsewhere: the
+    softmax over no keys sums no values."""
+    queries, keys = site.query.shape[1], site.key.shape[1]
+    pairs = queries if same(queries, keys) else as_dim(queries * keys)
+    some = ctx.once(("some", pairs), lambda: ctx.op("Greater", ctx.dim(pairs), ctx.constant(0)))
+    width = site.value.shape[2] // site.groups * site.heads
+    shape, zero = ctx.shape([site.query.shape[0], queries, width]), site.query.dtype
+
+    def none() -> ir.Value:
+        return ctx.op("Expand", ctx.constant(0.0, zero), shape)
+
+    return ctx.branch(some, lambda: emitted()[0], none)
+
+
+def _by_length(
+    ctx: LoweringContext, choice: Choice, site: Packed, prepared: Callable[[Form], Prepared]
+) -> Callable[[], Emitted]:
+    """Emits what both forms share, and returns what emits the one for so many queries."""
     long = _form(ctx, choice.form, site, prepared(choice.form))
     if choice.below is None:
-        return long()
+        return long
     short = _form(ctx, choice.below, site, prepared(choice.below))
     length = ctx.dim(site.query.shape[1])
     is_long = ctx.once(
         ("at least", site.query.shape[1], choice.start),
         lambda: ctx.op("GreaterOrEqual", length, ctx.constant(choice.start)),
     )
-    return ctx.branch(is_long, lambda: long()[0], lambda: short()[0]), None
+    return lambda: (ctx.branch(is_long, lambda: long()[0], lambda: short()[0]), None)
 
 
 def _form(
