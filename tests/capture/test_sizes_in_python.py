@@ -275,3 +275,22 @@ def test_an_axis_that_became_a_constant_is_told_where_others_then_fail() -> None
     shapes = ({0: Dim.AUTO, 1: Dim.AUTO}, {0: Dim.AUTO})
     with pytest.raises(UsageError, match=r"itself fails.*Input lengths's axis 0 stays 2.*a loop"):
         attngraph.optimize(Lengths(), inputs, dynamic_shapes=shapes)
+
+
+def test_an_axis_that_vmap_adds_is_told_and_is_traced_at_one_size() -> None:
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(8, 8)
+
+        def attend(self, row: Tensor) -> Tensor:
+            return (self.query(row[None]) @ row.mT).softmax(-1) @ row
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(self.attend)(x)
+
+    module = Mapped().eval()
+    with pytest.raises(CaptureError, match=r"as under torch\.vmap\. Leave the dims static"):
+        capture(module, (X,), dynamic_shapes=DIMS)
+    with torch.no_grad():
+        torch.testing.assert_close(attngraph.optimize(module, (X,))(X), module(X))

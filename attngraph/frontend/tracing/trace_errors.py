@@ -22,6 +22,11 @@ _NESTED = str(Path(torch.__file__).parent / "nested") + os.sep
 UNKNOWN_OUTPUT = re.compile(r"Found <class '([\w.<>]+)'> in output")
 FIXED = re.compile(r"(\w+) = (\d+)")
 _SAME = re.compile(r"(\w+) = (\w+)")
+_OPEN_SIZES = "Cannot call sizes() on tensor with symbolic sizes"
+_VMAP = (
+    "torch's own code asks for numbers there, as under torch.vmap. Leave the dims static, or write "
+    "out the axis that torch.vmap adds"
+)
 _LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
 _COUNTS = re.compile(r"\bfor\b.*\brange\(")
 _TOP_K = re.compile(r"\bk (not in|out of) range\b")
@@ -320,7 +325,9 @@ def deepest(error: BaseException) -> BaseException:
 def reason(error: BaseException) -> str:
     """The first sentence or two of torch's message, on one line."""
     text = str(error).strip() or type(error).__name__
-    text = re.split(r"\n\s*\n|\nFor more information|\nFrom user code", text)[0]
+    text = re.split(r"\n\s*\n|\n(?:For more information|From user code|Exception raised)", text)[0]
     text = " ".join(text.split())
+    if _OPEN_SIZES in text:
+        return f"{text}: {_VMAP}"
     text += _TOO_MANY * bool(_TOP_K.search(text))
     return text if len(text) <= 300 else text[:299] + "…"
