@@ -42,6 +42,8 @@ from attngraph.ir.traits import (
     TRIANGLE,
 )
 
+_MODERATE = 1e3
+
 
 @dataclass(frozen=True, slots=True)
 class Bias:
@@ -227,8 +229,20 @@ class _Reader:
             return Refusal.NOT_A_PRODUCT.at(node, op=node.op)
         if self.prefer(product) is None:
             return Refusal.NOT_OF_PAIRS.at(node)
-        steps = tuple(Bias(operand, factor) for operand, factor in product.addends)
+        steps = tuple(
+            Bias(operand, factor)
+            for operand, factor in product.addends
+            if not self._shifts_all(operand, factor)
+        )
         return Logits(product, node, product.factor, steps=steps)
+
+    def _shifts_all(self, operand: Operand, factor: float) -> bool:
+        """Whether a bias is one number for all logits, as that of a linear to one feature is.
+
+        A large one would round them.
+        """
+        number = uniform(operand.value)
+        return self.shifts and number is not None and abs(number * factor) < _MODERATE
 
     def _fill(self, node: Node, operand: Operand, filling: Filling) -> Logits | Declined:
         source, predicate, keep, fill = filling
