@@ -24,6 +24,7 @@ from attngraph.ir.traits import (
 
 Filling: TypeAlias = tuple[Value, Value, bool, float]
 """(x, predicate, keep, fill): x with `fill` where the predicate is not `keep`."""
+_FORMULA = 4
 
 
 def is_cast(node: Node) -> bool:
@@ -65,8 +66,12 @@ def narrows_no_more(node: Node, result: torch.dtype) -> bool:
     return torch.finfo(target).eps <= torch.finfo(result).eps
 
 
-def uniform(value: Value | None) -> float | None:
-    """The number that every element of a value equals, where that is known."""
+def uniform(value: Value | None, depth: int = _FORMULA) -> float | None:
+    """The number that every element of a value equals, where that is known.
+
+    `depth` is how many pointwise functions of numbers are looked through: a sum of all layers'
+    results is one as well.
+    """
     if value is None:
         return None
     if value.data is not None:
@@ -82,20 +87,21 @@ def uniform(value: Value | None) -> float | None:
         found = number(attribute(node, "fill_value"))
         return None if found is None else converted(found, value.dtype)
     if node.op in RESHAPE | EXPAND:
-        return uniform(node.inputs[0])
+        return uniform(node.inputs[0], depth)
     if is_cast(node):
-        found = uniform(node.inputs[0])
+        found = uniform(node.inputs[0], depth)
         return found if found is None or widens(node) else converted(found, value.dtype)
-    return _of_uniform(node) if node.op in POINTWISE and node.op not in RANDOM else None
+    is_formula = depth > 0 and node.op in POINTWISE and node.op not in RANDOM
+    return _of_uniform(node, depth - 1) if is_formula else None
 
 
-def _of_uniform(node: Node) -> float | None:
+def _of_uniform(node: Node, depth: int) -> float | None:
     """What a pointwise function gives of numbers, such as −1e9 times ones."""
     if symbols_of(list(node.attrs.values())):
         return None
     given = []
     for source in node.inputs:
-        found = None if source is None else uniform(source)
+        found = None if source is None else uniform(source, depth)
         if source is None or found is None:
             return None
         given.append(torch.full((1,), found, dtype=torch.float64).to(source.dtype))
