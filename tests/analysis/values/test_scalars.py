@@ -45,6 +45,12 @@ def test_a_pointwise_function_of_numbers_is_one(computed: str, expected: float |
     assert found == (None if expected is None else pytest.approx(expected, rel=2**-11))
 
 
+def test_a_residual_stream_is_not_followed_to_its_beginning() -> None:
+    lines = "".join(f"  %s{at + 1} = aten.add.Tensor(%s{at}, %x)\n" for at in range(1, 2000))
+    graph = _graph(f"  %s1 = aten.neg(%x)\n{lines}  %y = aten.neg(%s2000)")
+    assert uniform(graph.outputs[0]) is None
+
+
 @pytest.mark.parametrize(("operands", "keep"), [("%x, %f", True), ("%f, %x", False)])
 def test_a_fill_stands_on_either_side_of_a_choice(operands: str, keep: bool) -> None:
     made = "  %f = aten.full() {size = [], fill_value = -1e9, dtype = f16}\n"
