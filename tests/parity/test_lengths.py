@@ -12,6 +12,8 @@ from torch.export import Dim
 
 import attngraph
 
+pytestmark = pytest.mark.wide
+
 LONGEST: dict[str, Callable[[Tensor], Any]] = {
     "tensor": lambda lengths: lengths.max(),
     "item": lambda lengths: lengths.max().item(),

@@ -12,6 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attngraph
 
+pytestmark = pytest.mark.wide
+
 
 class Attends(nn.Module):
     def __init__(self, cut: Callable[[Tensor], tuple[Tensor, Tensor]], *, fused: bool) -> None:

@@ -319,18 +319,38 @@ def _copied(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]
     return [x, make.input(x.dtype if make.flag() else make.one_of(DTYPES), shape)], {}
 
 
+def _rolled(make: Making, x: Value, axis: int, start: int, end: int) -> Value:
+    """Moved by as many places as are written, mostly so that these wrapped round."""
+    by = end - start
+    if make.one_of([start > 0, start > 0, make.flag()]):
+        by = -by
+    return make.build.node("aten.roll", x, shifts=[by], dims=[axis]).output
+
+
+def _window(make: Making, x: Value) -> tuple[Value, int, bool]:
+    """What is written into, along which axis, and whether that is a window that moves on."""
+    if make.flag():
+        shape = [make.number(2, 4), *make.one_of([[], [2]])]
+        axis = make.number(0, len(shape) - 1)
+        return make.input(x.dtype, shape), axis, True
+    return x, make.axis(len(x.shape)), False
+
+
 def _selected(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
-    axis = make.axis(len(x.shape))
+    x, axis, moves = _window(make, x)
     size = x.shape[axis]
     assume(isinstance(size, int) and size > 0)
     place = make.number(-int(size), int(size) - 1)
+    if moves:
+        place = make.one_of([0, -1, int(size) - 1, place])
+        x = _rolled(make, x, axis, place % int(size), place % int(size) + 1)
     shape = list(x.shape)
     del shape[axis]
     return [x, make.input(x.dtype, shape)], {"dim": axis, "index": place}
 
 
 def _pasted(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]:
-    axis = make.axis(len(x.shape))
+    x, axis, moves = _window(make, x)
     size = x.shape[axis]
     assume(isinstance(size, int))
     start = make.number(0, int(size))
@@ -339,6 +359,8 @@ def _pasted(make: Making, x: Value) -> tuple[list[Value | None], dict[str, Any]]
     shape[axis] = end - start
     attrs = {"dim": axis, "start": start - int(size) * (make.flag() and start < int(size))}
     attrs["end"], source = end, make.input(x.dtype, shape)
+    if moves and end > start:
+        x = _rolled(make, x, axis, start, end)
     if make.flag():  # what was there, and more
         part = make.build.node("aten.slice.Tensor", x, **attrs).output
         source = make.build.node("aten.add.Tensor", part, source).output

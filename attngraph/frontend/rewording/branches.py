@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,7 +46,7 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
         try:
             return ask(asked)
         except GuardOnDataDependentSymNode:
-            place = _asking()
+            place = None if _is_of_sizes(asked) else _asking()
             times[place] += 1
             if place is None or times[place] > _MOST_ASKED:  # a loop that no answer ends
                 raise
@@ -77,6 +77,14 @@ def recorded_sides(found: dict[Place, set[bool]], *, numbers: bool = True) -> It
 def is_assertion(place: Place) -> bool:
     """Whether the line at a place states what holds, and chooses nothing."""
     return linecache.getline(*place).lstrip().startswith("assert ")
+
+
+def _is_of_sizes(asked: Any) -> bool:
+    """Whether a condition is of a size that only a run knows, such as that of `x[mask]`."""
+    if not isinstance(asked, torch.SymBool):
+        return False
+    sizes: Collection[Any] = asked.node.shape_env.size_like
+    return any(symbol in sizes for symbol in asked.node.expr.free_symbols)
 
 
 def _asking() -> Place | None:
