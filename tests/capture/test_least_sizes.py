@@ -13,6 +13,8 @@ from torch.export import Dim
 from attngraph import optimize
 from attngraph.errors import CaptureError, UsageError
 
+pytestmark = pytest.mark.wide
+
 Write = Callable[[Tensor], None]
 
 
