@@ -41,13 +41,13 @@ _HALF_INSIDE = {
 }
 _NEARER = (
     (True, Integers()),
-    (False, Integers(filled=True)),
     (False, Integers(turned=False)),
     (False, Integers(turned=False, ended=True)),
     (True, Integers(turned=False)),
     (True, Integers(turned=False, ended=True)),
     (False, Integers(lowered=True)),
     (True, Integers(lowered=True)),
+    (False, Integers(filled=True)),
 )
 """Whether dims are tied, and what becomes of integers, where inputs are drawn anew."""
 
