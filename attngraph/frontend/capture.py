@@ -58,7 +58,8 @@ from attngraph.frontend.translation.notes import (
     wrapped_notes,
 )
 from attngraph.frontend.translation.requirements import requirement_notes
-from attngraph.ir.conditions import Condition
+from attngraph.ir.conditions import Condition, multiples
+from attngraph.ir.dims import symbols_of
 from attngraph.ir.graph import Graph
 from attngraph.ir.storage import as_pairs, from_pairs
 
@@ -166,12 +167,7 @@ def capture(
             subject = Subject(module, args, named, shapes, sides)
             traced = trace(subject, elsewhere=elsewhere)
         parameters = inspect.signature(module.forward)
-        try:
-            captured = _captured(traced, (args, named), parameters, module)
-        except CaptureError:
-            if traced.closed is None:
-                raise
-            captured = _captured(traced.closed, (args, named), parameters, module)
+        captured = _captured_open(traced, (args, named), parameters, module)
         return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))
 
 
@@ -200,6 +196,32 @@ def from_program(
         requests = requested_dims(combine(program.module(), tuple(args), named), dynamic_shapes)
     symbols = named_symbols(program, dim_names or {})
     return _captured(Traced(program, requests, requests), ordered, None, names=symbols)
+
+
+def _captured_open(
+    traced: Traced,
+    sample: tuple[tuple[Any, ...], dict[str, Any]],
+    parameters: inspect.Signature,
+    module: torch.nn.Module,
+) -> Captured:
+    """A trace as a graph; the closed one where open slices are refused, or leave one size alone."""
+    closed = traced.closed
+    try:
+        captured = _captured(traced, sample, parameters, module)
+        if closed is None or not any(map(_fixes_a_dim, captured.graph.conditions)):
+            return captured
+    except CaptureError:
+        if closed is None:
+            raise
+    if isinstance(closed, CaptureError):
+        raise closed
+    return _captured(closed, sample, parameters, module)
+
+
+def _fixes_a_dim(condition: Condition) -> bool:
+    """Whether it leaves a dim one size, as min(4, n − 8) = 1 does."""
+    is_of_one = isinstance(condition, sympy.Eq) and len(symbols_of(condition)) == 1
+    return is_of_one and not multiples([condition])
 
 
 def _captured(

@@ -59,9 +59,6 @@ def test_more_blocks_are_refused_with_a_rewrite_that_compiles() -> None:
     _fits(Parts(4), 1, 4, 13)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="slices that may be cut short leave an equation that has no line"
-)
 def test_the_axis_that_a_line_fixes_is_named_and_not_one_that_shares_its_dim() -> None:
     class Both(Blocks):
         def forward(self, x: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]

@@ -91,7 +91,8 @@ class Traced:
     `resampled` was traced at these sizes of its requests. A `refusal` is torch's, which took its
     demands for more than what was asked; it stands where they are. `parts` are the sizes of axes
     of which the code names a place that they may not have, with the least that does; where these
-    slices are `opened`, the trace in which they are of the sample's length is the `closed` one.
+    slices are `opened`, the trace in which they are of the sample's length is the `closed` one, or
+    what it was refused with.
     """
 
     program: ExportedProgram
@@ -111,7 +112,7 @@ class Traced:
     everywhere: tuple[Place, ...] = ()
     parts: tuple[tuple[sympy.Expr, int], ...] = ()
     opened: bool = False
-    closed: Traced | None = None
+    closed: Traced | CaptureError | None = None
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,9 @@ def _opened(
         return best
     with suppress(CaptureError):
         found = export(subject, numbers, (), remedies)
-        if isinstance(best, CaptureError):
-            return found
-        # What torch refuses of it may be shown to hold later; if not, the closed one stands.
-        if _fixes(found)[1:] <= _fixes(best)[1:]:
+        # What torch refuses of it may be shown to hold later; if not, the closed one stands, or
+        # what was told of it.
+        if isinstance(best, CaptureError) or _fixes(found)[1:] <= _fixes(best)[1:]:
             return replace(found, closed=best)
     return best
 
