@@ -36,7 +36,8 @@ from attngraph.frontend.families.causal_lm import (
 from attngraph.frontend.families.embedded_lm import CachedEmbeds
 from attngraph.frontend.families.kept import kept_states
 from attngraph.frontend.families.own_states import states_of_modules
-from attngraph.frontend.families.stateful_lm import Stateful, stateful
+from attngraph.frontend.families.stateful_lm import Stateful
+from attngraph.frontend.families.tried_forms import stateful
 from attngraph.frontend.interface.state import listed
 from attngraph.frontend.interface.wrappers import adapters
 from attngraph.frontend.model import Model

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import attngraph
 from attngraph.errors import UsageError
+from attngraph.frontend.families.forms import Forms
 from attngraph.frontend.families.image_grids import (
     ENDS,
     SEGMENTS,
@@ -22,7 +23,6 @@ from attngraph.frontend.families.image_parts import FEATURES, Join, Vision
 from attngraph.frontend.families.image_samples import sample_images
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
 from attngraph.frontend.families.multimodal import of_images
-from attngraph.frontend.families.stateful_lm import Forms
 from attngraph.frontend.interface.modalities import joined_by
 from attngraph.inference import inference
 from tests.models.kit import HIDDEN

@@ -16,7 +16,8 @@ import attngraph
 from attngraph import Decoder
 from attngraph.errors import CaptureError, UsageError
 from attngraph.frontend.families.kept import find_kept
-from attngraph.frontend.families.stateful_lm import Forms, WithoutCache
+from attngraph.frontend.families.stateful_lm import WithoutCache
+from attngraph.frontend.families.tried_forms import forms_of
 from attngraph.runtimes.genai import Generation, genai_config
 from tests.models.stateful import CHUNK, FAMILIES, PAGE, REFUSED, VOCABULARY, built
 from tests.passes.linear_attentions import HEADS, KEYS, VALUES, WIDTH, GatedDeltaLoop
@@ -198,7 +199,7 @@ def test_forms_that_go_on_from_a_state(
     name: str, goes_on: bool, is_chunked: bool, looped: list[str] | None
 ) -> None:
     module = built(name)
-    forms = Forms.of(module, find_kept(module))
+    forms = forms_of(module, find_kept(module))
     assert (forms.pieces.alone <= forms.tolerance) == goes_on
     assert forms.is_chunked == is_chunked
     if looped is not None:

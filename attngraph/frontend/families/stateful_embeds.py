@@ -13,7 +13,8 @@ from attngraph.frontend.families.cache import Layout
 from attngraph.frontend.families.causal_lm import places
 from attngraph.frontend.families.image_parts import POSITIONS, rows_of, table_of
 from attngraph.frontend.families.kept import Kept
-from attngraph.frontend.families.stateful_lm import Forms, Stateful, Tensors
+from attngraph.frontend.families.stateful_lm import Stateful, Tensors
+from attngraph.frontend.families.tried_forms import forms_of
 from attngraph.ir import Graph
 
 
@@ -27,7 +28,7 @@ class StatefulEmbeds(Stateful):
     def __init__(
         self, model: nn.Module, kept: Kept, embeds: Tensor, *, placed: bool, begin: int = 0
     ) -> None:
-        forms = Forms.of(model, kept)
+        forms = forms_of(model, kept)
         super().__init__(model, kept, forms)
         self.embeds, self.placed, self.begin = embeds, placed, begin
         several = forms.pieces if forms.loops is None else forms.loops
