@@ -157,7 +157,8 @@ def _fuse(checked: Checked, mixture: Mixture) -> tuple[str, Node] | None:
             assert weights.producer is not None
             why = _NO_GATE, weights.producer
             continue
-        routers, signed = _routers(mixture.choice, weights, is_gate, bounds)
+        dtype = mixture.x.dtype
+        routers, signed = _routers(mixture.choice, weights, is_gate, bounds, dtype)
         if signed is not None:
             why = _SIGNED, signed
         for router in routers:
@@ -219,15 +220,19 @@ def _weights(mixture: Mixture) -> Iterator[tuple[Value, bool]]:
 
 
 def _routers(
-    choice: Choice, weights: Value, is_gate: bool, bounds: Intervals
+    choice: Choice, weights: Value, is_gate: bool, bounds: Intervals, dtype: torch.dtype
 ) -> tuple[list[_Router], Node | None]:
-    """What may give these weights; what is to blame where they may be negative."""
+    """What may give these weights in the dtype of the rows; what is to blame where they may be
+    negative.
+    """
     scores = softmax_of(choice, weights)
     found: list[_Router] = []
-    if scores is not None:
+    if scores is not None and scores.dtype == dtype:
         found += [_Softmax(scores, True), _Softmax(scores, False)]
     if bounds.of(weights)[0] < 0:
         return found, weights.producer if scores is None else None
+    if weights.dtype != dtype:
+        return found, None
     source = decides(choice, weights) if is_gate else None
     if source is not None:
         found.append(_Gate(weights, source))

@@ -132,6 +132,14 @@ class Unnormalised(Stacked):
         return weights, experts
 
 
+class Doubled(Gathered):
+    """The softmax in float64, of which scores and weights in float32 are rounded."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = self.gate(x).double().softmax(-1).topk(K, -1)
+        return weights.float(), experts
+
+
 class Corrected(Stacked):
     """Sigmoids, a bias that only chooses, and a factor (DeepSeek-V3)."""
 
@@ -241,5 +249,5 @@ class Sigmoids(Gated):
 PUBLISHED = (
     *(Stacked, Modules, Gathered, OneHot, Dense, Masked, Sorted),
     *(Gated, MaskedScores, OneHotScores, MaskedWeights, Sigmoids),
-    *(Unnormalised, Corrected, First, All, Clamped, Rectified, Shared),
+    *(Unnormalised, Doubled, Corrected, First, All, Clamped, Rectified, Shared),
 )

@@ -277,6 +277,26 @@ def test_other_dtypes_stay() -> None:
     assert _count(graph) == 0
 
 
+class _DoubledWeights(experts.Gathered):
+    """What experts give is summed in float64, by weights that no operator takes in float32."""
+
+    def mix(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).double().softmax(-1).topk(self.count, -1)
+        hidden = torch.einsum("th,tkih->tki", x, self.w1[chosen]).relu()
+        made = torch.einsum("tki,tkhi->tkh", hidden, self.w2[chosen])
+        return (made * weights[..., None]).sum(1).float()
+
+
+def test_a_router_in_another_dtype_than_the_rows() -> None:
+    """Scores are widened for a softmax: the op takes them as they were. Weights are not rounded."""
+    x, rows = torch.randn(5, H), Dim("rows", max=64)
+    for module, count in ((experts.Doubled().eval(), 1), (_DoubledWeights().eval(), 0)):
+        optimized = attngraph.optimize(module, (x,), dynamic_shapes=({0: rows},))
+        assert _count(optimized.graph) == count
+        more = torch.randn(9, H)
+        torch.testing.assert_close(optimized(more), module(more), rtol=1e-5, atol=1e-5)
+
+
 def test_clamped_weights_have_bounds() -> None:
     graph = Graph()
     x = graph.add_input("x", TensorType(torch.float32, (2, 3)))

@@ -8,7 +8,7 @@ from itertools import islice
 from attngraph.analysis.experts.gates import is_one_hot, others_in
 from attngraph.analysis.experts.reading import Choice
 from attngraph.analysis.experts.uniform import is_sized
-from attngraph.analysis.values.scalars import keeps_values
+from attngraph.analysis.values.scalars import keeps_values, widens
 from attngraph.analysis.walks import walk
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute
@@ -53,7 +53,7 @@ def softmax_of(choice: Choice, weights: Value) -> Value | None:
         assert source is not None
         if attribute(softmax, "dim") % len(source.shape) != len(source.shape) - 1:
             return None
-        scores = source
+        scores = _narrowest(source)
     cut = {scores, choice.indices}
     leaves, nodes = backward_slice([weights], lambda value: value in cut or value.is_constant)
     if not all(leaf in cut or leaf.is_constant for leaf in leaves):
@@ -125,6 +125,13 @@ def softmax_near(choice: Choice) -> Node | None:
             if node is not None and node.op in SOFTMAX and value.shape[-1] == size:
                 return node
     return None
+
+
+def _narrowest(value: Value) -> Value:
+    """What the value is before any cast that keeps its numbers."""
+    while (node := value.producer) is not None and widens(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
 
 
 def _unmoved(value: Value) -> Value:
