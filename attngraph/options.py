@@ -245,6 +245,7 @@ class Options:
             "experts": self.device.provider == "cpu"
             and not (self.portable or self.weights == "int8")
             and self.precision in (None, "fp32"),
+            "in_fp16": self.precision == "fp16",
         }
 
 

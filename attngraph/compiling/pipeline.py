@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+import torch
+
 from attngraph.analysis.masks.masking import NO_MASKED_ROWS
 from attngraph.mapped import LARGE
 from attngraph.options import check_assumptions
@@ -17,6 +19,10 @@ from attngraph.passes.loops.loop_bodies import LoopBodies
 from attngraph.passes.loops.raise_recurrence import RaiseRecurrence
 from attngraph.passes.loops.split_loops import SplitLoops
 from attngraph.passes.padding.pack_tokens import PackTokens
+from attngraph.passes.weights.compose_linears import ComposeLinears
+from attngraph.passes.weights.fold_input_scales import FoldInputScales
+from attngraph.passes.weights.fold_norms import FoldNorms
+from attngraph.passes.weights.fold_scales import FoldScales
 from attngraph.passes.weights.merge_projections import MergeProjections
 
 CLEAN = ("canonicalize", "constant-fold", "cse", "dce")
@@ -85,6 +91,7 @@ def pipeline(
     apart: bool = False,
     recurrences: bool = True,
     experts: bool = False,
+    in_fp16: bool = False,
 ) -> list[Pass]:
     """The passes `attngraph optimize` runs, in order; with `exact`, those of `--exact`, and with
     `ignore_padded_rows` those of `--ignore-padded-rows` too, for a target with kernels for
@@ -94,7 +101,8 @@ def pipeline(
     target without launches; with `apart` the projections of a large model aren't joined first, to
     which a launch is nothing. Without `recurrences` those of outer products stay: the target has no
     kernel for them. With `experts` mixtures of experts become one op, for a target that
-    has an operator for it. Files carry these names (provenance.py), so they stay as they are.
+    has an operator for it. With `in_fp16` weights are to be stored so, and none is made of others
+    that loses digits there. Files carry these names (provenance.py), so they stay as they are.
 
     `assume` are some of `options.ASSUMPTIONS`. Raises UsageError at another.
     """
@@ -123,6 +131,12 @@ def pipeline(
     ]
     stages = [
         replace(item, in_codes=few_bits) if isinstance(item, FuseExperts) else item
+        for item in stages
+    ]
+    stages = [
+        replace(item, stored_in=torch.float16)
+        if in_fp16 and isinstance(item, ComposeLinears | FoldInputScales | FoldNorms | FoldScales)
+        else item
         for item in stages
     ]
     stages = [

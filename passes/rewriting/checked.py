@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from attngraph.analysis.values.weights import Derivation
+from attngraph.analysis.values.weights import Derivation, keeps_digits
 from attngraph.ir import Graph, Node, Remark, TensorType, Value
 from attngraph.ir.dead import discard, erase_dead
 from attngraph.ir.slices import backward_slice
@@ -33,7 +33,8 @@ class Checked:
     `kinds` are the trials (trials.py). With `exact` not a bit may differ. With `rounds` the pass
     takes a constant for another that is equal in the value's dtype, so the results may differ by
     that much. With `exact_only` no rewrite is made that reassociates. `depth` bounds how many nodes
-    above a rewrite are evaluated; None: as many as lead to what it reads.
+    above a rewrite are evaluated; None: as many as lead to what it reads. New weights will be
+    `stored_in` a narrower dtype than their own, where one is given.
     """
 
     graph: Graph
@@ -43,6 +44,7 @@ class Checked:
     rounds: bool = False
     depth: int | None = _DEPTH
     exact_only: bool = False
+    stored_in: torch.dtype | None = None
     remarks: list[Remark] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -98,6 +100,9 @@ class Checked:
         `proved` says that the pass has a proof for all sizes: it stands where nothing can be
         evaluated, and not where they differ.
 
+        New weights that would overflow or lose digits in the dtype that they are stored in are left
+        out too, without a remark.
+
         `reassociates` says what is done to the model's roundings, where something is: that is left
         out under `exact_only`, and otherwise listed, `at` a node or the first old value's.
 
@@ -108,7 +113,7 @@ class Checked:
         if leaves is None:
             leaves = self._frontier([new for _, new in pairs])
         leaves = list(leaves)
-        if not self.allows(reassociates):
+        if not self.allows(reassociates) or not self._keep_digits(unrounded or {}):
             self._take_back(pairs, compared, unrounded)
             return False
         node = at or (pairs[0][0].producer if pairs else None)
@@ -153,6 +158,14 @@ class Checked:
     def abandon(self, pairs: Iterable[tuple[Value, Value]]) -> None:
         """Erases the new nodes of a rewrite that isn't to be made, and says nothing of it."""
         self._take_back(list(pairs), None, None)
+
+    def _keep_digits(self, unrounded: Mapping[Value, torch.Tensor]) -> bool:
+        """Whether new weights can be stored: no trial sees what their dtype makes of them."""
+        return all(
+            keeps_digits(numbers, dtype)
+            for value, numbers in unrounded.items()
+            for dtype in {value.dtype, self.stored_in or value.dtype}
+        )
 
     def _erase_compared(self, compared: Sequence[tuple[Value, Value]] | None) -> None:
         for value in (value for pair in compared or () for value in pair):

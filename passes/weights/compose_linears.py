@@ -39,11 +39,13 @@ class ComposeLinears:
     weight with another reader count as kept.
     """
 
+    stored_in: torch.dtype | None = None
+
     name: ClassVar[str] = "compose-linears"
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LINEAR, depth=None)
+        checked = Checked(graph, self.name, LINEAR, depth=None, stored_in=self.stored_in)
         owners = Owners(graph)
         for node in reversed(graph):
             merged: Node | None = node

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from attngraph.analysis.values.elementwise import Scaling, read_scaling
 from attngraph.analysis.values.weights import Owners
 from attngraph.ir import Graph, Node, Remark
@@ -29,12 +31,20 @@ class FoldInputScales:
     """
 
     exact_only: bool = False
+    stored_in: torch.dtype | None = None
 
     name: ClassVar[str] = "fold-input-scales"
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LINEAR, depth=None, exact_only=self.exact_only)
+        checked = Checked(
+            graph,
+            self.name,
+            LINEAR,
+            depth=None,
+            exact_only=self.exact_only,
+            stored_in=self.stored_in,
+        )
         owners = Owners(graph)
         for node in reversed(graph):
             scaling = read_scaling(node)

@@ -43,12 +43,20 @@ class FoldNorms:
     """
 
     exact_only: bool = False
+    stored_in: torch.dtype | None = None
 
     name: ClassVar[str] = "fold-norms"
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LINEAR, depth=None, exact_only=self.exact_only)
+        checked = Checked(
+            graph,
+            self.name,
+            LINEAR,
+            depth=None,
+            exact_only=self.exact_only,
+            stored_in=self.stored_in,
+        )
         owners = Owners(graph)
         for node in graph:
             weights = _weights(node) if node.op in FEATURE_NORM else {}

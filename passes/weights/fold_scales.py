@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from attngraph.analysis.values.affine import product_above
 from attngraph.analysis.values.elementwise import read_scaling
 from attngraph.analysis.values.weights import Owners
@@ -31,12 +33,20 @@ class FoldScales:
     """
 
     exact_only: bool = False
+    stored_in: torch.dtype | None = None
 
     name: ClassVar[str] = "fold-scales"
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LINEAR, depth=None, exact_only=self.exact_only)
+        checked = Checked(
+            graph,
+            self.name,
+            LINEAR,
+            depth=None,
+            exact_only=self.exact_only,
+            stored_in=self.stored_in,
+        )
         owners = Owners(graph)
         for node in graph:
             scaling = read_scaling(node)

@@ -97,3 +97,26 @@ def is_power_of_two(numbers: torch.Tensor) -> bool:
     """Whether multiplying by each of the numbers only moves an exponent."""
     mantissa, _ = torch.frexp(numbers)
     return bool((mantissa.abs() == 0.5).all())
+
+
+def keeps_digits(numbers: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the numbers of a new weight (N, K, …) or bias (N), in float64, stay what they are in
+    a dtype, but for its rounding.
+
+    None may overflow. Below the least normal number there are fewer digits the smaller it is. Next
+    to larger ones in the same row and the same column that is within rounding, so each of these
+    must reach it, or be 0, or no half be rounded at all: in wider dtypes such numbers may count as
+    0. A bias is added to a sum, which has no more digits there than it has.
+    """
+    if not numbers.numel():
+        return True
+    limits, cells = torch.finfo(dtype), numbers.abs()
+    if numbers.dim() < 2:
+        return not bool((cells > limits.max).any())
+    cells = cells.flatten(2).amax(2) if cells.dim() > 2 else cells
+    largest = torch.cat([cells.amax(0), cells.amax(1)])
+    if bool((largest > limits.max).any()):
+        return False
+    if not bool(((largest > 0) & (largest < limits.tiny)).any()):
+        return True
+    return dtype == torch.float16 and torch.equal(numbers.to(dtype).double(), numbers)

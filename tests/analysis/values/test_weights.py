@@ -10,6 +10,7 @@ from attngraph.analysis.values.weights import (
     derived,
     is_known,
     is_power_of_two,
+    keeps_digits,
     weight_bytes,
 )
 from attngraph.ir import Graph, parse
@@ -90,3 +91,28 @@ def test_powers_of_two_have_one_bit() -> None:
     assert is_power_of_two(torch.tensor([1.0, -0.25, 2.0**100]).double())
     for other in (0.0, 3.0, 0.1):
         assert not is_power_of_two(torch.tensor([1.0, other]).double())
+
+
+def test_a_row_or_column_below_the_least_normal_number_loses_digits() -> None:
+    matrix = torch.tensor([[1.0, 0.3], [0.2, 3e-6]]).double()
+    assert keeps_digits(matrix, torch.float16)  # next to larger ones a small one is rounding
+    row, column = torch.tensor([1.0, 3e-5]).double()[:, None], torch.tensor([1.0, 3e-5]).double()
+    for scale in (row, column):
+        assert not keeps_digits(matrix * scale, torch.float16)
+        assert keeps_digits(matrix * scale, torch.bfloat16)
+        assert keeps_digits(matrix * scale.eq(1), torch.float16)
+        assert keeps_digits((matrix * scale)[..., None, None][:1, :1], torch.float16)
+    assert not keeps_digits(matrix * 1e-39, torch.float32)
+    exact = torch.tensor([[1.0, 2.0**-14], [2.0**-130, 0.0]]).double()
+    assert keeps_digits(torch.tensor([[2.0**-20, 2.0**-24]]).double(), torch.float16)
+    assert not keeps_digits(exact, torch.float32)  # where such a number may count as zero
+
+
+def test_what_overflows_is_no_number_of_a_dtype() -> None:
+    for shape in ((2,), (2, 1), (2, 1, 3)):
+        numbers = torch.full(shape, 7e4).double()
+        assert not keeps_digits(numbers, torch.float16)
+        assert keeps_digits(numbers, torch.bfloat16)
+        assert keeps_digits(numbers / 2, torch.float16)
+    assert keeps_digits(torch.tensor([1e-7, 0.0]).double(), torch.float16)  # a bias
+    assert keeps_digits(torch.zeros(0, 3).double(), torch.float16)
