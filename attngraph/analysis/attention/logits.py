@@ -29,6 +29,7 @@ from attngraph.analysis.values.scalars import (
 )
 from attngraph.ir import Dim, Node
 from attngraph.ir.ops import attribute
+from attngraph.ir.slices import depends_on
 from attngraph.ir.traits import (
     ADDITIVE,
     CHOICE,
@@ -43,6 +44,8 @@ from attngraph.ir.traits import (
 )
 
 _MODERATE = 1e3
+_COARSE = 0.5  # of logits that have no digits behind the point a softmax is another function
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +217,15 @@ class _Reader:
         return not (reaches and narrows_no_more(node, self.result))
 
     def _same(self, node: Node, operand: Operand) -> Logits | Declined:
-        """The same number on every logit."""
-        source = node.inputs[0]
-        if source is None or number(attribute(node, "other")) is None or not self.shifts:
+        """The same number on every logit, next to which these keep their digits."""
+        source, other = node.inputs[0], number(attribute(node, "other"))
+        if source is None or other is None or not self.shifts:
             return Refusal.NOT_UNDERSTOOD.at(node, op=node.op)
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Logits) and any(isinstance(step, Mask) for step in inner.steps):
             return Refusal.MASK_SHIFTED.at(node)
+        if abs(other) * torch.finfo(node.output.dtype).eps > _COARSE:
+            return Refusal.COARSE.at(node, number=other)
         return inner
 
     def _product(self, node: Node, axes: Axes) -> Logits | Declined:
@@ -274,8 +279,8 @@ class _Reader:
             if isinstance(found, Logits):
                 other = 1 - index
                 if not self._is_row_maximum(sides[other]):
-                    bias = Bias(sides[other], factors[other])
-                    found = replace(found, steps=(*found.steps, bias))
+                    found = _with_bias(node, found, Bias(sides[other], factors[other]))
+            if isinstance(found, Logits):
                 if isinstance(best, Logits) and self._rank(best) <= self._rank(found):
                     continue
             elif best is not None:
@@ -370,6 +375,18 @@ class _Reader:
             for step in inner.steps
         )
         return replace(inner, steps=steps)
+
+
+def _with_bias(node: Node, logits: Logits, bias: Bias) -> Logits | Declined:
+    """The logits with a bias that `node` adds.
+
+    What is made of the scores themselves takes most of them away, as their mean does. In half
+    precision what is left would be the rounding of one of both sides.
+    """
+    dtype = logits.node.output.dtype
+    if dtype in _HALVES and depends_on([bias.operand.value], [logits.node]):
+        return Refusal.ROUNDED.at(node, dtype=str(dtype).removeprefix("torch."))
+    return replace(logits, steps=(*logits.steps, bias))
 
 
 def _sides(node: Node, axes: Axes) -> list[Operand]:

@@ -202,6 +202,11 @@ class Refusal(Enum):
         "The logits are two products that are multiplied element by element.",
     )
     NOT_UNDERSTOOD = ("logits-not-a-product", "{op} is not understood here.")
+    COARSE = (
+        "logits-not-a-product",
+        "{number:g} is added to the scores, next to which they have no digits behind the point.",
+        "Leave it out: a softmax doesn't see a number that is added to every score.",
+    )
     ALPHA_SYMBOLIC = ("logits-not-a-product", "The alpha of a sum is symbolic.")
     PICKED = (
         "logits-not-a-product",
@@ -230,6 +235,12 @@ class Refusal(Enum):
         "scores-narrowed",
         "The scores are rounded from {before} to {after}, in which they may overflow.",
         "Compute the scores, the softmax and the values in one dtype.",
+    )
+    ROUNDED = (
+        "scores-narrowed",
+        "A bias is computed from the scores as {dtype} rounds them, and an operator adds it to "
+        "scores that it doesn't round.",
+        "Multiply queries and keys in float32.",
     )
     CLAMPED = (
         "logits-clamped",
