@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -30,6 +30,8 @@ from attngraph.ir import Graph, interpret
 
 _MOST = 3
 """Branches of a model whose sides are tried in every combination."""
+_UNMET = "no input that was tried takes the other side, so the two can't be compared"
+_DIFFERENT = "its sides compute different things"
 _ROUNDING = 2.0**-8
 """The difference, of the outputs' scale, from which on two sides are told apart."""
 
@@ -65,7 +67,10 @@ def settled(
             notes += _assertions(captured)
             return replace(captured, notes=(*captured.notes, *notes)), check
         tried[way] = wrong
-    raise _refused(places[0], tried[first])
+    # Of a way that agrees everywhere nothing is wrong but that this isn't all that there is.
+    raise _refused(
+        places[0], next((_UNMET for why in tried.values() if why == _UNMET), tried[first])
+    )
 
 
 def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool) -> str:
@@ -94,7 +99,7 @@ def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool
             with contextlib.suppress(UsageError):  # the model takes no such mask
                 check.references(tensors)
                 if not is_traced(check, captured.graph, tensors):
-                    return "its sides compute different things"
+                    return _DIFFERENT
                 break
         else:
             if _read(captured.graph) < _read(other.graph):
@@ -126,10 +131,13 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:
     roles = roles_of(check.pristine, captured.args)
     found: dict[Place, set[bool]] = {place: set() for place in captured.branches}
     cases = [*check.all_cases().values()]
-    # Where the rows of floats are told by what they hold, every case may hide some.
-    bare = opened(roles, captured.args)
-    if is_traced(check, captured.graph, bare):
-        cases.append(bare)
+    # Where the rows of floats are told by what they hold, every case may hide some; of floats that
+    # are compared with a number, each may hold some that are larger, and some that aren't.
+    drawn = opened(roles, captured.args)
+    ways = (torch.Tensor.abs, lambda tensor: -tensor.abs())
+    for more in (drawn, *(_signed(way, captured.args) for way in ways)):
+        if is_traced(check, captured.graph, more):
+            cases.append(more)
     for tensors in cases:
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
         try:
@@ -145,6 +153,12 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:
     return found
 
 
+def _signed(
+    way: Callable[[torch.Tensor], torch.Tensor], args: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    return tuple(way(each) if each.is_floating_point() else each for each in args)
+
+
 def _varies(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return True
@@ -158,10 +172,8 @@ def _unsettled(captured: Captured, check: Check, taken: Mapping[Place, set[bool]
         if not is_assertion(place) and not taken[place]:
             return "no run of the model shows which side it takes there"
         if not is_assertion(place) and (not side) not in taken[place]:
-            return "no input that was tried takes the other side, so the two can't be compared"
-    if not agrees(check, captured.graph):
-        return "its sides compute different things"
-    return ""
+            return _UNMET if agrees(check, captured.graph) else _DIFFERENT
+    return "" if agrees(check, captured.graph) else _DIFFERENT
 
 
 def _note(place: Place, side: bool) -> str:

@@ -42,9 +42,14 @@ _OF_A_RUN = re.compile(r"u\d+_*")
 @functools.lru_cache(maxsize=16384)
 def symbol(name: str) -> sympy.Symbol:
     """The one symbol of that name: an integer ≥ 1, or any where only a run tells it (`u0`, …)."""
-    if _OF_A_RUN.fullmatch(name):
+    if is_of_a_run(name):
         return sympy.Symbol(name, integer=True)
     return sympy.Symbol(name, integer=True, positive=True)
+
+
+def is_of_a_run(name: str) -> bool:
+    """Whether only a run tells the size of that name, as that of nonzero()."""
+    return _OF_A_RUN.fullmatch(name) is not None
 
 
 def as_dim(expr: Any) -> Dim:

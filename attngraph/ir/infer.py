@@ -21,7 +21,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from attngraph.errors import IRError
 from attngraph.ir.conditions import Condition
-from attngraph.ir.dims import Dim, DimInfo, as_dim, settled, symbol, symbols_of
+from attngraph.ir.dims import Dim, DimInfo, as_dim, is_of_a_run, settled, symbol, symbols_of
 from attngraph.ir.graph import Value
 from attngraph.ir.hashing import hashable
 from attngraph.ir.open_slices import open_slices
@@ -70,6 +70,8 @@ class TypeInference:
         shared = self._shared_key(definition, inputs, attrs, key)
         if shared in _SHARED:
             return _SHARED[shared]
+        if shape := _asserted(definition, inputs, attrs):
+            return (shape,)
         slices = open_slices(larger=self._larger)
         try:
             with enable_python_dispatcher(), self._mode, torch.no_grad(), slices:
@@ -187,6 +189,22 @@ class TypeInference:
             self._sizes[name] = size
             self._found.add(name)
         return as_dim(settled(expr.xreplace(self._names), self._dims))
+
+
+def _asserted(
+    definition: OpDef, inputs: Sequence[Value | None], attrs: Mapping[str, Any]
+) -> TensorType | None:
+    """The type that a reshape says itself, where only a run tells whether its elements are as many.
+
+    Rows that are cut by counts of a tensor are together all rows, and no size says so.
+    """
+    given = inputs[0].type if inputs and inputs[0] is not None else None
+    if definition.name != "aten.reshape" or not isinstance(given, TensorType):
+        return None
+    shape = attrs.get("shape", ())
+    if -1 in shape or not any(map(is_of_a_run, given.symbols)):
+        return None
+    return TensorType(given.dtype, tuple(shape))
 
 
 def _from_two(condition: Condition) -> str | None:

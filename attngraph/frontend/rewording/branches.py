@@ -15,12 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
+import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from attngraph.frontend.watching.jumps import chooses_alone, recorded_jumps
 from attngraph.frontend.watching.quiet import passed_over
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -37,7 +40,8 @@ Place: TypeAlias = tuple[str, int]
 def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> Iterator[None]:
     """While a model is traced, a tensor of unknown value is what `sides` say, or else true.
 
-    Each place that asked is added to `found`, with its answer.
+    A condition of numbers that only a run knows, such as `index.numel() == 0`, is else what it is
+    of a few. Each place that asked is added to `found`, with its answer.
     """
 
     times: Counter[Place | None] = Counter()
@@ -46,11 +50,14 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
         try:
             return ask(asked)
         except GuardOnDataDependentSymNode:
-            place = None if _is_of_sizes(asked) else _asking()
+            is_of_sizes = _is_of_sizes(asked)
+            # Of its sizes torch asks much that the model doesn't; there an answer has to be true.
+            place = None if is_of_sizes and not _is_the_models(sys._getframe(2)) else _asking()
             times[place] += 1
             if place is None or times[place] > _MOST_ASKED:  # a loop that no answer ends
                 raise
-            return found.setdefault(place, sides.get(place, True))
+            usual = _of_several(asked) if isinstance(asked, torch.SymBool) else True
+            return found.setdefault(place, sides.get(place, usual))
 
     with passed_over(__file__), _replaced(answer):
         yield
@@ -70,7 +77,7 @@ def recorded_sides(found: dict[Place, set[bool]], *, numbers: bool = True) -> It
             found[place].add(said)
         return said
 
-    with _replaced(answer, numbers=numbers):
+    with _replaced(answer, numbers=numbers), recorded_jumps(found):
         yield
 
 
@@ -87,12 +94,31 @@ def _is_of_sizes(asked: Any) -> bool:
     return any(symbol in sizes for symbol in asked.node.expr.free_symbols)
 
 
+def _of_several(asked: torch.SymBool) -> bool:
+    """What a condition is where each number that only a run knows is a few."""
+    node = asked.node
+    known = node.shape_env.backed_var_to_val
+    few = {
+        symbol: known.get(symbol, 3 + at)
+        for at, symbol in enumerate(sorted(node.expr.free_symbols, key=str))
+    }
+    return bool(node.expr.xreplace(few) == sympy.true)
+
+
+def _is_the_models(frame: FrameType) -> bool:
+    """Whether a frame is of the model's code, at the only condition of its line."""
+    return _is_models_file(frame.f_code.co_filename) and chooses_alone(frame)
+
+
+def _is_models_file(file: str) -> bool:
+    return file.startswith(_TORCH_MODULES) or not file.startswith((_TORCH, _OURS, "<"))
+
+
 def _asking() -> Place | None:
     """The line that asked: the model's own, or that of one of torch's modules."""
     for frame, line in traceback.walk_stack(sys._getframe(2)):
-        file = frame.f_code.co_filename
-        if file.startswith(_TORCH_MODULES) or not file.startswith((_TORCH, _OURS, "<")):
-            return file, line
+        if _is_models_file(frame.f_code.co_filename):
+            return frame.f_code.co_filename, line
     return None
 
 

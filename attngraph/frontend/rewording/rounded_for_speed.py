@@ -56,10 +56,12 @@ def remembering(frame: FrameType | None) -> Iterator[Function]:
         return
     names, space = frame.f_code.co_names, frame.f_globals
     found = [space[name] for name in names if name in space]
+    seen = set(map(id, found))  # not by ==: a global may be a tensor
     for value in found:
         if isinstance(value, ModuleType):
             inner = [vars(value)[name] for name in names if name in vars(value)]
-            found += [each for each in inner if each not in found]
+            found += [each for each in inner if id(each) not in seen]
+            seen.update(map(id, inner))
     yield from (value for value in found if type(value) is _MEMOISED)
 
 

@@ -11,6 +11,7 @@ import torch
 from attngraph.frontend.rewording.comparisons import decided_comparisons, wants_bool
 from attngraph.frontend.rewording.constants import depends_on_data, known_constants
 from attngraph.frontend.rewording.contiguity import excludes_a_size, undecided_contiguity
+from attngraph.frontend.rewording.counted_bins import counted_bins
 
 _FIXES = "your code specialized it to be a constant"
 
@@ -32,6 +33,7 @@ _REMEDIES: Mapping[Callable[[], AbstractContextManager[None]], Callable[[str], b
     undecided_contiguity: excludes_a_size,
     _compiled_anew: lambda message: excludes_a_size(message) or _FIXES in message,
     known_constants: depends_on_data,
+    counted_bins: depends_on_data,
 }
 
 
