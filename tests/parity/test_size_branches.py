@@ -140,7 +140,9 @@ class AsksTwice(Mixture):
 
 @pytest.mark.parametrize("kind", [DiffersWhereNone, DiffersWhereFew, AsksTwice])
 def test_what_differs_or_cannot_be_told_apart_is_refused(kind: type[Mixture]) -> None:
-    with pytest.raises(CaptureError, match=r"data-dependent size|compute different things") as error:
+    with pytest.raises(
+        CaptureError, match=r"data-dependent size|compute different things"
+    ) as error:
         attngraph.optimize(kind().eval(), (torch.randn(2, 7, 16),))
     assert "test_size_branches.py" in str(error.value)
 
