@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -19,13 +20,14 @@ from attngraph.analysis.walks import made_of
 from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
 from attngraph.checks.probing import opened, singled_out
-from attngraph.checks.roles import roles_of
+from attngraph.checks.roles import Role, roles_of
 from attngraph.checks.traced import agrees, is_traced
 from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
 from attngraph.frontend.rewording.branches import Place, is_assertion, recorded_sides
 from attngraph.frontend.watching.locations import quote
+from attngraph.frontend.watching.statements import only_tells
 from attngraph.ir import Graph, interpret
 
 _MOST = 3
@@ -58,7 +60,7 @@ def settled(
             if way != first:
                 captured = trace(model, dict(zip(places, way, strict=True)), elsewhere=elsewhere)
                 check = checked(captured)
-            wrong = _unsettled(captured, check, _taken(captured, check))
+            wrong = _unsettled(captured, check)
             wrong = wrong or _mistaken(model, captured, check, elsewhere=elsewhere)
         except UsageError as error:
             wrong = f"then {error}"
@@ -122,23 +124,20 @@ def _read(graph: Graph) -> set[str]:
     return {value.name for value in graph.inputs if value in made}
 
 
-def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:
+def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
     """The sides that the model takes at each place, on inputs on which two sides can be told apart.
 
-    Of zeros x · 2 and −x are the same: inputs and outputs of one number say nothing.
+    Of zeros x · 2 and −x are the same: inputs of one number say nothing, and outputs of one only if
+    other inputs give it as well. None where the trace is seen to be wrong.
     """
     check.all_references()
     roles = roles_of(check.pristine, captured.args)
     found: dict[Place, set[bool]] = {place: set() for place in captured.branches}
-    cases = [*check.all_cases().values()]
-    # Where the rows of floats are told by what they hold, every case may hide some; of floats that
-    # are compared with a number, each may hold some that are larger, and some that aren't.
-    drawn = opened(roles, captured.args)
-    ways = (torch.Tensor.abs, lambda tensor: -tensor.abs())
-    for more in (drawn, *(_signed(way, captured.args) for way in ways)):
-        if is_traced(check, captured.graph, more):
-            cases.append(more)
-    for tensors in cases:
+    constant: Counter[tuple[Place, bool]] = Counter()
+    further = _further(roles, captured, check)
+    if further is None:
+        return None
+    for tensors in (*check.all_cases().values(), *further):
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
         try:
             with recorded_sides(seen):
@@ -146,17 +145,42 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]]:
         except UsageError:  # a model that needs its numbers as Python's
             with recorded_sides(seen, numbers=False):
                 eager = check.references(tensors).eager
-        varied = all(role.masks or _varies(each) for role, each in zip(roles, tensors, strict=True))
-        if varied and any(map(_varies, eager)):
-            for place, sides in seen.items():
+        if not all(role.masks or _varies(each) for role, each in zip(roles, tensors, strict=True)):
+            continue
+        for place, sides in seen.items():
+            if any(map(_varies, eager)):
                 found[place] |= sides
+            elif all(map(_varies, tensors)):
+                constant.update((place, side) for side in sides)
+    for (place, side), times in constant.items():
+        if times > 1:
+            found[place].add(side)
     return found
 
 
-def _signed(
-    way: Callable[[torch.Tensor], torch.Tensor], args: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    return tuple(way(each) if each.is_floating_point() else each for each in args)
+def _further(
+    roles: Sequence[Role], captured: Captured, check: Check
+) -> list[tuple[torch.Tensor, ...]] | None:
+    """Inputs beside those of the check; None where the trace is wrong on one.
+
+    Where the rows of floats are told by what they hold, every case of it may hide some; of floats
+    that are compared with a number, each may hold some that are larger, and some that aren't.
+    """
+    bare = opened(roles, captured.args)
+    found = [bare] if is_traced(check, captured.graph, bare) else []
+    for sign, times in itertools.product((1.0, -1.0), (1.0, 3.0)):
+        signed = tuple(
+            (each.abs() * (sign * times)).roll(int(times), -1)
+            if each.is_floating_point() and each.dim() and not role.masks
+            else each
+            for role, each in zip(roles, captured.args, strict=True)
+        )
+        with contextlib.suppress(UsageError):  # the model takes no such numbers
+            check.references(signed)
+            if not is_traced(check, captured.graph, signed):
+                return None
+            found.append(signed)
+    return found
 
 
 def _varies(tensor: torch.Tensor) -> bool:
@@ -166,8 +190,11 @@ def _varies(tensor: torch.Tensor) -> bool:
     return bool((flat != flat[0]).any())
 
 
-def _unsettled(captured: Captured, check: Check, taken: Mapping[Place, set[bool]]) -> str:
+def _unsettled(captured: Captured, check: Check) -> str:
     """Why the followed sides can't be relied on; empty where they can."""
+    taken = _taken(captured, check)
+    if taken is None:
+        return _DIFFERENT
     for place, side in captured.branches.items():
         if not is_assertion(place) and not taken[place]:
             return "no run of the model shows which side it takes there"
@@ -186,9 +213,10 @@ def _note(place: Place, side: bool) -> str:
 
 def _assertions(captured: Captured) -> list[str]:
     return [
-        f"The assertion at {quote(*place)} depends on a tensor's values: the file doesn't check it."
+        f"The model raises an error for some values of a tensor at {quote(*place)}: the file "
+        "doesn't check them."
         for place in captured.branches
-        if is_assertion(place)
+        if is_assertion(place) and not only_tells(*place)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -134,6 +135,61 @@ class Asserts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         assert bool((x.abs() < 100).all())
         return x * 2
+
+
+class AssertsNot(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert not x.isnan().any(), "a number is missing"
+        return x * 2
+
+
+class Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 3 and (torch.isnan(x).any() or x.max() > 100):
+            where = "x"
+            raise ValueError(f"{where} has values that it may not have")
+        return x * 2
+
+
+class RaisesElse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if (x.abs() < 100).all():
+            x = x * 2
+        else:
+            raise ValueError("too large")
+        return x
+
+
+class Warns(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() > 100:
+            warnings.warn("large numbers", stacklevel=2)
+        return x * 2
+
+
+class NoneAreThere(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        there = x[..., 0] > 0
+        if not there.any():
+            return torch.zeros_like(x)
+        return x.tanh() * there[..., None]
+
+
+class DiffersBelow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        there = x[..., 0] > 0
+        if not there.any():
+            return torch.ones_like(x)
+        return x.tanh() * there[..., None]
+
+
+class RaisesAndChooses(nn.Module):
+    """One of its two lines is a choice like any other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() > 100:
+            raise ValueError("too large")
+        return x * 2 if (x > 0).all() else x
 
 
 ASKED: dict[str, Callable[[Tensor], Any]] = {
@@ -296,7 +352,7 @@ def test_a_clamp_that_is_only_made_where_it_does_something() -> None:
         (DiffersByItem(), (X, PADDED), "compute different things"),
         (DiffersByComparison(), (X, OPEN), "compute different things"),
         (ByInt(), (X, PADDED), "compute different things"),
-        (Rare(), (X,), "compute different things"),
+        (Rare(), (X,), "no input that was tried takes the other side"),
         (Signed(), (X.abs(),), "."),
         (Signed(), (-X.abs(),), "."),
         (Signed(), (X * 0,), "."),
@@ -329,6 +385,26 @@ def test_nothing_is_followed_that_is_not_checked() -> None:
             call(WithoutPadding().eval(), (X, OPEN))
 
 
-def test_an_assertion_is_told() -> None:
-    optimized = _optimized(Asserts(), (X,))
-    assert any("the file doesn't check it" in note for note in optimized.report.notes)
+@pytest.mark.parametrize("module", [Asserts(), AssertsNot(), Raises(), RaisesElse()])
+def test_an_assertion_is_told(module: nn.Module) -> None:
+    optimized = _optimized(module, (X,))
+    assert any("raises an error for some values" in note for note in optimized.report.notes)
+    torch.testing.assert_close(optimized(-X), module(-X))
+
+
+def test_what_is_only_said_is_no_choice() -> None:
+    optimized = _optimized(Warns(), (X,))
+    assert not any("test_data_branches.py" in note for note in optimized.report.notes)
+
+
+def test_zeros_are_compared_where_several_inputs_give_them() -> None:
+    module = NoneAreThere()
+    optimized = _optimized(module, (X,))
+    for x in (X, -X.abs(), X.abs()):
+        torch.testing.assert_close(optimized(x), module(x))
+
+
+@pytest.mark.parametrize("module", [DiffersBelow(), RaisesAndChooses()])
+def test_inputs_of_one_sign_tell_sides_apart(module: nn.Module) -> None:
+    with pytest.raises(CaptureError, match="compute different things"):
+        _optimized(module, (X,))

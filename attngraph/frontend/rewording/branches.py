@@ -7,7 +7,6 @@ compares the side that was followed with the model where the model takes the oth
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
 import traceback
@@ -25,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from attngraph.frontend.watching.jumps import chooses_alone, recorded_jumps
 from attngraph.frontend.watching.quiet import passed_over
+from attngraph.frontend.watching.statements import answer_without_effect
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _TORCH_MODULES = str(Path(torch.nn.__file__).parent) + os.sep
@@ -41,7 +41,8 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
     """While a model is traced, a tensor of unknown value is what `sides` say, or else true.
 
     A condition of numbers that only a run knows, such as `index.numel() == 0`, is else what it is
-    of a few. Each place that asked is added to `found`, with its answer.
+    of a few, and one of a line that may raise an error what raises none. Each place that asked is
+    added to `found`, with its answer.
     """
 
     times: Counter[Place | None] = Counter()
@@ -56,7 +57,9 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
             times[place] += 1
             if place is None or times[place] > _MOST_ASKED:  # a loop that no answer ends
                 raise
-            usual = _of_several(asked) if isinstance(asked, torch.SymBool) else True
+            usual = answer_without_effect(*place)
+            if usual is None:
+                usual = _of_several(asked) if isinstance(asked, torch.SymBool) else True
             return found.setdefault(place, sides.get(place, usual))
 
     with passed_over(__file__), _replaced(answer):
@@ -82,8 +85,8 @@ def recorded_sides(found: dict[Place, set[bool]], *, numbers: bool = True) -> It
 
 
 def is_assertion(place: Place) -> bool:
-    """Whether the line at a place states what holds, and chooses nothing."""
-    return linecache.getline(*place).lstrip().startswith("assert ")
+    """Whether the line at a place states what holds, and chooses no result."""
+    return answer_without_effect(*place) is not None
 
 
 def _is_of_sizes(asked: Any) -> bool:

@@ -1,0 +1,92 @@
+"""What the line of a branch does with its condition: `if (lengths <= 0).any(): raise …`."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from functools import lru_cache
+
+_SAYING = frozenset({"print", "warn", "warn_once", "warning", "warning_once", "info", "debug"})
+"""Functions that only tell somebody of a value."""
+
+
+def answer_without_effect(file: str, line: int) -> bool | None:
+    """The answer to the conditions of a line with which it neither raises nor tells anything.
+
+    None where it does anything else on either side, or where its conditions need different answers.
+    """
+    found: set[bool] = set()
+    for statement in _statements(file).get(line, ()):
+        if isinstance(statement, ast.Assert):
+            found |= set(_answers(statement.test, wanted=True))
+        elif _only_raises_or_tells(statement.body) and not statement.orelse:
+            found |= set(_answers(statement.test, wanted=False))
+        elif statement.orelse and _only_raises(statement.orelse):
+            found |= set(_answers(statement.test, wanted=True))
+        else:
+            return None
+    return found.pop() if len(found) == 1 else None
+
+
+def only_tells(file: str, line: int) -> bool:
+    """Whether all branches of a line print or warn at most: what they choose is no result."""
+    statements = _statements(file).get(line, ())
+    return bool(statements) and all(
+        isinstance(each, ast.If) and all(map(_tells, each.body)) for each in statements
+    )
+
+
+def _only_raises_or_tells(body: list[ast.stmt]) -> bool:
+    return _only_raises(body) or all(map(_tells, body))
+
+
+def _only_raises(body: list[ast.stmt]) -> bool:
+    """Whether a block ends in an error, whatever it does before, such as making its message."""
+    return isinstance(body[-1], ast.Raise)
+
+
+def _tells(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Pass):
+        return True
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in _SAYING
+
+
+def _answers(test: ast.expr, *, wanted: bool) -> Iterator[bool]:
+    """What each condition in a test has to be, for the test to be as `wanted`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _answers(test.operand, wanted=not wanted)
+    elif isinstance(test, ast.BoolOp):
+        for operand in test.values:
+            yield from _answers(operand, wanted=wanted)
+    elif not _is_of_python(test):
+        yield wanted
+
+
+def _is_of_python(test: ast.expr) -> bool:
+    """Whether a condition is none of a tensor's values: `mask is not None`, `self.training`."""
+    if isinstance(test, ast.Compare):
+        return any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops)
+    return False
+
+
+@lru_cache(maxsize=64)
+def _parsed(source: str) -> dict[int, list[ast.If | ast.Assert]]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, list[ast.If | ast.Assert]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.If, ast.Assert)):
+            for line in range(node.test.lineno, (node.test.end_lineno or node.test.lineno) + 1):
+                found.setdefault(line, []).append(node)
+    return found
+
+
+def _statements(file: str) -> dict[int, list[ast.If | ast.Assert]]:
+    return _parsed("".join(linecache.getlines(file)))
