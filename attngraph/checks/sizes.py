@@ -222,6 +222,8 @@ def _repeat(
     if old == size:
         return tensor
     _require_values(tensor)
+    if _groups(tensor):
+        return tensor[torch.arange(size, device=tensor.device) * old // size]
     around = tensor.dim() - 1 if axis != tensor.dim() - 1 else 0
     # Four integers in a row are a box, whose corners must keep their order.
     box = tensor.shape[around] == 4 and not tensor.is_floating_point()
@@ -230,6 +232,17 @@ def _repeat(
     copies = [tensor.roll(turn, around) if rotate else tensor for turn in turns]
     begin = len(copies) * old - size if ended else 0
     return torch.cat(copies, axis).narrow(axis, begin, size).contiguous()
+
+
+def _groups(tensor: torch.Tensor) -> bool:
+    """Whether it says to which of several groups each row belongs, those of one side by side.
+
+    Such is the batch of a graph's nodes, and a model counts on the order.
+    """
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex():
+        return False
+    steps = tensor.diff()
+    return bool((steps >= 0).all() and (steps == 0).any() and (steps > 0).any())
 
 
 def _stretch(mask: torch.Tensor, axis: int, size: int, *, keep_holes: bool) -> torch.Tensor:

@@ -131,3 +131,18 @@ def test_dims_that_were_taken_for_unequal_meet_within_their_ranges() -> None:
 def test_dims_without_a_common_size_stay_apart() -> None:
     sample = {"s": 9, "t": 3}
     assert equal_sizes(sample, {"s": (6, 64), "t": (1, 4)}, [("s", "t")]) == sample
+
+
+@pytest.mark.parametrize("size", [5, 12, 29])
+def test_groups_of_rows_stay_side_by_side(size: int) -> None:
+    groups = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+    (resized,) = resized_inputs((groups,), {(0, 0): "rows"}, {"rows": size})
+    assert resized.shape == (size,)
+    assert bool((resized.diff() >= 0).all())
+    assert resized.unique().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("values", [[0, 1, 2, 3, 4, 5], [3, 1, 4, 1, 5, 9]])
+def test_other_integers_are_repeated(values: list[int]) -> None:
+    (resized,) = resized_inputs((torch.tensor(values),), {(0, 0): "n"}, {"n": 9})
+    assert resized.tolist() == [*values, *values[:3]]

@@ -20,7 +20,7 @@ _ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.m
 _ITEMS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 _SHOWN = 3
 _TEXT = re.compile(r"expression (.*) on node")
-_LEAST = re.compile(r"u\d+ >= [0-2]")
+_LEAST = re.compile(r"u\d+ >= (?:[0-2]|-\d+)|0 <= [u\d+*() ]+")
 _EQUAL = re.compile(r"^Eq\(([^,()]+), ([^,()]+)\)$")
 
 
@@ -63,7 +63,8 @@ def _sizes(program: ExportedProgram) -> Iterator[tuple[str, str]]:
 
 
 def _of_numbers(node: fx.Node, read: dict[str, str], sizes: dict[str, str]) -> Iterator[str]:
-    """A condition on what `.item()` read; that a size is no less than 0, or 2, is torch's own."""
+    """A condition on what `.item()` read; that a size is no less than 0, or 2, is torch's own, and
+    so is what is said of sums and products of sizes."""
     text = _TEXT.search(str(node.args[1]))
     if text is None or _LEAST.fullmatch(text[1]):
         return

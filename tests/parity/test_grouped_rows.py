@@ -1,0 +1,60 @@
+"""Rows of several graphs or documents side by side, with the number of the one each belongs to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+
+pytestmark = pytest.mark.wide
+
+ROWS = {0: Dim("rows")}
+
+
+class Groups(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def attend(self, x: Tensor, hidden: Tensor) -> Tensor:
+        scores = (self.query(x) @ self.key(x).mT / 4).masked_fill(hidden, -1e9)
+        attended: Tensor = scores.softmax(-1) @ x
+        return attended
+
+
+class Dense(Groups):
+    """Each group's rows are one row of a padded batch, and go back to where they were."""
+
+    def forward(self, x: Tensor, group: Tensor) -> Tensor:
+        counts = torch.bincount(group)
+        longest = int(counts.max())
+        place = torch.arange(len(group)) - (counts.cumsum(0) - counts)[group]
+        batch = x.new_zeros(group[-1].item() + 1, longest, 16)
+        there = torch.zeros(batch.shape[:2], dtype=torch.bool)
+        batch[group, place] = x
+        there[group, place] = True
+        return self.attend(batch, ~there[:, None])[there]
+
+
+class Means(Groups):
+    def forward(self, x: Tensor, group: Tensor) -> Tensor:
+        count = int(group.max()) + 1
+        sums = x.new_zeros(count, 16).index_add_(0, group, self.query(x))
+        return sums / torch.bincount(group, minlength=count).clamp(min=1)[:, None]
+
+
+@pytest.mark.parametrize("kind", [Dense, Means])
+def test_any_number_of_groups(kind: type[Groups]) -> None:
+    module = kind().eval()
+    sample = torch.randn(12, 16), torch.arange(12) // 4
+    optimized = attngraph.optimize(module, sample, dynamic_shapes=(ROWS, ROWS))
+    assert not any("stops with an error" in note for note in optimized.report.notes)
+    for sizes in ([1], [2, 3], [4, 1, 7, 2, 1], [20, 30]):
+        group = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        x = torch.randn(sum(sizes), 16)
+        with torch.no_grad():
+            torch.testing.assert_close(optimized(x, group), module(x, group))
