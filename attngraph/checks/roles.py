@@ -128,6 +128,8 @@ def _indexed(node: Node, held: Value) -> Dim | None:
     source = node.inputs[0]
     if source is None or source is held or not isinstance(source.type, TensorType):
         return None
+    if not source.shape:  # torch takes the only place of a number for one of an axis
+        return None
     named = split_inputs(op_def(node.op), node.inputs, node.attrs)
     if "dim" in node.attrs and named.get("index") is held:
         return source.shape[int(node.attrs["dim"])]

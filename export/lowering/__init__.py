@@ -8,6 +8,7 @@ from attngraph.export.lowering.attention import packed as packed_attention
 from attngraph.export.lowering.emission.registry import Lowering, registered
 from attngraph.export.lowering.ops import (
     activations,
+    counting,
     creation,
     division,
     elementwise,
@@ -27,6 +28,7 @@ from attngraph.export.lowering.ops import (
 __all__ = [
     "activations",
     "attention",
+    "counting",
     "creation",
     "division",
     "elementwise",

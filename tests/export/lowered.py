@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
+from torch.utils import _pytree as pytree
 
 from attngraph import dialect
 from attngraph.export.lowering.lower import lower
+from attngraph.frontend.capture import capture
 from attngraph.ir import Graph, interpret, parse
 from attngraph.ir.dims import substitute
 
@@ -103,6 +106,30 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor, what: str = "") ->
     scale = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
     tolerance = 32 * torch.finfo(expected.dtype).eps * scale
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance, equal_nan=True, msg=what)
+
+
+def module(function: Callable[..., Any], count: int) -> torch.nn.Module:
+    """The function as a module with as many inputs, each of its own name."""
+    names = ", ".join(f"x{i}" for i in range(count))
+    space: dict[str, Any] = {"f": function, "Module": torch.nn.Module}
+    exec(f"class Case(Module):\n    def forward(self, {names}): return f({names})", space)
+    made: torch.nn.Module = space["Case"]()
+    return made
+
+
+def agrees(
+    function: Callable[..., Any],
+    *runs: Sequence[torch.Tensor],
+    shapes: tuple[Any, ...] | None = None,
+) -> None:
+    """Asserts that the lowered function gives what eager does in runs, the first of them traced."""
+    model = module(function, len(runs[0]))
+    session = session_of(lower(capture(model, tuple(runs[0]), dynamic_shapes=shapes).graph))
+    for given in runs:
+        found = pytree.tree_leaves(model(*given))
+        expected = [each for each in found if isinstance(each, torch.Tensor)]
+        for actual, wanted in zip(run(session, given), expected, strict=True):
+            assert_same(actual, wanted, f"{[tuple(each.shape) for each in given]}")
 
 
 def op_types(model: ir.Model) -> list[str]:

@@ -48,11 +48,11 @@ def decompose(
 
 
 def _is_again(part: Node, node: Node) -> bool:
-    """Whether a part is the node itself, on operands of the same dtypes."""
+    """Whether a part is the node itself, on operands of the same dtypes and as many axes."""
     if part.op != node.op or part.attrs != node.attrs:
         return False
-    dtypes = [[value and value.dtype for value in one.inputs] for one in (part, node)]
-    return dtypes[0] == dtypes[1]
+    kinds = [[v and (v.dtype, len(v.shape)) for v in one.inputs] for one in (part, node)]
+    return kinds[0] == kinds[1]
 
 
 def _is_guess(condition: Any, node: Node) -> bool:

@@ -15,13 +15,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._decomp import get_decompositions
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from attngraph.export.lowering.fallback.pointwise_formulas import formula, known
-from attngraph.export.lowering.fallback.pooling_formulas import FORMULAS
+from attngraph.export.lowering.fallback import (
+    indexing_formulas,
+    ordering_formulas,
+    pooling_formulas,
+    special_formulas,
+)
+from attngraph.export.lowering.fallback.indexing_formulas import along
+from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, formula, known
 
-__all__ = ["FORMULAS"]
+__all__ = [
+    "FORMULAS",
+    "indexing_formulas",
+    "ordering_formulas",
+    "pooling_formulas",
+    "special_formulas",
+]
 
 _MOST_PLACES = 1 << 31  # of an axis whose length has no limit
 
@@ -92,8 +102,10 @@ def _product(
     x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     """Of integers the last of the running ones, which wrap around: `ReduceProd` is of doubles."""
-    if (dtype or x.dtype).is_floating_point or not x.ndim:
+    if (dtype or x.dtype).is_floating_point:
         return NotImplemented
+    if not x.ndim:
+        return x.to(dtype or torch.int64)
     if dim is None:
         x, dim = x.flatten(), 0
     one = torch.ones_like(x.sum(dim, keepdim=True), dtype=dtype or torch.int64)
@@ -136,7 +148,7 @@ def _running(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     if not dtype.is_floating_point:
         limits = torch.iinfo(torch.int64)
         x, first = x.to(torch.int64), limits.min if largest else limits.max
-    place = _along(torch.arange(x.shape[dim]), x, dim)
+    place = along(torch.arange(x.shape[dim]), x, dim)
     for step in _steps(x, dim):
         before, earlier = _shifted(x, dim, step, first), _shifted(place, dim, step, 0)
         later = (x >= before) if largest else (x <= before)
@@ -156,131 +168,30 @@ def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return _running(x, dim, False)
 
 
-def _kept(value: Tensor, place: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
-
-
-def _first(results: tuple[Tensor, Tensor]) -> Tensor:
-    return results[0]
-
-
-@formula("aten.kthvalue")
-def _kth(x: Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    values, places = torch.topk(x, k, dim, largest=False)
-    return _kept(values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1), dim, keepdim)
-
-
-@formula("aten.median.dim")
-def _median_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The lower median; NaN where one is among the elements."""
-    values, places = torch.sort(x, dim)
-    middle = torch.full((1,), (x.shape[dim] - 1) // 2)
-    value, place = values.index_select(dim, middle), places.index_select(dim, middle)
-    value, place = _kept(value, place, dim, keepdim)
-    if x.dtype.is_floating_point:
-        value = torch.where(torch.isnan(x).any(dim, keepdim), math.nan, value)
-    return value, place
-
-
-@formula("aten.median")
-def _median(x: Tensor) -> Tensor:
-    return _first(_median_along(x.flatten(), 0))
-
-
-@formula("aten.nanmedian.dim")
-def _nanmedian_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Behind the numbers are the NaNs, as infinities; a row of nothing else stays NaN."""
-    if not x.dtype.is_floating_point:
-        value, place = _median_along(x, dim, keepdim)
-        return value, place
-    missing = torch.isnan(x)
-    values, places = torch.sort(torch.where(missing, math.inf, x), dim)
-    count = (~missing).sum(dim, keepdim=True)
-    middle = ((count - 1) // 2).clamp(min=0)
-    value, place = values.gather(dim, middle), places.gather(dim, middle)
-    return _kept(torch.where(count == 0, math.nan, value), place, dim, keepdim)
-
-
-@formula("aten.nanmedian")
-def _nanmedian(x: Tensor) -> Tensor:
-    return _first(_nanmedian_along(x.flatten(), 0))
-
-
-@formula("aten.quantile")
-def _quantile(
-    x: Tensor,
-    q: Tensor,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    interpolation: str = "linear",
+@formula(
+    "aten.linspace.Tensor_Tensor", "aten.linspace.Tensor_Scalar", "aten.linspace.Scalar_Tensor"
+)
+def _linspace(
+    start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
-    """For several q at once; torch looks whether they are in 0…1, which a run can't be asked."""
-    axes = x.ndim
-    x = x.flatten() if dim is None else x.movedim(dim, -1)
-    ordered = torch.sort(x, -1)[0]
-    rank = q.reshape(-1) * (x.shape[-1] - 1)
-    if interpolation == "nearest":
-        rank = torch.round(rank)
-    low, high = ordered[..., rank.floor().long()], ordered[..., rank.ceil().long()]
-    if interpolation in ("lower", "higher"):
-        result = low if interpolation == "lower" else high
-    else:
-        part = rank - rank.floor() if interpolation != "midpoint" else torch.full_like(rank, 0.5)
-        result = torch.lerp(low, high, part.expand(low.shape))
-    missing = torch.isnan(x).any(-1, keepdim=True)
-    result = torch.where(missing, math.nan, result).movedim(-1, 0)
-    if keepdim:
-        whole = [result.shape[0], *[1] * axes]
-        result = result.reshape(whole) if dim is None else result.unsqueeze(dim % axes + 1)
-    return result if q.ndim else result.squeeze(0)
-
-
-@formula("aten.diag")
-def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
-    return torch.diag_embed(x, diagonal) if x.ndim == 1 else x.diagonal(diagonal).clone()
+    """From either end to the middle."""
+    dtype = dtype or torch.get_default_dtype()
+    wide = dtype if dtype.is_floating_point else torch.float64
+    first, last = (
+        each.to(wide) if isinstance(each, Tensor) else torch.full((), each, dtype=wide)
+        for each in (start, end)
+    )
+    places = torch.arange(steps)
+    step = (last - first) / max(steps - 1, 1)
+    from_start = first + places.to(wide) * step
+    from_end = last - (steps - 1 - places).to(wide) * step
+    return torch.where(places < (steps + 1) // 2, from_start, from_end).to(dtype)
 
 
 @formula("aten.vander")
 def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     powers = torch.arange(known(x.shape[-1]) if N is None else N)
     return torch.pow(x.unsqueeze(-1), powers if increasing else powers.flip(0))
-
-
-@formula("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
-def _searchsorted(
-    ordered: Tensor,
-    x: Any,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Tensor | None = None,
-) -> Tensor:
-    """How many elements are smaller, or not larger: every value is compared with all of them.
-
-    NaN is larger than any.
-    """
-    if sorter is not None:
-        ordered = ordered.gather(-1, sorter)
-    values = x if isinstance(x, Tensor) else torch.full((), x, dtype=ordered.dtype)
-    shape = values.shape
-    if ordered.ndim > 1:
-        ordered = ordered.unsqueeze(-2)
-    values = values.unsqueeze(-1)
-    after = ordered > values if right or side == "right" else ordered >= values
-    return (~after).sum(-1).to(torch.int32 if out_int32 else torch.int64).reshape(shape)
-
-
-@formula("aten.bucketize.Tensor")
-def _bucketize(
-    x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
-) -> Any:
-    """torch halves the boundaries again and again, which takes a known number of them."""
-    if not isinstance(boundaries.shape[0], int):
-        return _searchsorted(boundaries, x, out_int32=out_int32, right=right)
-    halved = get_decompositions([torch.ops.aten.bucketize.Tensor])
-    return halved[torch.ops.aten.bucketize.Tensor](x, boundaries, out_int32=out_int32, right=right)
 
 
 @formula("aten._cdist_forward", "aten.cdist")
@@ -295,103 +206,6 @@ def _pdist(x: Tensor, p: float = 2) -> Tensor:
     i, j = torch.triu_indices(known(x.shape[0]), known(x.shape[0]), 1)
     norm: Tensor = torch.linalg.vector_norm(x[i] - x[j], p, -1)
     return norm
-
-
-def _along(index: Tensor, source: Tensor, dim: int) -> Tensor:
-    """The index of slices (n,) as one of elements, of the source's shape."""
-    shape = [-1 if axis == dim % source.ndim else 1 for axis in range(source.ndim)]
-    return index.reshape(shape).expand(source.shape)
-
-
-@formula("aten.scatter_reduce.two")
-def _scatter_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Any:
-    """The mean is sums over counts. An element without a source keeps its value.
-
-    torch reads the corner of the source that the index covers.
-    """
-    covered = source
-    for axis, (has, needs) in enumerate(zip(source.shape, index.shape, strict=True)):
-        if has is not needs and not statically_known_true(has == needs):
-            covered = covered.narrow(axis, 0, needs)
-    if reduce != "mean":
-        if covered is source:
-            return NotImplemented
-        return x.scatter_reduce(dim, index, covered, reduce, include_self=include_self)
-    source = covered
-    count = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(source))
-    own = torch.ones_like(x) if include_self else (count == 0).to(x.dtype)
-    total = (x * own).scatter_add(dim, index, source)
-    mode = None if x.dtype.is_floating_point else "floor"
-    return torch.div(total, count + own, rounding_mode=mode)
-
-
-@formula("aten.index_reduce")
-def _index_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    return x.scatter_reduce(
-        dim, _along(index, source, dim), source, reduce, include_self=include_self
-    )
-
-
-@formula("aten.scatter.reduce", "aten.scatter.value_reduce")
-def _scatter_by(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
-    if not isinstance(source, Tensor):
-        source = torch.full(index.shape, source, dtype=x.dtype)
-    return x.scatter_reduce(dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
-
-
-@formula("aten.put")
-def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    flat, index = x.flatten(), index.flatten()
-    index = torch.where(index < 0, index + x.numel(), index)
-    put = flat.scatter_add if accumulate else flat.scatter
-    return put(0, index, source.flatten()).reshape(x.shape)
-
-
-@formula("aten.diagonal_scatter")
-def _diagonal_scatter(
-    x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Tensor:
-    places = torch.arange(x.numel()).reshape(x.shape).diagonal(offset, dim1, dim2)
-    return x.flatten().scatter(0, places.flatten(), source.flatten()).reshape(x.shape)
-
-
-@formula("aten.embedding_bag", "aten.embedding_bag.padding_idx")
-def _embedding_bag(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Tensor:
-    """Sums, means or maxima of rows by bag. The other results are for the backward pass."""
-    starts = offsets[:-1] if include_last_offset else offsets
-    marks = torch.zeros(indices.shape[0] + 1, dtype=torch.int64)
-    bag = marks.index_add(0, starts, torch.ones_like(starts, dtype=torch.int64))
-    bag = bag.cumsum(0)[:-1] - 1
-    rows = weight[indices]
-    kept = torch.ones_like(indices, dtype=weight.dtype)
-    if padding_idx is not None:
-        kept = (indices != padding_idx % known(weight.shape[0])).to(weight.dtype)
-    empty = weight.new_zeros([starts.shape[0], weight.shape[1]])
-    count = empty[:, 0].index_add(0, bag, kept)
-    if mode == 2:
-        rows = torch.where(kept.unsqueeze(-1) > 0, rows, -math.inf)
-        most = (empty - math.inf).scatter_reduce(0, _along(bag, rows, 0), rows, "amax")
-        result = torch.where(count.unsqueeze(-1) > 0, most, 0.0)
-    else:
-        scales = kept if per_sample_weights is None else kept * per_sample_weights
-        result = empty.index_add(0, bag, rows * scales.unsqueeze(-1))
-        if mode == 1:
-            result = result / count.clamp(min=1).unsqueeze(-1)
-    return result
 
 
 @formula("aten.conv_tbc")

@@ -209,6 +209,22 @@ def _logaddexp2(a: Tensor, b: Tensor) -> Tensor:
     return _log_of_sum(a, b, 2.0)
 
 
+@formula("aten.logit")
+def _logit(x: Tensor, eps: float | None = None) -> Tensor:
+    x = _real(x)
+    x = x if eps is None else x.clamp(eps, 1 - eps)
+    return torch.log(x / (1 - x))
+
+
+@formula("aten.angle")
+def _angle(x: Tensor) -> Any:
+    """Of a real number: π below 0."""
+    if x.dtype.is_complex:
+        return NotImplemented
+    x = _real(x)
+    return torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, 0.0))
+
+
 @formula("aten.xlogy.Tensor")
 def _xlogy(a: Tensor, b: Tensor) -> Tensor:
     a, b = _real(a), _real(b)

@@ -61,7 +61,7 @@ def promoted(node: Node, *names: str) -> torch.dtype:
     return dtype
 
 
-_LOGICAL = {"Add": "Or", "Mul": "And"}
+_LOGICAL = {"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"}
 
 
 def _arithmetic(
@@ -123,6 +123,7 @@ def _integer_power(ctx: LoweringContext, base: ir.Value, exponent: int) -> ir.Va
 def lower_extremum(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     op_type = "Max" if "max" in node.op else "Min"
+    op_type = _LOGICAL[op_type] if dtype == torch.bool else op_type
     return ctx.op(op_type, operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype))
 
 
@@ -143,6 +144,7 @@ def lower_clamp(ctx: LoweringContext, node: Node) -> ir.Value:
             else input_of(node, name) is None
         )
         if not absent:
+            op_type = _LOGICAL[op_type] if dtype == torch.bool else op_type
             result = ctx.op(op_type, result, operand(ctx, node, name, dtype))
     return result
 

@@ -123,7 +123,10 @@ def _broadcast(values: list[Value]) -> list[Dim]:
 
 
 @register_lowering("aten.index_select")
-def lower_index_select(ctx: LoweringContext, node: Node) -> ir.Value:
+def lower_index_select(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    """None for a single number, as for gathers and scatters, which a formula makes a row of."""
+    if not input_of(node, "self").shape:
+        return None
     args = ctx.args(node)
     index = args["index"]
     if not input_of(node, "index").shape:
@@ -132,13 +135,18 @@ def lower_index_select(ctx: LoweringContext, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.gather")
-def lower_gather(ctx: LoweringContext, node: Node) -> ir.Value:
-    args = ctx.args(node)
-    return ctx.op("GatherElements", args["self"], args["index"], axis=args["dim"])
+def lower_gather(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    if not input_of(node, "self").shape:
+        return None
+    args, kind = ctx.args(node), input_of(node, "index").dtype
+    places = args["index"] if kind == torch.int32 else ctx.cast(args["index"], torch.int64)
+    return ctx.op("GatherElements", args["self"], places, axis=args["dim"])
 
 
 @register_lowering("aten.scatter.src", "aten.scatter.value", "aten.scatter_add")
-def lower_scatter(ctx: LoweringContext, node: Node) -> ir.Value:
+def lower_scatter(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    if not input_of(node, "self").shape:
+        return None
     args, dtype = ctx.args(node), node.output.dtype
     index = input_of(node, "index")
     if node.op == "aten.scatter.value":
@@ -158,9 +166,11 @@ def lower_scatter(ctx: LoweringContext, node: Node) -> ir.Value:
 
 
 @register_lowering("aten.index_add")
-def lower_index_add(ctx: LoweringContext, node: Node) -> ir.Value:
-    """Adds slice i of the source to slice index[i]."""
+def lower_index_add(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    """Adds slice i of the source to slice index[i]; None for bools too."""
     args, dtype = ctx.args(node), node.output.dtype
+    if dtype == torch.bool or not node.output.shape:
+        return None
     axis = axis_of(args["dim"], len(node.output.shape))
     source = input_of(node, "source")
     place: list[Dim] = [-1 if i == axis else 1 for i in range(len(source.shape))]

@@ -1,4 +1,4 @@
-"""Reductions, scans, sorting and counts by bin."""
+"""Reductions, scans and sorting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from attngraph.errors import LoweringError
 from attngraph.export.lowering.emission.context import LoweringContext
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.emission.values import FLOATS
@@ -33,14 +32,19 @@ def _reduce(
 ) -> ir.Value:
     """`x`, of the shape of a node's input; all axes where dims is None or empty, as torch reads it.
 
-    onnxruntime leaves an empty axis as it is where it is counted from the last.
+    onnxruntime leaves an empty axis as it is where it is counted from the last. A single number is
+    its own reduction.
     """
     rank = len(input_of(node, "self").shape)
+    if not rank:
+        return ctx.op("Identity", x)
     if isinstance(dims, int):
         dims = [dims]
     axes, places = None, list(range(rank))
-    if isinstance(dims, (list, tuple)) and dims and rank:
+    if isinstance(dims, (list, tuple)) and dims:
         places = [dim % rank for dim in dims]
+        axes = ctx.constant(places)
+    elif keep and x.dtype == ir.DataType.INT64:  # others stand for the operator, axis by axis
         axes = ctx.constant(places)
     if op_type in ("ReduceSum", "ReduceMean") and node.output.dtype == torch.float32:
         x = _in_parts(ctx, op_type, node, x, places)
@@ -135,7 +139,7 @@ def _exact_sum(ctx: LoweringContext, node: Node, x: ir.Value) -> ir.Value:
     rank, dims = len(source.shape), args.get("dim")
     if isinstance(dims, int):
         dims = [dims]
-    axes = sorted({dim % rank for dim in dims}) if dims else list(range(rank))
+    axes = sorted({dim % rank for dim in dims}) if dims and rank else list(range(rank))
     if not axes or _is_small(source):
         return _reduce(ctx, "ReduceSum", node, x, dims, args.get("keepdim", False))
     for axis in axes:
@@ -182,17 +186,22 @@ def lower_any(ctx: LoweringContext, node: Node) -> ir.Value:
 
 @register_lowering("aten.max.dim", "aten.min.dim")
 def lower_extremum_along(ctx: LoweringContext, node: Node) -> Sequence[ir.Value]:
-    args = ctx.args(node)
-    keep = int(args["keepdim"])
+    """Of bools as integers, which each of these operators takes."""
+    args, dtype = ctx.args(node), node.outputs[0].dtype
+    x = ctx.cast(args["self"], torch.int32) if dtype == torch.bool else args["self"]
     reduction, place = ("ReduceMax", "ArgMax") if "max" in node.op else ("ReduceMin", "ArgMin")
-    values = _extremum(ctx, reduction, node, args["self"], args["dim"], args["keepdim"])
-    return values, ctx.op(place, args["self"], axis=args["dim"], keepdims=keep)
+    values = _extremum(ctx, reduction, node, x, args["dim"], args["keepdim"])
+    if not input_of(node, "self").shape:
+        return values, ctx.constant(0, torch.int64)
+    return values, ctx.op(place, x, axis=args["dim"], keepdims=int(args["keepdim"]))
 
 
 @register_lowering("aten.argmax", "aten.argmin")
 def lower_arg(ctx: LoweringContext, node: Node) -> ir.Value:
     args = ctx.args(node)
     x, dim, keep = args["self"], args["dim"], int(args["keepdim"])
+    if not input_of(node, "self").shape:
+        return ctx.constant(0, torch.int64)
     if dim is None:
         x, dim, keep = ctx.op("Reshape", x, ctx.constant([-1])), 0, 0
     return ctx.op("ArgMax" if "max" in node.op else "ArgMin", x, axis=dim, keepdims=keep)
@@ -204,9 +213,10 @@ def lower_cumsum(ctx: LoweringContext, node: Node) -> ir.Value:
     args, dtype = ctx.args(node), node.output.dtype
     if not dtype.is_floating_point and dtype.itemsize < torch.int32.itemsize:
         dtype = torch.int32
-    running = ctx.op(
-        "CumSum", ctx.cast(args["self"], dtype), ctx.constant(args["dim"], torch.int64)
-    )
+    x = ctx.cast(args["self"], dtype)
+    if not node.output.shape:
+        return ctx.cast(ctx.op("Identity", x), node.output.dtype)
+    running = ctx.op("CumSum", x, ctx.constant(args["dim"], torch.int64))
     return ctx.cast(running, node.output.dtype)
 
 
@@ -282,7 +292,8 @@ def lower_variance(ctx: LoweringContext, node: Node) -> ir.Value:
     args, dtype = ctx.args(node), node.output.dtype
     x: Value = input_of(node, "self")
     dims = args.get("dim")
-    dims = [dims] if isinstance(dims, int) else dims or list(range(len(x.shape)))
+    dims = [dims] if isinstance(dims, int) else dims or []
+    dims = dims if dims and x.shape else list(range(len(x.shape)))
     correction = args.get("correction", 1 if args.get("unbiased", True) else 0)
     correction = 1 if correction is None else correction
     centred = ctx.op(
@@ -293,33 +304,3 @@ def lower_variance(ctx: LoweringContext, node: Node) -> ir.Value:
     count = product(x.shape[dim] for dim in dims)
     variance = ctx.op("Div", total, ctx.number(count - correction, dtype))
     return ctx.op("Sqrt", variance) if node.op.startswith("aten.std") else variance
-
-
-@register_lowering("aten.histc")
-def lower_histc(ctx: LoweringContext, node: Node) -> ir.Value:
-    """Equal bins from min to max, of which the last holds max too; what lies outside isn't counted.
-
-    Numbers are compared in float32, as in torch.
-    """
-    args, dtype = ctx.args(node), node.output.dtype
-    bins, low, high = args["bins"], args["min"], args["max"]
-    if low == high or not all(isinstance(number, (int, float)) for number in (bins, low, high)):
-        raise LoweringError("its range is that of its values; give histc a min and a max")
-    flat = ctx.op("Reshape", args["self"], ctx.constant([-1]))
-    values = ctx.cast(flat, torch.float64 if dtype == torch.float64 else torch.float32)
-    kind = torch.float64 if dtype == torch.float64 else torch.float32
-    first, last = ctx.constant(float(low), kind), ctx.constant(float(high), kind)
-    inside = ctx.op(
-        "And",
-        ctx.op("GreaterOrEqual", values, first),
-        ctx.op("LessOrEqual", values, last),
-    )
-    scaled = ctx.op("Mul", ctx.op("Sub", values, first), ctx.constant(float(bins), kind))
-    position = ctx.op("Floor", ctx.op("Div", scaled, ctx.constant(float(high - low), kind)))
-    position = ctx.op("Where", inside, position, ctx.constant(0.0, kind))
-    position = ctx.op("Min", ctx.cast(position, torch.int64), ctx.constant(bins - 1, torch.int64))
-    # Counted in float32, which every provider scatters; exact below 2²⁴ values in a bin.
-    ones = ctx.cast(inside, torch.float32)
-    empty = ctx.constant(torch.zeros(bins))
-    counts = ctx.op("ScatterElements", empty, position, ones, axis=0, reduction="add")
-    return ctx.cast(counts, dtype)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
-from tests.export.lowered import assert_same, run, session_of
+from tests.export.lowered import assert_same, module, run, session_of
 
 B = 3
 """The batch of the samples; a tensor whose first axis has this size is run with another as well."""
@@ -149,15 +149,6 @@ CASES: dict[str, Case] = {
                          (X[..., 0], Y[..., 0])),
 }
 # fmt: on
-
-
-def module(function: Callable[..., Any], count: int) -> torch.nn.Module:
-    """The function as a module with as many inputs, each of its own name."""
-    names = ", ".join(f"x{i}" for i in range(count))
-    space: dict[str, Any] = {"f": function, "Module": torch.nn.Module}
-    exec(f"class Case(Module):\n    def forward(self, {names}): return f({names})", space)
-    made: torch.nn.Module = space["Case"]()
-    return made
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce", "ignore:The reduce argument")
