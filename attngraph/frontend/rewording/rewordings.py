@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from attngraph.frontend.rewording.branches import Place
 from attngraph.frontend.rewording.cut_for_memory import CUTS, place
+from attngraph.frontend.rewording.fixed_sizes import with_open_sizes
 from attngraph.frontend.rewording.hit_loops import Hits
 from attngraph.frontend.rewording.loop_steps import Steps
 from attngraph.frontend.rewording.scalars import of_sizes
@@ -37,10 +38,10 @@ class Rewordings(TorchFunctionMode):
     `one_hot` of as many classes as a size is compared with these, which the operator makes a
     constant of. The end of `x[:-padding]` is counted from the start, which is right for no padding
     as well. A place that is a size, as in `x[:, n // 2] = 1`, is a row that is taken first; torch
-    makes a number of it, as it does of what scalars.py computes. A `cdist` of more than 25 rows is
-    computed as one of fewer. Any other call that cuts an open axis is added to `cuts`, or at these
-    places gives it `whole`. With `hits` a loop over the places where a mask is true has a turn for
-    each place.
+    makes a number of it, as it does of what scalars.py and fixed_sizes.py compute. A `cdist` of
+    more than 25 rows is computed as one of fewer. Any other call that cuts an open axis is added to
+    `cuts`, or at these places gives it `whole`. With `hits` a loop over the places where a mask is
+    true has a turn for each place.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Rewordings(TorchFunctionMode):
             return func(query * scale, *args, **named, scale=1.0)
         if func is torch.cdist and named.get("compute_mode", "").endswith("if_necessary"):
             named["compute_mode"] = "donot_use_mm_for_euclid_dist"
-        if (found := of_sizes(func, args, named)) is not None:
-            return found
+        for computed in (of_sizes, with_open_sizes):
+            if (found := computed(func, args, named)) is not None:
+                return found
         if func in _JOINS and args and isinstance(args[0], Steps):
             axis = named.get("dim", args[1] if len(args) > 1 else 0)
             return args[0].joined(axis, new=func is torch.stack)

@@ -1,0 +1,74 @@
+"""Functions of torch whose C++ would make constants of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import attngraph
+from attngraph.errors import CaptureError
+
+WEIGHT = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Computes(nn.Module):
+    def __init__(self, code: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.code = nn.Linear(8, 8), code
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.code(self.linear(x))
+
+
+def _place(x: Tensor) -> Tensor:
+    return x.sum(-1, keepdim=True).argsort(1)
+
+
+CODE: dict[str, Callable[[Tensor], Tensor]] = {
+    "a pooled sequence": lambda x: F.max_pool1d(x.mT, 3, 2, 1).mT.softmax(1),
+    "a pooling module": lambda x: nn.MaxPool1d(3, stride=1, padding=1)(x.mT),
+    "pooled by pairs": lambda x: F.max_pool1d(x.mT, (2,), stride=[1], padding=1),
+    "pooled with gaps": lambda x: torch.max_pool1d(x.mT, 3, 1, 1, 1),
+    "pooled without a batch": lambda x: F.max_pool1d(x[0].mT, kernel_size=3, padding=1),
+    "rows in another order": lambda x: torch.take_along_dim(x, _place(x), 1),
+    "rows of one element": lambda x: x[:1].take_along_dim(_place(x), dim=-2),
+    "places of all": lambda x: x.take_along_dim(_place(x)),
+    "a map of pixels": lambda x: F.affine_grid(
+        x[:, 0, :6].reshape(-1, 2, 3), [x.shape[0], 1, x.shape[1], 5], align_corners=False
+    ),
+    "a map of corners": lambda x: F.affine_grid(
+        x[:, 0, :6].reshape(-1, 2, 3), [x.shape[0], 1, 5, x.shape[1] + 1], True
+    ),
+    "a product of all pairs": lambda x: torch.kron(x[0], WEIGHT),
+    "a product of fewer axes": lambda x: torch.kron(x[0, :, 0], WEIGHT),
+    "a window": lambda x: x * torch.hann_window(x.shape[1])[:, None],
+    "a symmetric window": lambda x: x * torch.hamming_window(x.shape[1], False)[:, None],
+    "a window of three terms": lambda x: x * torch.blackman_window(x.shape[1] + 1)[1:, None],
+}
+
+
+@pytest.mark.parametrize("code", CODE.values(), ids=CODE)
+def test_the_file_holds_at_other_sizes(code: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model = Computes(code).eval().requires_grad_(False)
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=500)}
+    found = attngraph.optimize(model, (torch.randn(2, 9, 8),), dynamic_shapes=(dims,))
+    for batch, length in ((1, 1), (3, 2), (1, 3), (2, 10), (1, 257)):
+        x = torch.randn(batch, length, 8)
+        torch.testing.assert_close(found(x), model(x), rtol=1e-5, atol=2e-6)
+
+
+def test_places_that_do_not_spread_tie_their_dims() -> None:
+    """Rows of two inputs: either has one row, or both as many, and the sample has as many."""
+
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.take_along_dim(x, _place(y), 1).softmax(-1)
+
+    dims = tuple({0: torch.export.Dim(name)} for name in ("batch", "other"))
+    with pytest.raises(CaptureError, match="batch"):
+        attngraph.optimize(Two(), (torch.randn(3, 5, 8), torch.randn(3, 5, 8)), dynamic_shapes=dims)
