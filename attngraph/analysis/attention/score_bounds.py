@@ -107,25 +107,26 @@ def summed_first(steps: Sequence[Bias | Mask]) -> float | None:
     biases = [step for step in steps if isinstance(step, Bias)]
     if len(biases) < 2:
         return None
-    units = [(_unit(bias.operand.value) or 0.0) * abs(bias.factor) for bias in biases]
+    units = [_unit(bias.operand.value) * abs(bias.factor) for bias in biases]
     return min((-unit for unit in units if -WEAKEST_FILL < unit < _MODERATE), default=None)
 
 
-def _unit(value: Value, depth: int = _DEPTH) -> float | None:
-    """What a value is a whole multiple of, as one that is c · (1 - mask) is of c."""
-    if not value.dtype.is_floating_point:
-        return 1.0
+def _unit(value: Value, depth: int = _DEPTH) -> float:
+    """What a value is a whole multiple of, as one that is c · (1 - mask) is of c; 0 if of nothing.
+
+    Floats of which nothing is known, such as a caller's mask, are taken for zeros and ones: of what
+    else has so large a factor in a bias, sums are rounded otherwise as well.
+    """
     node = value.producer
-    if node is None or depth == 0:
-        return None
+    if node is None or depth == 0 or not value.dtype.is_floating_point:
+        return 1.0
     if (scaling := scale_of(node)) is not None:
-        unit = _unit(scaling[0], depth - 1)
-        return None if unit is None else abs(scaling[1]) * unit
+        return abs(scaling[1]) * _unit(scaling[0], depth - 1)
     if not (is_cast(node) or node.op in LAYOUT | SHIFT or node.op == "aten.rsub.Scalar"):
-        return None
-    unit = None if node.inputs[0] is None else _unit(node.inputs[0], depth - 1)
+        return 1.0
+    unit = 0.0 if node.inputs[0] is None else _unit(node.inputs[0], depth - 1)
     shift = number(node.attrs.get("other")) or 0.0
-    return None if unit is None or math.remainder(shift, unit) else unit
+    return 0.0 if unit == 0 or math.remainder(shift, unit) else unit
 
 
 def leaves_part(low: float) -> bool:
