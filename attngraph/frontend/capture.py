@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import ShapesCollection
 from torch.utils import _pytree as pytree
 
-from attngraph.errors import CaptureError, UsageError
+from attngraph.errors import AttngraphError, CaptureError, UsageError
 from attngraph.frontend.files.script import script_to_program
 from attngraph.frontend.interface.binding import keywords_stated
 from attngraph.frontend.interface.output_classes import names_of_known
@@ -44,7 +44,7 @@ from attngraph.frontend.sizes.program_dims import (
 )
 from attngraph.frontend.sizes.suspects import Suspect, unequal
 from attngraph.frontend.sizes.symbols import Symbols
-from attngraph.frontend.tracing.exporting import Subject, Traced
+from attngraph.frontend.tracing.exporting import Subject, Traced, untranslated
 from attngraph.frontend.tracing.tracing import trace
 from attngraph.frontend.translation.complex_pairs import take_pairs
 from attngraph.frontend.translation.conditionals import conditional_notes
@@ -167,7 +167,12 @@ def capture(
             subject = Subject(module, args, named, shapes, sides)
             traced = trace(subject, elsewhere=elsewhere)
         parameters = inspect.signature(module.forward)
-        captured = _captured_open(traced, (args, named), parameters, module)
+        try:
+            captured = _captured_open(traced, (args, named), parameters, module)
+        except AttngraphError:
+            raise
+        except Exception as error:
+            raise untranslated(error, subject) from error
         return replace(captured, notes=(*captured.notes, *state_notes(module, args, named)))
 
 

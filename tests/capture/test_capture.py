@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attngraph.errors import CaptureError
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.files.pt2 import load_program
 from attngraph.frontend.files.script import script_to_program
@@ -364,3 +365,16 @@ def test_a_wrapper_of_ours_is_no_part_of_a_modules_name() -> None:
     graph = trace(of_causal_lm(Model(module, None, (), {}, None, "llama"))).graph
     named = {node.loc.module for node in graph if node.loc.module}
     assert named <= dict(module.named_modules()).keys()
+
+
+def test_what_torch_refuses_of_its_own_trace_is_the_models_failure() -> None:
+    """A mask of bytes passes the trace, and fails where in-place writes become values."""
+
+    class Bytes(nn.Module):
+        def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+            scores = x @ x.mT
+            scores.masked_fill_(hidden[:, None].byte(), -1e9)
+            return scores.softmax(-1) @ x
+
+    with pytest.raises(CaptureError, match=r"itself fails on its sample inputs at .*boolean masks"):
+        capture(Bytes(), (torch.randn(2, 5, 8), torch.zeros(2, 5, dtype=torch.bool)))

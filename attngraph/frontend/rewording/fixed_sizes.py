@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+_larger: Callable[..., Any] = torch.sym_max
 _POOLS = (F.max_pool1d, torch.max_pool1d)
 _POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
 _TAKES = (torch.take_along_dim, torch.Tensor.take_along_dim)
@@ -96,8 +97,9 @@ def _grid(
 def _centres(count: Any, like: torch.Tensor, align_corners: bool) -> torch.Tensor:
     place = torch.arange(count, dtype=like.dtype, device=like.device)
     if not align_corners:
-        return (2 * place + 1) / count - 1
-    return torch.where(place * 0 + count > 1, 2 * place / torch.sym_max(count - 1, 1) - 1, 0.0)
+        centres: torch.Tensor = (2 * place + 1) / count - 1
+        return centres
+    return torch.where(place * 0 + count > 1, 2 * place / _larger(count - 1, 1) - 1, 0.0)
 
 
 def _kron(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
@@ -125,8 +127,9 @@ def _window(
 ) -> torch.Tensor | None:
     if not isinstance(window_length, torch.SymInt):
         return None
-    count = window_length if periodic else torch.sym_max(window_length - 1, 1)
-    place = torch.arange(window_length, dtype=dtype or torch.get_default_dtype(), device=device)
+    length: Any = window_length
+    count = length if periodic else _larger(length - 1, 1)
+    place = torch.arange(length, dtype=dtype or torch.get_default_dtype(), device=device)
     window = formula(place * (2 * torch.pi) / count)
     # a window of one number is 1, symmetric or not
-    return torch.where(place * 0 + window_length > 1, window, torch.ones_like(window))
+    return torch.where(place * 0 + length > 1, window, torch.ones_like(window))

@@ -342,6 +342,11 @@ def _reads_better(message: str) -> bool:
     )
 
 
+def untranslated(error: Exception, subject: Subject) -> CaptureError:
+    """What is told where torch refuses a program that its own trace has made."""
+    return explained(error, subject.module, (), {}, partial(_own, subject))
+
+
 def _own(subject: Subject) -> Exception | None:
     """What the model itself raises on the inputs that it is traced with; warnings are no failure,
     even where they are set to be errors."""
