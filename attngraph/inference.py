@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import math
 import threading
@@ -10,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 from unittest import mock
 
@@ -22,6 +24,7 @@ _MOST_THINGS = 1 << 16
 MOST_ELEMENTS = 1 << 20
 """Elements of the largest tensor in an attribute whose content is put back."""
 _CONTAINERS = (dict, list, set, deque)
+_FUNCTIONS = (type, FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks")
 _STANDARD = frozenset([*vars(torch.nn.Module()), "_is_full_backward_hook"])
 
@@ -271,7 +274,6 @@ def _is_object(value: Any) -> bool:
     """Whether it is an object of the model or of a library, whose attributes may be state."""
     return (
         isinstance(getattr(value, "__dict__", None), dict)
-        and not isinstance(value, (torch.nn.Module, torch.Tensor))
-        and not callable(value)
+        and not isinstance(value, (torch.nn.Module, torch.Tensor, *_FUNCTIONS))
         and not type(value).__module__.startswith(("torch", "builtins"))
     )

@@ -227,6 +227,31 @@ def test_a_table_that_is_built_once_is_no_state() -> None:
     assert capture(Builds().eval(), (X,)).notes == ()
 
 
+def test_what_a_thing_that_is_called_keeps_is_put_back() -> None:
+    """A table of positions by size, as a function with a memory makes it."""
+
+    class Positions:
+        def __init__(self) -> None:
+            self.known: dict[int, Tensor] = {}
+
+        def __call__(self, count: int) -> Tensor:
+            if count not in self.known:
+                self.known[count] = torch.arange(count)
+            return self.known[count]
+
+    class Placed(Keeps):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = Positions()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) + self.positions(x.shape[1])[:, None]
+
+    module = Placed().eval()
+    assert capture(module, (X,)).notes == ()
+    assert not module.positions.known
+
+
 class Drops(nn.Module):
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
