@@ -68,6 +68,17 @@ class Helpers:
         return any(isinstance(end, torch.SymInt) and end.node.expr.free_symbols for end in bounds)
 
     @staticmethod
+    def rows(*values: Any) -> Any:
+        """How many rows values have, where they are tensors of one open length; None of others."""
+        if not all(isinstance(each, torch.Tensor) and each.dim() for each in values):
+            return None
+        first, *others = (each.shape[0] for each in values)
+        if not Helpers.is_open((first,)):
+            return None
+        same = all(isinstance(each, torch.SymInt) for each in others)
+        return first if same and all(each.node.expr == first.node.expr for each in others) else None
+
+    @staticmethod
     def run(
         bounds: Sequence[Any],
         body: Callable[..., Any],

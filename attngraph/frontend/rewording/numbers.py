@@ -45,7 +45,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
 _NUMPY = str(Path(np.__file__).parent)
 _ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
-_LOOP = re.compile(r"\bfor\b.*\brange\(")
+_LOOP = re.compile(r"\bfor\b.*\bin\b")
 _SIZES = (torch.SymInt, torch.SymFloat)
 _SYM_INT, _SYM_FLOAT, _SYM_SQRT = (
     getattr(torch, name) for name in ("sym_int", "sym_float", "_sym_sqrt")
@@ -301,7 +301,8 @@ def _add(found: Numbers, frame: FrameType | None) -> None:
     while own is not None and _is_library(own):
         own = own.f_back
     if own is not None and _LOOP.search(linecache.getline(own.f_code.co_filename, own.f_lineno)):
-        found.loops += [own.f_code] if own.f_code not in found.loops else []
+        whole = own.f_back if own.f_code.co_name == "<listcomp>" and own.f_back else own
+        found.loops += [whole.f_code] if whole.f_code not in found.loops else []
     if entry := library_call(frame):
         if entry not in found.entries:
             found.entries.append(entry)

@@ -25,6 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from attngraph.frontend.rewording.loop_steps import Helpers, Unread
+from attngraph.frontend.rewording.row_loops import counted
 
 _HELPERS = "__attngraph_loops__"
 _LEAVES = (
@@ -58,6 +59,7 @@ def _rewritten(code: CodeType) -> CodeType:
     if not isinstance(function, ast.FunctionDef):
         raise Unread
     function.decorator_list = []
+    function = counted(function, _HELPERS)
     writer = _Writer(function)
     function = writer.visit(function)
     if not writer.written:
