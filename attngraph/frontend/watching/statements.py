@@ -9,6 +9,7 @@ from functools import lru_cache
 
 _SAYING = frozenset({"print", "warn", "warn_once", "warning", "warning_once", "info", "debug"})
 """Functions that only tell somebody of a value."""
+_LEAVES = (ast.Return, ast.Break, ast.Continue)
 
 
 def answer_without_effect(file: str, line: int) -> bool | None:
@@ -43,7 +44,8 @@ def _only_raises_or_tells(body: list[ast.stmt]) -> bool:
 
 def _only_raises(body: list[ast.stmt]) -> bool:
     """Whether a block ends in an error, whatever it does before, such as making its message."""
-    return isinstance(body[-1], ast.Raise)
+    leaves = (each for part in body for each in ast.walk(part) if isinstance(each, _LEAVES))
+    return isinstance(body[-1], ast.Raise) and not any(leaves)
 
 
 def _tells(statement: ast.stmt) -> bool:
@@ -83,7 +85,8 @@ def _parsed(source: str) -> dict[int, list[ast.If | ast.Assert]]:
     found: dict[int, list[ast.If | ast.Assert]] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.If, ast.Assert)):
-            for line in range(node.test.lineno, (node.test.end_lineno or node.test.lineno) + 1):
+            # Python 3.11 places the jump at the statement, whose condition may begin below it.
+            for line in range(node.lineno, (node.test.end_lineno or node.lineno) + 1):
                 found.setdefault(line, []).append(node)
     return found
 

@@ -1,0 +1,111 @@
+"""Checks of a model's own on values: a trace follows the side that doesn't raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.errors import CaptureError
+
+
+class Checked(nn.Module):
+    """Attention behind a check of its inputs."""
+
+    def __init__(self, check: Callable[[Tensor, Tensor], Tensor | None]) -> None:
+        super().__init__()
+        self.query = nn.Linear(8, 8)
+        self.check = check
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        scale = self.check(x, keep)
+        q = self.query(x)
+        mixed: Tensor = (q @ x.mT).masked_fill(~keep[:, None], -1e9).softmax(-1) @ x
+        return mixed if scale is None else mixed * scale
+
+
+def _any(x: Tensor, keep: Tensor) -> None:
+    if torch.isnan(x).any():
+        raise ValueError("NaN")
+
+
+def _range(x: Tensor, keep: Tensor) -> None:
+    if torch.min(x) < -100 or torch.max(x) > 100:
+        raise ValueError("out of range")
+
+
+def _negated(x: Tensor, keep: Tensor) -> None:
+    if not keep.any(-1).all():
+        worst = keep.sum(-1).min()
+        raise ValueError(f"{worst} keys")
+
+
+def _number(x: Tensor, keep: Tensor) -> None:
+    if keep.sum().item() == 0:
+        raise ValueError("no keys")
+
+
+def _lines(x: Tensor, keep: Tensor) -> None:
+    if (
+        x.isinf().any()
+        or x.isnan().any()
+    ):  # fmt: skip
+        raise ValueError("unusable")
+
+
+def _other_side(x: Tensor, keep: Tensor) -> Tensor:
+    if x.abs().max() < 1e4:
+        scale = x.new_full((), 2.0)
+    else:
+        raise ValueError("too large")
+    return scale
+
+
+CHECKS = (_any, _range, _negated, _number, _lines, _other_side)
+
+
+def _sample(batch: int, seq: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(batch, seq, 8, generator=torch.Generator().manual_seed(seq))
+    return x, torch.arange(seq).expand(batch, seq) < torch.arange(batch)[:, None] + 1
+
+
+def _compiled(module: nn.Module) -> attngraph.Optimized:
+    dims = {0: Dim("batch"), 1: Dim("seq")}
+    return attngraph.optimize(module.eval(), _sample(3, 7), dynamic_shapes=(dims, dims))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_side_that_raises_is_left_out(check: Callable[[Tensor, Tensor], Tensor | None]) -> None:
+    module = Checked(check)
+    optimized = _compiled(module)
+    assert any("the file doesn't check them" in note for note in optimized.report.notes)
+    for batch, seq in ((1, 1), (2, 5), (4, 12)):
+        inputs = _sample(batch, seq)
+        torch.testing.assert_close(optimized(*inputs), module(*inputs))
+
+
+def _chosen(x: Tensor, keep: Tensor) -> Tensor | None:
+    """No check: the side that ends in an error may return before it."""
+    if keep.all():
+        if x.shape[-1] == 8:
+            return x.new_full((), 2.0)
+        raise ValueError("never")
+    return None
+
+
+def _followed(x: Tensor, keep: Tensor) -> Tensor | None:
+    """A check, and a choice behind it."""
+    if x.isnan().any():
+        raise ValueError("NaN")
+    return x.new_full((), 2.0) if keep.all() else None
+
+
+@pytest.mark.parametrize("check", [_chosen, _followed], ids=lambda check: check.__name__)
+def test_a_choice_is_none(check: Callable[[Tensor, Tensor], Tensor | None]) -> None:
+    with pytest.raises(CaptureError, match="compute different things") as refused:
+        _compiled(Checked(check))
+    assert "keep.all()" in str(refused.value)
