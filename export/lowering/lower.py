@@ -234,6 +234,13 @@ def _advice(node: Node) -> str:
     return f" Register a lowering with @attngraph.export.register_lowering({node.op!r})."
 
 
+def _without_form(node: Node, error: Exception) -> str:
+    """That what the op is written with doesn't take its operands, and why if the error says so."""
+    operands = [str(value.type) for value in node.inputs if value is not None]
+    says = "" if isinstance(error, (LookupError, ArithmeticError)) else f" ({error!s:.200})"
+    return f"no form of it takes {', '.join(operands) or 'these arguments'}{says}"
+
+
 def _lower_node(context: LoweringContext, node: Node) -> None:
     context.node = node
     first = len(context.nodes)
@@ -246,7 +253,7 @@ def _lower_node(context: LoweringContext, node: Node) -> None:
                 f"its lowering returned {len(results)} values where it has {len(node.outputs)}"
             )
     except Exception as error:
-        reason = str(error) if isinstance(error, AttngraphError) else f"{error!r:.300}"
+        reason = str(error) if isinstance(error, AttngraphError) else _without_form(node, error)
         raise LoweringError(
             f"{node.op} at {node.loc} can't be lowered to ONNX: {reason.rstrip('.')}."
             f"{_advice(node)}"

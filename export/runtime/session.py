@@ -33,7 +33,13 @@ OrtValue: TypeAlias = onnxruntime.OrtValue
 """A tensor of onnxruntime's, on any device."""
 
 _GUARDED = re.compile(rf"Name:'{GUARD_PREFIX}(.+?)' Status Message")
-_NO_KERNEL = re.compile(r"Provider type for (\w+) node with name '(.*?)' is not set")
+_NO_KERNEL = re.compile(
+    r"(?:Provider type for|Could not find an implementation for) (\w+)(?:\(\d+\))? node with name "
+    r"'(.*?)'"
+)
+_WRONG_DTYPE = re.compile(
+    r"Type 'tensor\((\w+)\)' of input parameter \((.*?)\) of operator \((\w+)\) in node \((.*?)\)"
+)
 _ERROR_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
 
@@ -397,4 +403,7 @@ def _reason(error: Exception) -> str:
     if found := _NO_KERNEL.search(str(error)):
         op, name = found.groups()
         return f"no provider has a kernel of {op} for the dtypes that the node {name!r} has"
+    if found := _WRONG_DTYPE.search(str(error)):
+        dtype, value, op, name = found.groups()
+        return f"{op}, which the node {name!r} is, takes no {dtype}, which {value!r} is"
     return " ".join(_ERROR_PREFIX.sub("", str(error)).split()).rstrip(".")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attngraph.export.lowering.fallback import (
     indexing_formulas,
+    layer_formulas,
     ordering_formulas,
     pooling_formulas,
     special_formulas,
@@ -28,6 +29,7 @@ from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, form
 __all__ = [
     "FORMULAS",
     "indexing_formulas",
+    "layer_formulas",
     "ordering_formulas",
     "pooling_formulas",
     "special_formulas",
@@ -206,12 +208,6 @@ def _pdist(x: Tensor, p: float = 2) -> Tensor:
     i, j = torch.triu_indices(known(x.shape[0]), known(x.shape[0]), 1)
     norm: Tensor = torch.linalg.vector_norm(x[i] - x[j], p, -1)
     return norm
-
-
-@formula("aten.conv_tbc")
-def _conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
-    result = F.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad)
-    return result.permute(2, 0, 1)
 
 
 @formula("aten.cross_entropy_loss")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from attngraph.export.lowering.fallback.pointwise_formulas import FORMULAS, formula, known
 
 __all__ = ["FORMULAS"]
+
+_least: Any = torch.sym_min
+_most: Any = torch.sym_max
 
 
 @formula("aten.max_unpool2d", "aten.max_unpool3d")
@@ -31,8 +35,8 @@ def _bins(size: int, count: int) -> list[tuple[int, int]]:
     return [(at * size // count, -(-(at + 1) * size // count)) for at in range(count)]
 
 
-@formula("aten.avg_pool2d", "aten.avg_pool3d")
 def _average(
+    axes: int,
     x: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int] = (),
@@ -41,14 +45,24 @@ def _average(
     count_include_pad: bool = True,
     divisor: int | None = None,
 ) -> Any:
-    """Sums over a divisor that is no count."""
-    if divisor is None or ceil_mode:
+    """Sums over a divisor that is no count; the last window begins in front of the padding."""
+    if divisor is None:
         return NotImplemented
-    axes = 3 if x.ndim == 5 else 2
     kernel, padding = [*kernel] * (axes // len(kernel)), [*padding] * (axes // len(padding))
-    padded = F.pad(x, [pad for pad in reversed(padding) for _ in range(2)])
+    stride = [*stride] * (axes // len(stride)) if stride else kernel
+    pads: list[Any] = []
+    for size, k, s, p in zip(x.shape[x.ndim - axes :], kernel, stride, padding, strict=True):
+        behind: Any = p
+        if ceil_mode:
+            last = _least((size + 2 * p - k + s - 1) // s, (size + p - 1) // s)
+            behind = _most(last * s + k - (size + p), p)
+        pads = [p, behind, *pads]
     pool: Any = F.avg_pool3d if axes == 3 else F.avg_pool2d
-    return pool(padded, kernel, list(stride) or kernel) * (math.prod(kernel) / divisor)
+    return pool(F.pad(x, pads), kernel, stride) * (math.prod(kernel) / divisor)
+
+
+formula("aten.avg_pool2d")(functools.partial(_average, 2))
+formula("aten.avg_pool3d")(functools.partial(_average, 3))
 
 
 @formula("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d")

@@ -103,7 +103,8 @@ def lower_select(ctx: LoweringContext, node: Node) -> ir.Value:
 @register_lowering("aten.cat", "aten.concat", "aten.concatenate")
 def lower_cat(ctx: LoweringContext, node: Node) -> ir.Value:
     # torch lets empty 1-D tensors take part in any concatenation
-    parts = [v for v in node.inputs if v is not None and tuple(v.shape) != (0,)]
+    given = [value for value in node.inputs if value is not None]
+    parts = [value for value in given if tuple(value.shape) != (0,)] or given[:1]
     values = [ctx.cast(ctx.value(value), node.output.dtype) for value in parts]
     if len(values) == 1:
         return values[0]

@@ -154,12 +154,25 @@ def lower_cosine_similarity(ctx: LoweringContext, node: Node) -> ir.Value:
     """x · y / (max(‖x‖, ε) max(‖y‖, ε)) along one axis."""
     x, y = (input_of(node, name) for name in ("x1", "x2"))
     rank = max(len(x.shape), len(y.shape))
+    if not rank:
+        return _sign_of_product(ctx, node)
     axis = ctx.constant([attribute(node, "dim") % rank - rank])
     epsilon = ctx.constant(float(attribute(node, "eps")), x.dtype)
     sides = [ctx.value(x), ctx.value(y)]
     dot = ctx.op("ReduceSum", ctx.op("Mul", *sides), axis, keepdims=1)
     norms = [ctx.op("Max", ctx.op("ReduceL2", s, axis, keepdims=1), epsilon) for s in sides]
     return ctx.op("Squeeze", ctx.op("Div", dot, ctx.op("Mul", *norms)), axis)
+
+
+def _sign_of_product(ctx: LoweringContext, node: Node) -> ir.Value:
+    """The same of two numbers."""
+    args = ctx.args(node)
+    epsilon = ctx.constant(float(args["eps"]), node.output.dtype)
+    parts = [
+        ctx.op("Div", args[side], ctx.op("Max", ctx.op("Abs", args[side]), epsilon))
+        for side in ("x1", "x2")
+    ]
+    return ctx.op("Mul", *parts)
 
 
 @register_lowering("attn.sink_softmax")

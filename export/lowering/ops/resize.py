@@ -105,3 +105,16 @@ def _centred(line: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def _fallback(ctx: LoweringContext, node: Node) -> ir.Value | Sequence[ir.Value] | None:
     fallback = torchlib_lowering(node.op)
     return None if fallback is None else fallback(ctx, node)
+
+
+@register_lowering("aten.grid_sampler_3d")
+def lower_volume_sampler(ctx: LoweringContext, node: Node) -> ir.Value:
+    args = ctx.args(node)
+    return ctx.op(
+        "GridSample",
+        args["input"],
+        args["grid"],
+        mode=("linear", "nearest")[args["interpolation_mode"]],
+        padding_mode=("zeros", "border", "reflection")[args["padding_mode"]],
+        align_corners=int(args["align_corners"]),
+    )
