@@ -11,6 +11,7 @@ from torch.export import Dim
 
 import attngraph
 from attngraph.errors import CaptureError
+from attngraph.frontend.capture import capture
 
 
 class Checked(nn.Module):
@@ -109,3 +110,32 @@ def test_a_choice_is_none(check: Callable[[Tensor, Tensor], Tensor | None]) -> N
     with pytest.raises(CaptureError, match="compute different things") as refused:
         _compiled(Checked(check))
     assert "keep.all()" in str(refused.value)
+
+
+def _of_type(x: Tensor, keep: Tensor) -> None:
+    if type(x) is not torch.Tensor:
+        raise TypeError("no tensor")
+
+
+def _of_number(x: Tensor, keep: Tensor) -> None:
+    if type(x.shape[1]) is not int: raise TypeError("no number")  # fmt: skip  # noqa: E701
+
+
+@pytest.mark.parametrize("check", [_of_type, _of_number], ids=lambda check: check.__name__)
+def test_types_are_those_of_a_run(check: Callable[[Tensor, Tensor], None]) -> None:
+    """A trace has a class of tensors and one of sizes of its own."""
+    module = Checked(check)
+    optimized = _compiled(module)
+    inputs = _sample(2, 5)
+    torch.testing.assert_close(optimized(*inputs), module(*inputs))
+
+
+def test_what_only_a_trace_raises_says_so() -> None:
+    class Traced(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.compiler.is_exporting():
+                raise RuntimeError("not for export")
+            return x.softmax(-1)
+
+    with pytest.raises(CaptureError, match=r"not for export\. In a trace the model raises this"):
+        capture(Traced(), (torch.randn(2, 3),))

@@ -55,6 +55,7 @@ from attngraph.frontend.tracing.trace_errors import (
     explained,
     fixed_first,
     loop_over,
+    raises_itself,
     relates_sizes,
     rewrite,
     sentence,
@@ -293,7 +294,8 @@ class _Attempts:
         if not self.deferred and always_hold(message):
             self.deferred = True
             return
-        if self.bytecode is None and (_reads_better(message) or looks_up_a_size(message)):
+        is_better_read = _reads_better(message) or raises_itself(error)
+        if self.bytecode is None and (is_better_read or looks_up_a_size(message)):
             self.bytecode = error
             if looks_up_a_size(message):
                 add_raising(numbers, deepest(error).__traceback__)
@@ -321,9 +323,9 @@ class _Attempts:
         add_raising(self.numbers, deepest(error).__traceback__)
         if self.refusal is not None:
             raise self.refusal from error
-        told = error
-        if self.bytecode is not None and depends_on_data(str(error)):
-            told = self.bytecode
+        told, first = error, self.bytecode
+        if first is not None and (depends_on_data(str(error)) or raises_itself(first)):
+            told = first
         own = partial(_own, self.subject)
         self.refusal = explained(told, self.subject.module, attempt.requests, attempt.fixed, own)
         if not relates_sizes(error) or without_names(self._shapes) is None:
@@ -333,8 +335,8 @@ class _Attempts:
 def _reads_better(message: str) -> bool:
     """Whether Dynamo, which reads the code instead of running it, may take what a run doesn't.
 
-    It leaves out a move of a module to the device where it is, and `int(tensor)` is
-    `tensor.item()` to it.
+    It leaves out a move of a module to the device where it is, `int(tensor)` is `tensor.item()` to
+    it, and `type(x)` what it is in a run.
     """
     return (
         "_apply(): Couldn't swap" in message

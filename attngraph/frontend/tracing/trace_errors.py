@@ -15,7 +15,7 @@ from attngraph.errors import CaptureError
 from attngraph.frontend.interface.shapes import Request
 from attngraph.frontend.interface.wrappers import hindrance
 from attngraph.frontend.rewording.constants import depends_on_data
-from attngraph.frontend.watching.locations import quote, user_frame
+from attngraph.frontend.watching.locations import is_plumbing, quote, user_frame
 
 _GUARD = re.compile(r"Not all values of (\w+) = .*? satisfy the generated guard (.+?)\.?$", re.M)
 _NESTED = str(Path(torch.__file__).parent / "nested") + os.sep
@@ -27,6 +27,7 @@ _VMAP = (
     "torch's own code asks for numbers there, as under torch.vmap. Leave the dims static, or write "
     "out the axis that torch.vmap adds"
 )
+_RAISE = re.compile(r"(^|:)\s*raise\b")
 _LOOP = re.compile(r"\bfor\b|\brange\(|unbind|\.split\(|\.chunk\(")
 _COUNTS = re.compile(r"\bfor\b.*\brange\(")
 _TOP_K = re.compile(r"\bk (not in|out of) range\b")
@@ -219,6 +220,11 @@ def explained(
         or _data_dependent(str(deepest(error)))
         or reason(error) + _numpy(error)
     )
+    if raises_itself(error):
+        text += (
+            ". In a trace the model raises this, and not in a run: tensors are FakeTensor there, "
+            "and sizes SymInt. Ask isinstance(x, torch.Tensor) in the place of type(x)."
+        )
     if place is not None and _is_installed(place[0]) and chooses(error):
         text += " A subclass whose method computes it so compiles from a --factory that makes it."
     return CaptureError(f"torch.export can't trace {type(module).__name__}{where}: {text}")
@@ -228,6 +234,14 @@ def chooses(error: Exception) -> bool:
     """Whether Python decides by the values of a tensor, not by a size or a number made of them."""
     message = str(deepest(error))
     return depends_on_data(message) and "specialized integer" not in message
+
+
+def raises_itself(error: BaseException) -> bool:
+    """Whether a `raise` of the model's own ended the trace."""
+    frames = [*traceback.walk_tb(deepest(error).__traceback__)]
+    if not frames or is_plumbing(file := frames[-1][0].f_code.co_filename):
+        return False
+    return _RAISE.search(linecache.getline(file, frames[-1][1])) is not None
 
 
 def _is_installed(file: str) -> bool:
