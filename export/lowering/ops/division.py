@@ -99,7 +99,7 @@ def _opposite(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype
     return ctx.op("Less", signs, ctx.constant(0.0, dtype))
 
 
-@register_lowering("aten.remainder.Tensor", "aten.remainder.Scalar")
+@register_lowering("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
 def lower_remainder(ctx: LoweringContext, node: Node) -> ir.Value:
     dtype = node.output.dtype
     a, b = operand(ctx, node, "self", dtype), operand(ctx, node, "other", dtype)
