@@ -192,7 +192,8 @@ POINTWISE = _trait(
     "pointwise",
     "__and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar where.ScalarSelf where.ScalarOther "
     "where.Scalar masked_fill.Tensor rsub.Tensor hardswish fill.Scalar fill.Tensor floor_divide "
-    "floor_divide.Scalar isclose log_sigmoid special_exp2 special_sinc _to_copy to.dtype",
+    "floor_divide.Scalar isclose log_sigmoid special_exp2 special_logit special_sinc _to_copy "
+    "to.dtype",
     _tagged(torch.Tag.pointwise),
 )
 

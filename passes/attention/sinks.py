@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from attngraph.analysis.masks.row_policy import Formula
-from attngraph.analysis.values.scalars import widens
+from attngraph.analysis.values.scalars import shift_of, widens
 from attngraph.ir import Builder, Node, Value
 from attngraph.ir.dims import same
 from attngraph.ir.graph import fuse_locs
@@ -135,7 +135,7 @@ def raise_plus_one(
     x, shift, along = power.inputs[0], "", None
     if x is None or not total.inputs:
         return False
-    if total.op == "aten.add.Scalar" and attribute(total, "other") == 1:
+    if total.op == "aten.add.Scalar" and shift_of(total) == 1:
         sum_of = total.inputs[0]
     elif total.op == "aten.add.Tensor" and attribute(total, "alpha") == 1:
         shifted = _shift(x, total)

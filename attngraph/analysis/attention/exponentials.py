@@ -17,7 +17,15 @@ from attngraph.analysis.layout.axes import (
     top,
 )
 from attngraph.analysis.layout.contraction import read_contraction
-from attngraph.analysis.values.scalars import fill_of, is_binary, is_cast, number, uniform, widens
+from attngraph.analysis.values.scalars import (
+    fill_of,
+    is_binary,
+    is_cast,
+    number,
+    shift_of,
+    uniform,
+    widens,
+)
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute
 from attngraph.ir.traits import COPY, PLAIN_SOFTMAX, RESHAPE, TRIANGLE
@@ -244,7 +252,7 @@ def _negligible(node: Node) -> Value | None:
 def added(node: Node) -> float | None:
     """ε where the node is s + ε or max(s, ε)."""
     if node.op == "aten.add.Scalar":
-        return number(attribute(node, "other"))
+        return shift_of(node)
     if node.op == "aten.clamp_min" or (node.op == "aten.clamp" and attribute(node, "max") is None):
         return number(attribute(node, "min"))
     return None

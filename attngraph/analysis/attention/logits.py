@@ -24,6 +24,7 @@ from attngraph.analysis.values.scalars import (
     narrows_no_more,
     number,
     scale_of,
+    shift_of,
     uniform,
     widens,
 )
@@ -218,14 +219,14 @@ class _Reader:
 
     def _same(self, node: Node, operand: Operand) -> Logits | Declined:
         """The same number on every logit, next to which these keep their digits."""
-        source, other = node.inputs[0], number(attribute(node, "other"))
-        if source is None or other is None or not self.shifts:
+        source, shift = node.inputs[0], shift_of(node)
+        if source is None or shift is None or not self.shifts:
             return Refusal.NOT_UNDERSTOOD.at(node, op=node.op)
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Logits) and any(isinstance(step, Mask) for step in inner.steps):
             return Refusal.MASK_SHIFTED.at(node)
-        if abs(other) * torch.finfo(node.output.dtype).eps > _COARSE:
-            return Refusal.COARSE.at(node, number=other)
+        if abs(shift) * torch.finfo(node.output.dtype).eps > _COARSE:
+            return Refusal.COARSE.at(node, number=shift)
         return inner
 
     def _product(self, node: Node, axes: Axes) -> Logits | Declined:

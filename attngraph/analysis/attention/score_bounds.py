@@ -13,8 +13,9 @@ from attngraph.analysis.layout.axes import resolve
 from attngraph.analysis.masks.reach import is_scorelike, may_hide
 from attngraph.analysis.masks.row_policy import ABSORBING_FILL, WEAKEST_FILL
 from attngraph.analysis.values.intervals import Interval, Intervals
-from attngraph.analysis.values.scalars import is_cast, number, scale_of
+from attngraph.analysis.values.scalars import is_cast, number, scale_of, shift_of
 from attngraph.ir import Value
+from attngraph.ir.ops import attribute
 from attngraph.ir.traits import LAYOUT, SHIFT
 
 _MODERATE = 1e12  # float32 has digits left for logits of some units next to it, or absorbs them
@@ -122,11 +123,17 @@ def _unit(value: Value, depth: int = _DEPTH) -> float:
         return 1.0
     if (scaling := scale_of(node)) is not None:
         return abs(scaling[1]) * _unit(scaling[0], depth - 1)
-    if not (is_cast(node) or node.op in LAYOUT | SHIFT or node.op == "aten.rsub.Scalar"):
+    reverses = node.op == "aten.rsub.Scalar"
+    if not (is_cast(node) or node.op in LAYOUT | SHIFT or reverses):
         return 1.0
     unit = 0.0 if node.inputs[0] is None else _unit(node.inputs[0], depth - 1)
-    shift = number(node.attrs.get("other")) or 0.0
-    return 0.0 if unit == 0 or math.remainder(shift, unit) else unit
+    shift: float | None = 0.0
+    if reverses:
+        shift, alpha = number(attribute(node, "other")), number(attribute(node, "alpha"))
+        unit *= abs(alpha or 0.0)
+    elif node.op in SHIFT:
+        shift = shift_of(node)
+    return 0.0 if unit == 0 or shift is None or math.remainder(shift, unit) else unit
 
 
 def leaves_part(low: float) -> bool:

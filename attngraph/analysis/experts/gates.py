@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from attngraph.analysis.experts.reading import Choice
-from attngraph.analysis.values.scalars import converted, number, uniform
+from attngraph.analysis.values.scalars import converted, number, shift_of, uniform
 from attngraph.ir import Node, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import (
@@ -113,10 +113,11 @@ def _computed(node: Node, given: list[float | None]) -> float | None:
         return None
     if node.op in SCALE | SHIFT:
         other = number(attribute(node, "other"))
-        if other is None or (node.op in SHIFT and "alpha" in node.attrs):
-            return None
         if node.op in SHIFT:
-            return given[0] + (-other if "sub" in node.op else other)
+            shift = shift_of(node)
+            return None if shift is None else given[0] + shift
+        if other is None:
+            return None
         if "div" in node.op:
             return given[0] / other if other else None
         return given[0] * other

@@ -14,7 +14,7 @@ from attngraph.analysis.layout.axes import fresh_axes
 from attngraph.analysis.layout.contraction import read_contraction
 from attngraph.analysis.masks.row_policy import WEAKEST_FILL
 from attngraph.analysis.values.intervals import Intervals
-from attngraph.analysis.values.scalars import number, scale_of, widens
+from attngraph.analysis.values.scalars import number, scale_of, shift_of, widens
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.traits import (
     ACTIVATION,
@@ -151,7 +151,7 @@ def is_scorelike(value: Value, depth: int = _DEPTH) -> bool:
     if node.op in PAD and not _pads_finitely(node):
         return False
     if node.op in SHIFT:
-        shift = number(node.attrs.get("other"))
+        shift = shift_of(node)
         return shift is not None and math.isfinite(shift) and is_scorelike(inputs[0], depth - 1)
     passes_on = node.op in _CARRYING or widens(node)
     return passes_on and all(is_scorelike(source, depth - 1) for source in inputs)

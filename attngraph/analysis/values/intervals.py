@@ -13,7 +13,14 @@ from typing import TypeAlias
 
 import torch
 
-from attngraph.analysis.values.scalars import fill_of, is_binary, number, scale_of, uniform
+from attngraph.analysis.values.scalars import (
+    fill_of,
+    is_binary,
+    number,
+    scale_of,
+    shift_of,
+    uniform,
+)
 from attngraph.ir import Node, TensorType, Value
 from attngraph.ir.ops import attribute, input_of
 from attngraph.ir.traits import CAST, COPY, GATHER, JOIN, LAYOUT, ONE_HOT, PAD, SOFTMAX, TRIANGLE
@@ -112,10 +119,8 @@ class Intervals:
                 return _plus(*sides)
             case "sub.Tensor" if attribute(node, "alpha") == 1:
                 return _plus(sides[0], _times(sides[1], (-1.0, -1.0)))
-            case "add.Scalar" if other is not None:
-                return _plus(sides[0], (other, other))
-            case "sub.Scalar" if other is not None:
-                return _plus(sides[0], (-other, -other))
+            case "add.Scalar" | "sub.Scalar" if (shift := shift_of(node)) is not None:
+                return _plus(sides[0], (shift, shift))
             case "rsub.Scalar" if other is not None and attribute(node, "alpha") == 1:
                 return _plus((other, other), _times(sides[0], (-1.0, -1.0)))
             case "mul.Tensor":

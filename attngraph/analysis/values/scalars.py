@@ -119,6 +119,14 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, (Real, bool)) else None
 
 
+def shift_of(node: Node) -> float | None:
+    """c, where a node of `SHIFT` computes x + c for a known number c."""
+    other, alpha = number(attribute(node, "other")), number(attribute(node, "alpha"))
+    if other is None or alpha is None:
+        return None
+    return -alpha * other if "sub" in node.op else alpha * other
+
+
 def scale_of(node: Node) -> tuple[Value, float] | None:
     """(x, c) where the node computes c·x for a known number c ≠ 0."""
     source = node.inputs[0] if node.inputs else None

@@ -32,6 +32,8 @@ BOUNDED: dict[str, Interval] = {
     "aten.sub.Tensor(%t, %s)": (-2, 1),
     "aten.rsub.Scalar(%s) {other = 1.0}": (0, 1),
     "aten.add.Scalar(%t) {other = 2.5}": (1.5, 3.5),
+    "aten.add.Scalar(%t) {other = 2.5, alpha = -2}": (-6, -4),
+    "aten.sub.Scalar(%t) {other = 2.5, alpha = 2}": (-6, -4),
     "aten.mul.Tensor(%t, %s)": (-1, 1),
     "aten.relu(%t)": (0, 1),
     "aten.maximum(%t, %s)": (0, 1),
