@@ -135,7 +135,9 @@ class Intervals:
                 return -1.0, 1.0
             case "sigmoid":
                 return 0.0, 1.0
-            case "linalg_vector_norm" | "abs" | "exp" | "exp2" | "sqrt" | "softplus" | "square":
+            case "linalg_vector_norm" | "abs" | "exp" | "exp2" | "sqrt" | "square":
+                return 0.0, math.inf
+            case "softplus" if (number(attribute(node, "beta")) or 0.0) > 0:
                 return 0.0, math.inf
             case "pow.Tensor_Scalar" | "pow.Tensor_Tensor" | "cumprod" if sides[0][0] >= 0:
                 return 0.0, math.inf

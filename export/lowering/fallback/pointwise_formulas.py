@@ -67,16 +67,6 @@ def _log_sigmoid(x: Tensor) -> Tensor:
     return -F.softplus(-x)
 
 
-@formula("aten.logit", "aten.special_logit")
-def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    """NaN is NaN: torch's own formula cuts it as if it were large."""
-    x = _real(x)
-    if eps is not None:
-        low, high = eps, 1 - eps
-        x = torch.where(x < low, low, torch.where(x > high, high, x))
-    return torch.log(x / (1 - x))
-
-
 @formula("aten.expm1")
 def _expm1(x: Tensor) -> Tensor:
     """Of small numbers, where e^x − 1 would be 0."""
@@ -219,7 +209,7 @@ def _logaddexp2(a: Tensor, b: Tensor) -> Tensor:
     return _log_of_sum(a, b, 2.0)
 
 
-@formula("aten.logit")
+@formula("aten.logit", "aten.special_logit")
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
     x = _real(x)
     x = x if eps is None else x.clamp(eps, 1 - eps)

@@ -49,6 +49,7 @@ BOUNDED: dict[str, Interval] = {
     "aten.pow.Tensor_Scalar(%s) {exponent = 0.0625}": (0, math.inf),
     "aten.pow.Tensor_Tensor(%s, %x)": (0, math.inf),
     "aten.pow.Scalar(%x) {self = 0.9}": (0, math.inf),
+    "aten.softplus(%x) {beta = 2.0}": (0, math.inf),
     "aten.cumprod(%s) {dim = 1}": (0, math.inf),
     "aten.mul.Tensor(%e, %s)": (0, math.inf),
     "aten.mul.Tensor(%e, %e)": (0, math.inf),
@@ -70,6 +71,7 @@ WITHOUT = [
     "aten.reciprocal(%t)",
     "aten.pow.Tensor_Scalar(%t) {exponent = 3}",
     "aten.pow.Scalar(%x) {self = -0.9}",
+    "aten.softplus(%x) {beta = -1.0}",
     "aten.cumprod(%t) {dim = 1}",
     "aten.mul.Tensor(%e, %t)",
 ]
