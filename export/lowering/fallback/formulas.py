@@ -91,7 +91,10 @@ def _vector_norm(
 
 @formula("aten.cumprod")
 def _cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """In ⌈log₂ n⌉ steps, each of which doubles how many elements a product holds."""
+    """In ⌈log₂ n⌉ steps, each of which doubles how many elements a product holds.
+
+    Elements that overflow among themselves are NaN behind a 0, where torch's are 0.
+    """
     whole = not (x.dtype.is_floating_point or x.dtype.is_complex)
     x = x.to(dtype or (torch.int64 if whole else x.dtype))
     for step in _steps(x, dim):

@@ -53,6 +53,19 @@ for _axes, _name in enumerate(("conv_transpose1d", "conv_transpose2d.input"), 1)
 formula("aten.conv_transpose3d.input")(functools.partial(_transposed, 3))
 
 
+@formula("aten.pixel_shuffle")
+def _pixel_shuffle(x: Tensor, factor: int) -> Any:
+    """Of integers and bools, which `DepthToSpace` has no kernel for."""
+    if x.dtype.is_floating_point:
+        return NotImplemented
+    *rest, channels, height, width = x.shape
+    parts = x.reshape([*rest, channels // factor**2, factor, factor, height, width])
+    first = len(rest) + 1
+    order = [*range(first), first + 2, first, first + 3, first + 1]
+    wide = [*rest, channels // factor**2, height * factor, width * factor]
+    return parts.permute(order).reshape(wide)
+
+
 def _by_batch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:

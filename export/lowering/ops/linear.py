@@ -20,10 +20,10 @@ from attngraph.ir.traits import CENTRED_NORM, GELU
 
 @register_lowering("aten.linear")
 def lower_linear(ctx: LoweringContext, node: Node) -> ir.Value:
-    """x Wᵀ + b. A matrix x takes Gemm, which reads W as it is."""
+    """x Wᵀ + b. A matrix x takes Gemm, which reads W as it is, but none of integers."""
     x, weight, bias = (input_of(node, name) for name in ("input", "weight", "bias"))
     added = None if bias is None else ctx.value(bias)
-    if len(x.shape) == 2 and len(weight.shape) == 2:
+    if len(x.shape) == 2 and len(weight.shape) == 2 and x.dtype.is_floating_point:
         return ctx.op("Gemm", ctx.value(x), ctx.value(weight), added, transB=1)
     right = ctx.transposed(weight) if len(weight.shape) == 2 else ctx.value(weight)
     product = ctx.op("MatMul", ctx.value(x), right)

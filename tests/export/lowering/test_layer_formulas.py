@@ -95,6 +95,20 @@ def test_numbers_are_similar_by_their_signs() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+def test_pixels_of_any_dtype_are_shuffled(dtype: torch.dtype) -> None:
+    x = (floats(2, 12, 3, 5) * 3).to(dtype)
+    sizes = ({2: Dim("height", max=9)},)
+    agrees(lambda x: F.pixel_shuffle(x, 2), (x,), (x.repeat(1, 1, 3, 1),), shapes=sizes)
+    agrees(lambda x: F.pixel_shuffle(x, 2), (x[0],))
+
+
+def test_a_linear_of_integers_wraps_around() -> None:
+    x = torch.tensor([[1 << 40, -3, 7], [5, 1 << 62, 1]])
+    for given in (x, x[None], x[0]):
+        agrees(lambda x, w, b: F.linear(x, w, b), (given, x.flip(0), x[:, 0]))
+
+
 def test_empty_rows_are_joined() -> None:
     agrees(lambda x: (torch.cat([x, x]), x + 1), (floats(0),))
 
