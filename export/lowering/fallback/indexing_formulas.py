@@ -48,8 +48,9 @@ def _scatter_reduce(
         if covered is source:
             return NotImplemented
         return x.scatter_reduce(dim, index, covered, reduce)
-    ones = torch.ones_like(covered, dtype=torch.int32)
-    count = torch.zeros_like(x, dtype=torch.int32).scatter_add(dim, index, ones)
+    # Counted in float32, which every provider scatters.
+    ones = torch.ones_like(covered, dtype=torch.float32)
+    count = torch.zeros_like(x, dtype=torch.float32).scatter_add(dim, index, ones)
     if not include_self:  # what a source goes to starts from what changes none
         x = torch.where(count > 0, torch.full((), _neutral(reduce, x.dtype), dtype=x.dtype), x)
     if reduce != "mean":
