@@ -208,7 +208,8 @@ CONVOLUTION = _trait(
     "conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding",
 )
 ANY_CONVOLUTION = CONVOLUTION | _trait(  # of any layout, transposed ones too
-    "any convolution", "convolution conv_tbc conv_transpose2d.input"
+    "any convolution",
+    "convolution conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input",
 )
 CAUSAL_CONVOLUTION = _trait("causal convolution")  # of each channel, with a state
 WEIGHTED = _trait(  # a product with a weight (N, …), which has a row for each feature of the result

@@ -388,30 +388,56 @@ def lower_embedding(ctx: LoweringContext, node: Node) -> ir.Value:
     "aten.conv3d.padding",
 )  # fmt: skip
 def lower_conv(ctx: LoweringContext, node: Node) -> ir.Value:
-    args = ctx.args(node)
-    x, weight = input_of(node, "input"), input_of(node, "weight")
-    spatial = len(weight.shape) - 2
-
-    def each(name: str) -> list[int]:
-        values = args[name] if isinstance(args[name], (list, tuple)) else [args[name]]
-        return list(values) * (spatial if len(values) == 1 else 1)
-
-    dilation = each("dilation")
+    args, dilation = ctx.args(node), _each(ctx, node, "dilation")
+    spatial = len(dilation)
     if args["padding"] == "same":
-        total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        sizes = input_of(node, "weight").shape[2:]
+        total = [d * (k - 1) for d, k in zip(dilation, sizes, strict=True)]
         pads = [t // 2 for t in total] + [t - t // 2 for t in total]
+    elif args["padding"] == "valid":
+        pads = [0] * 2 * spatial
     else:
-        pads = [0] * 2 * spatial if args["padding"] == "valid" else each("padding") * 2
-    unbatched = len(x.shape) == spatial + 1
+        pads = _each(ctx, node, "padding") * 2
+    return _convolved(ctx, node, "Conv", pads)
+
+
+@register_lowering(
+    "aten.conv_transpose1d", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input"
+)
+def lower_conv_transpose(ctx: LoweringContext, node: Node) -> ir.Value | None:
+    """Not padded at the end and dilated, which onnxruntime refuses.
+
+    torch's own way to it depends on the size of the batch.
+    """
+    ends = _each(ctx, node, "output_padding")
+    if any(ends) and any(step != 1 for step in _each(ctx, node, "dilation")):
+        return None
+    pads = _each(ctx, node, "padding") * 2
+    return _convolved(ctx, node, "ConvTranspose", pads, output_padding=ends)
+
+
+def _each(ctx: LoweringContext, node: Node, name: str) -> list[int]:
+    """An argument of a convolution for each of its axes."""
+    given = ctx.args(node)[name]
+    values = list(given) if isinstance(given, (list, tuple)) else [given]
+    spatial = len(input_of(node, "weight").shape) - 2
+    return values * (spatial if len(values) == 1 else 1)
+
+
+def _convolved(ctx: LoweringContext, node: Node, op: str, pads: list[int], **more: Any) -> ir.Value:
+    args = ctx.args(node)
+    axes = len(input_of(node, "weight").shape)
+    unbatched = len(input_of(node, "input").shape) < axes
     data = ctx.op("Unsqueeze", args["input"], ctx.constant([0])) if unbatched else args["input"]
     result = ctx.op(
-        "Conv",
+        op,
         data,
         args["weight"],
         args["bias"],
-        strides=each("stride"),
+        strides=_each(ctx, node, "stride"),
         pads=pads,
-        dilations=dilation,
+        dilations=_each(ctx, node, "dilation"),
         group=args["groups"],
+        **more,
     )
     return ctx.op("Squeeze", result, ctx.constant([0], torch.int64)) if unbatched else result

@@ -57,6 +57,21 @@ def test_transposed_convolutions_that_are_padded_and_dilated() -> None:
     )
 
 
+def test_a_transposed_convolution_of_any_batch() -> None:
+    """torch computes it in another way for few rows, and then says so of the trace."""
+    sizes = {0: Dim("batch", max=64), 2: Dim("length", max=99)}
+    for options in ((), (1, 0, 0, 2), (2, 1, 1), (1, 2, 0, 1, 3)):
+        agrees(
+            lambda x, w, b, options=options: F.conv_transpose1d(x, w, b, *options),
+            *(
+                (floats(n, 4, t), floats(4, 3, 4), floats(3 * (2 if 2 in options[3:4] else 1)))
+                for n, t in ((2, 7), (20, 4), (1, 9))
+            ),
+            shapes=(sizes, None, None),
+        )
+    agrees(lambda x, w: F.conv_transpose2d(x, w, padding=1), (floats(3, 4, 5), floats(3, 2, 3, 3)))
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_batches_are_normalised_with_their_own_statistics(affine: bool) -> None:
     def normalised(x: Tensor, w: Tensor, b: Tensor) -> Any:
