@@ -205,11 +205,14 @@ def _is_mod(expr: sympy.Basic) -> bool:
 
 def _remainder(expr: sympy.Expr, infos: Mapping[str, DimInfo]) -> sympy.Expr:
     """0 where one size is a multiple of the other for every size of the dims, and the size itself
-    where it is the smaller one."""
+    where it is the smaller one, as one is whose multiple, by 2 or more, the other is."""
     number, divisor = expr.args
     if divide(as_dim(number), as_dim(divisor)) is not None:
         return sympy.Integer(0)
     is_less = at_least(number, 0, infos) and at_least(divisor - number, 1, infos)
+    times = None if is_less else divide(as_dim(divisor), as_dim(number))
+    if times is not None and at_least(number, 1, infos):
+        is_less = at_least(sympy.sympify(times), 2, infos)
     return number if is_less else expr
 
 
