@@ -45,6 +45,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
 _NUMPY = str(Path(np.__file__).parent)
 _ASKING = (torch.__file__, f"{_TORCH}/fx/experimental/", _OURS)
+_NUMPY_CALL = re.compile(r"\b(?:np|numpy)\.")
 _LOOP = re.compile(r"\bfor\b.*\bin\b")
 _SIZES = (torch.SymInt, torch.SymFloat)
 _SYM_INT, _SYM_FLOAT, _SYM_SQRT = (
@@ -63,7 +64,7 @@ class Numbers:
     take numbers alone; those that round may be `rounded` not at all, unless that is None.
     `loops` are functions in which Python counts to a size, and `cuts` the places at which an open
     axis is cut into a number of parts; at those in `whole` it isn't. Where slices may be cut
-    `short`, these may be `opened`.
+    `short`, these may be `opened`. Some were asked for `by_numpy`.
     """
 
     spaces: list[Namespace] = field(default_factory=list)
@@ -76,6 +77,7 @@ class Numbers:
     cuts: set[Place] = field(default_factory=set)
     whole: frozenset[Place] = frozenset()
     short: bool = False
+    by_numpy: bool = False
     opened: bool = False
 
     def __len__(self) -> int:
@@ -104,6 +106,7 @@ def recorded_numbers(found: Numbers) -> Iterator[None]:
         def taken(node: Any, *args: Any) -> Any:
             if node.expr.free_symbols:
                 _add(found, sys._getframe(1))
+                found.by_numpy |= _is_of_numpy(sys._getframe(1))
             return take(node, *args)
 
         return taken
@@ -311,6 +314,17 @@ def _add(found: Numbers, frame: FrameType | None) -> None:
         frame = frame.f_back
     if frame is not None and not any(names is frame.f_globals for names in found.spaces):
         found.spaces.append(frame.f_globals)
+
+
+def _is_of_numpy(frame: FrameType | None) -> bool:
+    """Whether the first line that isn't torch's or ours, or the one it calls, is numpy's."""
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OURS, "<")):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    file = frame.f_code.co_filename
+    line = linecache.getline(file, frame.f_lineno)
+    return file.startswith(_NUMPY) or _NUMPY_CALL.search(line) is not None
 
 
 def _is_library(frame: FrameType) -> bool:

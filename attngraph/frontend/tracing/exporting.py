@@ -184,7 +184,8 @@ class _Attempts:
     """Runs of torch.export on one subject, each with what the error of the one before asks for.
 
     `bytecode` is the error of a run for which the next one is read from the code's bytecode instead
-    of being run; it names a line, which that doesn't. A `refusal` is what stands if nothing helps.
+    of being run; it names a line, which that doesn't. What it gave `_with_numpy` stands where the
+    next one fails. A `refusal` is what stands if nothing helps.
     """
 
     subject: Subject
@@ -202,6 +203,8 @@ class _Attempts:
         self._follows = bool(self.subject.sides)
         self._hits = None if self.subject.sides is None else Hits()
         self._parts: dict[tuple[sympy.Expr, int], None] = {}
+        self._with_numpy: Traced | None = None
+        self._fixed: dict[str, tuple[str, int] | None] = {}
 
     def next(self) -> Traced | None:
         """A trace, or None where another attempt may give one. Raises what the last error says."""
@@ -211,8 +214,9 @@ class _Attempts:
         try:
             program = self._run(attempt)
         except Exception as error:
-            self._answer(error, attempt)
-            return None
+            if self._with_numpy is None:
+                self._answer(error, attempt)
+            return self._with_numpy
         hits, loops = self._hits, set[Place]()
         if hits is not None and hits.places:
             loops.update(hits.places)
@@ -222,7 +226,7 @@ class _Attempts:
                 return None
         known = self._known
         made = _made_constant(program, attempt.requests, attempt.fixed)
-        return Traced(
+        traced = Traced(
             program,
             attempt.requests,
             self.subject.asked,
@@ -240,6 +244,10 @@ class _Attempts:
             parts=tuple(self._parts),
             opened=known.opened,
         )
+        if made and self.numbers.by_numpy and self.bytecode is None:
+            self._with_numpy, self.bytecode = traced, CaptureError("numpy takes numbers alone")
+            return None
+        return traced
 
     def _run(self, attempt: _Attempt) -> ExportedProgram:
         subject, sides = self.subject, self.subject.sides
@@ -294,9 +302,10 @@ class _Attempts:
         if not self.deferred and always_hold(message):
             self.deferred = True
             return
-        is_better_read = _reads_better(message) or raises_itself(error)
+        in_numpy = numbers.by_numpy and _of_numpy(error, attempt.requests)
+        is_better_read = _reads_better(message) or raises_itself(error) or in_numpy
         if self.bytecode is None and (is_better_read or looks_up_a_size(message)):
-            self.bytecode = error
+            self.bytecode, self._fixed = error, attempt.fixed
             if looks_up_a_size(message):
                 add_raising(numbers, deepest(error).__traceback__)
             return
@@ -323,11 +332,13 @@ class _Attempts:
         add_raising(self.numbers, deepest(error).__traceback__)
         if self.refusal is not None:
             raise self.refusal from error
-        told, first = error, self.bytecode
-        if first is not None and (depends_on_data(str(error)) or raises_itself(first)):
-            told = first
+        told, first, fixed = error, self.bytecode, attempt.fixed
+        if first is not None and (
+            depends_on_data(str(error)) or raises_itself(first) or self.numbers.by_numpy
+        ):
+            told, fixed = first, self._fixed
         own = partial(_own, self.subject)
-        self.refusal = explained(told, self.subject.module, attempt.requests, attempt.fixed, own)
+        self.refusal = explained(told, self.subject.module, attempt.requests, fixed, own)
         if not relates_sizes(error) or without_names(self._shapes) is None:
             raise self.refusal from told
 
@@ -347,6 +358,14 @@ def _reads_better(message: str) -> bool:
 def untranslated(error: Exception, subject: Subject) -> CaptureError:
     """What is told where torch refuses a program that its own trace has made."""
     return explained(error, subject.module, (), {}, partial(_own, subject))
+
+
+def _of_numpy(error: Exception, requests: tuple[Request, ...]) -> bool:
+    """Whether numpy may have failed over a size, or made a number of it.
+
+    Dynamo reads its calls as those of torch that do the same.
+    """
+    return "ufunc" in str(error) or bool(_constants(error, requests))
 
 
 def _own(subject: Subject) -> Exception | None:

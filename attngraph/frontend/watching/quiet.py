@@ -57,6 +57,8 @@ def quiet() -> Iterator[None]:
             for module in ("torch", "typing_extensions", "copyreg"):
                 warnings.filterwarnings("ignore", module=rf"{module}(\.|$)")
             warnings.filterwarnings("ignore", "The tensor attribute")  # they are as they were
+            # an array is a tensor to Dynamo, and torch.tensor(array) a copy of one
+            warnings.filterwarnings("ignore", "To copy construct from a tensor")
             warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_")
             yield
     finally:
