@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from attngraph.export.lowering.emission.context import LoweringContext
+from attngraph.export.lowering.emission.products import may_be_empty
 from attngraph.export.lowering.emission.registry import register_lowering
 from attngraph.export.lowering.emission.values import FLOATS
 from attngraph.ir import Node, Value
@@ -46,9 +47,16 @@ def _reduce(
         axes = ctx.constant(places)
     elif keep and x.dtype == ir.DataType.INT64:  # others stand for the operator, axis by axis
         axes = ctx.constant(places)
+    counted = [input_of(node, "self").shape[place] for place in places]
     if op_type in ("ReduceSum", "ReduceMean") and node.output.dtype == torch.float32:
         x = _in_parts(ctx, op_type, node, x, places)
-    return ctx.op(op_type, x, axes, keepdims=int(keep))
+    reduced = ctx.op(op_type, x, axes, keepdims=int(keep))
+    if op_type != "ReduceMean" or not may_be_empty(ctx, counted):
+        return reduced
+    # The mean of nothing is NaN, and 0 to onnxruntime.
+    count = ctx.number(product(counted), torch.int64)
+    missing = ctx.constant(math.nan, node.output.dtype)
+    return ctx.op("Where", ctx.op("Equal", count, ctx.constant(0)), missing, reduced)
 
 
 def _in_parts(
@@ -301,6 +309,9 @@ def lower_variance(ctx: LoweringContext, node: Node) -> ir.Value:
     )
     squares = ctx.op("Mul", centred, centred)
     total = _reduce(ctx, "ReduceSum", node, squares, dims, args.get("keepdim", False))
-    count = product(x.shape[dim] for dim in dims)
-    variance = ctx.op("Div", total, ctx.number(count - correction, dtype))
+    counted = [x.shape[dim] for dim in dims]
+    divisor = ctx.number(product(counted) - correction, dtype)
+    if may_be_empty(ctx, counted):  # of nothing it is NaN
+        divisor = ctx.op("Max", divisor, ctx.constant(0.0, dtype))
+    variance = ctx.op("Div", total, divisor)
     return ctx.op("Sqrt", variance) if node.op.startswith("aten.std") else variance
