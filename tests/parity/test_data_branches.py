@@ -183,6 +183,19 @@ class DiffersBelow(nn.Module):
         return x.tanh() * there[..., None]
 
 
+class Catches(nn.Module):
+    """What it raises chooses between two results."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            if (x < 0).any():
+                raise ValueError("negative")
+            x = x * 2
+        except ValueError:
+            x = x + 1
+        return x
+
+
 class RaisesAndChooses(nn.Module):
     """One of its two lines is a choice like any other."""
 
@@ -404,7 +417,7 @@ def test_zeros_are_compared_where_several_inputs_give_them() -> None:
         torch.testing.assert_close(optimized(x), module(x))
 
 
-@pytest.mark.parametrize("module", [DiffersBelow(), RaisesAndChooses()])
+@pytest.mark.parametrize("module", [DiffersBelow(), RaisesAndChooses(), Catches()])
 def test_inputs_of_one_sign_tell_sides_apart(module: nn.Module) -> None:
     with pytest.raises(CaptureError, match="compute different things"):
         _optimized(module, (X,))

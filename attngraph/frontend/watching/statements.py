@@ -15,7 +15,8 @@ _LEAVES = (ast.Return, ast.Break, ast.Continue)
 def answer_without_effect(file: str, line: int) -> bool | None:
     """The answer to the conditions of a line with which it neither raises nor tells anything.
 
-    None where it does anything else on either side, or where its conditions need different answers.
+    None where it does anything else on either side, where its conditions need different answers, or
+    where what it raises is caught in the same function.
     """
     found: set[bool] = set()
     for statement in _statements(file).get(line, ()):
@@ -83,8 +84,15 @@ def _parsed(source: str) -> dict[int, list[ast.If | ast.Assert]]:
     except (SyntaxError, ValueError):
         return {}
     found: dict[int, list[ast.If | ast.Assert]] = {}
+    caught = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try) and node.handlers
+        for part in node.body
+        for inner in ast.walk(part)
+    }
     for node in ast.walk(tree):
-        if isinstance(node, (ast.If, ast.Assert)):
+        if isinstance(node, (ast.If, ast.Assert)) and node not in caught:
             # Python 3.11 places the jump at the statement, whose condition may begin below it.
             for line in range(node.lineno, (node.test.end_lineno or node.lineno) + 1):
                 found.setdefault(line, []).append(node)
