@@ -11,7 +11,8 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -52,7 +53,7 @@ def settled(
         return replace(captured, notes=(*captured.notes, *_assertions(captured))), check
     if len(places) > _MOST:
         raise _refused(places[_MOST], f"and {len(places)} places of the model do")
-    tried: dict[tuple[bool, ...], str] = {}
+    tried: list[_Fault] = []
     first = tuple(captured.branches[place] for place in places)
     ways = sorted(itertools.product((True, False), repeat=len(places)), key=lambda w: w != first)
     for way in ways:
@@ -63,20 +64,27 @@ def settled(
             wrong = _unsettled(captured, check)
             wrong = wrong or _mistaken(model, captured, check, elsewhere=elsewhere)
         except UsageError as error:
-            wrong = f"then {error}"
-        if not wrong:
+            wrong = _Fault(places[0], f"then {error}")
+        if wrong is None:
             notes = [_note(place, captured.branches[place]) for place in places]
             notes += _assertions(captured)
             return replace(captured, notes=(*captured.notes, *notes)), check
-        tried[way] = wrong
+        tried.append(wrong)
     # Of a way that agrees everywhere nothing is wrong but that this isn't all that there is.
-    raise _refused(
-        places[0], next((_UNMET for why in tried.values() if why == _UNMET), tried[first])
-    )
+    worst = next((fault for fault in tried if fault.why == _UNMET), tried[0])
+    raise _refused(worst.place, worst.why)
 
 
-def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool) -> str:
-    """Why the other side of a branch is the right one, where no case tells the two apart; else "".
+@dataclass(frozen=True)
+class _Fault:
+    """Why the sides that were followed can't be relied on, and at which place that shows."""
+
+    place: Place
+    why: str
+
+
+def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool) -> _Fault | None:
+    """Why the other side of a branch is the right one, where no case tells the two apart.
 
     Of `if keep.all(): keep = ones`, both are equal while nothing that counts is hidden: then masks
     are looked through until the two differ, and the model says which of them is right. Where they
@@ -101,12 +109,12 @@ def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool
             with contextlib.suppress(UsageError):  # the model takes no such mask
                 check.references(tensors)
                 if not is_traced(check, captured.graph, tensors):
-                    return _DIFFERENT
+                    return _Fault(place, _DIFFERENT)
                 break
         else:
             if _read(captured.graph) < _read(other.graph):
-                return "the other side reads more of the inputs"
-    return ""
+                return _Fault(place, "the other side reads more of the inputs")
+    return None
 
 
 def _is_equal(graph: Graph, other: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
@@ -164,23 +172,33 @@ def _further(
     """Inputs beside those of the check; None where the trace is wrong on one.
 
     Where the rows of floats are told by what they hold, every case of it may hide some; of floats
-    that are compared with a number, each may hold some that are larger, and some that aren't.
+    that are compared with a number, each may hold some that are larger, and some that aren't. Equal
+    rows go the same way, and leave others without any: a mixture's experts.
     """
     bare = opened(roles, captured.args)
     found = [bare] if is_traced(check, captured.graph, bare) else []
-    for sign, times in itertools.product((1.0, -1.0), (1.0, 3.0)):
-        signed = tuple(
-            (each.abs() * (sign * times)).roll(int(times), -1)
-            if each.is_floating_point() and each.dim() and not role.masks
-            else each
-            for role, each in zip(roles, captured.args, strict=True)
-        )
+    ways = [partial(_signed, by=sign * times) for sign in (1.0, -1.0) for times in (1.0, 3.0)]
+    for way in (*ways, *(partial(_alike, at=at) for at in (0, -1))):
+        pairs = zip(roles, captured.args, strict=True)
+        made = tuple(each if role.masks or not each.dim() else way(each) for role, each in pairs)
         with contextlib.suppress(UsageError):  # the model takes no such numbers
-            check.references(signed)
-            if not is_traced(check, captured.graph, signed):
+            check.references(made)
+            if not is_traced(check, captured.graph, made):
                 return None
-            found.append(signed)
+            found.append(made)
     return found
+
+
+def _signed(tensor: torch.Tensor, by: float) -> torch.Tensor:
+    """Floats of one sign, in another order than the sample's."""
+    return (tensor.abs() * by).roll(int(by), -1) if tensor.is_floating_point() else tensor
+
+
+def _alike(tensor: torch.Tensor, at: int) -> torch.Tensor:
+    """Rows that are all the sample's first or last; of integers, one number everywhere."""
+    rows = tensor.flatten(0, -2) if tensor.is_floating_point() and tensor.dim() > 1 else tensor
+    row = rows.flatten()[at] if rows is tensor else rows[at]
+    return row.expand(tensor.shape).clone()
 
 
 def _varies(tensor: torch.Tensor) -> bool:
@@ -190,17 +208,17 @@ def _varies(tensor: torch.Tensor) -> bool:
     return bool((flat != flat[0]).any())
 
 
-def _unsettled(captured: Captured, check: Check) -> str:
-    """Why the followed sides can't be relied on; empty where they can."""
+def _unsettled(captured: Captured, check: Check) -> _Fault | None:
+    """Why the followed sides can't be relied on; None where they can."""
     taken = _taken(captured, check)
-    if taken is None:
-        return _DIFFERENT
-    for place, side in captured.branches.items():
-        if not is_assertion(place) and not taken[place]:
-            return "no run of the model shows which side it takes there"
-        if not is_assertion(place) and (not side) not in taken[place]:
-            return _UNMET if agrees(check, captured.graph) else _DIFFERENT
-    return "" if agrees(check, captured.graph) else _DIFFERENT
+    places = [place for place in captured.branches if not is_assertion(place)]
+    for place in places if taken is not None else ():
+        if not taken[place]:
+            return _Fault(place, "no run of the model shows which side it takes there")
+    if taken is None or not agrees(check, captured.graph):
+        return _Fault(places[0], _DIFFERENT)
+    unmet = (place for place in places if (not captured.branches[place]) not in taken[place])
+    return next((_Fault(place, _UNMET) for place in unmet), None)
 
 
 def _note(place: Place, side: bool) -> str:

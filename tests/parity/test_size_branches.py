@@ -114,6 +114,28 @@ def test_no_rows_are_a_shortcut(kind: type[Mixture]) -> None:
             torch.testing.assert_close(optimized(x), module(x))
 
 
+class Masked(PassesOverIdleExperts):
+    """A branch of each kind; at these sizes all experts have rows, unless all rows are alike."""
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        if torch.isnan(x).any():
+            raise ValueError("a number is missing")
+        if visible.all():
+            return super().forward(x)
+        return super().forward(x) * visible[..., None]
+
+
+def test_several_branches_of_a_model_without_dims() -> None:
+    module, x, visible = Masked().eval(), torch.randn(3, 9, 16), torch.rand(3, 9) > 0.3
+    optimized = attngraph.optimize(module, (x, visible))
+    said = [note for note in optimized.report.notes if "test_size_branches.py" in note]
+    assert len(said) == 3
+    for rows in (x, x[:1, :1].expand_as(x)):
+        for mask in (visible, torch.ones_like(visible)):
+            with torch.no_grad():
+                torch.testing.assert_close(optimized(rows, mask), module(rows, mask))
+
+
 class DiffersWhereNone(Mixture):
     def forward(self, x: Tensor) -> Tensor:
         found = torch.nonzero(x[0, :, 0] > 0).squeeze(1)
