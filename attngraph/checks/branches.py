@@ -210,12 +210,14 @@ def _varies(tensor: torch.Tensor) -> bool:
 
 def _unsettled(captured: Captured, check: Check) -> _Fault | None:
     """Why the followed sides can't be relied on; None where they can."""
-    taken = _taken(captured, check)
     places = [place for place in captured.branches if not is_assertion(place)]
-    for place in places if taken is not None else ():
+    taken = _taken(captured, check)
+    if taken is None:
+        return _Fault(places[0], _DIFFERENT)
+    for place in places:
         if not taken[place]:
             return _Fault(place, "no run of the model shows which side it takes there")
-    if taken is None or not agrees(check, captured.graph):
+    if not agrees(check, captured.graph):
         return _Fault(places[0], _DIFFERENT)
     unmet = (place for place in places if (not captured.branches[place]) not in taken[place])
     return next((_Fault(place, _UNMET) for place in unmet), None)
