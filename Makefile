@@ -35,7 +35,7 @@ test-all: $(INSTALLED)
 
 # Stands for the CPU that is not at hand: tests/products.py.
 test-other-blas: $(INSTALLED)
-	$(PYTEST) -m 'not slow and not machine' --other-blas tests/capture tests/passes
+	$(PYTEST) -m 'not slow and not machine and not wide' --other-blas tests/capture tests/passes
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

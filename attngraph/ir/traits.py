@@ -192,8 +192,8 @@ POINTWISE = _trait(
     "pointwise",
     "__and__.Tensor __or__.Tensor __and__.Scalar __or__.Scalar where.ScalarSelf where.ScalarOther "
     "where.Scalar masked_fill.Tensor rsub.Tensor hardswish fill.Scalar fill.Tensor floor_divide "
-    "floor_divide.Scalar isclose log_sigmoid special_exp2 special_logit special_sinc _to_copy "
-    "to.dtype",
+    "floor_divide.Scalar isclose log_sigmoid special_digamma special_erfinv special_exp2 "
+    "special_logit special_sinc _to_copy to.dtype",
     _tagged(torch.Tag.pointwise),
 )
 
@@ -265,12 +265,16 @@ TRUTH = _trait("truth", "any any.dim any.dims all all.dim all.dims")
 OPAQUE = _trait(
     "opaque",
     "_adaptive_avg_pool3d _cdist_forward cdist _grouped_mm _local_scalar_dense _pdist_forward "
+    "_native_batch_norm_legit_functional native_batch_norm "
     "adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-    "as_strided avg_pool2d avg_pool3d bucketize.Tensor conj cosine_similarity "
-    "cross_entropy_loss diag diag_embed diagonal diff embedding_bag embedding_bag.padding_idx eye "
-    "eye.m grid_sampler_3d hamming_window isin.Tensor_Scalar isin.Tensor_Tensor item kthvalue "
-    "masked_select max_pool2d max_unpool2d max_unpool3d "
+    "as_strided avg_pool2d avg_pool3d bucketize.Scalar bucketize.Tensor conj cosine_similarity "
+    "cross_entropy_loss diag diag_embed diagonal diagonal_copy diff embedding_bag "
+    "embedding_bag.padding_idx eye eye.m grid_sampler_3d hamming_window isin.Tensor_Scalar "
+    "isin.Tensor_Tensor item kthvalue "
+    "linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor "
+    "masked_select max_pool2d max_unpool2d max_unpool3d mode nonzero_static "
+    "pixel_shuffle take trace "
     "median.dim nanmedian.dim pad_sequence quantile searchsorted.Scalar searchsorted.Tensor "
     "tril_indices unfold unique_consecutive _unique2 upsample_bicubic2d upsample_bilinear2d "
     "upsample_nearest2d vander view.dtype view_as_complex view_as_real "

@@ -13,6 +13,8 @@ import attngraph
 from attngraph.errors import CaptureError
 from attngraph.frontend.capture import capture
 
+pytestmark = pytest.mark.wide
+
 
 class Checked(nn.Module):
     """Attention behind a check of its inputs."""

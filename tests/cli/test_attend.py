@@ -16,6 +16,8 @@ from attngraph.reports.content_policy import content_policy
 from attngraph.reports.heat_map import heat_map
 from examples import alignment
 
+pytestmark = pytest.mark.wide
+
 BERT = ("--factory", "examples.bert:build")
 MODEL = ("--factory", "examples.transformer:build")
 

@@ -162,7 +162,7 @@ def test_names_of_a_program_are_not_for_modules(attngraph: Any) -> None:
     ("factory", "line", "what", "hint"),
     [
         ("branch", "39 (if x.sum() > 0:)", "sides compute different things", "Use torch.where"),
-        ("selection", "47 (return chosen if", "data-dependent size", "mask instead of selecting"),
+        ("selection", "47 (return chosen if", "sides compute different", "Use torch.where"),
         ("number", "52 (return x[:, list(", "data-dependent number", "Keep it a tensor"),
     ],
 )

@@ -6,6 +6,8 @@ import pytest
 
 from tests.corpus.trial import attempt
 
+pytestmark = pytest.mark.wide
+
 # (architecture, attention) → (fused sites, declined sites by code)
 RECORDED: dict[tuple[str, str], tuple[int, dict[str, int]]] = {
     ("beit", "sdpa"): (2, {}),  # a bias by relative position

@@ -30,6 +30,8 @@ from tests.fuzz.source import ATTENTIONS, write
 from tests.fuzz.sweep import Worker, of_draw, of_seed, table
 from tests.fuzz.trial import FAILURES
 
+pytestmark = pytest.mark.wide
+
 SEEDS = (0, 1, 7, 8, 26)  # one layer each, static and dynamic, masked and not
 MANY = range(300)
 

@@ -35,15 +35,16 @@ def _optimized(formulation: Formulation, dynamic: bool) -> Optimized:
 def _runs(field: str) -> list[ParameterSet]:
     """Every formulation, static and dynamic; where `field` names a defect it must still fail.
 
-    That of static sizes is `wide` where there is the other.
+    That of static sizes is `wide` or `slow` where there is the other.
     """
     runs = []
-    for name, formulation in FORMULATIONS.items():
+    for number, (name, formulation) in enumerate(FORMULATIONS.items()):
         reason = getattr(formulation, field) or formulation.broken
         known = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
         static = [] if reason.startswith("dynamic: ") else known
-        wide = [pytest.mark.wide] if formulation.dynamic else []
-        runs.append(pytest.param(formulation, False, id=name, marks=[*static, *wide]))
+        again = [pytest.mark.slow if number % 3 else pytest.mark.wide]
+        marks = [*static, *(again if formulation.dynamic else [])]
+        runs.append(pytest.param(formulation, False, id=name, marks=marks))
         if formulation.dynamic:
             runs.append(pytest.param(formulation, True, id=f"{name}-dynamic", marks=known))
     return runs

@@ -12,6 +12,8 @@ from attngraph import passes
 from attngraph.frontend.capture import capture
 from attngraph.ir import Graph, interpret, verify
 
+pytestmark = pytest.mark.wide
+
 HEADS, WIDTH = 3, 8
 PIPELINE = "split-complex,canonicalize,constant-fold,cse,dce,fuse-rotary,dce,canonicalize,cse,dce"
 Rotate = Callable[[Tensor], Tensor]

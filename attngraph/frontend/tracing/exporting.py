@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 import warnings
@@ -19,9 +18,7 @@ import sympy
 import torch
 from torch._dynamo import config as dynamo_config
 from torch.export import ExportedProgram
-from torch.export.dynamic_shapes import Dim, _DimHint, refine_dynamic_shapes_from_suggested_fixes
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.numbers import int_oo
 
 from attngraph.errors import CaptureError
 from attngraph.frontend.interface.output_classes import make_known
@@ -43,25 +40,24 @@ from attngraph.frontend.rewording.rewordings import Rewordings
 from attngraph.frontend.rewording.rounded_sizes import rounded_up
 from attngraph.frontend.rewording.short_slices import short_slices
 from attngraph.frontend.rewording.tied_sizes import Ties, seen_ties
-from attngraph.frontend.sizes.program_dims import user_placeholders
-from attngraph.frontend.tracing.guards import always_hold, excluded_largest, excluded_small
+from attngraph.frontend.tracing.guards import always_hold
+from attngraph.frontend.tracing.remaining_dims import (
+    fixed_note,
+    made_constant,
+    narrowed,
+    ranges_of,
+    taken_for_constants,
+)
 from attngraph.frontend.tracing.remedies import Remedies
 from attngraph.frontend.tracing.trace_errors import (
-    FIXED,
     LOOKED_UP,
     UNKNOWN_OUTPUT,
     chooses,
     deepest,
     explained,
-    fixed_first,
     loop_over,
     raises_itself,
     relates_sizes,
-    rewrite,
-    sentence,
-    specialised,
-    suggestions,
-    where,
 )
 from attngraph.frontend.watching.locations import user_frame
 from attngraph.frontend.watching.questions import Question, recorded_questions
@@ -74,9 +70,6 @@ _ATTEMPTS = 7
 
 class OtherNumbersError(CaptureError):
     """A trace failed in which sizes became numbers at places that weren't known."""
-
-
-_RANGE = re.compile(r"(\w+) = Dim\('\1'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 
 @dataclass(frozen=True)
@@ -179,13 +172,23 @@ class _Attempt:
     branches: dict[Place, bool] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Run:
+    """A run of the model's code after which that is read instead: its error, which names a line
+    that reading doesn't; where sizes were `fixed`; what it gave, which stands if reading fails.
+    """
+
+    error: Exception
+    fixed: dict[str, tuple[str, int] | None]
+    traced: Traced | None = None
+
+
 @dataclass
 class _Attempts:
     """Runs of torch.export on one subject, each with what the error of the one before asks for.
 
-    `bytecode` is the error of a run for which the next one is read from the code's bytecode instead
-    of being run; it names a line, which that doesn't. What it gave `_with_numpy` stands where the
-    next one fails. A `refusal` is what stands if nothing helps.
+    With `before`, the next one is read from the code's bytecode instead of being run. A `refusal`
+    is what stands if nothing helps.
     """
 
     subject: Subject
@@ -194,7 +197,7 @@ class _Attempts:
     remedies: Remedies
     deferred: bool
     settled: bool
-    bytecode: Exception | None = None
+    before: _Run | None = None
     refusal: CaptureError | None = None
 
     def __post_init__(self) -> None:
@@ -203,20 +206,20 @@ class _Attempts:
         self._follows = bool(self.subject.sides)
         self._hits = None if self.subject.sides is None else Hits()
         self._parts: dict[tuple[sympy.Expr, int], None] = {}
-        self._with_numpy: Traced | None = None
-        self._fixed: dict[str, tuple[str, int] | None] = {}
 
     def next(self) -> Traced | None:
         """A trace, or None where another attempt may give one. Raises what the last error says."""
         attempt = _Attempt(self.subject.requests(self._shapes))
-        if self.bytecode is not None and looks_up_a_size(str(self.bytecode)):
-            attempt.fixed[LOOKED_UP] = user_frame(traceback.walk_tb(self.bytecode.__traceback__))
+        before = self.before
+        if before is not None and looks_up_a_size(str(before.error)):
+            attempt.fixed[LOOKED_UP] = user_frame(traceback.walk_tb(before.error.__traceback__))
         try:
             program = self._run(attempt)
         except Exception as error:
-            if self._with_numpy is None:
-                self._answer(error, attempt)
-            return self._with_numpy
+            if before is not None and before.traced is not None:
+                return before.traced
+            self._answer(error, attempt)
+            return None
         hits, loops = self._hits, set[Place]()
         if hits is not None and hits.places:
             loops.update(hits.places)
@@ -225,13 +228,13 @@ class _Attempts:
                 self._hits = None
                 return None
         known = self._known
-        made = _made_constant(program, attempt.requests, attempt.fixed)
+        made = made_constant(program, attempt.requests, attempt.fixed)
         traced = Traced(
             program,
             attempt.requests,
             self.subject.asked,
             tuple(attempt.questions),
-            tuple(_fixed_note(request, attempt.fixed) for request in made),
+            tuple(fixed_note(request, attempt.fixed) for request in made),
             attempt.branches,
             made,
             tuple(known.replayed),
@@ -244,8 +247,8 @@ class _Attempts:
             parts=tuple(self._parts),
             opened=known.opened,
         )
-        if made and self.numbers.by_numpy and self.bytecode is None:
-            self._with_numpy, self.bytecode = traced, CaptureError("numpy takes numbers alone")
+        if made and self.numbers.by_numpy and before is None:
+            self.before = _Run(CaptureError(traced.notes[0]), attempt.fixed, traced)
             return None
         return traced
 
@@ -257,7 +260,7 @@ class _Attempts:
                 stack.enter_context(context())
             stack.enter_context(short_slices(self._met, opens=self._known.opened))
             ties = Ties()
-            if self.bytecode is None:
+            if self.before is None:
                 stack.enter_context(seen_ties(subject.module, attempt.requests, ties))
             cuts, whole = self.numbers.cuts, self._known.whole
             stack.enter_context(Rewordings(cuts, whole, self._hits, ties))
@@ -277,7 +280,7 @@ class _Attempts:
                 subject.module,
                 *subject.inputs,
                 dynamic_shapes=shapes,
-                strict=self.bytecode is not None,
+                strict=self.before is not None,
                 prefer_deferred_runtime_asserts_over_guards=self.deferred,
             )
 
@@ -304,23 +307,23 @@ class _Attempts:
             return
         in_numpy = numbers.by_numpy and _of_numpy(error, attempt.requests)
         is_better_read = _reads_better(message) or raises_itself(error) or in_numpy
-        if self.bytecode is None and (is_better_read or looks_up_a_size(message)):
-            self.bytecode, self._fixed = error, attempt.fixed
+        if self.before is None and (is_better_read or looks_up_a_size(message)):
+            self.before = _Run(error, attempt.fixed)
             if looks_up_a_size(message):
                 add_raising(numbers, deepest(error).__traceback__)
             return
-        constant = _constants(error, attempt.requests)
+        constant = taken_for_constants(error, attempt.requests)
         unrolled = [loop_over(request, attempt.fixed) for request in constant]
         if constant and not self.constant and not all(unrolled):  # no table has a loop's turns
             self.constant = constant
             return
-        narrowed = _narrow(message, attempt.requests, self._shapes, starts=not numbers.opened)
-        if narrowed is not None:
+        shapes = narrowed(message, attempt.requests, self._shapes, starts=not numbers.opened)
+        if shapes is not None:
             # What else it demands may hold in the narrower range: the next trace needn't find that.
-            self.deferred = self.deferred or always_hold(message, _ranges(narrowed))
-            self._shapes = narrowed
+            self.deferred = self.deferred or always_hold(message, ranges_of(shapes))
+            self._shapes = shapes
         elif self.subject.sides is not None and not self._follows and chooses(error):
-            self._follows, self.bytecode = True, None
+            self._follows, self.before = True, None
         else:
             self._refuse(error, attempt)
 
@@ -332,11 +335,11 @@ class _Attempts:
         add_raising(self.numbers, deepest(error).__traceback__)
         if self.refusal is not None:
             raise self.refusal from error
-        told, first, fixed = error, self.bytecode, attempt.fixed
-        if first is not None and (
-            depends_on_data(str(error)) or raises_itself(first) or self.numbers.by_numpy
+        told, before, fixed = error, self.before, attempt.fixed
+        if before is not None and (
+            depends_on_data(str(error)) or raises_itself(before.error) or self.numbers.by_numpy
         ):
-            told, fixed = first, self._fixed
+            told, fixed = before.error, before.fixed
         own = partial(_own, self.subject)
         self.refusal = explained(told, self.subject.module, attempt.requests, fixed, own)
         if not relates_sizes(error) or without_names(self._shapes) is None:
@@ -365,7 +368,7 @@ def _of_numpy(error: Exception, requests: tuple[Request, ...]) -> bool:
 
     Dynamo reads its calls as those of torch that do the same.
     """
-    return "ufunc" in str(error) or bool(_constants(error, requests))
+    return "ufunc" in str(error) or bool(taken_for_constants(error, requests))
 
 
 def _own(subject: Subject) -> Exception | None:
@@ -390,13 +393,6 @@ def _known_output(subject: Subject) -> bool:
     return make_known(output)
 
 
-def _constants(error: Exception, requests: tuple[Request, ...]) -> list[Request]:
-    """The dims that the trace took for constants."""
-    found = [FIXED.fullmatch(line) for line in suggestions(str(error))]
-    names = {match[1] for match in found if match}
-    return [request for request in requests if request.name in names]
-
-
 def _forget(subject: Subject, constant: Sequence[Request]) -> None:
     """Runs the model with sizes below the dims' ranges.
 
@@ -412,62 +408,3 @@ def _forget(subject: Subject, constant: Sequence[Request]) -> None:
     small, named = pytree.tree_unflatten(leaves, structure)
     with suppress(Exception):
         subject.module(*small, **named)
-
-
-def _narrow(message: str, requests: Sequence[Request], dynamic_shapes: Any, *, starts: bool) -> Any:
-    """The shapes with torch's suggestions applied, if all of them only narrow ranges.
-
-    With `starts` that is also where a dim begins, beyond which slices are never cut short.
-    """
-    samples = {each.name: each.size for each in requests if each.name and each.name == each.root}
-    found = suggestions(message) or excluded_largest(message)
-    if not found and starts:
-        found = excluded_small(message, samples)
-    matches = [_RANGE.fullmatch(line) for line in found]
-    if not matches or not dynamic_shapes or not all(matches):
-        return None
-    fixes = "\n".join(match[0] for match in matches if match)
-    # torch refines named dims alone, and stops at a Dim.AUTO.
-    named = pytree.tree_map(lambda dim: None if isinstance(dim, _DimHint) else dim, dynamic_shapes)
-    refined = refine_dynamic_shapes_from_suggested_fixes(f"Suggested fixes:\n{fixes}", named)
-    return pytree.tree_map(
-        lambda dim, new: dim if isinstance(dim, _DimHint) else new, dynamic_shapes, refined
-    )
-
-
-def _ranges(dynamic_shapes: Any) -> dict[str, str]:
-    """The range of each dim by name, as torch writes it."""
-    found = {}
-    for dim in pytree.tree_leaves(dynamic_shapes):
-        if isinstance(dim, Dim):
-            most = "" if dim.max == int_oo else f" <= {dim.max}"
-            found[dim.__name__] = f"{dim.min} <= {dim.__name__}{most}"
-    return found
-
-
-def _made_constant(
-    program: ExportedProgram,
-    requests: tuple[Request, ...],
-    fixed: Mapping[str, tuple[str, int] | None],
-) -> tuple[Request, ...]:
-    """The axes of Dim.AUTO, "where the model allows", that became constants.
-
-    Raises CaptureError where a dim that was asked for by name became one.
-    """
-    placeholders = user_placeholders(program)
-    found = []
-    for request in requests:
-        size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
-            continue
-        if request.name is not None:
-            raise specialised(fixed_first(request, requests, fixed), fixed)
-        found.append(request)
-    return tuple(found)
-
-
-def _fixed_note(request: Request, fixed: Mapping[str, tuple[str, int] | None]) -> str:
-    return (
-        f"{sentence(request)} stays {request.size}: the model makes a constant of it"
-        f"{where(request, fixed)}. For other sizes: {rewrite(request, fixed)}."
-    )

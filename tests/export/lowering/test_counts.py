@@ -14,6 +14,8 @@ from torch.export import Dim
 
 from tests.export.lowered import agrees
 
+pytestmark = pytest.mark.wide
+
 RUNS = torch.tensor([1.5, 1.5, -2.0, 0.0, -0.0, 0.0, 1.5, math.inf, math.inf])
 EDGES = torch.tensor([-1.0, 0.0, 1.0])
 

@@ -15,6 +15,8 @@ from torch.export import Dim
 import attngraph
 from tests.export.lowered import agrees, module
 
+pytestmark = pytest.mark.wide
+
 ROW = torch.tensor([0])
 NUMBER = torch.tensor(2.5)
 

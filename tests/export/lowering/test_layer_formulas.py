@@ -16,6 +16,8 @@ from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from tests.export.lowered import agrees, module
 
+pytestmark = pytest.mark.wide
+
 
 def floats(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))

@@ -12,6 +12,8 @@ from torch.nn import functional
 
 import attngraph
 
+pytestmark = pytest.mark.wide
+
 # A place of up to 41 is rounded by 2e-6, and neighbours differ by 6.
 _CLOSE = {"rtol": 1e-5, "atol": 2e-5}
 _SIZES = ((5, 6, 4), (11, 3, 8), (14, 13, 5), (1, 1, 1))

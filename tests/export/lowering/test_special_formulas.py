@@ -13,6 +13,8 @@ from attngraph.export.lowering.lower import lower
 from attngraph.frontend.capture import capture
 from tests.export.lowered import module, run, session_of
 
+pytestmark = pytest.mark.wide
+
 POLES = [0.0, -0.0, 1.0, 2.0, -1.0, -2.0, -7.0, math.inf, math.nan]
 NEAR = [1e-30, -1e-30, 1 + 1e-6, 2 - 1e-6, 0.5, 1.4616321, -0.5, -2.4570246, -3.9999, 30.5]
 
