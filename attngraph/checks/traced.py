@@ -26,6 +26,8 @@ _ROUNDING = 2.0**-11
 """Half the digits of float32, in which a trace may hold tables that the model computes."""
 
 
+_LARGEST = 4096
+"""Up to which size a dim's end is tried."""
 _TIMES, _MOST_SIZES = 8, 8
 """How far beyond the sample, and how many of the sizes, at which other code runs are tried."""
 _SMALL = 4
@@ -84,7 +86,7 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
         cut = [each for each in blocks(suspect.condition).values() if each[0] in names]
         tried += [{name: n} for name, size in cut for n in (size, size // 2)]
         if suspect.chance:
-            tried += _together(suspect, sample)
+            tried += [*_together(suspect, sample), *_ends(suspect, graph)]
         is_start = suspect.start is not None
         if suspect.beyond or is_start or functions_of(suspect.condition) & DIVIDING:
             tried += _elsewhere(suspect, sample)
@@ -164,6 +166,13 @@ def _together(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, int
         for size in range(1, _TIMES * max((sample[name] for name in names), default=0) + 1)
     ]
     return [sizes for sizes in alike if only.broken({**sample, **sizes})][:_MOST_SIZES]
+
+
+def _ends(suspect: Suspect, graph: Graph) -> list[dict[str, int]]:
+    """The largest sizes of its dims: of a table that is taken whole, its length."""
+    highs = {name: info.high for name, info in graph.dims.items() if info.high is not None}
+    names = symbols_of(suspect.condition) & highs.keys()
+    return [{name: highs[name]} for name in sorted(names) if highs[name] <= _LARGEST]
 
 
 def _not_one(check: Check, graph: Graph, known: Ranges) -> list[Suspect]:

@@ -61,6 +61,31 @@ def test_a_dim_may_be_as_long_as_the_tables_it_cuts() -> None:
     assert result.graph.dims["seq"].high == 32
 
 
+class Kept(nn.Module):
+    """A cache that the model writes its rows into, and reads as many of."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4, rows, 16), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        self.kept[:batch, :length] = x
+        keys = self.kept[:batch, :length]
+        return (x @ keys.mT).softmax(-1) @ keys
+
+
+@pytest.mark.parametrize("rows", [40, 200])
+def test_a_dim_may_be_as_long_as_a_cache_that_is_written(rows: int) -> None:
+    """torch asks whether the whole of it is taken, which is no demand of the model."""
+    dims = ({0: Dim("batch", max=4), 1: Dim("seq", max=rows)},)
+    optimized = attngraph.optimize(Kept(rows), (torch.randn(2, 7, 16),), dynamic_shapes=dims)
+    assert optimized.report.dims["seq"] == (1, rows)
+    for batch, length in ((4, rows), (2, rows - 1), (1, 1)):
+        x = torch.randn(batch, length, 16)
+        torch.testing.assert_close(optimized(x), Kept(rows)(x))
+
+
 def test_a_largest_size_that_the_model_itself_excludes_is_refused() -> None:
     def forward(self: Formula, x: Tensor, y: Any) -> Tensor:
         return x + torch.ones(32, 4)[: x.shape[1]] if x.shape[1] != 32 else x * 2

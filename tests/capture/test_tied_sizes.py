@@ -38,6 +38,7 @@ CUTS: list[Cut] = [
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_joined_batches_are_cut_at_any_size(cut: Cut) -> None:
+    torch.manual_seed(0)  # what is subtracted may cancel to a few digits
     model = Pair(cut).eval()
     dims = {0: Dim("batch"), 1: Dim("length")}
     samples = torch.randn(2, 9, 4), torch.randn(2, 9, 4)

@@ -114,6 +114,9 @@ def settled_limits(
     for condition, _ in own:
         if unequal(condition) is not None and shown(condition) in kept:
             suspected.setdefault(shown(condition), condition)
+    for name, high in _largest_left_out(dims, wanted, places):
+        dims[name] = replace(dims[name], high=high)
+        kept.setdefault(shown(left := sympy.Ne(symbol(name), high)), left)
     for name, least in _unasked_ends(dims, said.known, wanted, said.later).items():
         dims[name] = replace(dims[name], low=1)
         suspected.setdefault(shown(least), least)
@@ -126,7 +129,8 @@ def settled_limits(
         for each in kept.values()
         if isinstance(each, sympy.Ne) and unequal(each) is None and not places.of(each)
     ]
-    require_asked(wanted, dims, tuple(kept.values()), places, refusal)
+    known = tuple(each for each in kept.values() if each not in chances)
+    require_asked(wanted, dims, known, places, refusal)
     from_one = _from_one(dims)
     asked_one = frozenset(name for name, request in wanted.items() if request.low == 1)
     suspects = (
@@ -136,7 +140,10 @@ def settled_limits(
             for name, info in from_one.items()
             if info.low == 1
         ),
-        *(Suspect(each, "", frozenset(), chance=True) for each in chances),
+        *(
+            Suspect(each, "", frozenset(), chance=True, refusal=_end_refused(each, wanted))
+            for each in chances
+        ),
     )
     demanded = {
         condition: places.of(condition)
@@ -251,6 +258,32 @@ def _unasked_ends(
         and name not in later
         and not tells(known, name, info.low)
     }
+
+
+def _largest_left_out(
+    dims: Mapping[str, DimInfo], wanted: Mapping[str, Request], places: Places
+) -> list[tuple[str, int]]:
+    """The dims that a trace has but for the largest size, for which the model's code doesn't ask.
+
+    Of a table that is taken whole torch asks whether it is: one more trace leaves that size out
+    (`excluded_largest`), and may well be right there.
+    """
+    return [
+        (name, info.high + 1)
+        for name, info in dims.items()
+        if info.high is not None
+        and info.high + 1 == asked(wanted.get(name))[1]
+        and not places.of_end(name, info.high + 1, info.high)
+    ]
+
+
+def _end_refused(condition: Condition, wanted: Mapping[str, Request]) -> CaptureError | None:
+    """What is told where a condition stands, and leaves out an end that was asked for by number."""
+    for name in symbols_of(condition) & wanted.keys():
+        for end in (wanted[name].low, wanted[name].high):
+            if end and at_sizes(condition, {symbol(name): sympy.Integer(end)}) == sympy.false:
+                return narrowed(wanted[name], shown(condition), "")
+    return None
 
 
 def _suspect(
