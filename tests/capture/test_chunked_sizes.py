@@ -105,9 +105,9 @@ class Cached(nn.Module):
     ("dim", "sample"),
     [
         ("named", 5),
-        ("named", 2 * CHUNK),
+        pytest.param("named", 2 * CHUNK, marks=pytest.mark.slow),
         ("auto", CHUNK),
-        ("auto", 21),
+        pytest.param("auto", 21, marks=pytest.mark.slow),
     ],
 )
 def test_a_least_length_is_found_beside_chunks(dim: str, sample: int) -> None:
@@ -152,8 +152,8 @@ def test_a_range_that_begins_below_the_least_length_is_refused(sample: int) -> N
 @pytest.mark.parametrize(
     ("length", "chunk", "cached"),
     [
-        (64, 64, False),
-        (16, 64, True),
+        pytest.param(64, 64, False, marks=pytest.mark.slow),
+        pytest.param(16, 64, True, marks=pytest.mark.slow),
         (64, 16, True),
     ],
 )

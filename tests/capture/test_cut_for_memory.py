@@ -62,7 +62,11 @@ NEAR = [
 ]
 
 
-@pytest.mark.parametrize("function", NEAR, ids=["scale", "threshold", "excess", "count"])
+@pytest.mark.parametrize(
+    "function",
+    [NEAR[0], *(pytest.param(each, marks=pytest.mark.slow) for each in NEAR[1:])],
+    ids=["scale", "threshold", "excess", "count"],
+)
 def test_rows_that_usual_numbers_keep_apart_are_still_of_a_part(
     function: Callable[[Tensor], Tensor],
 ) -> None:

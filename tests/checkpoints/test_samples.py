@@ -85,6 +85,7 @@ def test_a_text_that_is_matched_with_an_image_compiles(tmp_path: Path) -> None:
     torch.testing.assert_close(optimized(**inputs)["itm_score"], expected["itm_score"])
 
 
+@pytest.mark.slow
 def test_an_attention_over_sound_is_tried_at_a_part_of_the_sample(tmp_path: Path) -> None:
     """At the usual sizes, a few samples, it has no frames; over 4,000 it is too large to try."""
     report = attngraph.optimize_checkpoint(saved(tmp_path, "sound")).report
@@ -164,6 +165,7 @@ def test_nor_does_an_encoder_decoder_drop_its_images() -> None:
         attngraph.optimize_seq2seq(module)
 
 
+@pytest.mark.slow
 def test_frames_of_a_signal_whose_bias_is_of_their_square_compile(tmp_path: Path) -> None:
     """WavLM's bias, (frames, frames), asks whether frames² is 1: an open length was refused."""
     from transformers import WavLMConfig, WavLMForSequenceClassification
