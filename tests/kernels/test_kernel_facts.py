@@ -26,6 +26,8 @@ ELSEWHERE = {
     "Celu": "celu has a formula",
     "HammingWindow": "hamming_window has a formula",
     "SoftmaxCrossEntropyLoss": "cross_entropy_loss has a formula",
+    "ConstantOfShape": "diagonals, scatters and signs have formulas",
+    "Size": "embedding_bag and batch norms have formulas",
     "ConcatFromSequence": "embedding_bag has a formula",
     "SequenceEmpty": "embedding_bag has a formula",
     "SequenceInsert": "embedding_bag has a formula",
