@@ -148,10 +148,10 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
     for tensors in (*check.all_cases().values(), *further):
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
         try:
-            with recorded_sides(seen):
+            with recorded_sides(seen, captured.jumps):
                 eager = check.references(tensors).eager
         except UsageError:  # a model that needs its numbers as Python's
-            with recorded_sides(seen, numbers=False):
+            with recorded_sides(seen, captured.jumps, numbers=False):
                 eager = check.references(tensors).eager
         if not all(role.masks or _varies(each) for role, each in zip(roles, tensors, strict=True)):
             continue

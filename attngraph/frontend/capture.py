@@ -78,10 +78,10 @@ class Captured:
     `apart` are the pairs of dims that the trace took for unequal, and `suspects` conditions that
     may be required: what the trace says of other sizes is to be checked. `demanded` are those that
     the trace needs, with where the code asks them. `branches` are the places where the code chooses
-    by a tensor's values, with the side that was followed. `fixed` are the notes that name the dims
-    which became constants. Where it is `opened`, slices that
-    may be cut short are as long as they are. A `refusal` is of a trace that may demand more than
-    what was asked; it stands if one of the `suspects` is required.
+    by a tensor's values, with the side that was followed; at `jumps` the line goes by a number of
+    them alone. `fixed` are the notes that name the dims which became constants. Where it is
+    `opened`, slices that may be cut short are as long as they are. A `refusal` is of a trace that
+    may demand more than what was asked; it stands if one of the `suspects` is required.
     """
 
     graph: Graph
@@ -99,6 +99,7 @@ class Captured:
     fixed: tuple[str, ...] = ()
     refusal: CaptureError | None = None
     opened: bool = False
+    jumps: frozenset[Place] = frozenset()
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
         """With other names for inputs and outputs, in the graph too; `names` maps old to new."""
@@ -292,6 +293,7 @@ def _captured(
         traced.notes,
         traced.refusal,
         traced.opened,
+        traced.jumps,
     )
 
 

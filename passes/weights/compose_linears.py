@@ -24,8 +24,7 @@ from attngraph.ir.ops import attribute
 from attngraph.ir.traits import ADDITIVE
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
-from attngraph.passes.rewriting.trials import LINEAR
-from attngraph.passes.weights.folding import store
+from attngraph.passes.weights.folding import checked_weights, store
 
 _MOST_LINEARS = 16
 
@@ -45,7 +44,7 @@ class ComposeLinears:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(graph, self.name, LINEAR, depth=None, stored_in=self.stored_in)
+        checked = checked_weights(graph, self.name, stored_in=self.stored_in)
         owners = Owners(graph)
         for node in reversed(graph):
             merged: Node | None = node

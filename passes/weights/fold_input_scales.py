@@ -13,10 +13,8 @@ import torch
 from attngraph.analysis.values.elementwise import Scaling, read_scaling
 from attngraph.analysis.values.weights import Owners
 from attngraph.ir import Graph, Node, Remark
-from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
-from attngraph.passes.rewriting.trials import LINEAR
-from attngraph.passes.weights.folding import Plan, behind, fold, grows, is_exact
+from attngraph.passes.weights.folding import Plan, behind, checked_weights, fold, grows, is_exact
 
 _WHAT = "A constant factor or offset is folded into the weights behind it."
 
@@ -37,13 +35,8 @@ class FoldInputScales:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(
-            graph,
-            self.name,
-            LINEAR,
-            depth=None,
-            exact_only=self.exact_only,
-            stored_in=self.stored_in,
+        checked = checked_weights(
+            graph, self.name, exact_only=self.exact_only, stored_in=self.stored_in
         )
         owners = Owners(graph)
         for node in reversed(graph):

@@ -26,8 +26,7 @@ from attngraph.ir.ops import attribute, input_of, op_def, split_inputs
 from attngraph.ir.traits import FEATURE_NORM
 from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
-from attngraph.passes.rewriting.trials import LINEAR
-from attngraph.passes.weights.folding import Plan, behind, fold, grows, is_exact
+from attngraph.passes.weights.folding import Plan, behind, checked_weights, fold, grows, is_exact
 
 _PARTS = {"weight": "scale", "bias": "bias"}
 _MOST_ELEMENTS = 1 << 24  # of the weights; the products are then far more work than their norm
@@ -49,13 +48,8 @@ class FoldNorms:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(
-            graph,
-            self.name,
-            LINEAR,
-            depth=None,
-            exact_only=self.exact_only,
-            stored_in=self.stored_in,
+        checked = checked_weights(
+            graph, self.name, exact_only=self.exact_only, stored_in=self.stored_in
         )
         owners = Owners(graph)
         for node in graph:

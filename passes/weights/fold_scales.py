@@ -15,10 +15,8 @@ from attngraph.analysis.values.affine import product_above
 from attngraph.analysis.values.elementwise import read_scaling
 from attngraph.analysis.values.weights import Owners
 from attngraph.ir import Graph, Remark
-from attngraph.passes.rewriting.checked import Checked
 from attngraph.passes.rewriting.manager import register
-from attngraph.passes.rewriting.trials import LINEAR
-from attngraph.passes.weights.folding import before, fold, grows, is_exact
+from attngraph.passes.weights.folding import before, checked_weights, fold, grows, is_exact
 
 _WHAT = "A constant factor or offset is folded into the weights before it."
 
@@ -39,13 +37,8 @@ class FoldScales:
     exact: ClassVar[bool] = False
 
     def run(self, graph: Graph) -> list[Remark]:
-        checked = Checked(
-            graph,
-            self.name,
-            LINEAR,
-            depth=None,
-            exact_only=self.exact_only,
-            stored_in=self.stored_in,
+        checked = checked_weights(
+            graph, self.name, exact_only=self.exact_only, stored_in=self.stored_in
         )
         owners = Owners(graph)
         for node in graph:

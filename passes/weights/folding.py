@@ -23,6 +23,15 @@ from attngraph.ir.dead import discard, erase_dead
 from attngraph.ir.graph import fuse_locs
 from attngraph.ir.ops import input_of
 from attngraph.passes.rewriting.checked import Checked
+from attngraph.passes.rewriting.trials import LINEAR
+
+
+def checked_weights(
+    graph: Graph, name: str, *, exact_only: bool = False, stored_in: torch.dtype | None = None
+) -> Checked:
+    """For a pass that makes new weights: trials of linear maps, of all that a product reads."""
+    return Checked(graph, name, LINEAR, depth=None, exact_only=exact_only, stored_in=stored_in)
+
 
 Plan: TypeAlias = Mapping[Node, Affine]
 """What each product is to compute of its new input."""

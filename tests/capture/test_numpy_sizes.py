@@ -7,28 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim
 
 import attngraph
 from attngraph.errors import CaptureError
+from tests.models.attends import Attends
 
 pytestmark = pytest.mark.wide
 
 NAMED = ({0: Dim("batch"), 1: Dim("length")},)
 AUTO = ({0: Dim.AUTO, 1: Dim.AUTO},)
-
-
-class Attends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def attend(self, x: Tensor, hidden: Tensor) -> Tensor:
-        scores = (self.query(x) @ self.key(x).mT / 4).masked_fill(hidden, -1e9)
-        attended: Tensor = scores.softmax(-1) @ x
-        return attended
 
 
 class Subsequent(Attends):

@@ -117,6 +117,17 @@ class Rare(nn.Module):
         return x * 0 if (x.abs() > 1e6).any() else x * 2
 
 
+class RareTurned(nn.Module):
+    """Its line jumps by the opposite of what the tensor is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if bool((x.abs() > 1e6).any()) != self.turned else x * 0
+
+
 class Signed(nn.Module):
     """Two functions that are one where x is zero, which the check draws."""
 
@@ -366,6 +377,7 @@ def test_a_clamp_that_is_only_made_where_it_does_something() -> None:
         (DiffersByComparison(), (X, OPEN), "compute different things"),
         (ByInt(), (X, PADDED), "compute different things"),
         (Rare(), (X,), "no input that was tried takes the other side"),
+        (RareTurned(), (X,), "no input that was tried takes the other side"),
         (Signed(), (X.abs(),), "."),
         (Signed(), (-X.abs(),), "."),
         (Signed(), (X * 0,), "."),
@@ -379,6 +391,7 @@ def test_a_clamp_that_is_only_made_where_it_does_something() -> None:
         "comparison",
         "int",
         "rare",
+        "rare, turned",
         "positive",
         "negative",
         "zero",

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim
 
 import attngraph
+from tests.models.attends import Attends
 
 pytestmark = pytest.mark.wide
 
 ROWS = {0: Dim("rows")}
 
 
-class Groups(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def attend(self, x: Tensor, hidden: Tensor) -> Tensor:
-        scores = (self.query(x) @ self.key(x).mT / 4).masked_fill(hidden, -1e9)
-        attended: Tensor = scores.softmax(-1) @ x
-        return attended
-
-
-class Dense(Groups):
+class Dense(Attends):
     """Each group's rows are one row of a padded batch, and go back to where they were."""
 
     def forward(self, x: Tensor, group: Tensor) -> Tensor:
@@ -40,7 +29,7 @@ class Dense(Groups):
         return self.attend(batch, ~there[:, None])[there]
 
 
-class Means(Groups):
+class Means(Attends):
     def forward(self, x: Tensor, group: Tensor) -> Tensor:
         count = int(group.max()) + 1
         sums = x.new_zeros(count, 16).index_add_(0, group, self.query(x))
@@ -48,7 +37,7 @@ class Means(Groups):
 
 
 @pytest.mark.parametrize("kind", [Dense, Means])
-def test_any_number_of_groups(kind: type[Groups]) -> None:
+def test_any_number_of_groups(kind: type[Attends]) -> None:
     module = kind().eval()
     sample = torch.randn(12, 16), torch.arange(12) // 4
     optimized = attngraph.optimize(module, sample, dynamic_shapes=(ROWS, ROWS))

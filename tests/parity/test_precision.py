@@ -6,7 +6,6 @@ kernels that compute in float32, and in bfloat16 by the interpreter.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import Counter
 from typing import Any
@@ -21,7 +20,6 @@ from attngraph.compiling.compiler import Model, analyse
 from attngraph.compiling.precision_search import in_half, search
 from attngraph.errors import UsageError
 from attngraph.export.files.save import to_session
-from attngraph.export.formats import Precision
 from attngraph.export.lowering.lower import lower
 from attngraph.export.parity.budget import Parity, compare
 from attngraph.export.parity.reference import Reference, ReferenceOutputs
@@ -29,9 +27,7 @@ from attngraph.export.precision import Group, Plan, convert
 from attngraph.export.precision.policy import KINDS
 from attngraph.export.target import parse_target
 from attngraph.ir import Graph, interpret, verify
-from attngraph.ir.traits import SCALE
 from attngraph.optimized import Optimized
-from attngraph.options import Options
 from attngraph.reports.report import Report
 from tests.models import CASES, Built, Case
 from tests.models.kit import peaked, states
@@ -428,39 +424,3 @@ def test_statistics_of_norms_are_in_float32(dtype: torch.dtype) -> None:
     if dtype == torch.float16:
         (found,) = on_cpu(lower(converted, target=CUDA), args)
         assert float((found - expected).abs().max()) <= 16 * step * float(expected.abs().max())
-
-
-class Faint(nn.Module):
-    """A product whose result is scaled down twice: the two factors in one weight underflow."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.up = nn.Linear(16, 16)
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        scaled: Tensor = self.up(x) * self.scale * self.scale
-        return scaled
-
-
-@pytest.mark.parametrize(("scale", "left"), [(1e-3, 1), (1e-2, 0)])
-def test_no_factor_goes_into_weights_that_halves_do_not_hold(scale: float, left: int) -> None:
-    """At 1e-6 a weight of 1 has one digit in float16; at 1e-4 columns and rows keep theirs."""
-    torch.manual_seed(0)
-    module, x = Faint(scale).eval(), states(2, 16)
-    with torch.no_grad():
-        module.up.weight.normal_()
-
-    def factors(given: nn.Module, seen: Tensor, precision: Precision | None = None) -> int:
-        options = Options(precision=precision)
-        graph = analyse(Model(given, None, (seen,), {}, None), options)[0]
-        return sum(node.op in SCALE for node in graph)
-
-    assert factors(module, x) == 0
-    assert factors(module, x, "fp16") == left
-    half = module.half()
-    assert factors(half, x.half()) == left
-    found, large = attngraph.optimize(half, (x.half(),)), x.half() * 2e4
-    exact = copy.deepcopy(half).double()(large.double()).detach()
-    off = (found(large).double() - exact).abs().max() / exact.abs().max()
-    assert float(off) < 4 * torch.finfo(torch.float16).eps

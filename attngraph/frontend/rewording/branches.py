@@ -37,12 +37,15 @@ Place: TypeAlias = tuple[str, int]
 
 
 @contextmanager
-def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> Iterator[None]:
+def followed_branches(
+    sides: Mapping[Place, bool], found: dict[Place, bool], jumps: dict[Place, bool]
+) -> Iterator[None]:
     """While a model is traced, a tensor of unknown value is what `sides` say, or else true.
 
     A condition of numbers that only a run knows, such as `index.numel() == 0`, is else what it is
     of a few, and one of a line that may raise an error what raises none. Each place that asked is
-    added to `found`, with its answer.
+    added to `found`, with its answer, and to `jumps` whether all that asks there is the line's only
+    jump, of a number: then which way the line goes is the answer.
     """
 
     times: Counter[Place | None] = Counter()
@@ -51,12 +54,13 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
         try:
             return ask(asked)
         except GuardOnDataDependentSymNode:
-            is_of_sizes = _is_of_sizes(asked)
+            jumps_by = isinstance(asked, torch.SymBool) and _is_the_models(sys._getframe(2))
             # Of its sizes torch asks much that the model doesn't; there an answer has to be true.
-            place = None if is_of_sizes and not _is_the_models(sys._getframe(2)) else _asking()
+            place = None if _is_of_sizes(asked) and not jumps_by else _asking()
             times[place] += 1
             if place is None or times[place] > _MOST_ASKED:  # a loop that no answer ends
                 raise
+            jumps[place] = jumps.get(place, True) and jumps_by
             usual = answer_without_effect(*place)
             if usual is None:
                 usual = _of_several(asked) if isinstance(asked, torch.SymBool) else True
@@ -67,8 +71,12 @@ def followed_branches(sides: Mapping[Place, bool], found: dict[Place, bool]) -> 
 
 
 @contextmanager
-def recorded_sides(found: dict[Place, set[bool]], *, numbers: bool = True) -> Iterator[None]:
+def recorded_sides(
+    found: dict[Place, set[bool]], jumps: Collection[Place], *, numbers: bool = True
+) -> Iterator[None]:
     """While the model itself runs, the answers at the places that `found` has are added to it.
+
+    Those of `jumps` are read off the code that runs.
 
     With `numbers` the model's `item()` gives a tensor, so that what is asked of it shows as well.
     """
@@ -80,7 +88,8 @@ def recorded_sides(found: dict[Place, set[bool]], *, numbers: bool = True) -> It
             found[place].add(said)
         return said
 
-    with _replaced(answer, numbers=numbers), recorded_jumps(found):
+    of_jumps = {place: found[place] for place in jumps}
+    with _replaced(answer, numbers=numbers), recorded_jumps(of_jumps):
         yield
 
 

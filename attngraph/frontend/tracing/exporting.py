@@ -79,7 +79,8 @@ class Traced:
     `requests` have the ranges of the trace, `asked` those that the caller gave. `questions` are
     what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes, which
     are `constant`.
-    `branches` are the places where the code chooses by a tensor's values, with the side followed.
+    `branches` are the places where the code chooses by a tensor's values, with the side followed;
+    at `jumps` the line goes by a number of them alone.
     `replayed` are functions of libraries whose operators were traced in their stead, `unrounded`
     are roundings of sizes that were left out, and some are `written` as arithmetic. What is
     `resampled` was traced at these sizes of its requests. A `refusal` is torch's, which took its
@@ -106,6 +107,7 @@ class Traced:
     everywhere: tuple[Place, ...] = ()
     parts: tuple[tuple[sympy.Expr, int], ...] = ()
     opened: bool = False
+    jumps: frozenset[Place] = frozenset()
     closed: Traced | CaptureError | None = None
 
 
@@ -170,6 +172,7 @@ class _Attempt:
     fixed: dict[str, tuple[str, int] | None] = field(default_factory=dict)
     questions: list[Question] = field(default_factory=list)
     branches: dict[Place, bool] = field(default_factory=dict)
+    jumps: dict[Place, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,7 @@ class _Attempts:
             everywhere=tuple(sorted(loops)),
             parts=tuple(self._parts),
             opened=known.opened,
+            jumps=frozenset(place for place, jumps in attempt.jumps.items() if jumps),
         )
         if made and self.numbers.by_numpy and before is None:
             self.before = _Run(CaptureError(traced.notes[0]), attempt.fixed, traced)
@@ -275,7 +279,7 @@ class _Attempts:
             stack.enter_context(recorded_numbers(self.numbers))
             stack.enter_context(sizes_as_numbers(self._known))
             if self._follows and sides is not None:
-                stack.enter_context(followed_branches(sides, attempt.branches))
+                stack.enter_context(followed_branches(sides, attempt.branches, attempt.jumps))
             return torch.export.export(
                 subject.module,
                 *subject.inputs,

@@ -16,21 +16,14 @@ from typing import Any
 
 _BETWEEN = {"TO_BOOL", "UNARY_NOT", "COPY", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN"}
 """Instructions that may stand between a condition and its jump."""
+_COMPARES_TO_BOOL = sys.version_info >= (3, 13)
+"""Whether a comparison makes the bool itself that its jump goes by."""
 
 
 def chooses_alone(frame: FrameType) -> bool:
     """Whether the condition that a frame computes just now is the only one of its line."""
-    code, line = frame.f_code, frame.f_lineno
-    jumps = _jumps(code).get(line, {})
-    if len(jumps) != 1 or frame.f_lasti not in next(iter(jumps.values())).asked:
-        return False
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return not _is_inner(code) and not any(line in _jumps(each) for each in inner)
-
-
-def _is_inner(code: CodeType) -> bool:
-    """Whether code is that of a lambda or a comprehension, which shares its line with others."""
-    return code.co_name.startswith("<")
+    jump = _only_jump(frame.f_code, frame.f_lineno)
+    return jump is not None and frame.f_lasti in jump.asked
 
 
 @contextmanager
@@ -39,6 +32,9 @@ def recorded_jumps(found: Mapping[tuple[str, int], set[bool]]) -> Iterator[None]
 
     Lines with several conditions, or none, are left out.
     """
+    if not found:
+        yield
+        return
     files = {file for file, _ in found}
     pending: dict[FrameType, tuple[set[bool], _Jump]] = {}
 
@@ -47,16 +43,16 @@ def recorded_jumps(found: Mapping[tuple[str, int], set[bool]]) -> Iterator[None]
             sides, jump = pending.pop(frame)
             if event == "opcode":
                 sides.add(jump.said(frame.f_lasti))
-        if event == "opcode":
-            jumps = _jumps(frame.f_code).get(frame.f_lineno, {})
-            sides_there = found.get((frame.f_code.co_filename, frame.f_lineno))
-            if sides_there is not None and len(jumps) == 1 and frame.f_lasti in jumps:
-                pending[frame] = sides_there, jumps[frame.f_lasti]
+        sides_there = found.get((frame.f_code.co_filename, frame.f_lineno))
+        if event == "opcode" and sides_there is not None:
+            only = _only_jump(frame.f_code, frame.f_lineno)
+            if only is not None and only.offset == frame.f_lasti:
+                pending[frame] = sides_there, only
         return step
 
     def entered(frame: FrameType, event: str, given: Any) -> Any:
         code = frame.f_code
-        if code.co_filename not in files or _is_inner(code):
+        if code.co_filename not in files:
             return None
         if not any((code.co_filename, line) in found for line in _jumps(code)):
             return None
@@ -72,21 +68,20 @@ def recorded_jumps(found: Mapping[tuple[str, int], set[bool]]) -> Iterator[None]
 
 
 class _Jump:
-    """A jump of bytecode by a condition: the side on which it falls through to `next`.
+    """A jump of bytecode, at `offset`, by a condition: the side on which it falls to `next`.
 
-    `asked` are the instructions that make a bool of the condition. With `flipped` what is asked is
-    the opposite of what the jump goes by.
+    `asked` are the instructions that make a bool of the condition; a `not` may stand behind them.
     """
 
     def __init__(self, before: list[dis.Instruction], jump: dis.Instruction, next: int) -> None:
-        self.next = next
+        self.offset, self.next = jump.offset, next
         self.asked = {jump.offset}
         self.falls = "IF_FALSE" in jump.opname
         for instruction in reversed(before):
             if instruction.opname == "UNARY_NOT":
                 self.falls = not self.falls
             if instruction.opname not in _BETWEEN:
-                if instruction.opname == "COMPARE_OP":  # which makes the bool itself from 3.13 on
+                if instruction.opname == "COMPARE_OP" and _COMPARES_TO_BOOL:
                     self.asked.add(instruction.offset)
                 break
             self.asked.add(instruction.offset)
@@ -94,6 +89,16 @@ class _Jump:
     def said(self, offset: int) -> bool:
         """What was asked, if the instruction after the jump is at this offset."""
         return self.falls == (offset == self.next)
+
+
+def _only_jump(code: CodeType, line: int) -> _Jump | None:
+    """The jump by a condition of a line that has no other, in lambdas and lists neither."""
+    jumps = [*_jumps(code).get(line, {}).values()]
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    is_inner = code.co_name.startswith("<")  # shares its line with the code around it
+    if len(jumps) != 1 or is_inner or any(line in _jumps(each) for each in inner):
+        return None
+    return jumps[0]
 
 
 @lru_cache(maxsize=256)
