@@ -22,7 +22,7 @@ from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
 from attngraph.checks.probing import opened, singled_out
 from attngraph.checks.roles import Role, roles_of
-from attngraph.checks.traced import agrees, is_traced
+from attngraph.checks.traced import agrees, is_told_apart, is_traced
 from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
@@ -186,6 +186,12 @@ def _further(
             if not is_traced(check, captured.graph, made):
                 return None
             found.append(made)
+    for made in check.samples.contrasts(captured.args):
+        if is_told_apart(check, captured.graph, made):
+            return None
+        with contextlib.suppress(UsageError):
+            if all(bool(each.isfinite().all()) for each in check.references(made).eager):
+                found.append(made)  # of what overflows no side is seen to be right
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 import sympy
 import torch
 
-from attngraph.checks.probing import Draw, drawn, draws_of, sizes_for
+from attngraph.checks.probing import Draw, contrasting_draws, drawn, draws_of, sizes_for
 from attngraph.checks.roles import Role, bounds_of, roles_of, without_masks
 from attngraph.checks.sizes import (
     choose_sizes,
@@ -131,6 +132,14 @@ class SampleInputs:
             make = partial(self._drawn, draw, roles, sizes)
             kind = draw.hides_rows, draw.constant, draw.padded
             yield Drawn(f"{label_of(sizes)}, {draw.label}", kind, make)
+
+    def contrasts(self, tensors: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Other values at the sizes of `tensors`, on which two sides of a choice may differ."""
+        args = self.captured.args
+        roles = roles_of(self._pristine, args)
+        for draw in contrasting_draws(roles, args):
+            with contextlib.suppress(RuntimeError, TypeError, ValueError):  # no such values
+                yield drawn(draw, roles, args, tensors)
 
     def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
         """The size of each dynamic dim, of one that no axis has itself from a multiple of it."""

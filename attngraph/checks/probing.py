@@ -21,13 +21,17 @@ _SINGLED_OUT = 8
 """Draws in which the positions of one mask are hidden one by one."""
 _BATCH = 4
 """Rows of a batch: one for each shape of a mask."""
+_SHAPES = ("padded on the left", "padded on the right", "with holes")
+_MAGNITUDES = (1e-6, 50.0, 1e6)
+"""Factors of floats: what cuts at a number, small or large, shows at one of them."""
 
 
 @dataclass(frozen=True)
 class Draw:
     """One set of drawn inputs: whether whole rows are hidden, the factor of floats, and what is
-    drawn: masks alone, or ids and floats too. With a `constant` masks are that everywhere; `padded`
-    floats are 0 in the rows that a mask hides. `label` says it in words.
+    drawn: masks alone, or ids and floats too. With a `constant` masks are that everywhere, with
+    `only` they have that one of the shapes; `padded` floats are 0 in the rows that a mask hides.
+    `label` says it in words.
     """
 
     hides_rows: bool
@@ -36,6 +40,7 @@ class Draw:
     masks_only: bool = False
     constant: bool | None = None
     padded: bool = False
+    only: int | None = None
 
 
 def draws_of(
@@ -67,6 +72,25 @@ def draws_of(
     return found
 
 
+def contrasting_draws(roles: Sequence[Role], args: Sequence[torch.Tensor]) -> list[Draw]:
+    """The sets on which two sides of a choice of Python's are told apart, if any input does that.
+
+    Those of `draws_of` mix shapes of masks in one batch and keep near the sample's numbers. But `if
+    (mask[:, -1] == 1).all()` looks at all rows at once, `if batch == 1: mask = None` is right while
+    nothing is hidden, and `if length > 512: x = x.clamp(-50, 50)` while numbers are small. So here
+    masks have one shape, ids are from all over their tables, and floats are tiny or huge.
+    """
+    if any(role.masks or role.marks or role.length or role.tested for role in roles):
+        found = [Draw(False, 1.0, f"masks {each}", only=at) for at, each in enumerate(_SHAPES)]
+    elif any(role.rows is not None for role in roles):
+        found = [Draw(False, 1.0, "drawn ids")]
+    else:
+        found = []
+    if any(_is_scaled(role, tensor) for role, tensor in zip(roles, args, strict=True)):
+        found += [Draw(False, times, f"floats × {times:g}") for times in _MAGNITUDES]
+    return found
+
+
 def drawn(
     draw: Draw,
     roles: Sequence[Role],
@@ -85,7 +109,7 @@ def drawn(
             if draw.constant is not None:
                 made = made.fill_(role.visible if draw.constant else role.hidden)
             else:
-                hidden = shapes_of_mask(tensor.shape, draw.hides_rows, place)
+                hidden = _hidden(tensor.shape, draw, place)
                 made = made.masked_fill(hidden, role.hidden)
         elif role.length and not tensor.is_floating_point():
             made = _lengths(tensor, sample, draw)
@@ -96,7 +120,7 @@ def drawn(
         elif _is_scaled(role, sample):
             made = tensor * draw.scale
             if role.tested and tensor.dim() > 1:
-                hidden = shapes_of_mask(tensor.shape[:-1], draw.hides_rows, place)
+                hidden = _hidden(tensor.shape[:-1], draw, place)
                 made = made.masked_fill(hidden.unsqueeze(-1), 0.0)
         if role.marks and not role.masks and draw.constant is not None:
             made = _all_or_none(tensor, role, hidden=not draw.constant)
@@ -206,7 +230,7 @@ def _lengths(tensor: torch.Tensor, sample: torch.Tensor, draw: Draw) -> torch.Te
 def _marked(tensor: torch.Tensor, role: Role, draw: Draw, place: int) -> torch.Tensor:
     """The numbers that an input is compared with, where a mask would hide."""
     marks = list(dict.fromkeys(role.marks))
-    hidden = shapes_of_mask(tensor.shape, draw.hides_rows, place)
+    hidden = _hidden(tensor.shape, draw, place)
     inside = [mark for mark in marks if role.rows is None or 0 <= mark < role.rows]
     if role.rows is None and not tensor.is_floating_point():
         inside += [mark + 1 for mark in marks]
@@ -232,12 +256,18 @@ def _turn(shape: Sequence[int], at: int, count: int) -> torch.Tensor:
     return (torch.arange(size) % count == at).expand(tuple(shape))
 
 
-def shapes_of_mask(shape: Sequence[int], hides_rows: bool, turn: int) -> torch.Tensor:
+def _hidden(shape: Sequence[int], draw: Draw, turn: int) -> torch.Tensor:
+    return shapes_of_mask(shape, draw.hides_rows, turn, draw.only)
+
+
+def shapes_of_mask(
+    shape: Sequence[int], hides_rows: bool, turn: int, only: int | None = None
+) -> torch.Tensor:
     """What is hidden along the last axis, row by row: padding on the left, on the right, holes,
     nothing; or, with `hides_rows`, whole rows between open ones.
 
     A single row has padding on both sides and a hole. `turn` says with which shape to begin, so
-    that two masks of one call differ.
+    that two masks of one call differ. With `only` all rows have that one of the shapes.
     """
     shape = tuple(shape)
     keys = shape[-1]
@@ -251,7 +281,9 @@ def shapes_of_mask(shape: Sequence[int], hides_rows: bool, turn: int) -> torch.T
         return all_of_it if hides_rows else holes
     if hides_rows:
         return _hidden_rows(shape, (nothing, all_of_it), turn)
-    if shape[0] == 1:
+    if only is not None:
+        kinds = [(left, right, holes)[only]]
+    elif shape[0] == 1:
         both = (place < keys // 4) | (place >= keys - max(keys // 4, 1)) | (place == keys // 2)
         kinds = [both if keys > 2 else nothing]
     else:

@@ -45,6 +45,8 @@ from attngraph.ir.traits import (
 
 _CARRIED = LAYOUT | CAST
 """Ops whose result holds the input's own values."""
+_CUT = _CARRIED | CLAMP | CHOICE | MAXIMUM | MINIMUM
+"""Ops that leave an index what it is, or make it one that is there, if they are given numbers."""
 _SUMMED = _CARRIED | MAGNITUDE | POWER | SCALE | SHIFT | COMMUTATIVE | REDUCTION
 """What a test for empty rows computes from floats before it compares."""
 _ADDED = _CARRIED | ADDITIVE | SHIFT | CLAMP | CHOICE | MAXIMUM | MINIMUM
@@ -86,20 +88,22 @@ def _role(value: Value, tensor: torch.Tensor) -> Role:
     role = Role()
     if not isinstance(value.type, TensorType) or not tensor.dim() or not tensor.numel():
         return role
-    tables: list[int] = []
     if tensor.dtype.is_complex:
         return role
     is_float = tensor.is_floating_point()
     for node, held in _readers(value, _CARRIED):
-        if (size := _table(node, held)) is not None:
-            tables.append(size)
-        elif node.op in COMPARISON:
+        if node.op in COMPARISON:
             _compared(node, held, role)
         elif node.op in FLOAT_TEST and is_mask(tensor):
             role.marks.append(-math.inf)
             role.low = True
         elif node.op in CAST and node.outputs[0].dtype is torch.bool:
             role.marks.append(0)
+    tables = [
+        size
+        for node, held in _readers(value, _CUT, numbers=True)
+        if (size := _table(node, held)) is not None
+    ]
     if is_float:
         role.tested = any(node.op in COMPARISON for node, _ in _readers(value, _SUMMED))
         _additive(value, tensor, role)
@@ -142,8 +146,13 @@ def without_masks(roles: Sequence[Role]) -> list[Role]:
     return [Role(rows=None if role.marks else role.rows) for role in roles]
 
 
-def _readers(value: Value, through: Trait) -> Iterator[tuple[Node, Value]]:
-    """The nodes that read a value, also through such ops; and the value that each of them reads."""
+def _readers(
+    value: Value, through: Trait, *, numbers: bool = False
+) -> Iterator[tuple[Node, Value]]:
+    """The nodes that read a value, also through such ops; and the value that each of them reads.
+
+    With `numbers` a bool is read no further than where it chooses one.
+    """
     seen: set[Value] = set()
     stack = [(value, 0)]
     while stack:
@@ -153,7 +162,8 @@ def _readers(value: Value, through: Trait) -> Iterator[tuple[Node, Value]]:
         seen.add(held)
         for node in held.users:
             yield node, held
-            if node.op in through:
+            chooses = numbers and node.op in CHOICE and held.dtype is torch.bool
+            if node.op in through and not chooses:
                 outputs = [each for each in node.outputs if isinstance(each.type, TensorType)]
                 stack.extend((each, depth + 1) for each in outputs)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ _ROUNDING = 2.0**-11
 """Half the digits of float32, in which a trace may hold tables that the model computes."""
 
 
+_APART = 2.0**-8
+"""The difference, of the outputs' scale and in float64, from which on two sides are told apart."""
 _LARGEST = 4096
 """Up to which size a dim's end is tried."""
 _TIMES, _MOST_SIZES = 8, 8
@@ -64,11 +67,21 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
     """The suspects that the captured graph needs in order to compute what the model does.
 
     Each is tried at sizes that break it: 1, what the dim is a multiple of, or is cut into, one that
-    all its dims have, and of one that the sample breaks, or that few sizes do, sizes all over.
+    all its dims have, and of one that the sample breaks, or that few sizes do, sizes all over. At
+    the smallest and the largest of them other values are tried than the sample's, too.
     """
     sample, *_ = check.samples.sizes()
     steps = multiples(check.captured.graph.conditions)
     known: dict[str, bool] = {}
+    contrasted: dict[str, bool] = {}
+
+    def apart(sizes: Mapping[str, int]) -> bool:
+        label = str(sizes)
+        if label not in contrasted:
+            inputs = check.samples.contrasts(check.samples.at(sizes))
+            contrasted[label] = any(is_told_apart(check, graph, each) for each in inputs)
+        return contrasted[label]
+
     chances = [suspect.condition for suspect in check.captured.suspects if suspect.chance]
     limits = check.samples.limits
     relations = tuple(each for each in limits.relations if each not in chances)
@@ -107,6 +120,9 @@ def required_conditions(check: Check, graph: Graph) -> list[Suspect]:
             if not known[label]:
                 found.append(_begun_lower(check, graph, suspect, sample) if is_start else suspect)
                 break
+        else:
+            if any(apart(sizes) for sizes in _extremes(broken)):
+                found.append(suspect)
     return [*found, *_not_one(check, graph, Ranges({}, tuple(s.condition for s in found)))]
 
 
@@ -155,6 +171,12 @@ def _elsewhere(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, in
         small = left_out[:_SMALL]
         found += [{name: size} for size in (*left_out[::step], *left_out[-1:], *near, *small)]
     return found
+
+
+def _extremes(tried: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """The smallest and the largest of the sizes that were tried."""
+    ordered = sorted(tried, key=lambda sizes: math.prod(sizes.values()))
+    return ordered[:1] + ordered[1:][-1:]
 
 
 def _together(suspect: Suspect, sample: Mapping[str, int]) -> list[dict[str, int]]:
@@ -223,6 +245,37 @@ def is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> 
         return check.held(reference, outputs, tensors).passed
     except (UsageError, IRError, RuntimeError):
         return False
+
+
+def is_told_apart(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a captured graph computes something else than the model where both are finite.
+
+    False where the model fails. What overflows, and what rounding explains, tells nothing: numbers
+    may be far larger than those that the model is meant for.
+    """
+    if _fails(check, tensors) or is_traced(check, graph, tensors):
+        return False
+    own = check.references(tensors)
+    try:
+        traced = reference_of(graph, check.precision)(tensors, {})
+    except (UsageError, IRError, RuntimeError):
+        return True
+    if len(own.exact) != len(traced.exact):
+        return True
+    outputs = zip(own.eager, traced.eager, own.exact, traced.exact, strict=True)
+    return any(_differ(a, b) if c is None or d is None else _differ(c, d) for a, b, c, d in outputs)
+
+
+def _differ(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    if expected.shape != found.shape:
+        return True
+    if not expected.is_floating_point() or not found.is_floating_point():
+        return not torch.equal(expected, found)
+    finite = expected.isfinite() & found.isfinite()
+    if not bool(finite.any()):
+        return False
+    expected, found = expected[finite].double(), found[finite].double()
+    return bool((expected - found).abs().max() > _APART * expected.abs().max())
 
 
 def _fails(check: Check, tensors: tuple[torch.Tensor, ...]) -> bool:

@@ -114,7 +114,7 @@ class Differs(nn.Module):
 
 class Rare(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x * 0 if (x.abs() > 1e6).any() else x * 2
+        return x * 0 if (x.abs() > 1e9).any() else x * 2
 
 
 class RareTurned(nn.Module):
@@ -125,7 +125,7 @@ class RareTurned(nn.Module):
         self.turned = True
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if bool((x.abs() > 1e6).any()) != self.turned else x * 0
+        return x * 2 if bool((x.abs() > 1e9).any()) != self.turned else x * 0
 
 
 class Signed(nn.Module):

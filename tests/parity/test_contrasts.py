@@ -1,0 +1,151 @@
+"""Sides of a choice of Python's that differ only on inputs that no sample shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import attngraph
+from attngraph.errors import CaptureError
+
+IDS = torch.randint(30, (2, 12), generator=torch.Generator().manual_seed(0))
+OPEN = torch.ones(2, 12, dtype=torch.int64)
+X = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
+LEFT = (torch.arange(12) > 3).long().expand(2, 12)
+Change: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+
+
+class OfIds(nn.Module):
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        self.embed, self.inner, self.change = nn.Embedding(50, 8), nn.Linear(8, 8), change
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        ids, kept = self.change(ids, mask)
+        x = self.embed(ids)
+        scores = self.inner(x) @ x.mT
+        if kept is not None:
+            scores = scores.masked_fill(kept[:, None] == 0, -torch.inf)
+        attended: Tensor = scores.softmax(-1) @ x
+        return attended
+
+
+class OfFloats(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.change = nn.Linear(8, 8), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.inner(self.change(x))
+        return made
+
+
+class LastToken(OfIds):
+    """The row of each last token, as it is found for masks that all end in one and for others."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        rows = super().forward(ids, mask)
+        if mask[:, -1].sum() == mask.shape[0]:
+            return rows[:, -1]
+        return rows[torch.arange(ids.shape[0]), mask.sum(1) - 1]
+
+
+def of_one(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    return ids, (None if ids.shape[0] == 1 else mask)
+
+
+def rare_when_long(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    return (ids.clamp(max=39) if ids.shape[1] > 30 else ids), mask
+
+
+def rare_elsewhere(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    return (ids if ids.shape[1] == 12 else ids.clamp(max=45)), mask
+
+
+def cut_when_long(x: Tensor) -> Tensor:
+    return x.clamp(-50, 50) if x.shape[1] > 30 else x
+
+
+def filled_when_one(x: Tensor) -> Tensor:
+    return torch.where(x.abs() < 1e-5, 1.0, x) if x.shape[1] == 1 else x
+
+
+def cut_when_large(x: Tensor) -> Tensor:
+    return x if x.abs().max() <= 1 else x.clamp(-50, 50)
+
+
+def cut_above_one(x: Tensor) -> Tensor:
+    return x.clamp(-50, 50) if x.abs().max() > 1 else x
+
+
+def cut_far_out_when_long(x: Tensor) -> Tensor:
+    return x.clamp(-1e30, 1e30) if x.shape[1] > 30 else x
+
+
+def all_when_long(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    return ids, (mask if ids.shape[1] <= 30 else mask * (ids > -1))
+
+
+@pytest.mark.parametrize("change", [of_one, rare_when_long, rare_elsewhere])
+def test_masks_and_ids_that_the_sample_lacks(change: Change) -> None:
+    model = OfIds(change).eval()
+    axes = {0: Dim.AUTO, 1: Dim.AUTO}
+    compiled = attngraph.optimize(model, (IDS, OPEN), dynamic_shapes=(axes, axes))
+    asked = {
+        of_one: (IDS[:1], LEFT[:1]),
+        rare_when_long: (torch.full((2, 40), 49), torch.ones(2, 40, dtype=torch.int64)),
+        rare_elsewhere: (torch.full((2, 12), 49), OPEN),
+    }[change]
+    try:
+        found = compiled(*asked)
+    except attngraph.errors.UsageError:  # a size that the file doesn't take
+        return
+    assert torch.allclose(found, model(*asked), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [
+        (cut_when_long, X.repeat(1, 4, 1) * 100),
+        (filled_when_one, X[:, :1] * 1e-7),
+        (cut_when_large, X * 100),
+        (cut_above_one, X * 100),
+    ],
+)
+def test_numbers_that_the_sample_lacks(change: Callable[[Tensor], Tensor], asked: Tensor) -> None:
+    model = OfFloats(change).eval()
+    compiled = attngraph.optimize(model, (X,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    try:
+        found = compiled(asked)
+    except attngraph.errors.UsageError:
+        return
+    assert torch.allclose(found, model(asked), rtol=1e-4, atol=1e-6)
+
+
+def test_a_choice_by_all_rows_of_a_mask() -> None:
+    """Padding on the left in one row of several takes the same side as none at all."""
+    model = LastToken(lambda ids, mask: (ids, mask)).eval()
+    axes = {0: Dim.AUTO, 1: Dim.AUTO}
+    try:
+        compiled = attngraph.optimize(model, (IDS, OPEN), dynamic_shapes=(axes, axes))
+    except CaptureError:
+        return
+    for mask in (LEFT, LEFT.flip(1), torch.stack([LEFT[0], LEFT[0].flip(0)])):
+        assert torch.allclose(compiled(IDS, mask), model(IDS, mask), atol=1e-5)
+
+
+def test_sides_that_are_equal_for_all_that_may_be_asked_leave_the_size_open() -> None:
+    compiled = attngraph.optimize(
+        OfFloats(cut_far_out_when_long).eval(), (X,), dynamic_shapes=({1: Dim("n", max=60)},)
+    )
+    assert compiled(X.repeat(1, 5, 1)).shape == (2, 60, 8)
+    axes = {0: Dim("batch", max=8), 1: Dim("n", max=60)}
+    longer = IDS.repeat(1, 5), OPEN.repeat(1, 5)
+    model = OfIds(all_when_long).eval()
+    masked = attngraph.optimize(model, (IDS, OPEN), dynamic_shapes=(axes, axes))
+    assert torch.allclose(masked(*longer), model(*longer), atol=1e-5)
