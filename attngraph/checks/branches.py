@@ -27,6 +27,7 @@ from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
 from attngraph.frontend.rewording.branches import Place, is_assertion, recorded_sides
+from attngraph.frontend.rewording.hit_loops import all_turns, are_same
 from attngraph.frontend.watching.locations import quote
 from attngraph.frontend.watching.statements import only_tells
 from attngraph.ir import Graph, interpret
@@ -147,12 +148,9 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
         return None
     for tensors in (*check.all_cases().values(), *further):
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
-        try:
-            with recorded_sides(seen, captured.jumps):
-                eager = check.references(tensors).eager
-        except UsageError:  # a model that needs its numbers as Python's
-            with recorded_sides(seen, captured.jumps, numbers=False):
-                eager = check.references(tensors).eager
+        eager = _watched(seen, captured, check, tensors)
+        if eager is None:
+            return None
         if not all(role.masks or _varies(each) for role, each in zip(roles, tensors, strict=True)):
             continue
         for place, sides in seen.items():
@@ -164,6 +162,30 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
         if times > 1:
             found[place].add(side)
     return found
+
+
+def _watched(
+    seen: dict[Place, set[bool]],
+    captured: Captured,
+    check: Check,
+    tensors: tuple[torch.Tensor, ...],
+) -> Sequence[torch.Tensor] | None:
+    """Eager's outputs; the sides that it takes are added to `seen`. None where the trace is wrong.
+
+    Of a loop over the experts that were hit, the trace has a turn for the others too, and it is in
+    these that the model takes sides as of an expert without rows.
+    """
+    own = check.references(tensors).eager if captured.hits else None
+
+    def eager(*, numbers: bool) -> Sequence[torch.Tensor]:
+        with recorded_sides(seen, captured.jumps, numbers=numbers), all_turns(captured.hits):
+            return check.references(tensors).eager
+
+    try:
+        found = eager(numbers=True)
+    except UsageError:  # a model that needs its numbers as Python's
+        found = eager(numbers=False)
+    return found if own is None or are_same(found, own) else None
 
 
 def _further(

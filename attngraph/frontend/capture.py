@@ -31,7 +31,7 @@ from attngraph.frontend.interface.signature import Signature
 from attngraph.frontend.interface.state import state_notes
 from attngraph.frontend.rewording.branches import Place
 from attngraph.frontend.rewording.cut_for_memory import whole_note
-from attngraph.frontend.rewording.hit_loops import all_places_note
+from attngraph.frontend.rewording.hit_loops import Hits, all_places_note
 from attngraph.frontend.rewording.memoised import bounded
 from attngraph.frontend.rewording.rounded_for_speed import left_out_note
 from attngraph.frontend.sizes.conditions import conditions_of
@@ -79,9 +79,10 @@ class Captured:
     may be required: what the trace says of other sizes is to be checked. `demanded` are those that
     the trace needs, with where the code asks them. `branches` are the places where the code chooses
     by a tensor's values, with the side that was followed; at `jumps` the line goes by a number of
-    them alone. `fixed` are the notes that name the dims which became constants. Where it is
-    `opened`, slices that may be cut short are as long as they are. A `refusal` is of a trace that
-    may demand more than what was asked; it stands if one of the `suspects` is required.
+    them alone. Loops over `hits` have all turns. `fixed` are the notes that name the dims which
+    became constants. Where it is `opened`, slices that may be cut short are as long as they are. A
+    `refusal` is of a trace that may demand more than what was asked; it stands if one of the
+    `suspects` is required.
     """
 
     graph: Graph
@@ -100,6 +101,7 @@ class Captured:
     refusal: CaptureError | None = None
     opened: bool = False
     jumps: frozenset[Place] = frozenset()
+    hits: Hits | None = None
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
         """With other names for inputs and outputs, in the graph too; `names` maps old to new."""
@@ -276,7 +278,7 @@ def _captured(
             *map(replayed_note, traced.replayed),
             *map(left_out_note, traced.unrounded),
             *map(whole_note, traced.whole),
-            *map(all_places_note, traced.everywhere),
+            *map(all_places_note, sorted(traced.hits.places) if traced.hits else ()),
             *limits.notes,
             *pairs,
             *map(unread_note, unread),
@@ -294,6 +296,7 @@ def _captured(
         traced.refusal,
         traced.opened,
         traced.jumps,
+        traced.hits,
     )
 
 

@@ -78,6 +78,33 @@ class Spare(Chosen):
         return False
 
 
+class Skips(Chosen):
+    """An expert without rows is passed over, which the model itself never meets."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights, experts = self.route(x)
+        result = torch.zeros_like(x)
+        mask = functional.one_hot(experts, self.classes).permute(2, 1, 0)
+        for at in self.chosen(mask.sum((-1, -2))):
+            place, row = torch.where(mask[at[0]])
+            if row.numel() == 0:
+                continue
+            result = self.joined(
+                result, row, self.expert(x[row], at[0]) * weights[row, place, None]
+            )
+        return result
+
+    def joined(self, result: Tensor, row: Tensor, made: Tensor) -> Tensor:
+        return result.index_add(0, row, made)
+
+
+class SkipsAnAddend(Skips):
+    """What is passed over for an expert without rows isn't nothing."""
+
+    def joined(self, result: Tensor, row: Tensor, made: Tensor) -> Tensor:
+        return result.index_add(0, row, made) + 0.25
+
+
 class Ends(Spare):
     """The turn after the last expert's looks none up, and adds to the result."""
 
@@ -100,7 +127,7 @@ def _tokens(*rows: int) -> Tensor:
     return torch.randn(*rows, H, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", [Chosen, Flat, Where, Spare])
+@pytest.mark.parametrize("kind", [Chosen, Flat, Where, Spare, Skips])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_expert_that_no_token_chose_has_a_turn_without_rows(
     kind: type[nn.Module], dynamic: bool
@@ -119,6 +146,11 @@ def test_an_expert_that_no_token_chose_has_a_turn_without_rows(
 def test_a_turn_that_does_something_without_rows_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match="data-dependent"):
         optimize(kind().eval(), (_tokens(2, 7),), dynamic_shapes=({1: Dim("seq")},))
+
+
+def test_a_side_that_counts_for_an_expert_without_rows_is_refused() -> None:
+    with pytest.raises(CaptureError, match="compute different things"):
+        optimize(SkipsAnAddend().eval(), (_tokens(2, 7),), dynamic_shapes=({1: Dim("seq")},))
 
 
 def test_without_a_check_such_a_loop_is_refused() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -110,6 +111,11 @@ class _AllTurns(TorchFunctionMode):
         return result
 
 
+def all_turns(traced: Hits | None) -> AbstractContextManager[Any]:
+    """Within, the model runs with the turns of the traced loops."""
+    return nullcontext() if traced is None else _AllTurns(Hits(traced.ends))
+
+
 def does_nothing_else(
     module: torch.nn.Module, inputs: Inputs, requests: Sequence[Request], traced: Hits
 ) -> bool:
@@ -131,7 +137,7 @@ def does_nothing_else(
             found = output_of(module, tried)
         if found is None or len(found) != len(expected):
             return False
-        if not all(_is_same(a, b) for a, b in zip(found, expected, strict=True)):
+        if not are_same(found, expected):
             return False
         left_out |= {at for at, is_short in hits.places.items() if is_short}
     return {*traced.places} <= left_out
@@ -150,8 +156,14 @@ def _fails(module: torch.nn.Module, inputs: Inputs, hits: Hits, index: int) -> b
     return False
 
 
-def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, 0, 0, equal_nan=True)
+def are_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """Whether two runs gave the same numbers."""
+
+    def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+        is_like = a.shape == b.shape and a.dtype == b.dtype
+        return is_like and torch.allclose(a, b, 0, 0, equal_nan=True)
+
+    return all(is_same(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def _inputs(inputs: Inputs, requests: Sequence[Request]) -> Iterator[Inputs]:

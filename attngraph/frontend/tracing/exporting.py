@@ -80,7 +80,7 @@ class Traced:
     what the model's code asked of its sizes. `notes` name the dims of Dim.AUTO that it fixes, which
     are `constant`.
     `branches` are the places where the code chooses by a tensor's values, with the side followed;
-    at `jumps` the line goes by a number of them alone.
+    at `jumps` the line goes by a number of them alone. Loops over `hits` have all turns.
     `replayed` are functions of libraries whose operators were traced in their stead, `unrounded`
     are roundings of sizes that were left out, and some are `written` as arithmetic. What is
     `resampled` was traced at these sizes of its requests. A `refusal` is torch's, which took its
@@ -104,7 +104,7 @@ class Traced:
     scanned: bool = False
     refusal: CaptureError | None = None
     whole: tuple[Place, ...] = ()
-    everywhere: tuple[Place, ...] = ()
+    hits: Hits | None = None
     parts: tuple[tuple[sympy.Expr, int], ...] = ()
     opened: bool = False
     jumps: frozenset[Place] = frozenset()
@@ -223,9 +223,8 @@ class _Attempts:
                 return before.traced
             self._answer(error, attempt)
             return None
-        hits, loops = self._hits, set[Place]()
+        hits = self._hits
         if hits is not None and hits.places:
-            loops.update(hits.places)
             subject = self.subject
             if not does_nothing_else(subject.module, subject.inputs, attempt.requests, hits):
                 self._hits = None
@@ -246,7 +245,7 @@ class _Attempts:
             scanned=bool(known.loops),
             refusal=self.refusal,
             whole=tuple(sorted(known.whole)),
-            everywhere=tuple(sorted(loops)),
+            hits=hits if hits is not None and hits.places else None,
             parts=tuple(self._parts),
             opened=known.opened,
             jumps=frozenset(place for place, jumps in attempt.jumps.items() if jumps),
