@@ -53,7 +53,7 @@ def settled(
     if not places:
         return replace(captured, notes=(*captured.notes, *_assertions(captured))), check
     if len(places) > _MOST:
-        raise _refused(places[_MOST], f"and {len(places)} places of the model do")
+        raise _refused(places[_MOST], f"{len(places)} places of the model do so")
     tried: list[_Fault] = []
     first = tuple(captured.branches[place] for place in places)
     ways = sorted(itertools.product((True, False), repeat=len(places)), key=lambda w: w != first)
