@@ -7,9 +7,32 @@ place shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+
+from attngraph.analysis.rows.batching import tracks
+from attngraph.ir import Node, Value
+
+
+def is_tracked(nodes: Sequence[Node], given: Mapping[Value, int], output: Value, own: int) -> bool:
+    """Whether each place along an axis of the output is made of the same place of those given.
+
+    By batching rules alone, where the axis keeps its track: no run is needed then. `given` maps
+    values to their axis, all of one size, and `nodes` make the output of them.
+    """
+    at = dict(given)
+    for node in nodes:
+        carried = [(place, value) for place, value in enumerate(node.inputs) if value in at]
+        if not carried:
+            continue
+        found = tracks(node)
+        axes = {None if found is None else found[place][at[value]] for place, value in carried}
+        axis = axes.pop()
+        if axis is None or axes:
+            return False
+        at.update(dict.fromkeys(node.outputs, axis))
+    return at.get(output) == own
 
 
 def places(size: int) -> Iterator[torch.Tensor]:

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from attngraph.analysis.recurrence.apart import is_apart, places, with_nan
+from attngraph.analysis.recurrence.apart import is_apart, is_tracked, places, with_nan
 from attngraph.analysis.recurrence.mixing import (
     MOST,
     Runs,
@@ -248,6 +248,9 @@ class _Reading:
             sizes = {x.shape[axes[value]] for value, x in shapes.items() if x is not None}
             size = min(sizes - {1}, default=1)
             if own is None or any(each % size for each in sizes - {1}):
+                continue
+            wide = {v: axes[v] for v, x in shapes.items() if x is not None and x.shape[axes[v]] > 1}
+            if len(sizes - {1}) == 1 and is_tracked(nodes, wide, self.output, own):
                 continue
             for at in places(size):
                 poisoned = {

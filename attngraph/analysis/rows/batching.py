@@ -255,6 +255,43 @@ class _Stack(Rule):
         return Batched(node.op, {**node.attrs, "dim": dim + 1}, place + 1)
 
 
+class _Pad(Rule):
+    """The axes that get nothing pass."""
+
+    def tracks(self, node: Node) -> Sequence[Track]:
+        sizes = attribute(node, "pad")
+        rank = _rank(node.inputs[0])
+        ends = [(sizes[2 * at], sizes[2 * at + 1]) for at in range(len(sizes) // 2)]
+        padded = {rank - 1 - at for at, both in enumerate(ends) if both != (0, 0)}
+        return [tuple(None if axis in padded else axis for axis in range(rank))]
+
+    def batched(self, node: Node, behind: Behind, size: Dim) -> Batched | None:
+        place, sizes = behind[0], attribute(node, "pad")
+        if place is None or (node.op == "aten.pad" and attribute(node, "mode") != "constant"):
+            return None  # other modes want a fixed number of axes
+        if 2 * place < len(sizes):
+            sizes = [*sizes[: 2 * place], 0, 0, *sizes[2 * place :]]
+        return Batched(node.op, {**node.attrs, "pad": sizes}, place)
+
+
+class _SelectScatter(Rule):
+    """One place along `dim` is taken from an operand that lacks this axis."""
+
+    def tracks(self, node: Node) -> Sequence[Track]:
+        rank = len(node.output.shape)
+        dim = attribute(node, "dim") % rank
+        track = tuple(None if axis == dim else axis for axis in range(rank))
+        return [track, tuple(axis for axis in range(rank) if axis != dim)]
+
+    def batched(self, node: Node, behind: Behind, size: Dim) -> Batched | None:
+        rank, (place, own) = len(node.output.shape), behind
+        from_end = rank - attribute(node, "dim") % rank
+        if place is None or own is None or place > rank or own != place - (from_end <= place):
+            return None
+        dim = rank + 1 - from_end - (from_end > place)
+        return Batched(node.op, {**node.attrs, "dim": dim}, place)
+
+
 class _Permute(Rule):
     def tracks(self, node: Node) -> Sequence[Track]:
         order = _order(node)
@@ -345,6 +382,7 @@ _KINDS: tuple[tuple[Rule, str], ...] = (
     (_Aligned(_one, any_rank=False), "attn.rotary"),
     (_Along(), "aten.softmax.int aten._softmax aten.log_softmax.int aten.cumsum aten.cat aten.glu"),
     (_Along(), "aten.slice.Tensor aten.split.Tensor aten.split_with_sizes aten.chunk"),
+    (_Along(), "aten.slice_scatter"),
     (_Along(_removes), "aten.select.int aten.unbind.int"),
     (_Along(_reduces), "aten.mean.dim aten.sum.dim_IntList aten.amax aten.amin aten.prod.dim_int"),
     (_Along(_reduces), "aten.linalg_vector_norm aten.logsumexp aten.any.dim aten.all.dim"),
@@ -353,6 +391,8 @@ _KINDS: tuple[tuple[Rule, str], ...] = (
     (_Product(), "aten.matmul aten.mm aten.bmm"),
     (_Embedding(), "aten.embedding"),
     (_Stack(), "aten.stack"),
+    (_Pad(), "aten.pad aten.constant_pad_nd"),
+    (_SelectScatter(), "aten.select_scatter"),
     (_Permute(), " ".join(PERMUTE)),
     (_Expand(), "aten.expand"),
     (_Reshape(), " ".join(RESHAPE)),

@@ -7,7 +7,9 @@ import itertools
 import pytest
 import torch
 
-from attngraph.analysis.recurrence.apart import is_apart, places, with_nan
+from attngraph.analysis.recurrence.apart import is_apart, is_tracked, places, with_nan
+from attngraph.ir import parse
+from attngraph.ir.dead import eliminate_dead_code
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
@@ -43,3 +45,35 @@ def test_runs_of_places_go_together() -> None:
 
     assert all(is_apart(grouped(with_nan(x, 0, at)), 0, at) for at in places(2))
     assert not all(is_apart(grouped(with_nan(x, 0, at)), 0, at) for at in places(6))
+
+
+_SCORES = """
+graph @main {
+  input %q : f32[2, 4, 7, 8]
+  input %k : f32[2, 4, 7, 8]
+  %t = aten.permute(%k) {dims = [0, 1, 3, 2]}
+  %p = aten.pad(%t) {pad = [0, 1]}
+  %s = aten.matmul(%q, %p)
+  %m = aten.sum.dim_IntList(%s) {dim = [2], keepdim = true}
+  %o = aten.expand(MEANS) {size = [2, 4, 1, 8]}
+  %row = aten.select.int(%o) {dim = 2, index = 0}
+  %r = aten.select_scatter(%s, %row) {dim = 2, index = 1}
+  return %r
+}"""
+
+
+@pytest.mark.parametrize(
+    ("means", "apart"), [("%m", {0, 1}), ("%n", {0}), ("%l", {1})], ids=["own", "head", "element"]
+)
+def test_an_axis_that_keeps_its_track_needs_no_run(means: str, apart: set[int]) -> None:
+    """Of elements and heads: the sums of the first one go to all."""
+    first = "".join(
+        f"  {name} = aten.slice.Tensor(%m) {{dim = {dim}, end = 1}}\n"
+        for name, dim in (("%n", 1), ("%l", 0))
+    )
+    graph = parse(_SCORES.replace("MEANS", means).replace("  %o", f"{first}  %o"))
+    eliminate_dead_code(graph)
+    (output,) = graph.outputs
+    for axis in (0, 1):
+        given = dict.fromkeys(graph.inputs, axis)
+        assert is_tracked(list(graph), given, output, axis) == (axis in apart)

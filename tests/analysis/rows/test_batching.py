@@ -76,6 +76,12 @@ SAMPLES: list[tuple[Any, ...]] = [
     ("aten.mm", {}, (3, 4), (4, 6)),
     ("aten.bmm", {}, _X, (2, 4, 6)),
     ("aten.embedding", {}, (9, 4), (_INDEX, 2, 3)),
+    ("aten.pad", {"pad": [1, 2]}, _X),
+    ("aten.pad", {"pad": [0, 0, 1, 0]}, _X),
+    ("aten.constant_pad_nd", {"pad": [0, -1], "value": 1.0}, _X),
+    ("aten.slice_scatter", {"dim": 1, "start": 1, "end": 3}, _X, (2, 2, 4)),
+    ("aten.select_scatter", {"dim": 1, "index": 2}, _X, (2, 4)),
+    ("aten.select_scatter", {"dim": -1, "index": -1}, _X, (2, 3)),
     ("aten.stack", {"dim": 1}, _X, _X),
     ("aten.stack", {"dim": -1}, (2, 3), (2, 3)),
     ("aten.permute", {"dims": [2, 0, 1]}, _X),
@@ -215,8 +221,9 @@ def test_a_new_axis_in_front_has_a_rule(sample: tuple[Any, ...]) -> None:
         for at, operand in enumerate(operands)
     ]
     longer = ("aten.matmul", {}, (3, 4), (2, 4, 6))
+    needs_both = node.op == "aten.select_scatter"  # the second operand lacks an axis
     assert (batched(node, behind, _NEW) is None) == (
-        node.op in _FIXED_RANK or sample in (_ALL_SUMMED, longer)
+        needs_both or node.op in _FIXED_RANK or sample in (_ALL_SUMMED, longer)
     )
 
 
