@@ -104,6 +104,13 @@ class Sizes:
             result += self._group(taken, given)
         return tuple(result)
 
+    def joined(self, parts: Sequence[Dim]) -> Dim:
+        """The size of an axis of these parts, into which a reshape may cut it again."""
+        merged = product(parts)
+        if merged not in parts:
+            self._factors[merged] = tuple(parts)
+        return merged
+
     def _count(self, dims: Iterable[Dim]) -> int:
         count = 1
         for dim in dims:
@@ -132,10 +139,7 @@ class Sizes:
                 parts.append(halves[0])
                 queue.insert(0, halves[1])
                 need = 1
-            merged = product(parts)
-            if merged not in parts:
-                self._factors[merged] = tuple(parts)
-            result.append(merged)
+            result.append(self.joined(parts))
         return result if not [f for f in queue if f != 1] else self._given_up(taken, given)
 
     def _split(self, dim: Dim) -> list[Dim]:

@@ -112,7 +112,37 @@ def _attention(reader: Reader, node: Node) -> Sequence[Shape] | None:
         if input_of(node, name) is not None:
             sizes.pin(list(reader.of(node, name)))
     weights = [scores] if attribute(node, "weights") else []
-    return [(*query[:2], product([heads, out])), *weights, *rest]
+    return [(*query[:2], sizes.joined([heads, out])), *weights, *rest]
+
+
+@PRODUCTS.on("attn.linear_attention")
+def _linear_attention(reader: Reader, node: Node) -> Sequence[Shape] | None:
+    query, key, value = (reader.of(node, name) for name in ("query", "key", "value"))
+    heads, kv_heads = attribute(node, "heads"), attribute(node, "kv_heads")
+    sizes = reader.sizes
+    head, out = _feature(reader, key, kv_heads), _feature(reader, value, kv_heads)
+    sizes.unify(_feature(reader, query, heads), head)
+    given = [input_of(node, name) for name in ("decay", "beta")]
+    rates = [reader.shape(each) for each in given if each is not None]
+    for shape in (key, value, *rates):
+        for first, second in zip(query[:2], shape[:2], strict=True):
+            sizes.unify(first, second)
+    for shape in rates:
+        one = sizes.number(shape[-1]) == kv_heads  # else a decay of each feature
+        sizes.unify(_feature(reader, shape, kv_heads), 1 if one else head)
+    state = (query[0], kv_heads, head, out)
+    if input_of(node, "past") is not None:
+        for first, second in zip(reader.of(node, "past"), state, strict=True):
+            sizes.unify(first, second)
+    return [(*query[:2], sizes.joined([max(heads, kv_heads), out])), state]
+
+
+def _feature(reader: Reader, shape: Shape, heads: int) -> Dim:
+    """The features of each of so many heads, of which the last axis has all."""
+    count = reader.sizes.number(shape[-1])
+    first, features = reader.sizes.regrouped(shape[-1:], (heads, count // heads))
+    reader.sizes.unify(first, heads)
+    return features
 
 
 @PRODUCTS.on("attn.masked_softmax")

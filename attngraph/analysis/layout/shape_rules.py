@@ -19,7 +19,7 @@ from attngraph.analysis.layout.shape_reader import (
 from attngraph.ir import Dim, Node, Value
 from attngraph.ir.dims import as_dim, product
 from attngraph.ir.ops import attribute
-from attngraph.ir.traits import PERMUTE, RESHAPE
+from attngraph.ir.traits import PAD, PERMUTE, RESHAPE
 
 SHAPES = Rules()
 
@@ -73,10 +73,50 @@ def _complex(reader: Reader, node: Node) -> Sequence[Shape]:
 @SHAPES.on("aten.select.int")
 def _select(reader: Reader, node: Node) -> Sequence[Shape] | None:
     shape = list(reader.of(node, "self"))
+    _place_of(reader, node, shape.pop(attribute(node, "dim")))
+    return [tuple(shape)]
+
+
+def _place_of(reader: Reader, node: Node, size: Dim) -> None:
+    """An axis has the place that a node names by a number: its own size, but for the first few."""
     index = attribute(node, "index")
     if not isinstance(index, int) or not -FEWEST <= index < FEWEST:
-        return None
-    del shape[attribute(node, "dim")]
+        reader.sizes.pin(size)
+
+
+@SHAPES.on("aten.select_scatter")
+def _select_scatter(reader: Reader, node: Node) -> Sequence[Shape] | None:
+    whole, part = reader.of(node, "self"), list(reader.of(node, "src"))
+    dim = attribute(node, "dim") % len(whole)
+    _place_of(reader, node, whole[dim])
+    part.insert(dim, whole[dim])
+    return _written_over(reader, whole, part)
+
+
+@SHAPES.on("aten.slice_scatter")
+def _slice_scatter(reader: Reader, node: Node) -> Sequence[Shape] | None:
+    whole, part = reader.of(node, "self"), reader.of(node, "src")
+    dim = attribute(node, "dim") % len(whole)
+    reader.sizes.pin([whole[dim], part[dim]])
+    return _written_over(reader, whole, with_size(part, dim, whole[dim]))
+
+
+def _written_over(reader: Reader, whole: Shape, part: Sequence[Dim]) -> Sequence[Shape] | None:
+    for first, second in zip(whole, part, strict=True):
+        if reader.sizes.number(first) != reader.sizes.number(second):
+            return None
+        reader.sizes.unify(first, second)
+    return [whole]
+
+
+@SHAPES.on(*PAD)
+def _pad(reader: Reader, node: Node) -> Sequence[Shape]:
+    """An axis that gets something keeps its own size."""
+    shape, pad = list(reader.of(node, "self")), attribute(node, "pad")
+    for back, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
+        if (before, after) != (0, 0):
+            reader.sizes.pin(shape[-back])
+            shape[-back] = node.output.shape[-back]
     return [tuple(shape)]
 
 

@@ -32,6 +32,9 @@ SAMPLES: list[tuple[Any, ...]] = [
     ("aten.expand", {"size": [4, _S, _F]}, [(_S, 1)], True),
     ("aten.select.int", {"dim": 1, "index": -1}, [(2, _S, _F)], True),
     ("aten.select.int", {"dim": 1, "index": 20}, [(2, _S, 4)], False),
+    ("aten.select_scatter", {"dim": 0, "index": 2}, [(_S, _F), (_F,)], True),
+    ("aten.slice_scatter", {"dim": 0, "start": 2, "end": 4}, [(5, _F), (2, _F)], True),
+    ("aten.slice_scatter", {"dim": 0, "start": 2, "end": 22}, [(_S,), (20,)], False),
     ("aten.unbind.int", {"dim": 0}, [(3, _S, _F)], True),
     ("aten.slice.Tensor", {"dim": 1, "start": 1, "end": _S}, [(2, _S)], True),
     ("aten.slice.Tensor", {"dim": 1, "start": 0, "end": _S - 1}, [(2, _S)], True),
@@ -62,6 +65,12 @@ SAMPLES: list[tuple[Any, ...]] = [
         "attn.attention",
         {"heads": 4, "kv_heads": 2, "scale": 1.0},
         [(2, _S, 80), (2, _T, 40), (2, _T, 40)],
+        True,
+    ),
+    (
+        "attn.linear_attention",
+        {"heads": 2, "kv_heads": 2, "scale": 1.0},
+        [(2, 5, 80), (2, 5, 80), (2, 5, 40)],
         True,
     ),
     (

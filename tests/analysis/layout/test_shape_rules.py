@@ -41,6 +41,25 @@ CASES: dict[str, tuple[str, str, bool]] = {
         "%y = aten.slice.Tensor(%x) {dim = 1, start = 0, step = 2}", "x : f32[2, 30]", False),
     "a place in the middle": ("%y = aten.select.int(%x) {dim = 0, index = 15}", "x : f32[30]",
                               False),
+    "a place in the middle, of rows": (
+        "%y = aten.select.int(%x) {dim = 0, index = 15}", "x : f32[30, 42]", True),
+    "a row written over": (
+        "%y = aten.select_scatter(%x, %z) {dim = 0, index = 15}", "x : f32[30, 42]; z : f32[42]",
+        True),
+    "places written over": (
+        "%y = aten.slice_scatter(%x, %z) {dim = -1, start = 20, end = 40}",
+        "x : f32[30, 42]; z : f32[30, 20]", True),
+    "a padded axis": ("%y = aten.pad(%x) {pad = [1, 2]}", "x : f32[30]", False),
+    "an axis beside a padded one": ("%y = aten.pad(%x) {pad = [1, 2, 0, 0]}", "x : f32[30, 42]",
+                                    True),
+    "a recurrence in heads": (
+        "%o, %s = attn.linear_attention(%x, %x, %v, none, %d, %b) "
+        "{heads = 2, kv_heads = 2, scale = 0.5}\n%y = aten.reshape(%o) {shape = [3, 30, 2, 20]}",
+        "x : f32[3, 30, 64]; v : f32[3, 30, 40]; d : f32[3, 30, 64]; b : f32[3, 30, 2]", True),
+    "a recurrence with a state": (
+        "%y, %s = attn.linear_attention(%q, %k, %v, %p, %d) {heads = 4, kv_heads = 2, scale = 1.0}",
+        "q : f32[3, 30, 80]; k : f32[3, 30, 40]; v : f32[3, 30, 40]; p : f32[3, 2, 20, 20]; "
+        "d : f32[3, 30, 2]", True),
     "halves added": (
         "%a, %b = aten.chunk(%x) {chunks = 2, dim = 1}\n%y = aten.add.Tensor(%a, %b)",
         "x : f32[2, 64]", True),
