@@ -40,6 +40,10 @@ class CaptureError(AttngraphError):
     exit_code = 4
 
 
+class SampleError(CaptureError):
+    """The model itself fails on its sample inputs."""
+
+
 class IRError(AttngraphError):
     """A graph breaks an invariant, or its text doesn't parse."""
 

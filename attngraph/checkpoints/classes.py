@@ -29,6 +29,7 @@ from attngraph.errors import LoadError, reason_of
 _POOLER, _POOLING = "pooler.", "add_pooling_layer"
 _SIZE = re.compile(r"(^|_)(heads?|dim|size|width|channels|kernel|stride|factor)$")
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
+_ELSEWHERE = {"TF": "TensorFlow", "Flax": "Flax"}
 _SHOWN = 3
 _TIED, _LEAST, _SLACK = 4, 256, 1 << 20
 """Names of one stored weight, numbers that an entry of a file stands for, and what may be missing,
@@ -73,6 +74,13 @@ def class_of(
     if kind is None or not _is_model(transformers, kind):
         said = f"{folder.path / CONFIG} names the architecture {name}, which"
         version = f"transformers {transformers.__version__}"
+        for prefix, of in _ELSEWHERE.items():
+            here = name.removeprefix(prefix)
+            if here != name and _is_model(transformers, getattr(transformers, here, None)):
+                raise LoadError(
+                    f"{said} is a class of {of}: write {here} there, which has the same weights in "
+                    "PyTorch's files."
+                )
         if kind is None and folder.config.get("transformers_version") == transformers.__version__:
             raise LoadError(
                 f"{said} {version} lacks, and saved: it is a class of its author's own. Give the "

@@ -24,6 +24,8 @@ _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _OF_MODELS = (*_SAFETENSORS, *_PICKLES)
+MODULES = "modules.json"
+"""What sentence-transformers runs, one behind the other; the first is the model."""
 _NAMED = "transformers_weights"
 """A key of config.json: the name of the file with the weights, where it is another one."""
 _SHOWN = 5
@@ -91,6 +93,25 @@ class Folder:
             return []
         others = ", ".join(map(str, names[1:]))
         return [f"{CONFIG} names {names[0]} and {others}: this is the first of them."]
+
+    @property
+    def behind(self) -> list[str]:
+        """A sentence where the folder is one of sentence-transformers, of what its embeddings are
+        and the model doesn't compute."""
+        file = within(self.path, MODULES)
+        if not file.is_file():
+            return []
+        listed = _read_any(file)
+        listed = listed if isinstance(listed, list) else []
+        kinds = [str(each.get("type")) for each in listed if isinstance(each, dict)]
+        names = [kind.rpartition(".")[2] for kind in kinds if not kind.endswith(".Transformer")]
+        if not names:
+            return []
+        return [
+            f"{MODULES} says that {', then '.join(names)} of sentence-transformers makes the "
+            "embeddings of what the model returns: the file has what the model returns, and its "
+            "caller is to do the rest."
+        ]
 
     def optional(self, name: str) -> Mapping[str, Any]:
         """What a JSON file of the folder holds; nothing where there is no such file."""
@@ -280,13 +301,17 @@ def _require_counts(file: Path, config: Mapping[str, Any], size: int) -> None:
             )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_any(path: Path) -> Any:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise LoadError(f"{path} can't be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path} can't be read ({error}); fetch it again.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found = _read_any(path)
     if not isinstance(found, dict):
         raise LoadError(f"{path} holds a {type(found).__name__} where a JSON object belongs.")
     return found

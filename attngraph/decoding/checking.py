@@ -159,6 +159,10 @@ class _Inputs:
             drawn = torch.randn(int(layers), *ids.shape[:2], int(width), generator=self.random)
             drawn = drawn * (torch.arange(past, mask.shape[1]) % 4 != 0)[:, None]
             given[layout.added] = drawn.to(self.dtypes[layout.added])
+        if layout.layered is not None:
+            own = [int(each) for each in self.shapes[layout.layered][2:]]
+            drawn = torch.randn(*ids.shape[:2], *own, generator=self.random)
+            given[layout.layered] = drawn.to(self.dtypes[layout.layered])
         for name in (*layout.pasts, *layout.memory):
             shape = [int(substitute(dim, sizes)) for dim in self.shapes[name]]
             if name in layout.states and past == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
@@ -24,7 +24,7 @@ from attngraph.decoding.multimodal import (
 from attngraph.decoding.rules import Rules
 from attngraph.export.files.staged import Staged
 from attngraph.frontend.families.image_parts import kinds_of
-from attngraph.frontend.families.multimodal import Parts, of_images
+from attngraph.frontend.families.multimodal import Parts, Side, of_images
 from attngraph.frontend.interface.modalities import is_multimodal, refuse_mixed
 from attngraph.frontend.model import Model
 from attngraph.keywords import CacheKeywords, read, spelled_out
@@ -73,16 +73,17 @@ def compile_multimodal(
 
     Raises ParityError where a part is out of its error budget, or the steps of the whole are.
     """
-    encoder, rest = parts.joining.modality.encoder, without_codes(options)
+    joinings, rest = [side.joining for side in parts.sides], without_codes(options)
+    encoders = {each.modality.encoder for each in joinings}
     made = {
         file: compile_model(
-            part, options if file == encoder else rest, staged=staged(file), progress=progress
+            part, options if file in encoders else rest, staged=staged(file), progress=progress
         )
         for file, part in beside_decoder(parts).items()
     }
 
     def encoded(decoder: Decoder) -> Iterator[Encoded]:
-        return seen_images(parts, Multimodal(made, decoder, parts.joining, rules))
+        return seen_images(parts, Multimodal(made, decoder, joinings, rules))
 
     decoder = compile_decoder(
         parts.decoder,
@@ -92,8 +93,8 @@ def compile_multimodal(
         staged=staged(DECODER),
         progress=progress,
     )
-    decoder.report.notes += rules.notes
-    return Multimodal(made, decoder, parts.joining, rules)
+    decoder.report.notes += [*parts.notes, *rules.notes]
+    return Multimodal(made, decoder, joinings, rules)
 
 
 def without_codes(options: Options) -> Options:
@@ -103,34 +104,36 @@ def without_codes(options: Options) -> Options:
 
 def beside_decoder(parts: Parts) -> dict[str, Model]:
     """The parts beside the decoder, by the names of their files."""
-    kind = parts.joining.modality
-    found = {kind.encoder: parts.vision, EMBED: parts.embed, kind.join: parts.join}
-    return found if parts.places is None else {**found, PLACES: parts.places}
+    found: dict[str, Model] = {}
+    for side in parts.sides:
+        kind = side.joining.modality
+        found |= {kind.encoder: side.vision, EMBED: parts.embed, kind.join: side.join}
+        found |= {} if side.places is None else {PLACES: side.places}
+    return found
 
 
 def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
-    """What a check over steps is given: text alone, an image in each row, and two in one of them.
+    """What a check over steps is given: text alone, an image in each row, and two in one of them;
+    the same of sounds, and each beside the other.
 
     Prompts are padded differently. Those that the decoder has no room for are left out.
     """
-    plain = partial(Encoded, pad=parts.joining.token, cache=None, whole=parts.whole)
+    first_side = parts.first.joining
+    plain = partial(Encoded, pad=first_side.token, cache=None, whole=parts.whole)
     rows = 4
 
     def fed(
         ids: torch.Tensor, mask: torch.Tensor, first: int, images: Any
     ) -> dict[str, torch.Tensor]:
         inputs, kinds = dict(model.fed(ids, mask, None, images).inputs), model.decoder.layout.kinds
-        if kinds is not None and parts.joining.sees == "prompt":
-            inputs[kinds] = kinds_of("prompt", ids == parts.joining.token, first)
+        if kinds is not None and first_side.sees == "prompt":
+            inputs[kinds] = kinds_of("prompt", ids == first_side.token, first)
         return inputs
 
     nothing: dict[str, torch.Tensor] = {}
     yield plain("text alone", rows, given=(nothing,), step=model, fed=partial(fed, images=None))
-    for label, places in (
-        (f"{parts.joining.modality.one} in each of two rows", ((1,), (1,))),
-        ("two in a row", ((2,),)),
-    ):
-        images, ids, mask, first = _prompt(parts, model, [count for (count,) in places])
+    for label, places in _shown(parts.sides):
+        images, ids, mask, first = _prompt(parts, model, places)
         decoder = model.decoder
         room = decoder.layout.max_length
         total = ids.shape[1]
@@ -156,24 +159,44 @@ class _First:
         return self.model(ids, mask, cache, self.images if cache is None else None)
 
 
+def _shown(sides: Sequence[Side]) -> Iterator[tuple[str, list[list[int]]]]:
+    """A label, and for each row of a prompt the sides that stand in it, one behind the other."""
+    for place, side in enumerate(sides):
+        one = side.joining.modality.one
+        yield f"{one} in each of two rows", [[place], [place]]
+        yield f"{one} and another in a row", [[place, place]]
+    if len(sides) > 1:
+        every = list(range(len(sides)))
+        yield "each in one prompt", [every, every[::-1]]
+
+
 def _prompt(
-    parts: Parts, model: Multimodal, counts: list[int]
+    parts: Parts, model: Multimodal, places: Sequence[Sequence[int]]
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor, int]:
-    """(images, ids, mask, tokens of the prompt) with so many images in each row."""
-    random, token = torch.Generator().manual_seed(1), parts.joining.token
+    """(images, ids, mask, tokens of the prompt) where each row has one of each side that it
+    names."""
+    random, sides = torch.Generator().manual_seed(1), parts.sides
     vocabulary = model.decoder.layout.vocabulary
     assert vocabulary is not None
-    chosen, pieces = parts.drawn(sum(counts), random, counts)
-    length = max(counts) * (max(pieces) + 2) + len(counts)
-    total = length + _STEPS
-    ids = torch.randint(vocabulary, (len(counts), total), generator=random)
-    ids = ids.where(ids != token, (token + 1) % vocabulary)
+    chosen: dict[str, torch.Tensor] = {}
+    pieces: dict[int, list[int]] = {}
+    for place in sorted({place for row in places for place in row}):
+        rows = [row.count(place) for row in places]
+        given, pieces[place] = sides[place].drawn(sum(rows), random, rows)
+        chosen |= given
+    most = max(size for sizes in pieces.values() for size in sizes)
+    length = max(map(len, places)) * (most + 2) + len(places)
+    ids = torch.randint(vocabulary, (len(places), length + _STEPS), generator=random)
+    tokens = {side.joining.token for side in sides}
+    plain = next(each for each in range(len(tokens) + 1) if each not in tokens)
+    for token in tokens:
+        ids = ids.where(ids != token, plain)
     mask = torch.ones(ids.shape, dtype=torch.bool)
-    for row, count in enumerate(counts):
+    for row, those in enumerate(places):
         mask[row, :row] = False
         start = row + 1
-        for _ in range(count):
-            size = pieces.pop(0)
-            ids[row, start : start + size] = token
+        for place in those:
+            size = pieces[place].pop(0)
+            ids[row, start : start + size] = sides[place].joining.token
             start += size + 1
     return chosen, ids, mask, length

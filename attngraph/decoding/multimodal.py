@@ -2,16 +2,17 @@
 embeddings.
 
 The files are called as transformers.js calls them: `vision_encoder.onnx` gives `image_features`
-(N, H), `embed_tokens.onnx` gives `inputs_embeds` (B, S, H) of ids, and `decoder_model_merged.onnx`
-goes on from these, in each step and with an empty past in the first one. `join_images.onnx` holds
-the rule by which features take the places of their tokens, and where images lie on grids,
-`image_positions.onnx` that of the positions (3, B, S). Of sounds the files are
-`audio_encoder.onnx`, which gives `audio_features`, and `join_sounds.onnx`.
+(N, H), `embed_tokens.onnx` gives `inputs_embeds` (B, S, H) of ids, with what layers are given for
+each token where they are, and `decoder_model_merged.onnx` goes on from these, in each step and with
+an empty past in the first one. `join_images.onnx` holds the rule by which features take the places
+of their tokens, and where images lie on grids, `image_positions.onnx` that of the positions
+(3, B, S). Of sounds the files are `audio_encoder.onnx`, which gives `audio_features`, and
+`join_sounds.onnx`; a model that reads both has all of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,23 @@ class Multimodal(OfParts):
         self,
         parts: Mapping[str, Optimized | Session],
         decoder: Decoder,
-        joining: Joining,
+        joinings: Sequence[Joining],
         rules: Rules,
     ) -> None:
-        super().__init__(parts, decoder, joining, rules)
-        self.joining, self.modality = joining, joining.modality
+        super().__init__(parts, decoder, joinings[0], rules)
+        self.joinings = tuple(joinings)
+
+    @property
+    def joining(self) -> Joining:
+        """How images join the text, or sounds where there are none."""
+        return self.joinings[0]
+
+    @property
+    def files(self) -> dict[str, Optimized]:
+        found = super().files
+        for each in self.joinings:
+            found[each.modality.encoder].model.metadata_props[each.key] = each.to_json()
+        return found
 
     @classmethod
     def load(cls, folder: str | Path, target: str = "cpu", **options: Any) -> Multimodal:
@@ -77,12 +90,14 @@ class Multimodal(OfParts):
         folder = Path(folder)
         device = parse_target(target)
         decoder = Decoder.load(folder / DECODER, target, **options)
-        kind = encoded_by(folder)
+        kinds = encoded_by(folder)
         placed = [] if decoder.layout.positions is None else [PLACES]
-        names = (kind.encoder, EMBED, kind.join, *placed)
+        names = (EMBED, *(name for each in kinds for name in (each.encoder, each.join)), *placed)
         parts = {name: Session.open(folder / name, device, **options) for name in names}
-        said, path = parts[kind.encoder].metadata, folder / kind.encoder
-        return cls(parts, decoder, Joining.of_file(said, path), Rules.of_file(said, path))
+        said = {folder / each.encoder: parts[each.encoder].metadata for each in kinds}
+        joinings = [Joining.of_file(found, path) for path, found in said.items()]
+        path = next(iter(said))
+        return cls(parts, decoder, joinings, Rules.of_file(said[path], path))
 
     def __call__(
         self,
@@ -108,23 +123,26 @@ class Multimodal(OfParts):
         images: Images | None,
     ) -> Fed:
         """What the decoder takes of new ids (B, S) behind a cache, beside mask and cache."""
-        layout, token = self.decoder.layout, self.joining.token
+        layout = self.decoder.layout
         assert layout.vocabulary is not None
         if cache is not None:
             owned(cache, self.decoder.owner, len(ids))
-        ids = token_ids(ids, max(layout.vocabulary, token + 1)).cpu()
-        is_image = ids == token
-        (embeds,) = self._run(EMBED, {"input_ids": ids}, "The table of embeddings")
+        known = max(layout.vocabulary, *(each.token + 1 for each in self.joinings))
+        ids = token_ids(ids, known).cpu()
+        is_image = ids == self.joining.token
+        embeds, *layered = self._run(EMBED, {"input_ids": ids}, "The table of embeddings")
         added: list[torch.Tensor] = []
-        if images is not None:
-            features = self._features(images)
-            _require_as_many(features[self.modality.rows], is_image, token, self.modality)
-            self._require_apart(is_image, cache)
+        for joining, own in self._of_each(images):
+            kind, stands = joining.modality, ids == joining.token
+            features = self._features(own, joining)
+            _require_as_many(features[kind.rows], stands, joining.token, kind)
+            if joining is self.joining:
+                self._require_apart(stands, cache)
             given = {"input_ids": ids, "text_embeds": embeds, **features}
-            embeds, *added = self._run(
-                self.modality.join, given, f"The joining of {self.modality.what}"
-            )
+            embeds, *added = self._run(kind.join, given, f"The joining of {kind.what}")
         fed = {layout.ids: embeds}
+        if layout.layered is not None:
+            fed[layout.layered] = layered[0]
         if layout.kinds is not None:
             fed[layout.kinds] = self._kinds(is_image, cache, images)
         if layout.added is not None:
@@ -135,6 +153,26 @@ class Multimodal(OfParts):
             return Fed(fed)
         fed[layout.positions], shift = self._placed(ids, attention_mask, cache, images)
         return Fed(fed, shift)
+
+    def _of_each(self, images: Images | None) -> Iterator[tuple[Joining, Images]]:
+        """What is given of each kind that joins the text. Raises UsageError for other inputs."""
+        if images is None:
+            return
+        first = self.joining if len(self.joinings) == 1 else None
+        own = {id(j): dict[str, torch.Tensor]() for j in self.joinings}
+        for name, each in images.items():
+            found = (j for j in self.joinings if j is first or name in j.modality.taken)
+            joining = next(found, None)
+            if joining is None:
+                taken = [name for j in self.joinings for name in self._taken(j)]
+                raise UsageError(f"There is no input {name}; there are {', '.join(taken)}.")
+            own[id(joining)][name] = each
+        yield from ((j, own[id(j)]) for j in self.joinings if own[id(j)] or j is first)
+
+    def _taken(self, joining: Joining) -> list[str]:
+        """The inputs of an encoder, by the names that they are given under."""
+        names = self.session(joining.modality.encoder).input_names
+        return [FILE_NAMES.get(name, name) for name in names]
 
     def _kinds(
         self, is_image: torch.Tensor, cache: Cache | None, images: Images | None
@@ -228,10 +266,10 @@ class Multimodal(OfParts):
         step.begin(stream.ids[:, 0 if cache is None else cache.length :], stream, cache)
         return stream
 
-    def _features(self, images: Images) -> dict[str, torch.Tensor]:
-        file = self.modality.encoder
+    def _features(self, images: Images, joining: Joining) -> dict[str, torch.Tensor]:
+        file, tiles = joining.modality.encoder, joining.tiles
         wanted = self.session(file)
-        kind = "audio" if self.joining.sound else "vision"
+        part = "audio" if joining.sound else "vision"
         for own in wanted.input_names:
             name = FILE_NAMES.get(own, own)
             if isinstance(tensor := images.get(name), torch.Tensor):
@@ -241,40 +279,17 @@ class Multimodal(OfParts):
                     dtype = str(tensor.dtype).removeprefix("torch.")
                     raise UsageError(f"{name} is {dtype}; its numbers must be {kind}.")
         if isinstance(grid := images.get(GRID), torch.Tensor):
-            self._require_grid(grid, images)
+            _require_grid(grid, images, joining.merged)
         if SHOWN in images:  # rows of images, where the file takes one; those of zeros are padding
             images = {n: t.flatten(0, 1)[None] if _is_rows(t) else t for n, t in images.items()}
-        if self.joining.tiles is not None:
+        if tiles is not None:
             if IN_ROWS in wanted.input_names and IN_ROWS not in images and SIZES in images:
                 images = {**images, IN_ROWS: torch.ones(len(images[SIZES]), dtype=torch.int64)}
-            self.joining.tiles.require(images)
-        every = [images] if self.joining.unit is None else self._apart(images, self.joining.unit)
-        found = [self._run(file, each, f"The {kind} encoder") for each in every]
+            tiles.require(images)
+        every = [images] if joining.unit is None else _apart(images, joining.unit)
+        found = [self._run(file, each, f"The {part} encoder") for each in every]
         joined = (torch.cat(each, -2) for each in zip(*found, strict=True))
         return dict(zip(wanted.output_names, joined, strict=True))
-
-    def _apart(self, images: Images, unit: int) -> Sequence[Images]:
-        """Each of them without what pads it. Raises UsageError for other inputs, and shapes."""
-        pixels, rest = images.get(PIXELS), images.keys() - {PIXELS, SIZES}
-        fits = isinstance(pixels, torch.Tensor) and pixels.ndim == 4 and len(pixels) > 0
-        if rest or not fits or not isinstance(images.get(SIZES, pixels), torch.Tensor):
-            return [images]  # what is wrong is told as of any other part
-        return images_apart(images, unit)
-
-    def _require_grid(self, grid: torch.Tensor, images: Images) -> None:
-        """Raises UsageError where grids are not those of the patches."""
-        merged = self.joining.merged
-        is_grid = grid.ndim == 2 and grid.shape[1] == 3 and bool((grid > 0).all())
-        if not is_grid or bool((grid[:, 1:] % merged).any()):
-            raise UsageError(
-                f"{GRID} must be (images, 3): frames, and rows and columns of patches, each a "
-                f"multiple of {merged}."
-            )
-        said, pixels = int(grid.prod(-1).sum()), images.get("pixel_values")
-        if isinstance(pixels, torch.Tensor) and len(pixels) != said:
-            raise UsageError(
-                f"{GRID} has places for {said} patches, and pixel_values has {len(pixels)}."
-            )
 
     def _run(self, name: str, given: Mapping[str, Any], what: str) -> tuple[torch.Tensor, ...]:
         return tuple(self.session(name).run(self._feeds_of(name, given, what, FILE_NAMES)))
@@ -305,14 +320,14 @@ class _Conversation:
 
     def begin(self, ids: torch.Tensor, stream: TokenStream, cache: Cache | None) -> None:
         """Joins the images to the first ids. Raises UsageError where they don't fit."""
-        token = self.model.joining.token
-        count = int((ids == token).sum())
-        if count and self.images is None:
-            kind = self.model.modality
-            raise UsageError(
-                f"The prompt has {count} tokens {token}, which stand for {kind.what}: give "
-                f"{kind.main}."
-            )
+        given: Collection[str] = () if self.images is None else self.images
+        for joining in self.model.joinings:
+            count, kind = int((ids == joining.token).sum()), joining.modality
+            if count and not (self.images if len(self.model.joinings) == 1 else kind.main in given):
+                raise UsageError(
+                    f"The prompt has {count} tokens {joining.token}, which stand for {kind.what}: "
+                    f"give {kind.main}."
+                )
         self.fed = self.model.fed(ids, stream.attention_mask, cache, self.images)
 
     def __call__(
@@ -326,9 +341,34 @@ def _is_rows(images: object) -> bool:
     return isinstance(images, torch.Tensor) and images.ndim > 1
 
 
-def encoded_by(folder: Path) -> Modality:
-    """What the encoder in a folder is for; images, where there is none."""
-    return next((each for each in MODALITIES if (folder / each.encoder).exists()), IMAGES)
+def _apart(images: Images, unit: int) -> Sequence[Images]:
+    """Each of them without what pads it. Raises UsageError for other inputs, and shapes."""
+    pixels, rest = images.get(PIXELS), images.keys() - {PIXELS, SIZES}
+    fits = isinstance(pixels, torch.Tensor) and pixels.ndim == 4 and len(pixels) > 0
+    if rest or not fits or not isinstance(images.get(SIZES, pixels), torch.Tensor):
+        return [images]  # what is wrong is told as of any other part
+    return images_apart(images, unit)
+
+
+def _require_grid(grid: torch.Tensor, images: Images, merged: int) -> None:
+    """Raises UsageError where grids are not those of the patches."""
+    is_grid = grid.ndim == 2 and grid.shape[1] == 3 and bool((grid > 0).all())
+    if not is_grid or bool((grid[:, 1:] % merged).any()):
+        raise UsageError(
+            f"{GRID} must be (images, 3): frames, and rows and columns of patches, each a "
+            f"multiple of {merged}."
+        )
+    said, pixels = int(grid.prod(-1).sum()), images.get("pixel_values")
+    if isinstance(pixels, torch.Tensor) and len(pixels) != said:
+        raise UsageError(
+            f"{GRID} has places for {said} patches, and pixel_values has {len(pixels)}."
+        )
+
+
+def encoded_by(folder: Path) -> tuple[Modality, ...]:
+    """What the encoders in a folder are for; images, where there is none."""
+    found = tuple(each for each in MODALITIES if (folder / each.encoder).exists())
+    return found or (IMAGES,)
 
 
 def _require_as_many(

@@ -91,13 +91,16 @@ class Placing:
         )
 
     def input(self, value: Value, seq: int, past: int) -> torch.Tensor:
-        """An input of the graph for one row without padding; a past is that of its length."""
+        """An input of the graph for one row of text without padding; a past is that of its length,
+        and the same tokens of longer rows have the same embeddings."""
         layout, shape = self.layout, self._shape(value, seq, past)
         if value.name == layout.mask:
             return torch.ones(shape, dtype=value.dtype)
         if value.name == layout.positions:
             return torch.arange(past, past + seq).to(value.dtype).expand(shape)
-        if value.name == layout.ids:
+        if value.name in (layout.kinds, layout.added):
+            return torch.zeros(shape, dtype=value.dtype)
+        if value.name == layout.ids and not layout.embeds:
             return (torch.arange(past, past + seq) % 2).to(value.dtype)[None]
         if value.name in layout.memory and not value.dtype.is_floating_point:  # a mask
             return torch.ones(shape, dtype=value.dtype)

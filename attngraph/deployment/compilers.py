@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from attngraph.checkpoints.tasks import Kind
 from attngraph.compiling.beginning import Progress
 from attngraph.compiling.compiler import compile_model
@@ -21,7 +23,7 @@ from attngraph.decoding.compile_seq2seq import compile_seq2seq, rules_of
 from attngraph.decoding.rules import NO_RULES
 from attngraph.decoding.seq2seq import ENCODER
 from attngraph.deployment.folder import Place
-from attngraph.errors import CaptureError, UsageError
+from attngraph.errors import CaptureError, SampleError, UsageError
 from attngraph.export.files.staged import Staged
 from attngraph.frontend.families.multimodal import of_images
 from attngraph.frontend.families.seq2seq import is_seq2seq, of_transformers
@@ -91,9 +93,22 @@ def compiled(request: Request) -> Parts:
 
 def _whole(request: Request) -> Parts:
     """One graph of the model's forward."""
-    optimized = compile_model(
-        request.model(), request.options, staged=request.staged(MODEL), progress=request.progress
-    )
+    try:
+        optimized = compile_model(
+            request.model(),
+            request.options,
+            staged=request.staged(MODEL),
+            progress=request.progress,
+        )
+    except SampleError as error:
+        made = {n: e for n, e in (request.loaded.kwargs or {}).items() if isinstance(e, Tensor)}
+        if not made:
+            raise
+        shown = ", ".join(f"{name} {tuple(each.shape)}" for name, each in made.items())
+        raise SampleError(
+            f"{error} The samples follow from its config and that of its preprocessor: {shown}. If "
+            "it takes others, describe each input with --input."
+        ) from error
     return Parts(optimized, {MODEL: optimized})
 
 
@@ -142,15 +157,16 @@ def _multimodal(request: Request) -> Parts:
     """What is seen, what is read, the rule that joins them, and a decoder of embeddings."""
     loaded = request.loaded
     assert loaded.module is not None
-    kind = joined_by(type(loaded.module))
-    if kind is None:
+    kinds = joined_by(type(loaded.module))
+    if not kinds:
         refuse_mixed(type(loaded.module), loaded.source)
-    _require_plain(request, f"a model that reads {kind.what}", kind.encoder)
+    what = " and ".join(each.what for each in kinds)
+    _require_plain(request, f"a model that reads {what}", kinds[0].encoder)
     parts = of_images(loaded.module, None, None, loaded.source)
     try:
         return _of_parts(compile_multimodal, parts, request)
     except CaptureError as error:
-        if kind is not SOUND or "frames" not in str(parts.vision.dynamic_shapes):
+        if kinds != (SOUND,) or "frames" not in str(parts.first.vision.dynamic_shapes):
             raise
         raise CaptureError(
             f"{error} Its sounds can't have any length: give attngraph.optimize_multimodal samples "

@@ -21,6 +21,7 @@ _DEPTH = 2
 _ONNX = (
     *("model", "encoder_model", "decoder_model", "decoder_with_past_model"),
     *("vision_encoder", "embed_tokens", "join_images", "image_positions", "decoder_model_merged"),
+    *("audio_encoder", "join_sounds"),
 )
 _WRITTEN = frozenset((*(f"{name}.onnx" for name in _ONNX), "genai_config.json"))
 """What is written beside the files that are kept of the checkpoint."""

@@ -50,16 +50,19 @@ def verify_multimodal(
             return held.enter_context(session)
 
         sessions = {file: opened(file) for file in made}
-        kind = parts.joining.modality
-        said = Joining.of_file(sessions[kind.encoder].metadata, folder / kind.encoder)
-        if said != parts.joining:
-            raise ParityError(
-                f"{folder / kind.encoder} puts {kind.what} where ids are {said.token}, and {name} "
-                f"where they are {parts.joining.token}, or cuts them otherwise. Compile it again."
-            )
+        joinings = [side.joining for side in parts.sides]
+        for joining in joinings:
+            kind = joining.modality
+            said = Joining.of_file(sessions[kind.encoder].metadata, folder / kind.encoder)
+            if said != joining:
+                raise ParityError(
+                    f"{folder / kind.encoder} puts {kind.what} where ids are {said.token}, and "
+                    f"{name} where they are {joining.token}, or cuts them otherwise. Compile it "
+                    "again."
+                )
 
         def encoded(decoder: Decoder) -> Iterator[Encoded]:
-            return seen_images(parts, Multimodal(sessions, decoder, said, NO_RULES))
+            return seen_images(parts, Multimodal(sessions, decoder, joinings, NO_RULES))
 
         found = [check(part, folder / file, sessions[file]) for file, part in made.items()]
         decoder = opened(DECODER)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attngraph
 from attngraph import Multimodal
-from attngraph.frontend.families.image_parts import Seen, kinds_of
+from attngraph.frontend.families.image_parts import Seen, kinds_of, kinds_parameter
 from attngraph.frontend.families.multimodal import Parts, of_images
 from tests.models.kit import VOCABULARY, peaked
 from tests.parity.listening import LISTENING, TOKEN, granite_speech
@@ -26,6 +26,7 @@ TAKES_MINUTES = {
     *("qwen3_vl", "pixtral", "mistral3", "llava_next"),
     *("llava_onevision", "qwen2_audio", "voxtral", "glmasr", "audioflamingo3"),
     *("glm4v", "exaone4_5", "qwen3_5", "llama4", "qwen3_asr", "fun_asr_nano", "deepseek_vl"),
+    *("gemma4", "gemma4_large"),
 }
 
 
@@ -48,13 +49,13 @@ def parts(family: str) -> Parts:
 def images(family: str, *rows: int) -> dict[str, Tensor]:
     """Images of a prompt whose rows have so many each."""
     count = sum(rows)
-    return parts(family).drawn(count, torch.Generator().manual_seed(count), rows)[0]
+    return parts(family).first.drawn(count, torch.Generator().manual_seed(count), rows)[0]
 
 
 def prompt(family: str, *rows: int) -> tuple[Tensor, Tensor]:
     """Ids and mask of rows with so many images each, padded on the left."""
     seed = torch.Generator().manual_seed(len(rows))
-    sizes = parts(family).drawn(sum(rows), torch.Generator(), rows)[1]
+    sizes = parts(family).first.drawn(sum(rows), torch.Generator(), rows)[1]
     length = 4 + max(rows) * (max(sizes, default=0) + 1)
     text = torch.randint(TOKEN + 1, VOCABULARY, (len(rows), length), generator=seed)
     mask = torch.ones_like(text)
@@ -70,7 +71,9 @@ def prompt(family: str, *rows: int) -> tuple[Tensor, Tensor]:
 
 def expected(family: str, ids: Tensor, mask: Tensor, given: dict[str, Tensor]) -> Tensor:
     model = eager(family)
-    kinds = {"token_type_ids": kinds_of(_SEES[family], ids == TOKEN)} if family in _SEES else {}
+    kinds: dict[str, Tensor] = {}
+    if family in _SEES:
+        kinds = {str(kinds_parameter(model)): kinds_of(_SEES[family], ids == TOKEN)}
     if "image_grid_thw" in given and "mm_token_type_ids" in signature(model.forward).parameters:
         kinds = {"mm_token_type_ids": (ids == TOKEN).int()}
     tokens: Tensor = model.generate(  # type: ignore[operator]
@@ -80,4 +83,4 @@ def expected(family: str, ids: Tensor, mask: Tensor, given: dict[str, Tensor]) -
     return tokens
 
 
-_SEES: dict[str, Seen] = {"gemma3": "images", "paligemma": "prompt"}
+_SEES: dict[str, Seen] = {"gemma3": "images", "gemma4_large": "images", "paligemma": "prompt"}

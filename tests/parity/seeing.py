@@ -352,6 +352,38 @@ def _llama4() -> nn.Module:
     )
 
 
+def _gemma4(**more: object) -> nn.Module:
+    """Images are patches with their places, layers have inputs for each token, and last layers read
+    the keys of others; it listens too."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    vision = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24, "patch_size": 2,
+        "pooling_kernel_size": 2, "position_embedding_size": 32, "standardize": True,
+    }  # fmt: skip
+    audio = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "subsampling_conv_channels": [128, 4], "conv_kernel_size": 3, "attention_chunk_size": 4,
+        "attention_context_left": 3, "output_proj_dims": 24,
+    }  # fmt: skip
+    text: dict[str, object] = {
+        "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 16, "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 120, "hidden_size_per_layer_input": 8,
+    }  # fmt: skip
+    config = {"audio_config": audio, "text_config": common(**{**text, **more})}
+    if more:
+        config["audio_config"] = None
+    ids = {"image_token_id": TOKEN, "audio_token_id": TOKEN - 1, "video_token_id": TOKEN - 2}
+    return Gemma4ForConditionalGeneration(Gemma4Config(vision_config=vision, **config, **ids))
+
+
+def _gemma4_large() -> nn.Module:
+    """It has no audio tower, and in layers with a window an image sees all of itself."""
+    return _gemma4(use_bidirectional_attention="vision", hidden_size_per_layer_input=0)
+
+
 def _deepseek_vl() -> nn.Module:
     """The model that it puts a head on encodes its images."""
     from transformers import (
@@ -390,4 +422,6 @@ SEEING: dict[str, Callable[[], nn.Module]] = {
     "qwen3_5": _qwen3_5,
     "llama4": _llama4,
     "deepseek_vl": _deepseek_vl,
+    "gemma4": _gemma4,
+    "gemma4_large": _gemma4_large,
 }

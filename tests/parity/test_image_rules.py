@@ -42,13 +42,19 @@ def test_a_config_that_does_not_say_what_a_patch_is_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("family", "sees", "begin"),
-    [("llava", None, 0), ("gemma3", "images", 0), ("paligemma", "prompt", 1)],
+    [
+        ("llava", None, 0),
+        ("gemma3", "images", 0),
+        ("gemma4", None, 0),
+        ("gemma4_large", "images", 0),
+        ("paligemma", "prompt", 1),
+    ],
 )
 def test_what_sees_itself_and_where_positions_begin(
     family: str, sees: str | None, begin: int
 ) -> None:
-    made = parts(family)
-    assert (made.joining.sees, made.whole.begin) == (sees, begin)
+    made = parts(family).first
+    assert (made.joining.sees, parts(family).whole.begin) == (sees, begin)
 
 
 def test_positions_that_do_not_count_on_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +129,7 @@ def test_what_transformers_hooks_into_a_model_is_taken_out_again() -> None:
         ("LlavaNextForConditionalGeneration", True),
         ("Qwen3VLForConditionalGeneration", True),
         ("Qwen2AudioForConditionalGeneration", True),
+        ("Gemma4ForConditionalGeneration", True),  # images and sounds
         ("JanusForConditionalGeneration", True),  # the model that it puts a head on encodes
         ("DeepseekVLHybridForConditionalGeneration", False),  # so does that, images of two sizes
         ("Qwen2_5OmniThinkerForConditionalGeneration", False),  # images and sounds
@@ -136,18 +143,19 @@ def test_what_transformers_hooks_into_a_model_is_taken_out_again() -> None:
 def test_a_class_says_whether_its_rule_is_known(name: str, known: bool) -> None:
     import transformers
 
-    assert (joined_by(getattr(transformers, name)) is not None) is known
+    assert bool(joined_by(getattr(transformers, name))) is known
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_parts_are_the_whole_before_anything_is_compiled(family: str) -> None:
     """`of_images` raises where they aren't."""
-    made = parts(family)
-    given, counts = made.drawn(3, torch.Generator().manual_seed(5))
-    vision: Any = made.vision.module
-    with inference(eager(family)):
-        rows = vision.encoded(given, made.joining.unit or 1)[FEATURES]
-    assert len(rows) == sum(counts)
+    for made in parts(family).sides:
+        given, counts = made.drawn(3, torch.Generator().manual_seed(5))
+        vision: Any = made.vision.module
+        with inference(eager(family)):
+            rows = vision.encoded(given, made.joining.unit or 1)[FEATURES]
+        assert len(rows) == sum(counts)
+    assert not parts(family).notes
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "mistral3", "llava_next"])

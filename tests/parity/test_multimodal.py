@@ -69,7 +69,7 @@ def test_rows_of_images_are_one_behind_the_other_without_what_pads_them() -> Non
 @pytest.mark.machine
 def test_positions_go_on_behind_an_image_in_another_call() -> None:
     (ids, _), model = prompt("qwen2_vl", 2), compiled("qwen2_vl")
-    given, sizes = parts("qwen2_vl").drawn(2, torch.Generator().manual_seed(2))
+    given, sizes = parts("qwen2_vl").first.drawn(2, torch.Generator().manual_seed(2))
     cut, grid, pixels = 2 + sizes[0], given["image_grid_thw"], given["pixel_values"]
     patches = int(grid[0].prod())
     logits, cache = model(
@@ -199,7 +199,7 @@ def test_a_padding_token_that_the_model_does_not_know_is_none() -> None:
     """Tokenizers add one, and old configs write -1; a caller's own is told."""
     (ids, mask), given, made = prompt("llava", 1), images("llava", 1), compiled("llava")
     rules = replace(made.rules, pad_token_id=-1, eos_token_id=(90_000,))
-    model = Multimodal(made.parts, made.decoder, made.joining, rules)
+    model = Multimodal(made.parts, made.decoder, made.joinings, rules)
     found = model.generate(ids, STEPS, mask, **given)
     assert torch.equal(found, expected("llava", ids, mask, given))
     with pytest.raises(UsageError, match="pad_token_id is -1"):
@@ -257,7 +257,7 @@ def test_files_are_called_as_others_call_them_and_are_read_again(tmp_path: Path)
 def test_a_folder_is_verified_and_another_is_not(tmp_path: Path, family: str) -> None:
     compiled(family).save(tmp_path)
     assert all(each.passed for each in verify_multimodal(eager(family), family, tmp_path))
-    kind = compiled(family).modality
+    kind = compiled(family).joining.modality
     vision = onnx.load(tmp_path / kind.encoder)
     said = {each.key: each for each in vision.metadata_props}["attngraph.images"]
     told = json.loads(said.value)

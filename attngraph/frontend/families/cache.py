@@ -41,7 +41,8 @@ class Layout:
 
     With `embeds`, what `ids` names are embeddings (batch, seq, width) of ids, and `vocabulary` is
     that of their table. `kinds` (batch, seq) is 1 at an image's tokens, and `added` (layers, batch,
-    seq, width) what first layers add to each token, 0 where it is none of an image.
+    seq, width) what first layers add to each token, 0 where it is none of an image. `layered`
+    (batch, seq, layers, width) are inputs of each layer for each token.
     """
 
     ids: str
@@ -67,6 +68,7 @@ class Layout:
     embeds: bool = False
     kinds: str | None = None
     added: str | None = None
+    layered: str | None = None
 
     @property
     def growing(self) -> dict[str, str]:

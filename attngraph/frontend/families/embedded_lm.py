@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from attngraph.frontend.families.cache import Layout
 from attngraph.frontend.families.causal_lm import Cached, Layers, places
 from attngraph.frontend.families.deep_features import added_in_layers
-from attngraph.frontend.families.image_parts import KINDS, POSITIONS, Seen, rows_of, table_of
+from attngraph.frontend.families.image_parts import (
+    KINDS,
+    POSITIONS,
+    Seen,
+    kinds_parameter,
+    rows_of,
+    table_of,
+)
+from attngraph.frontend.families.layer_inputs import LAYER_INPUTS
 from attngraph.ir import Graph
 
 ADDED = "deepstack_embeds"
@@ -22,7 +30,8 @@ class CachedEmbeds(Cached):
     Where it `sees` images or its prompt as a whole, it takes `token_type_ids` (B, S) too, and all
     tokens of either come in one call. Where it is `placed` it takes the positions (3, B, S) that
     these have on grids, and with `added` features (L, B, S, H) of images for its first layers;
-    else positions count from `begin`.
+    else positions count from `begin`. With `layered` inputs (B, S, L, D) it takes such for each of
+    its layers.
     """
 
     def __init__(
@@ -33,12 +42,15 @@ class CachedEmbeds(Cached):
         sees: Seen | None,
         placed: bool,
         added: Tensor | None = None,
+        layered: Tensor | None = None,
         begin: int = 0,
+        always_first: bool = False,
     ) -> None:
         super().__init__(model)
         self.embeds, self.sees, self.placed = embeds, sees, placed
-        self.added, self.begin = added, begin
-        self.always_first = sees is not None
+        self.added, self.layered, self.begin = added, layered, begin
+        self.always_first = always_first
+        self.told = kinds_parameter(model)
 
     def forward(
         self,
@@ -47,19 +59,33 @@ class CachedEmbeds(Cached):
         position_ids: Tensor | None,
         token_type_ids: Tensor | None,
         deepstack_embeds: Tensor | None,
+        per_layer_inputs: Tensor | None,
         past: Layers,
     ) -> dict[str, Any]:
         (batch, length), before = inputs_embeds.shape[:2], past[0]["key"].shape[2]
         fits: Any = torch._check
         fits(attention_mask.shape[1] == before + length)
         tokens = {"inputs_embeds": inputs_embeds}
-        if token_type_ids is not None:
+        if token_type_ids is not None and self.told is not None:
             held = token_type_ids.new_zeros(batch, before)
-            tokens[KINDS] = torch.cat([held, token_type_ids], 1)
+            tokens[self.told] = torch.cat([held, token_type_ids], 1)
+        if per_layer_inputs is not None:
+            tokens[LAYER_INPUTS] = per_layer_inputs
         if position_ids is None:
             position_ids = places(attention_mask)[:, -length:] + self.begin
         with added_in_layers(self.model, deepstack_embeds):
             return self._run(tokens, attention_mask, position_ids, past)
+
+    def without_cache(self, batch: int) -> Layers:
+        """A past of so many rows without a token."""
+        return [
+            {
+                part: torch.zeros(batch, heads, 0, width, dtype=dtype)
+                for part, own in layer.items()
+                for heads, width, dtype in (own,)
+            }
+            for layer in self.shapes
+        ]
 
     def sample(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs to trace with, and the dynamic shapes for torch.export."""
@@ -73,11 +99,12 @@ class CachedEmbeds(Cached):
             POSITIONS: {1: axes[0], 2: axes[1]} if self.placed else None,
             KINDS: None if self.sees is None else axes,
             ADDED: None if self.added is None else {1: axes[0], 2: axes[1]},
+            LAYER_INPUTS: None if self.layered is None else axes,
             **shapes,
         }
-        names = ("inputs_embeds", "attention_mask", POSITIONS, KINDS, ADDED, "past")
+        names = ("inputs_embeds", "attention_mask", POSITIONS, KINDS, ADDED, LAYER_INPUTS, "past")
         mask, past = inputs["attention_mask"], inputs["past"]
-        args = (self.embeds, mask, placed, kinds, self.added, past)
+        args = (self.embeds, mask, placed, kinds, self.added, self.layered, past)
         return args, {name: shapes[name] for name in names}
 
     def layout(self, graph: Graph) -> Layout:
@@ -98,4 +125,5 @@ class CachedEmbeds(Cached):
             positions=POSITIONS if self.placed else None,
             kinds=KINDS if KINDS in values else None,
             added=ADDED if ADDED in values else None,
+            layered=LAYER_INPUTS if LAYER_INPUTS in values else None,
         )

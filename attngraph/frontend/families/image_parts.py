@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any, Literal
 
 import torch
@@ -17,12 +18,14 @@ from attngraph.frontend.families.image_grids import (
     within_segments,
 )
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
+from attngraph.frontend.families.layer_inputs import LAYER_INPUTS, embedded
 from attngraph.frontend.families.sounds import sound_rows
 from attngraph.frontend.families.together import Together
 from attngraph.frontend.interface.modalities import (
     GRID,
     IMAGES,
     IN_ROWS,
+    PATCH_PLACES,
     PIXELS,
     SHOWN,
     SIZES,
@@ -35,9 +38,13 @@ Seen = Literal["images", "prompt"]
 """What its tokens see as a whole, by what `KINDS` says of each: 1 where one stands for a piece of
 an image (Gemma 3), or 0 where it is of the prompt and 1 behind that (PaliGemma).
 """
+_OF_PROCESSORS = "mm_token_type_ids"
+"""What newer classes call `KINDS`, in which processors tell images, 1, from sounds."""
 POSITIONS = "position_ids"
 FEATURES, DEEP = "image_features", "deepstack_features"
 _NO_LENGTH = {"image_max_window_seqlen": 1}
+_PADDED = {SHOWN, PATCH_PLACES}
+"""Of images that have no features where they are padded."""
 
 
 class Vision(nn.Module):
@@ -71,7 +78,7 @@ class Vision(nn.Module):
                 held.enter_context(tiles.as_arithmetic(model, images))
                 given |= {PIXELS: images[PIXELS].flatten(0, 1), SIZES: [tiles.resolutions[0]]}
                 given.pop(IN_ROWS, None)
-            listed = grids is not None or SHOWN in images or self.apart
+            listed = grids is not None or self.apart or not images.keys().isdisjoint(_PADDED)
             held.enter_context(Together(grids=listed, tiles=tiles is not None))
             encode: Any = encoding(model, IMAGES)
             encoded = encode(**given, return_dict=True)
@@ -97,18 +104,34 @@ def _projected(model: Any, encoded: Any) -> Any:
 
 
 class Embed(nn.Module):
-    """Ids (B, S) to embeddings (B, S, H); an image's token has one of its own only if it is in the
-    table."""
+    """Ids (B, S) to embeddings (B, S, H); the tokens of images and sounds have some of their own
+    only if they are in the table."""
 
-    def __init__(self, model: nn.Module, token: int) -> None:
+    def __init__(self, model: nn.Module, *tokens: int) -> None:
         super().__init__()
         self.table: nn.Module = table_of(model)
-        self.token = token
+        self.tokens = tokens
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
-        if self.token >= rows_of(self.table):
-            input_ids = input_ids.masked_fill(input_ids == self.token, 0)
+        for token in self.tokens:
+            if token >= rows_of(self.table):
+                input_ids = input_ids.masked_fill(input_ids == token, 0)
         return {"inputs_embeds": self.table(input_ids)}
+
+
+class HandedEmbed(nn.Module):
+    """As `Embed`: what the class hands its decoder for ids, where layers of that may have inputs of
+    their own for each token (B, S, L, D) beside the embeddings. What stands for a video is a token
+    like others there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        given = embedded(self.model, input_ids)
+        names = ("inputs_embeds", LAYER_INPUTS)
+        return {name: given[name] for name in names if given.get(name) is not None}
 
 
 class Join(nn.Module):
@@ -157,13 +180,14 @@ class Whole(nn.Module):
         super().__init__()
         self.model, self.token, self.sees, self.begin = model, token, sees, begin
         self.placed = placed
+        self.told = kinds_parameter(model)
 
     def forward(
         self, images: dict[str, Tensor], ids: Tensor, mask: Tensor, prompt: int | None = None
     ) -> Tensor:
         given = dict(images)
-        if self.sees is not None:
-            given[KINDS] = kinds_of(self.sees, ids == self.token, prompt)
+        if self.sees is not None and self.told is not None:
+            given[self.told] = kinds_of(self.sees, ids == self.token, prompt)
         if self.placed and GRID in images:  # the model places them itself
             given["mm_token_type_ids"] = ((ids == self.token) & (mask != 0)).int()
         else:
@@ -172,6 +196,12 @@ class Whole(nn.Module):
             input_ids=ids, attention_mask=mask, use_cache=False, **given
         ).logits
         return logits
+
+
+def kinds_parameter(model: Any) -> str | None:
+    """What a model's forward calls `KINDS`, if it takes such."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in (KINDS, _OF_PROCESSORS) if name in taken), None)
 
 
 def kinds_of(sees: Seen, is_image: Tensor, prompt: int | None = None) -> Tensor:

@@ -11,7 +11,14 @@ from torch.export import Dim
 
 from attngraph.errors import UsageError
 from attngraph.frontend.families.image_sizes import Tiles, sizes_taken
-from attngraph.frontend.interface.modalities import GRID, IN_ROWS, PIXELS, SHOWN, SIZES
+from attngraph.frontend.interface.modalities import (
+    GRID,
+    IN_ROWS,
+    PATCH_PLACES,
+    PIXELS,
+    SHOWN,
+    SIZES,
+)
 
 SHAPES = ((2, 3), (1, 2), (3, 1), (2, 2))  # of images in tokens, in checks
 APART = ((2, 3), (4, 2), (3, 3), (2, 2))  # of those of which a graph takes one, at least 2 by 2
@@ -28,6 +35,8 @@ def sample_images(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
                 f"The config of {name} says no {error.name} of its patches, so images can't be "
                 f"made: give samples, as images={{{PIXELS!r}: tensor, {GRID!r}: tensor}}."
             ) from error
+    if PATCH_PLACES in inspect.signature(model.forward).parameters:
+        return _placed(model.config, model.dtype)
     if sizes_taken(model):
         return _padded(model.config, model.dtype)
     if (tiles := Tiles.of(model)) is not None:
@@ -64,6 +73,27 @@ def _patches(vision: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[s
     pixels = torch.randn(int(grid.prod(-1).sum()), width, generator=seed).to(dtype)
     rows = merged**2 * Dim("image_tokens")
     return {PIXELS: pixels, GRID: grid}, {PIXELS: {0: rows}, GRID: {0: Dim("images")}}
+
+
+def _placed(config: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Two images as patches in rows of one length, each with its place, and the rest padded."""
+    shapes, merged = torch.tensor(SHAPES[:2]), int(config.vision_config.pooling_kernel_size)
+    count = merged**2 * int(torch.tensor(SHAPES).prod(-1).max())
+    width = 3 * int(config.vision_config.patch_size) ** 2
+    pixels = torch.rand(2, count, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    axes = {0: Dim("images"), 1: merged**2 * Dim("image_tokens")}
+    found = {PIXELS: pixels, PATCH_PLACES: patches_at(config, shapes, count)}
+    return found, dict.fromkeys(found, axes)
+
+
+def patches_at(config: Any, shapes: Tensor, count: int) -> Tensor:
+    """Column and row (N, P, 2) of `count` patches of images of shapes (N, 2), which are rows and
+    columns of tokens; −1 behind an image's last one."""
+    merged = int(config.vision_config.pooling_kernel_size)
+    rows, columns = (shapes * merged).T[..., None]
+    every = torch.arange(count)[None]
+    at = torch.stack([every % columns, every // columns], -1)
+    return torch.where((every < rows * columns)[..., None], at, -1)
 
 
 def sides(config: Any) -> int:

@@ -3,12 +3,12 @@ parts. Here "images" are either; `Modality` tells them apart.
 
 Its class says itself where they meet: `get_image_features` gives one row for each token that stands
 for a piece of an image, `config.image_token_id` is that token, and forward takes `inputs_embeds`.
-The rows take the places of these tokens' embeddings, in their order.
+The rows take the places of these tokens' embeddings, in their order. Of a class that reads both,
+each is tried by itself.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,14 +25,15 @@ from attngraph.frontend.families.image_grids import Places
 from attngraph.frontend.families.image_parts import (
     DEEP,
     FEATURES,
-    KINDS,
     POSITIONS,
     Embed,
+    HandedEmbed,
     Join,
     Seen,
     Vision,
     Whole,
     kinds_of,
+    kinds_parameter,
     rows_of,
     table_of,
 )
@@ -40,18 +41,21 @@ from attngraph.frontend.families.image_samples import (
     APART,
     SHAPES,
     parts_shown,
+    patches_at,
     sample_images,
     sides,
 )
 from attngraph.frontend.families.image_sizes import Tiles, images_apart, sizes_taken
 from attngraph.frontend.families.joining import Joining
 from attngraph.frontend.families.kept import kept_states
+from attngraph.frontend.families.layer_inputs import LAYER_INPUTS, takes_layer_inputs
 from attngraph.frontend.families.sounds import drawn_sounds, sample_sounds
 from attngraph.frontend.families.stateful_embeds import StatefulEmbeds
 from attngraph.frontend.interface.modalities import (
     GRID,
     IN_ROWS,
     OF_QWEN2_VL,
+    PATCH_PLACES,
     PIXELS,
     PLACED_OTHERWISE,
     SHOWN,
@@ -59,6 +63,7 @@ from attngraph.frontend.interface.modalities import (
     SOUND,
     SOUNDS,
     TEXT_ALONE,
+    Modality,
     first_place,
     joined_by,
     refuse_mixed,
@@ -70,27 +75,43 @@ _ROUNDINGS, _MOST = 1e3, 2.0**-5
 """How far the parts may be from the whole, of its largest logit: roundings, few of halves."""
 _SEEN: tuple[Seen, ...] = ("images", "prompt")
 _TEXT = 4  # tokens before an image, and behind it, in what parts are traced and tried with
+_FIRST = 3  # tokens that the decoder is traced with
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is read beside text, of one kind: `vision` takes images as a dict and gives their rows
+    (N, H), which `join` puts among embeddings (B, S, H) of ids. `joining` says which ids stand for
+    images, and `drawn` makes so many, in such rows, and says how many tokens each takes. Where
+    images lie on grids, `places` gives the positions (3, B, S) of ids.
+    """
+
+    vision: Model
+    join: Model
+    joining: Joining
+    drawn: Callable[..., tuple[dict[str, Tensor], list[int]]]
+    places: Model | None = None
 
 
 @dataclass(frozen=True)
 class Parts:
     """Such a model as the models that are compiled.
 
-    `vision` takes images as a dict and gives their rows (N, H), `embed` and `join` make embeddings
-    (B, S, H) of ids and rows, and `decoder` takes these with a cache. Where images lie on grids,
-    `places` gives the positions (3, B, S) of ids. `whole` takes images, ids and their mask, and
-    returns the logits (B, S, V) without any cache. `joining` says which ids stand for images, and
-    `drawn` makes so many images, in such rows, and says how many tokens each takes.
+    `sides` are of what is read beside text. `embed` makes embeddings (B, S, H) of ids, and
+    `decoder` takes these with a cache. `whole` takes images, ids and their mask, and returns the
+    logits (B, S, V) without any cache. `notes` are sentences on what can't be read.
     """
 
-    vision: Model
+    sides: tuple[Side, ...]
     embed: Model
-    join: Model
     decoder: Model
     whole: nn.Module
-    joining: Joining
-    drawn: Callable[..., tuple[dict[str, Tensor], list[int]]]
-    places: Model | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Side:
+        """Of images, where the model reads some."""
+        return self.sides[0]
 
 
 def of_images(
@@ -99,77 +120,44 @@ def of_images(
     shapes: Mapping[str, Any] | None,
     name: str,
 ) -> Parts:
-    """The parts of a model of transformers that reads images, or sounds.
+    """The parts of a model of transformers that reads images, or sounds, or both.
 
     `images` are samples by the names of its inputs, with torch.export's dynamic `shapes`; without
-    them two are made of the size that its config says. Raises UsageError where that isn't
-    known, and for a model whose rule is another than the one above.
+    them two are made of the size that its config says. Of a class that reads both, what can't be
+    joined, or has no samples, is left out with a note. Raises UsageError where nothing is left:
+    where that isn't known, and for a model whose rule is another than the one above.
     """
-    modality = joined_by(type(module))
-    if modality is None:
+    known = [each for each in joined_by(type(module)) if not each.is_left_out(module.config)]
+    if not known:
         refuse_mixed(type(module), name)
-    what = modality.what
-    if images is None:
-        images, shapes = (sample_sounds if modality is SOUND else sample_images)(module, name)
-    config: Any = module.config
-    token = next(
-        (t for t in (getattr(config, n, None) for n in modality.tokens) if t is not None), None
+    found: list[tuple[_Tried, dict[str, Any]]] = []
+    failed: list[tuple[Modality, UsageError]] = []
+    for modality in known:
+        try:
+            found.append(_tried(module, modality, images, shapes, name))
+        except UsageError as error:
+            failed.append((modality, error))
+    if not found:
+        raise failed[0][1]
+    notes = tuple(
+        f"{name} takes {modality.what} as well, which the files don't: {error}"
+        for modality, error in failed
+        if images is None or modality.main in images
     )
-    if not isinstance(token, int):
-        raise UsageError(
-            f"The config of {name} names no {modality.tokens[0]}, so {what} have no places."
-        )
-    try:
-        tried = _Tried(module.eval(), dict(images), token, name)
-        begin, sees, placed = tried.begin(), tried.sees(), tried.is_placed()
-        whole = Whole(module, token, sees=sees, begin=begin, placed=placed)
-        ids, embeds, mask = tried.ids, tried.embeds, torch.ones_like(tried.ids)
-        tried.require_rule(whole, mask)
-    except Exception as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(
-            f"{name} can't be compiled with its {what}: what its class names as its parts, run on "
-            f"two of them in two rows of text, fails ({reason_of(error)}). {TEXT_ALONE}"
-        ) from error
-    text = tried.embeds[:, :3]
-    grids = OF_QWEN2_VL if config.model_type == "qwen2_vl" else GRID
-    cached = tried.decoder(whole, text)
+    (first, _), tokens = found[0], [tried.token for tried, _ in found]
+    whole = first.whole
+    cached = first.decoder()
     args, decoder_shapes = cached.sample()
-    batch, seq, count = (
-        Dim("batch_size"),
-        Dim("seq"),
-        Dim(modality.rows.replace("features", "rows")),
-    )
-    axes = {0: batch, 1: seq}
-    joining, samples = replace(tried.joining, sees=sees), dict(images)
-    if joining.unit is not None:
-        samples = images_apart(samples, joining.unit)[0]
-    rows: dict[str, Any] = {FEATURES: {0: count}, DEEP: {1: count}}
+    axes = {0: Dim("batch_size"), 1: Dim("seq")}
     return Parts(
+        tuple(_side(tried, own, axes) for tried, own in found),
         Model(
-            tried.vision,
+            _embed(module, *tokens),
             None,
-            (samples,),
+            (first.ids,),
             {},
-            {"images": {each: (shapes or {}).get(each) for each in samples}},
-            f"the {'audio' if modality is SOUND else 'vision'} encoder of {name}",
-            names={
-                FEATURES: modality.rows,
-                **{f"images_{each}": grids if each == GRID else each for each in samples},
-            },
-        ),
-        Model(
-            Embed(module, token), None, (ids,), {}, {"input_ids": axes}, f"the embeddings of {name}"
-        ),
-        Model(
-            Join(token),
-            None,
-            (ids, embeds, *tried.rows.values()),
-            {},
-            {"input_ids": axes, "text_embeds": axes} | {each: rows[each] for each in tried.rows},
-            f"the joining of {what} of {name}",
-            names={FEATURES: modality.rows},
+            {"input_ids": axes},
+            f"the embeddings of {name}",
         ),
         Model(
             cached,
@@ -181,17 +169,91 @@ def of_images(
             names=cached.names,
         ),
         whole,
+        notes,
+    )
+
+
+def _embed(module: nn.Module, *tokens: int) -> nn.Module:
+    """What makes embeddings of ids, among which are `tokens`."""
+    return HandedEmbed(module) if takes_layer_inputs(module) else Embed(module, *tokens)
+
+
+def _tried(
+    module: nn.Module,
+    modality: Modality,
+    images: Mapping[str, Tensor] | None,
+    shapes: Mapping[str, Any] | None,
+    name: str,
+) -> tuple[_Tried, dict[str, Any]]:
+    """Samples of one kind, run, and their dynamic dims. Raises UsageError."""
+    what = modality.what
+    if images is None:
+        images, shapes = (sample_sounds if modality is SOUND else sample_images)(module, name)
+    elif modality.main not in images:
+        raise UsageError(f"There are no samples of {what}.")
+    config: Any = module.config
+    token = next(
+        (t for t in (getattr(config, n, None) for n in modality.tokens) if t is not None), None
+    )
+    if not isinstance(token, int):
+        raise UsageError(
+            f"The config of {name} names no {modality.tokens[0]}, so {what} have no places."
+        )
+    own = {each: images[each] for each in images if each in modality.taken}
+    try:
+        tried = _Tried(module.eval(), own, token, name)
+        tried.require_rule()
+    except Exception as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(
+            f"{name} can't be compiled with its {what}: what its class names as its parts, run on "
+            f"two of them in two rows of text, fails ({reason_of(error)}). {TEXT_ALONE}"
+        ) from error
+    return tried, {each: (shapes or {}).get(each) for each in own}
+
+
+def _side(tried: _Tried, shapes: Mapping[str, Any], axes: dict[int, Any]) -> Side:
+    joining, samples, name = tried.joining, dict(tried.images), tried.name
+    modality, images = joining.modality, tried.images
+    grids = OF_QWEN2_VL if tried.module.config.model_type == "qwen2_vl" else GRID
+    count = Dim(modality.rows.replace("features", "rows"))
+    if joining.unit is not None:
+        samples = images_apart(samples, joining.unit)[0]
+    rows: dict[str, Any] = {FEATURES: {0: count}, DEEP: {1: count}}
+    return Side(
+        Model(
+            tried.vision,
+            None,
+            (samples,),
+            {},
+            {"images": {each: shapes.get(each) for each in samples}},
+            f"the {'audio' if modality is SOUND else 'vision'} encoder of {name}",
+            names={
+                FEATURES: modality.rows,
+                **{f"images_{each}": grids if each == GRID else each for each in samples},
+            },
+        ),
+        Model(
+            Join(tried.token),
+            None,
+            (tried.ids, tried.embeds, *tried.rows.values()),
+            {},
+            {"input_ids": axes, "text_embeds": axes} | {each: rows[each] for each in tried.rows},
+            f"the joining of {modality.what} of {name}",
+            names={FEATURES: modality.rows},
+        ),
         joining,
         tried.drawn,
         Model(
-            Places(token, joining.merged),
+            Places(tried.token, joining.merged),
             None,
-            (ids, mask, images[GRID]),
+            (tried.ids, torch.ones_like(tried.ids), images[GRID]),
             {},
             {"input_ids": axes, "attention_mask": axes, GRID: {0: Dim("images")}},
             f"the positions of images of {name}",
         )
-        if placed
+        if tried.whole.placed
         else None,
     )
 
@@ -202,6 +264,7 @@ class _Tried:
     def __init__(self, module: nn.Module, images: dict[str, Tensor], token: int, name: str) -> None:
         self.module, self.images, self.token, self.name = module, images, token, name
         self.table, random = table_of(module), torch.Generator().manual_seed(0)
+        self.told = kinds_parameter(module)
         self.joining = self._joining()
         self.vision = Vision(module, apart=self.joining.unit is not None)
         with inference(module):
@@ -213,8 +276,13 @@ class _Tried:
             self.ids = torch.cat([plain, plain[:, :1].expand(-1, max(both))], 1)
             for row, count in enumerate(both):
                 self.ids[row, _TEXT + row : _TEXT + row + count] = token
-            self.embeds = Embed(module, token)(self.ids)["inputs_embeds"]
+            embedded = _embed(module, token)(self.ids)
+            self.embeds, self.layered = embedded["inputs_embeds"], embedded.get(LAYER_INPUTS)
             self.joined = Join(token)(self.ids, self.embeds, **self.rows)
+        sees = self._sees()
+        self.joining = replace(self.joining, sees=sees)
+        begin, placed = self._begin(), self._is_placed()
+        self.whole = Whole(module, token, sees=sees, begin=begin, placed=placed)
 
     def _joining(self) -> Joining:
         config: Any = self.module.config
@@ -240,6 +308,10 @@ class _Tried:
         if GRID in images:
             found: list[int] = (images[GRID].prod(-1) // joining.merged**2).tolist()
             return found
+        if PATCH_PLACES in images:
+            own = (self.images[PATCH_PLACES][..., 0] >= 0).sum()
+            shown = (images[PATCH_PLACES][..., 0] >= 0).sum(-1)
+            return [int(n) * len(self.rows[FEATURES]) // int(own) for n in shown]
         if joining.unit is not None:
             assert sizes is not None
             return [int(count) for count in (sizes // joining.unit).prod(-1)]
@@ -270,6 +342,8 @@ class _Tried:
         if GRID in self.images:
             found[GRID] = torch.cat([torch.ones(count, 1).long(), shapes * joining.merged], 1)
             shape = (int(found[GRID].prod(-1).sum()), *shape[1:])
+        if PATCH_PLACES in self.images:
+            found[PATCH_PLACES] = patches_at(self.module.config, shapes, shape[1])
         if joining.unit is not None:
             found[SIZES] = shapes * joining.unit
             shape = (*shape[:2], *(found[SIZES].amax(0).tolist() if count else shape[2:]))
@@ -283,14 +357,14 @@ class _Tried:
         found = {name: found[name] for name in self.images}
         return found, self.counts(found)
 
-    def begin(self) -> int:
+    def _begin(self) -> int:
         """The position of the first token. Raises UsageError where generate counts otherwise."""
         begin = first_place(self.module, self.ids)
         if begin is None:
             refuse_mixed(type(self.module), self.name, PLACED_OTHERWISE)
         return begin
 
-    def is_placed(self) -> bool:
+    def _is_placed(self) -> bool:
         """Whether the tokens of images that lie on grids have the positions of these, as in
         Qwen2-VL, and not those of other tokens, as in EXAONE 4.5."""
         if GRID not in self.images:
@@ -301,54 +375,86 @@ class _Tried:
             own, plain = (whole(self.images, self.ids, mask) for whole in ways)
         return not torch.equal(own, plain)
 
-    def decoder(self, whole: Whole, text: Tensor) -> CachedEmbeds | StatefulEmbeds:
-        """The decoder of embeddings like `text` (B, S, H). Raises UsageError."""
-        added = self.joined.get(ADDED)
+    def decoder(self) -> CachedEmbeds | StatefulEmbeds:
+        """The decoder of embeddings like those of the first tokens. Raises UsageError."""
+        text, whole, added = self.embeds[:, :_FIRST], self.whole, self.joined.get(ADDED)
         how: dict[str, Any] = {"placed": whole.placed, "begin": whole.begin}
-        first = None if added is None else added[:, :, 2 : 2 + text.shape[1]]
+        first = None if added is None else added[:, :, 2 : 2 + _FIRST]
+        layered = None if self.layered is None else self.layered[:, :_FIRST]
+        given: dict[str, Any] = {**how, "sees": whole.sees, "added": first, "layered": layered}
         try:
-            return CachedEmbeds(self.module, text, sees=whole.sees, added=first, **how)
+            found = CachedEmbeds(self.module, text, **given)
+            if whole.sees is None or self._goes_on(found):
+                return found
+            return CachedEmbeds(self.module, text, **given, always_first=True)
         except UsageError:
             kept = kept_states(self.module)
-            if kept is None or whole.sees is not None or added is not None:
+            if kept is None or any(e is not None for e in (whole.sees, added, layered)):
                 raise
         return StatefulEmbeds(self.module, kept, text, **how)
 
-    def sees(self) -> Seen | None:
+    def _goes_on(self, decoder: CachedEmbeds) -> bool:
+        """Whether it reads the tokens' kinds behind a cache that says what it holds, and gives
+        images there the logits that they have without one."""
+        embeds, kinds = self.joined["inputs_embeds"], self.ids == self.token
+        mask, past = torch.ones_like(self.ids), decoder.without_cache(len(self.ids))
+        own = None if self.layered is None else self.layered
+        with inference(self.module):
+            for piece in (slice(_TEXT), slice(_TEXT, None)):
+                layered = None if own is None else own[:, piece]
+                told, shown = kinds[:, piece].long(), mask[:, : piece.stop]
+                found = decoder(embeds[:, piece], shown, None, told, None, layered, past)
+                past = found["present"]
+            expected = self.whole(self.images, self.ids, mask)[:, -1:]
+        return _are_near(found["logits"], expected)
+
+    def _sees(self) -> Seen | None:
         """What tokens see as a whole: what changes where their kinds are those of text."""
-        if KINDS not in inspect.signature(self.module.forward).parameters:
+        if self.told is None or self.joining.sound or GRID in self.images:
             return None
         model: Any = self.module
         is_image = self.ids == self.token
-        told = [{}, *({KINDS: kinds_of(sees, is_image)} for sees in _SEEN)]
+        told = [{}, *({self.told: kinds_of(sees, is_image)} for sees in _SEEN)]
+        own = self._of_layers()
         with inference(model):
             plain, *found = (
-                model(inputs_embeds=self.embeds, use_cache=False, **each).logits for each in told
+                model(inputs_embeds=self.embeds, use_cache=False, **own, **each).logits
+                for each in told
             )
         sees = [
             name for name, each in zip(_SEEN, found, strict=True) if not torch.equal(each, plain)
         ]
         return sees[-1] if sees else None
 
-    def require_rule(self, whole: Whole, mask: Tensor) -> None:
+    def _of_layers(self) -> dict[str, Tensor]:
+        """What layers are given for the ids, by the model's name."""
+        return {} if self.layered is None else {LAYER_INPUTS: self.layered}
+
+    def require_rule(self) -> None:
         """Raises UsageError where the model doesn't join images as `Join` does, or its generate
         places tokens otherwise than by their number."""
         model: Any = self.module
-        joined = dict(self.joined)
+        whole, mask = self.whole, torch.ones_like(self.ids)
+        joined = {**self.joined, **self._of_layers()}
         with inference(model), added_in_layers(model, joined.pop(ADDED, None)):
             own = places(mask) + whole.begin
             if whole.placed:
                 placed = Places(self.token, self.joining.merged)
                 own = placed(self.ids, mask, self.images[GRID])[POSITIONS]
-            kinds = {KINDS: kinds_of(whole.sees, self.ids == self.token)} if whole.sees else {}
+            kinds = {}
+            if whole.sees is not None and self.told is not None:
+                kinds = {self.told: kinds_of(whole.sees, self.ids == self.token)}
             found = model(
                 **joined, attention_mask=mask, position_ids=own, use_cache=False, **kinds
             ).logits
         with inference(model):
             expected = whole(self.images, self.ids, mask)
-        error = (found - expected).abs().max()
-        limit = min(_ROUNDINGS * torch.finfo(found.dtype).eps, _MOST)
-        if not error <= limit * expected.abs().max():
+        if not _are_near(found, expected):
             what = self.joining.modality.what
             because = f"its {what} don't just take the places of their tokens, in their order"
             refuse_mixed(type(model), self.name, because)
+
+
+def _are_near(found: Tensor, expected: Tensor) -> bool:
+    limit = min(_ROUNDINGS * torch.finfo(found.dtype).eps, _MOST)
+    return bool((found - expected).abs().max() <= limit * expected.abs().max())

@@ -18,11 +18,13 @@ from attngraph.inference import inference
 
 _LENGTHS = (1.0, 0.6, 0.35, 0.85)  # of sounds in checks, of the length that an encoder takes
 _FRAMES = 50  # of a sample, where an encoder takes any number
+_BINS = (128, 80, 64, 160, 40)  # of spectrograms, where a config doesn't say
 _STRIDE = 2  # of frames to places in an encoder like Whisper's
 
 
 def sound_rows(model: Any, sounds: dict[str, Tensor]) -> Tensor:
     """The rows (N, H) of all sounds, one behind the other."""
+    shown: Tensor | None = None
     method = WITHOUT_METHOD.get(type(model).__name__)
     encode: Any = encoding(model, SOUND)
     if method is not None:
@@ -32,11 +34,13 @@ def sound_rows(model: Any, sounds: dict[str, Tensor]) -> Tensor:
         with attending_by(model, _between_ends):
             rows = encode(**sounds, **given, return_dict=True).pooler_output
     else:
-        rows = encode(**sounds, return_dict=True).pooler_output
-    shown = next((sounds[name] for name in FRAMES_SHOWN if name in sounds), None)
+        encoded = encode(**sounds, return_dict=True)
+        rows, shown = encoded.pooler_output, getattr(encoded, "attention_mask", None)
+    if shown is None:
+        shown = next((sounds[name] for name in FRAMES_SHOWN if name in sounds), None)
     if shown is not None and rows.ndim == 3 and shown.shape == rows.shape[:2]:
         rows = rows[shown.bool()]  # a mask of rows, which forward applies
-    found: Tensor = rows.reshape(-1, rows.shape[-1])
+    found: Tensor = rows if rows.ndim == 2 else rows.reshape(-1, rows.shape[-1])
     return found
 
 
@@ -81,19 +85,21 @@ def sample_sounds(model: Any, name: str) -> tuple[dict[str, Tensor], dict[str, A
     config = model.config
     audio = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None)
     bins = getattr(audio, "num_mel_bins", None)
-    if not isinstance(bins, int):
-        raise UsageError(
-            f"The config of {name} says no num_mel_bins of its sounds: give samples, such as "
-            f"images={{{SOUNDS!r}: tensor}} with image_shapes."
-        )
     masks = [each for each in FRAMES_SHOWN if each in inspect.signature(model.forward).parameters]
     places = getattr(audio, "max_source_positions", None)
     places = places or getattr(audio, "max_position_embeddings", None)
-    if isinstance(places, int):
+    if isinstance(places, int) and isinstance(bins, int):
         like, shapes = _of_spectrograms(model, bins, places, masks)
         if _runs(model, like):
             return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), shapes
     width = getattr(audio, "input_size", None) or bins
+    if not isinstance(width, int):
+        width = next((n for n in _BINS if _runs(model, _of_frames(model, n, places, masks)[0])), 0)
+    if not width:
+        raise UsageError(
+            f"The config of {name} says no num_mel_bins of its sounds: give samples, such as "
+            f"images={{{SOUNDS!r}: tensor}} with image_shapes."
+        )
     like, shapes = _of_frames(model, width, places, masks)
     return drawn_sounds(like, 2, torch.Generator().manual_seed(0)), shapes
 
@@ -133,7 +139,23 @@ def _of_frames(
         like |= {each: torch.ones(1, rows, dtype=torch.bool) for each in masks}
         return like, {SOUNDS: along} | {each: axes | {1: Dim.AUTO} for each in masks}
     like |= {each: torch.ones(1, frames, dtype=torch.int64) for each in masks}
+    if _indexes_by_masks(model, like):
+        like |= {each: like[each].bool() for each in masks}
     return like, dict.fromkeys(like, along)
+
+
+def _indexes_by_masks(model: Any, like: dict[str, Tensor]) -> bool:
+    """Whether an encoder gives back masks of numbers as such, by which forward takes rows: as
+    indices, where it is given those."""
+    encode: Any = encoding(model, SOUND)
+    if encode is None:
+        return False
+    try:
+        with inference(model):
+            shown = getattr(encode(**like, return_dict=True), "attention_mask", None)
+    except Exception:  # told where it is run for its rows
+        return False
+    return isinstance(shown, Tensor) and shown.dtype is torch.int64
 
 
 def _taken(model: Any) -> set[str]:

@@ -142,6 +142,7 @@ def _from_folder(
         bare = Loaded(module, None, None, source=source, task=found, notes=tuple(notes))
         return replace(bare, settings=settings)
     made = samples_of(folder, module, found)
+    notes += folder.behind if adapter is None else []
     if left := beside_text(type(module), made.kwargs):
         notes.append(
             f"{type(module).__name__} takes {', '.join(left)} as well, which the file doesn't: "
@@ -163,17 +164,17 @@ def _from_folder(
 
 def _as_joined(task: Task | None, kind: Any, *, is_named: bool) -> Task | None:
     """The task of a class whose images or sounds join its text, whichever list it stands in."""
-    modality = joined_by(kind)
-    if task is None or modality is None or task.kind not in ("seq2seq", "multimodal"):
+    kinds = joined_by(kind)
+    if task is None or not kinds or task.kind not in ("seq2seq", "multimodal"):
         return task
-    return replace(task, name=task.name if is_named else modality.task, kind="multimodal")
+    return replace(task, name=task.name if is_named else kinds[0].task, kind="multimodal")
 
 
 def _refuse_mixed(folder: Folder, kind: Any, task: Task, *, trust_code: bool) -> None:
     """Raises UsageError where prompts hold images or sound that no compiler joins to the text."""
     because = None
     if task.kind == "multimodal":
-        is_known = joined_by(kind) is not None
+        is_known = bool(joined_by(kind))
         if is_known and _moves_tokens(folder, kind, trust_code=trust_code):
             is_known, because = False, PLACED_OTHERWISE
     else:

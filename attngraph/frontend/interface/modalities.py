@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,8 @@ SIZES = "image_sizes"
 """(N, 2): rows and columns of pixels of each image, which `PIXELS` pads or holds tiles of."""
 IN_ROWS = "batch_num_images"
 """(rows,): how many images each row of text has; one that is alone there is cut into tiles."""
+PATCH_PLACES = "image_position_ids"
+"""(N, P, 2): column and row of each patch of images that are P patches each; −1 where one pads."""
 SOUNDS = "input_features"
 """(N, bins, frames): mel spectrograms, padded to the length that the encoder takes."""
 FRAMES_SHOWN = ("input_features_mask", "feature_attention_mask")
@@ -55,7 +57,8 @@ class Modality:
     """What is encoded beside text: one of `what` by the method `encode`, from the inputs `taken`,
     of which `main` are its numbers. Its token's id is one of `tokens` in a config; `rows` is what
     files call its features, of which `encoder` gives them and `join` puts them among the text's.
-    `task` is its (attngraph/checkpoints/tasks.py).
+    `task` is its (attngraph/checkpoints/tasks.py). Of a model whose config has one of `towers`, and
+    all that it has are null, there is none.
     """
 
     one: str
@@ -68,6 +71,13 @@ class Modality:
     encoder: str
     join: str
     task: str
+    towers: tuple[str, ...]
+
+    def is_left_out(self, config: Any) -> bool:
+        """Whether a config, or what config.json says, has a place for its tower and none there."""
+        known = config if isinstance(config, Mapping) else vars(config)
+        given = [known[name] for name in self.towers if name in known]
+        return bool(given) and all(each is None for each in given)
 
 
 IMAGES = Modality(
@@ -75,12 +85,13 @@ IMAGES = Modality(
     "images",
     "get_image_features",
     PIXELS,
-    frozenset({PIXELS, GRID, SHOWN, SIZES, IN_ROWS}),
+    frozenset({PIXELS, GRID, SHOWN, SIZES, IN_ROWS, PATCH_PLACES}),
     ("image_token_id", "image_token_index"),
     "image_features",
     "vision_encoder.onnx",
     "join_images.onnx",
     "image-text-to-text",
+    ("vision_config",),
 )
 SOUND = Modality(
     "a sound",
@@ -93,15 +104,17 @@ SOUND = Modality(
     "audio_encoder.onnx",
     "join_sounds.onnx",
     "audio-text-to-text",
+    ("audio_config", "encoder_config"),
 )
 MODALITIES = (IMAGES, SOUND)
 _LEFT_OUT = {
     *("pixel_values_videos", "video_grid_thw", "second_per_grid_ts"),
-    "image_sizes_videos",
+    *("image_sizes_videos", "video_position_ids", "num_frames_per_video"),
     *("mm_encoder_outputs", "mm_token_type_ids", "rope_deltas"),
 }
 """What such a model takes as well, and computes without by default."""
-_GIVES = ("BaseModelOutputWithPooling", "BaseModelOutputWithDeepstackFeatures")
+_GIVES = "BaseModelOutputWithPooling"
+"""A method that encodes says that it returns one, or says nothing."""
 
 PLACED_OTHERWISE = "its generate doesn't place the tokens one behind the other"
 TEXT_ALONE = (
@@ -153,29 +166,36 @@ def beside_text(kind: type[Any], given: Collection[str] = ()) -> list[str]:
 def is_multimodal(module: nn.Module | None) -> bool:
     """Whether the module is a model of transformers whose images or sounds join its tokens by that
     rule."""
-    return module is not None and joined_by(type(module)) is not None
+    return module is not None and bool(joined_by(type(module)))
 
 
-def joined_by(kind: type[Any]) -> Modality | None:
+def joined_by(kind: type[Any]) -> tuple[Modality, ...]:
     """What joins a class's text, where it says how and takes nothing else beside it."""
     transformers = sys.modules.get("transformers")
     if transformers is None or not issubclass(kind, transformers.PreTrainedModel):
-        return None
+        return ()
     if not kind.can_generate():
-        return None
-    return next((each for each in MODALITIES if _is_joined(kind, each)), None)
+        return ()
+    found = tuple(each for each in MODALITIES if _is_joined(kind, each))
+    taken = _LEFT_OUT.union(*(each.taken for each in found))
+    return found if taken.issuperset(other_tensors(kind)) else ()
 
 
 def _is_joined(kind: type[Any], modality: Modality) -> bool:
     encode = _encoding(kind, modality)
-    beside = set(other_tensors(kind)) - _LEFT_OUT
     needed = {modality.main, "input_ids", "inputs_embeds", cache_parameter(kind.forward)}
-    if not (beside <= modality.taken and needed <= set(inspect.signature(kind.forward).parameters)):
+    if not needed <= set(inspect.signature(kind.forward).parameters):
         return False
     if encode is None:
         return kind.__name__ in WITHOUT_METHOD
+    given = inspect.signature(encode).return_annotation
+    is_known = given is inspect.Signature.empty or _gives_rows(given)
+    return is_known and _taken(encode) <= modality.taken
+
+
+def _taken(encode: Any) -> set[str]:
+    """What a method that encodes needs, and what tensors it takes."""
     said = inspect.signature(encode)
-    given = said.return_annotation
     tensors = [each for each in said.parameters.values() if "Tensor" in str(each.annotation)]
     left = {each.name for each in tensors if each.default is not each.empty} & _LEFT_OUT
     wanted = {
@@ -183,8 +203,14 @@ def _is_joined(kind: type[Any], modality: Modality) -> bool:
         for each in said.parameters.values()
         if each.kind is each.POSITIONAL_OR_KEYWORD and each.default is each.empty
     }
-    taken = wanted - {"self"} | {each.name for each in tensors} - left
-    return (given is said.empty or str(given).endswith(_GIVES)) and taken <= modality.taken
+    return wanted - {"self"} | {each.name for each in tensors} - left
+
+
+def _gives_rows(annotation: Any) -> bool:
+    """Whether a method says that it returns an output with a pooler's, whatever else it may."""
+    kinds = get_args(annotation) or (annotation,)
+    names = (each.__name__ for kind in kinds for each in getattr(kind, "__mro__", ()))
+    return _GIVES in names or str(annotation).endswith(_GIVES)
 
 
 def _encoding(kind: type[Any], modality: Modality) -> Any | None:
@@ -237,11 +263,19 @@ def _missing(kind: type[Any]) -> str:
     known = [each for each in MODALITIES if each.main in others]
     if not known:
         return f"how its class encodes {', '.join(others)} isn't known"
-    if len(known) > 1:
-        return f"{' and '.join(each.what for each in known)} in one prompt aren't joined to it"
-    (modality,) = known
-    if more := [name for name in others if name not in modality.taken]:
+    if more := [n for n in others if not any(n in modality.taken for modality in known)]:
         return f"the use of {', '.join(more)} isn't known"
-    if _encoding(kind, modality) is None:
+    reasons = {each: _unlike(kind, each) for each in known}
+    return next(reason for reason in reasons.values() if reason)
+
+
+def _unlike(kind: type[Any], modality: Modality) -> str:
+    """What of a class's method that encodes isn't as it is elsewhere; "" if all is."""
+    if _is_joined(kind, modality):
+        return ""
+    encode = _encoding(kind, modality)
+    if encode is None:
         return f"its class has no {modality.encode} that gives what takes the tokens' places"
-    return f"what its {modality.encode} takes and returns isn't known"
+    if more := sorted(_taken(encode) - modality.taken):
+        return f"its {modality.encode} takes {', '.join(more)} too"
+    return f"what its {modality.encode} returns isn't known"

@@ -29,6 +29,7 @@ from attngraph.frontend.rewording.constants import depends_on_data
 from attngraph.frontend.rewording.distributions import unvalidated
 from attngraph.frontend.rewording.hit_loops import Hits, does_nothing_else
 from attngraph.frontend.rewording.memoised import forgetting, looks_up_a_size
+from attngraph.frontend.rewording.module_casts import casts_to_own_dtype
 from attngraph.frontend.rewording.numbers import (
     Numbers,
     add_raising,
@@ -64,7 +65,7 @@ from attngraph.frontend.watching.questions import Question, recorded_questions
 from attngraph.frontend.watching.quiet import quiet, watched_specialisations
 from attngraph.inference import inference
 
-_ALWAYS = (open_extremes, recurrent_layers, rounded_up, unvalidated)
+_ALWAYS = (casts_to_own_dtype, open_extremes, recurrent_layers, rounded_up, unvalidated)
 _ATTEMPTS = 7
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, SampleError
 from attngraph.frontend.interface.shapes import Request
 from attngraph.frontend.interface.wrappers import hindrance
 from attngraph.frontend.rewording.constants import depends_on_data
@@ -213,7 +213,7 @@ def explained(
     where = f" at {quote(*place)}" if place else ""
     if own is not None:
         said = f"{type(module).__name__} itself fails on its sample inputs{where}: {reason(own)}"
-        return CaptureError(said if said.endswith((".", "…")) else f"{said}.")
+        return SampleError(said if said.endswith((".", "…")) else f"{said}.")
     text = (
         _nested(error)
         or _read_by_numpy(error)
