@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import attngraph
+from attngraph.decoding.compile_multimodal import _prompt, _shown
+from attngraph.decoding.lengths import lengths_of
 from attngraph.errors import UsageError
 from attngraph.frontend.families.forms import Forms
 from attngraph.frontend.families.image_grids import (
@@ -19,14 +22,16 @@ from attngraph.frontend.families.image_grids import (
     patches_placed,
     within_segments,
 )
-from attngraph.frontend.families.image_parts import FEATURES, Join, Vision
+from attngraph.frontend.families.image_parts import FEATURES, Embed, Join, Vision
 from attngraph.frontend.families.image_samples import sample_images
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
 from attngraph.frontend.families.multimodal import of_images
 from attngraph.frontend.interface.modalities import joined_by
+from attngraph.frontend.model import trace
 from attngraph.inference import inference
 from tests.models.kit import HIDDEN
 from tests.parity.multimodal import FAMILIES, TOKEN, eager, images, parts
+from tests.parity.test_decode import common
 
 
 def test_a_config_that_does_not_say_what_a_patch_is_is_told() -> None:
@@ -156,6 +161,77 @@ def test_the_parts_are_the_whole_before_anything_is_compiled(family: str) -> Non
             rows = vision.encoded(given, made.joining.unit or 1)[FEATURES]
         assert len(rows) == sum(counts)
     assert not parts(family).notes
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_lengths_at_which_a_decoder_of_embeddings_changes_are_found(grows: bool) -> None:
+    """With LongRoPE behind 16 tokens; the same tokens have the same embeddings in longer rows."""
+    from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    vision = CLIPVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+    if grows:
+        factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0}
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": 16, **factors}
+    text = {"model_type": "llama", **common(num_hidden_layers=1, rope_parameters=rope)}
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=TOKEN)
+    decoder = of_images(LlavaForConditionalGeneration(config).eval(), None, None, "it").decoder
+    module: Any = decoder.module
+    graph = trace(decoder).graph
+    assert lengths_of(graph, module.layout(graph)).switches == ((16,) if grows else ())
+
+
+def test_prompts_of_several_kinds_have_tokens_for_each() -> None:
+    """As the check over steps draws them."""
+    images, sounds = parts("gemma4").sides
+    assert (images.joining.token, sounds.joining.token) == (TOKEN, TOKEN - 1)
+    assert images.joining.modality.taken.isdisjoint(sounds.joining.modality.taken)
+    model: Any = SimpleNamespace(decoder=SimpleNamespace(layout=SimpleNamespace(vocabulary=90)))
+    shown = dict(_shown(parts("gemma4").sides))
+    given, ids, mask, first = _prompt(parts("gemma4"), model, shown["each in one prompt"])
+    assert given.keys() == {
+        "pixel_values", "image_position_ids", "input_features", "input_features_mask",
+    }  # fmt: skip
+    counts = [int((ids == side.joining.token).sum()) for side in (images, sounds)]
+    with inference(eager("gemma4")):
+        rows = [
+            side.vision.module({n: given[n] for n in side.joining.modality.taken & given.keys()})
+            for side in (images, sounds)
+        ]
+        parts("gemma4").whole(given, ids[:, :first], mask[:, :first])
+    assert counts == [len(each[FEATURES]) for each in rows]
+
+
+def test_what_a_class_hands_its_decoder_for_ids_is_what_is_embedded() -> None:
+    """A token that stands for a video is none of the table's there."""
+    model, ids = eager("gemma4"), torch.tensor([[9, TOKEN - 2, 30, 0]])
+    with inference(model):
+        found = parts("gemma4").embed.module(ids)  # type: ignore[misc]
+        logits = model(**found, use_cache=False).logits
+        expected = model(input_ids=ids, use_cache=False).logits
+        plain = Embed(model, TOKEN)(ids)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0)
+    assert not torch.equal(plain["inputs_embeds"], found["inputs_embeds"])
+
+
+def test_a_kind_without_a_tower_is_left_out_and_one_that_fails_is_told() -> None:
+    assert [side.joining.sound for side in parts("gemma4_large").sides] == [False]
+    model: Any = eager("gemma4")
+    pixels = dict(parts("gemma4").sides[0].vision.args[0])
+    made = of_images(model, pixels, {name: {0: Dim("images")} for name in pixels}, "it")
+    assert [side.joining.sound for side in made.sides] == [False]
+    assert not made.notes  # the caller gave images alone
+    own = model.model.audio_tower
+    model.model.audio_tower = None
+    try:
+        made = of_images(model, None, None, "it")
+    finally:
+        model.model.audio_tower = own
+    assert [side.joining.sound for side in made.sides] == [False]
+    assert made.notes[0].startswith("it takes sounds as well, which the files don't: ")
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "mistral3", "llava_next"])

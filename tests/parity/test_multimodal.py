@@ -195,6 +195,33 @@ def test_a_mask_of_rows_that_forward_applies_is_read() -> None:
 
 
 @pytest.mark.machine
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [((0, 1), (1, 0)), ((1,), (0,)), ((), (1, 1, 0))], ids=str)
+def test_images_and_sounds_stand_in_one_prompt(order: tuple[tuple[int, ...], ...]) -> None:
+    """0 is an image and 1 a sound; prompts of either alone are those of other tests."""
+    sides, model = parts("gemma4").sides, compiled("gemma4")
+    ids = torch.randint(TOKEN + 1, 100, (2, 50), generator=torch.Generator().manual_seed(3))
+    mask, given, sizes = torch.ones_like(ids), {}, {}
+    for place, side in enumerate(sides):
+        rows = [row.count(place) for row in order]
+        if any(rows):
+            drawn, sizes[place] = side.drawn(sum(rows), torch.Generator().manual_seed(5), rows)
+            given |= drawn
+    for row, places in enumerate(order):
+        mask[row, :row], start = 0, 2 + row
+        for place in places:
+            size = sizes[place].pop(0)
+            ids[row, start : start + size] = sides[place].joining.token
+            start += size + 1
+    found = model.generate(ids, STEPS, mask, eos_token_id=[], **given)
+    assert torch.equal(found, expected("gemma4", ids, mask, given))
+    with pytest.raises(UsageError, match="tokens 6, which stand for sounds: give input_features"):
+        model.generate(ids, 2, mask, **{n: e for n, e in given.items() if "input" not in n})
+    with pytest.raises(UsageError, match="There is no input image_sizes; there are pixel_values"):
+        model.generate(ids, 2, mask, **given, image_sizes=ids)
+
+
+@pytest.mark.machine
 def test_a_padding_token_that_the_model_does_not_know_is_none() -> None:
     """Tokenizers add one, and old configs write -1; a caller's own is told."""
     (ids, mask), given, made = prompt("llava", 1), images("llava", 1), compiled("llava")
