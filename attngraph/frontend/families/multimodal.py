@@ -216,7 +216,8 @@ def _tried(
 def _side(tried: _Tried, shapes: Mapping[str, Any], axes: dict[int, Any]) -> Side:
     joining, samples, name = tried.joining, dict(tried.images), tried.name
     modality, images = joining.modality, tried.images
-    grids = OF_QWEN2_VL if tried.module.config.model_type == "qwen2_vl" else GRID
+    config: Any = tried.module.config
+    grids = OF_QWEN2_VL if config.model_type == "qwen2_vl" else GRID
     count = Dim(modality.rows.replace("features", "rows"))
     if joining.unit is not None:
         samples = images_apart(samples, joining.unit)[0]
@@ -309,9 +310,9 @@ class _Tried:
             found: list[int] = (images[GRID].prod(-1) // joining.merged**2).tolist()
             return found
         if PATCH_PLACES in images:
-            own = (self.images[PATCH_PLACES][..., 0] >= 0).sum()
+            all_shown = int((self.images[PATCH_PLACES][..., 0] >= 0).sum())
             shown = (images[PATCH_PLACES][..., 0] >= 0).sum(-1)
-            return [int(n) * len(self.rows[FEATURES]) // int(own) for n in shown]
+            return [int(n) * len(self.rows[FEATURES]) // all_shown for n in shown]
         if joining.unit is not None:
             assert sizes is not None
             return [int(count) for count in (sizes // joining.unit).prod(-1)]

@@ -19,7 +19,7 @@ from torch import nn
 def casts_to_own_dtype() -> Iterator[None]:
     """A module that is cast to what all of its floats are is itself."""
     own = nn.Module.to
-    parse: Any = torch._C._nn._parse_to  # type: ignore[attr-defined]
+    parse: Any = torch._C._nn._parse_to
 
     def cast(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         device, dtype, _, layout = parse(*args, **kwargs)
