@@ -102,3 +102,27 @@ def test_a_config_with_a_layer_more_says_which_weights_are_missing(bert: Path) -
     rewritten(bert, num_hidden_layers=2)
     with pytest.raises(LoadError, match=r"in no file \(bert\.encoder\.layer\.1\."):
         load(bert)
+
+
+@pytest.mark.parametrize(("prefix", "of"), [("TF", "TensorFlow"), ("Flax", "Flax")])
+def test_a_class_of_another_framework_has_one_in_pytorch(bert: Path, prefix: str, of: str) -> None:
+    name = load(bert).module.__class__.__name__
+    rewritten(bert, architectures=[f"{prefix}{name}"])
+    with pytest.raises(LoadError, match=f"which is a class of {of}: write {name} there"):
+        load(bert)
+    rewritten(bert, architectures=[f"{prefix}Other"])
+    with pytest.raises(LoadError, match="a class of its author's own"):
+        load(bert)
+
+
+def test_what_makes_embeddings_of_the_outputs_is_told(bert: Path) -> None:
+    """sentence-transformers pools and normalises what the model returns."""
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    every = [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
+    (bert / "modules.json").write_text(json.dumps(every))
+    (note,) = load(bert).notes
+    assert note.startswith("modules.json says that Pooling, then Normalize of sentence-transform")
+    (bert / "modules.json").write_text(json.dumps(every[:1]))
+    assert not load(bert).notes
+    (bert / "modules.json").write_text("5")
+    assert not load(bert).notes

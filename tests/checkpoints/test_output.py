@@ -16,6 +16,7 @@ import attngraph
 from attngraph.cli import run
 from attngraph.decoding.rules import Rules
 from attngraph.deployment.folder import OutputFolder
+from attngraph.deployment.kept import require_folder
 from attngraph.errors import LoadError, OutputError, ParityError
 from attngraph.export.files import save as save_module
 from attngraph.optimized import Optimized
@@ -145,6 +146,15 @@ def test_settings_stand_where_a_runtime_looks_for_them(bert: Path, tmp_path: Pat
         place.write({}, {})
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     assert said == {**own, "text_config": text, "hidden_size": 32}
+
+
+def test_all_files_of_a_model_that_listens_may_be_replaced(tmp_path: Path) -> None:
+    for name in ("audio_encoder", "join_sounds", "embed_tokens", "decoder_model_merged"):
+        (tmp_path / f"{name}.onnx").write_text("")
+    require_folder(tmp_path, None)
+    (tmp_path / "other.onnx").write_text("")
+    with pytest.raises(OutputError, match=r"holds other\.onnx, which isn't written here"):
+        require_folder(tmp_path, None)
 
 
 def test_a_link_to_a_folder_goes_on_leading_there(

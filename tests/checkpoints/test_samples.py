@@ -53,6 +53,7 @@ def test_an_image_of_a_size_that_the_model_lacks_is_told_as_its_own_refusal(tmp_
     said = str(raised.value)
     assert "itself fails on its sample inputs at transformers/models/vit" in said
     assert "(raise ValueError(…)): Input image size (24*24)" in said
+    assert "that of its preprocessor: pixel_values (2, 3, 24, 24). If it takes others, desc" in said
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,13 @@ def test_eyes_that_a_config_lacks_are_not_opened(tmp_path: Path) -> None:
             "pixel_values, high_res",
             "the use of high_res_pixel_values isn't known",
         ),
-        ("Gemma3n", "pixel_values, input_features", "images and sounds in one prompt"),
+        (
+            "Qwen2_5OmniThinker",
+            "input_features, pixel_values",
+            "the use of audio_feature_lengths, video_second_per_grid isn't known",
+        ),
+        ("MusicFlamingo", "input_features", "its get_audio_features takes input_ids too"),
+        ("Gemma4Unified", "pixel_values", "what its get_audio_features returns isn't known"),
         ("Florence2", "pixel_values", "it is an encoder-decoder"),
         ("Lfm2Vl", "pixel_values, spatial_shapes", "the use of spatial_shapes isn't known"),
         ("Phi4Multimodal", "image_pixel_values", "how its class encodes image_pixel_values"),
