@@ -104,7 +104,8 @@ def _of_uniform(node: Node, depth: int) -> float | None:
         found = None if source is None else uniform(source, depth)
         if source is None or found is None:
             return None
-        given.append(torch.full((1,), found, dtype=torch.float64).to(source.dtype))
+        shape = (1,) if source.shape else ()  # some operators take single numbers alone
+        given.append(torch.full(shape, found, dtype=torch.float64).to(source.dtype))
     (made,) = evaluate(node, given, {})
     return None if made.is_complex() else float(made)
 

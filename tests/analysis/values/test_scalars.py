@@ -33,6 +33,7 @@ def test_a_fill_is_what_its_dtype_holds(fill: str, dtype: str, expected: float) 
         ("aten.mul.Scalar(%f) {other = -1e9}", -math.inf),
         ("aten.add.Tensor(%f, %f) {alpha = 3}", 8.0),
         ("aten.rsqrt(%f)", 2.0**-0.5),
+        ("aten.fill.Tensor(%f, %one)", 7.0),  # which takes a single number alone
         ("aten.add.Tensor(%f, %x)", None),
         ("aten.mul.Scalar(%f) {other = n}", None),
         ("aten.cumsum(%f) {dim = 0}", None),
@@ -41,6 +42,7 @@ def test_a_fill_is_what_its_dtype_holds(fill: str, dtype: str, expected: float) 
 def test_a_pointwise_function_of_numbers_is_one(computed: str, expected: float | None) -> None:
     """Ones times −1e9 are beyond a half; a number of each size, or of a place, is none."""
     made = "  %f = aten.full() {size = [n, 4], fill_value = 2, dtype = f16}\n"
+    made += "  %one = aten.full() {size = [], fill_value = 7, dtype = f16}\n"
     found = uniform(_graph(f"{made}  %y = {computed}").outputs[0])
     assert found == (None if expected is None else pytest.approx(expected, rel=2**-11))
 
