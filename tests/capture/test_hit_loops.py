@@ -56,6 +56,23 @@ class Where(Chosen):
         return torch.where(counts > 0)[0]
 
 
+class Named(Chosen):
+    """Experts that are looked up by a name, behind a router that is moved to where it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(H, H)
+        for e in range(E):
+            self.add_module(f"expert_{e}", nn.Linear(H, H))
+
+    def mix(self, x: Tensor) -> Tensor:
+        self.router = self.router.to(torch.float32)
+        return super().mix(self.router(x))
+
+    def expert(self, x: Tensor, e: int) -> Tensor:
+        return torch.relu(self.get_submodule(f"expert_{e}")(x))
+
+
 class Shifts(Chosen):
     """Each turn adds a little, that of an expert without rows too."""
 
@@ -127,7 +144,7 @@ def _tokens(*rows: int) -> Tensor:
     return torch.randn(*rows, H, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", [Chosen, Flat, Where, Spare, Skips])
+@pytest.mark.parametrize("kind", [Chosen, Flat, Where, Spare, Skips, Named])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_expert_that_no_token_chose_has_a_turn_without_rows(
     kind: type[nn.Module], dynamic: bool

@@ -70,6 +70,21 @@ def known_constants() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def known_in_text() -> Iterator[None]:
+    """A number that is known is written as in a run: `self[f"expert_{index}"]`."""
+    own = torch.Tensor.__format__
+
+    def written(self: torch.Tensor, spec: str) -> str:
+        if isinstance(self, FakeTensor) and self.dim() == 0 and self.constant is not None:
+            with unset_fake_temporarily():
+                return format(self.constant.item(), spec)
+        return own(self, spec)
+
+    with patch.object(torch.Tensor, "__format__", written):
+        yield
+
+
 def _keep(fake: object, value: Callable[[], torch.Tensor], mode: FakeTensorMode) -> None:
     """Gives a fake tensor its value, if it is a small one."""
     if not isinstance(fake, FakeTensor) or fake.constant is not None or fake.device.type != "cpu":

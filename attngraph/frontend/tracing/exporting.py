@@ -25,7 +25,7 @@ from attngraph.frontend.interface.output_classes import make_known
 from attngraph.frontend.interface.shapes import Request, combine, requested_dims, without_names
 from attngraph.frontend.rewording.branches import Place, followed_branches
 from attngraph.frontend.rewording.comparisons import open_extremes
-from attngraph.frontend.rewording.constants import depends_on_data
+from attngraph.frontend.rewording.constants import depends_on_data, known_in_text
 from attngraph.frontend.rewording.distributions import unvalidated
 from attngraph.frontend.rewording.hit_loops import Hits, does_nothing_else
 from attngraph.frontend.rewording.memoised import forgetting, looks_up_a_size
@@ -65,7 +65,14 @@ from attngraph.frontend.watching.questions import Question, recorded_questions
 from attngraph.frontend.watching.quiet import quiet, watched_specialisations
 from attngraph.inference import inference
 
-_ALWAYS = (casts_to_own_dtype, open_extremes, recurrent_layers, rounded_up, unvalidated)
+_ALWAYS = (
+    casts_to_own_dtype,
+    known_in_text,
+    open_extremes,
+    recurrent_layers,
+    rounded_up,
+    unvalidated,
+)
 _ATTEMPTS = 7
 
 
