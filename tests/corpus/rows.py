@@ -3,7 +3,8 @@
 `bert head=QuestionAnswering length=33 hidden_act=relu` is a model type with a task head, another
 sequence length, and options of its config. A dotted key is an option of a part
 (`vision_config.num_attention_heads=2`) or an item of a dict (`rope_parameters.rope_theta=100`).
-`dims=batch,seq` makes these dims dynamic.
+`dims=batch,seq` makes these dims dynamic, and `attention=sdpa` says that the model works with this
+one alone.
 
 `inputs.bbox=int[3,16,4]<50` gives the model one more input, or another one than the builder's, of
 whole numbers from 0 to 49; `inputs.past_values=float[3,32]` one of random numbers,
@@ -37,6 +38,7 @@ class Row:
     model_type: str
     head: str | None = None
     length: int | None = None
+    attention: str | None = None
     dims: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -64,9 +66,10 @@ def parse_row(text: str) -> Row:
             raise ValueError(f"{word!r} in the row {text!r} is no key=value")
         options[key] = _value(value)
     head, length = options.pop("head", None), options.pop("length", None)
+    attention = options.pop("attention", None)
     dims = tuple(options.pop("dims", "").split(",")) if "dims" in options else ()
     inputs, fixed = _below("inputs.", options), _below("fixed.", options)
-    return Row(text, model_type, head, length, dims, options, inputs, fixed)
+    return Row(text, model_type, head, length, attention, dims, options, inputs, fixed)
 
 
 def _below(prefix: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def test_a_row_says_its_head_its_length_and_options() -> None:
     row = parse_row("phi head=CausalLM length=9 dims=batch,seq a.rope={'type':'yarn'} act=relu")
     assert (row.model_type, row.head, row.length) == ("phi", "CausalLM", 9)
     assert row.dims == ("batch", "seq")
+    assert row.attention is None
     assert row.options == {"a.rope": {"type": "yarn"}, "act": "relu"}
 
 

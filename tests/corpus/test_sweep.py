@@ -10,7 +10,7 @@ from attngraph.ir import parse
 from attngraph.reports.report import Site
 from tests.corpus import sweep
 from tests.corpus.page import write_page
-from tests.corpus.trial import Record, _kinds
+from tests.corpus.trial import Record, _kinds, attempt
 
 RIGHT: Record = {
     "model": "bert",
@@ -54,6 +54,12 @@ def test_the_page_counts_recurrences_convolutions_and_mixtures(tmp_path: Path) -
     assert "| mixtures of experts | 0 | 2 mixtures |" in text
     assert "| lfm2 eager | 2 |  | 1 |  |  |  |" in text
     assert "operator | left" not in page(tmp_path, RIGHT)
+
+
+def test_a_row_of_one_attention_is_absent_with_another() -> None:
+    record = attempt("bert attention=sdpa", "eager")
+    assert (record["outcome"], record["stage"]) == ("absent", "build")
+    assert attempt("bert attention=sdpa", "sdpa")["outcome"] == "right"
 
 
 def test_a_compile_s_other_sites_are_counted() -> None:

@@ -20,17 +20,19 @@ from attngraph.ir.traits import CAUSAL_CONVOLUTION, CONVOLUTION
 from attngraph.optimized import Optimized
 from attngraph.reports.report import Report, Site
 from tests.corpus.architectures import build
+from tests.corpus.rows import parse_row
 
 Record = dict[str, Any]
 """Keys: model, attention, outcome, stage, error, fused, declined, sites, kinds, silent, unequal,
 parity, nodes, timings, sha256.
 
 `outcome` is "right", "wrong" (ran, out of its error budget), "failed" (at `stage`, with `error`) or
-"absent" (transformers has no such attention for the model). `declined` counts codes, and `sites`
-says where and why those are. `kinds` counts what else became one operator, as `KINDS` names it, and
-what of that kind is left. `silent` are the softmaxes that are left in the graph and that no
-remark is about. `unequal` are the rewrites that were taken back because they were wrong. `sha256`
-is of the ONNX file: a change that is to change no file shows it by leaving all of them as they are.
+"absent" (transformers has no such attention for the model, or none that works). `declined` counts
+codes, and `sites` says where and why those are. `kinds` counts what else became one operator, as
+`KINDS` names it, and what of that kind is left. `silent` are the softmaxes that are left in the
+graph and that no remark is about. `unequal` are the rewrites that were taken back because they were
+wrong. `sha256` is of the ONNX file: a change that is to change no file shows it by leaving all of
+them as they are.
 """
 
 
@@ -49,6 +51,9 @@ def attempt(model: str, attention: str, **options: Any) -> Record:
     torch.set_num_threads(1)
     record: Record = {"model": model, "attention": attention, "outcome": "right", "stage": "build"}
     begin = time.perf_counter()
+    alone = parse_row(model).attention
+    if alone not in (None, attention):
+        return {**record, "outcome": "absent", "error": f"It works with {alone} alone."}
     try:
         built = build(model, attention)
     except Exception as error:
