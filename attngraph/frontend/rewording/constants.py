@@ -73,7 +73,7 @@ def known_constants() -> Iterator[None]:
 @contextmanager
 def known_in_text() -> Iterator[None]:
     """A number that is known is written as in a run: `self[f"expert_{index}"]`."""
-    own = torch.Tensor.__format__
+    own: Callable[[torch.Tensor, str], str] = torch.Tensor.__format__
 
     def written(self: torch.Tensor, spec: str) -> str:
         if isinstance(self, FakeTensor) and self.dim() == 0 and self.constant is not None:
