@@ -3,6 +3,7 @@
 `if not mask.any(): mask = None` has a shortcut and a general side, and which is which only shows
 when both are taken. A side is right if the model, on inputs on which it takes the other one,
 computes what the trace does: for inputs on which it takes the same, the trace is its own code.
+Where none is, the graph has both (both_sides.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -19,6 +20,7 @@ import torch
 
 from attngraph.analysis.walks import made_of
 from attngraph.checks.bisect import difference
+from attngraph.checks.both_sides import both_sides, refused
 from attngraph.checks.check import Check
 from attngraph.checks.probing import opened, singled_out
 from attngraph.checks.roles import Role, roles_of
@@ -26,16 +28,16 @@ from attngraph.checks.traced import agrees, is_told_apart, is_traced
 from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
-from attngraph.frontend.rewording.branches import Place, is_assertion, recorded_sides
+from attngraph.frontend.rewording.branches import is_assertion, recorded_sides
 from attngraph.frontend.rewording.hit_loops import all_turns, are_same
+from attngraph.frontend.tracing.trace_errors import chooses
+from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.locations import quote
 from attngraph.frontend.watching.statements import only_tells
 from attngraph.ir import Graph, interpret
 
 _MOST = 3
 """Branches of a model whose sides are tried in every combination."""
-_UNMET = "no input that was tried takes the other side, so the two can't be compared"
-_DIFFERENT = "its sides compute different things"
 _ROUNDING = 2.0**-8
 """The difference, of the outputs' scale, from which on two sides are told apart."""
 
@@ -43,49 +45,50 @@ _ROUNDING = 2.0**-8
 def settled(
     model: Model, check: Check, checked: Callable[[Captured], Check], *, elsewhere: bool
 ) -> tuple[Captured, Check]:
-    """The model traced on sides that are right on both, and its check; `check` is of the first.
-    `elsewhere` is as in `trace`.
+    """The model traced on sides that are right on both, or on both of them, and its check; `check`
+    is of the first trace. `elsewhere` is as in `trace`.
 
-    Raises CaptureError where no side is seen to be, naming the line.
+    Raises CaptureError where neither can be had, naming the line.
     """
     captured = check.captured
+    if captured.asked:
+        return _of_both_sides(check), check
     places = [place for place in captured.branches if not is_assertion(place)]
     if not places:
         return replace(captured, notes=(*captured.notes, *_assertions(captured))), check
-    if len(places) > _MOST:
-        raise _refused(places[_MOST], f"{len(places)} places of the model do so")
-    tried: list[_Fault] = []
     first = tuple(captured.branches[place] for place in places)
     ways = sorted(itertools.product((True, False), repeat=len(places)), key=lambda w: w != first)
-    for way in ways:
-        try:
+    for way in ways if len(places) <= _MOST else ():
+        with contextlib.suppress(UsageError, CaptureError):  # a side that can't be had
             if way != first:
                 captured = trace(model, dict(zip(places, way, strict=True)), elsewhere=elsewhere)
                 check = checked(captured)
-            wrong = _unsettled(captured, check)
-            wrong = wrong or _mistaken(model, captured, check, elsewhere=elsewhere)
-        except UsageError as error:
-            wrong = _Fault(places[0], f"then {error}")
-        if wrong is None:
-            notes = [_note(place, captured.branches[place]) for place in places]
-            notes += _assertions(captured)
-            return replace(captured, notes=(*captured.notes, *notes)), check
-        tried.append(wrong)
-    # Of a way that agrees everywhere nothing is wrong but that this isn't all that there is.
-    worst = next((fault for fault in tried if fault.why == _UNMET), tried[0])
-    raise _refused(worst.place, worst.why)
+            if _is_settled(captured, check) and not _is_mistaken(model, captured, check, elsewhere):
+                notes = [_note(place, captured.branches[place]) for place in places]
+                notes += _assertions(captured)
+                return replace(captured, notes=(*captured.notes, *notes)), check
+    check = checked(both_sides(model, elsewhere=elsewhere))
+    return _of_both_sides(check), check
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """Why the sides that were followed can't be relied on, and at which place that shows."""
+def followed(model: Model, *, verifies: bool, elsewhere: bool) -> Captured:
+    """The first trace of a model, on whichever side of its branches; on all of them where torch
+    can't say which one a run takes. Without verification a branch is an error.
+    """
+    try:
+        return trace(model, {} if verifies else None, elsewhere=elsewhere)
+    except CaptureError as error:
+        told = error.__cause__
+        if not verifies or not isinstance(told, Exception) or not chooses(told):
+            raise
+        try:
+            return both_sides(model, elsewhere=elsewhere)
+        except CaptureError:
+            raise error from told
 
-    place: Place
-    why: str
 
-
-def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool) -> _Fault | None:
-    """Why the other side of a branch is the right one, where no case tells the two apart.
+def _is_mistaken(model: Model, captured: Captured, check: Check, elsewhere: bool) -> bool:
+    """Whether the other side of a branch is the right one, where no case tells the two apart.
 
     Of `if keep.all(): keep = ones`, both are equal while nothing that counts is hidden: then masks
     are looked through until the two differ, and the model says which of them is right. Where they
@@ -110,12 +113,12 @@ def _mistaken(model: Model, captured: Captured, check: Check, *, elsewhere: bool
             with contextlib.suppress(UsageError):  # the model takes no such mask
                 check.references(tensors)
                 if not is_traced(check, captured.graph, tensors):
-                    return _Fault(place, _DIFFERENT)
+                    return True
                 break
         else:
             if _read(captured.graph) < _read(other.graph):
-                return _Fault(place, "the other side reads more of the inputs")
-    return None
+                return True
+    return False
 
 
 def _is_equal(graph: Graph, other: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
@@ -236,19 +239,39 @@ def _varies(tensor: torch.Tensor) -> bool:
     return bool((flat != flat[0]).any())
 
 
-def _unsettled(captured: Captured, check: Check) -> _Fault | None:
-    """Why the followed sides can't be relied on; None where they can."""
-    places = [place for place in captured.branches if not is_assertion(place)]
+def _is_settled(captured: Captured, check: Check) -> bool:
+    """Whether the followed sides can be relied on: they are right where the model takes others."""
     taken = _taken(captured, check)
-    if taken is None:
-        return _Fault(places[0], _DIFFERENT)
-    for place in places:
-        if not taken[place]:
-            return _Fault(place, "no run of the model shows which side it takes there")
-    if not agrees(check, captured.graph):
-        return _Fault(places[0], _DIFFERENT)
-    unmet = (place for place in places if (not captured.branches[place]) not in taken[place])
-    return next((_Fault(place, _UNMET) for place in unmet), None)
+    if taken is None or not agrees(check, captured.graph):
+        return False
+    places = [place for place in captured.branches if not is_assertion(place)]
+    return all((not captured.branches[place]) in taken[place] for place in places)
+
+
+def _of_both_sides(check: Check) -> Captured:
+    """A graph that has both sides, as it is compiled: with what is told of it.
+
+    Raises CaptureError where it is not the model.
+    """
+    captured = check.captured
+    places = tuple(dict.fromkeys(each.place for each in captured.asked))
+    taken = _taken(captured, check)
+    if taken is None or not agrees(check, captured.graph):
+        raise refused(places[0], "what torch.export traces of its sides is not what the model does")
+    notes = [_chosen(place, taken[place], captured) for place in places]
+    return replace(captured, notes=(*captured.notes, *notes, *_assertions(captured)))
+
+
+def _chosen(place: Place, taken: set[bool], captured: Captured) -> str:
+    said = (
+        f"The model chooses by a tensor's values at {quote(*place)}. The file computes both sides "
+        "and takes one, as torch.where does."
+    )
+    if taken == {True, False}:
+        return said
+    if all(each.compared for each in captured.asked):
+        return f"{said} No input that was tried leads to one of them; forced onto it, both agree."
+    return f"{said} No input that was tried leads to one of them, which wasn't compared."
 
 
 def _note(place: Place, side: bool) -> str:
@@ -266,10 +289,3 @@ def _assertions(captured: Captured) -> list[str]:
         for place in captured.branches
         if is_assertion(place) and not only_tells(*place)
     ]
-
-
-def _refused(place: Place, why: str) -> CaptureError:
-    return CaptureError(
-        f"Python decides by the values of a tensor at {quote(*place)}, which are known only at run "
-        f"time, and {why}. Use torch.where, or leave the branch out for the export."
-    )

@@ -14,7 +14,7 @@ import torch
 from attngraph.checks.bisect import difference
 from attngraph.checks.check import Check
 from attngraph.checks.weight_only import reference_of
-from attngraph.errors import IRError, UsageError
+from attngraph.errors import IRError, ParityError, UsageError
 from attngraph.frontend.sizes.blocks import blocks
 from attngraph.frontend.sizes.suspects import Suspect
 from attngraph.ir import Dim, Graph, TensorType, Value, interpret
@@ -243,7 +243,7 @@ def is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> 
         reference = check.references(tensors)
         outputs = interpret(graph, tensors, observe=_typed(check.samples.sizes_of(tensors)))
         return check.held(reference, outputs, tensors).passed
-    except (UsageError, IRError, RuntimeError):
+    except (UsageError, IRError, ParityError, RuntimeError):  # ParityError: of other outputs
         return False
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attngraph.checks.branches import settled
+from attngraph.checks.branches import followed, settled
 from attngraph.checks.broken_weights import require_sound
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.traced import conditions_with, required_conditions
@@ -19,7 +19,7 @@ from attngraph.export.formats import Precision
 from attngraph.export.lowering.emission.buffers import Buffers
 from attngraph.export.precision import own_precision
 from attngraph.frontend.capture import Captured
-from attngraph.frontend.model import Model, trace
+from attngraph.frontend.model import Model
 from attngraph.frontend.sizes.asked_ranges import demands_of
 from attngraph.frontend.sizes.suspects import Suspect
 from attngraph.frontend.tracing.trace_errors import Specialised
@@ -107,7 +107,7 @@ def _begun(
 ) -> Begun | None:
     """None where a trace from elsewhere is not the model at the sizes that it leaves out."""
     with stage("capture", report, progress):
-        captured = trace(model, {} if options.verifies else None, elsewhere=elsewhere)
+        captured = followed(model, verifies=options.verifies, elsewhere=elsewhere)
     if prepare is not None:  # no sizes are tried below those that torch takes for granted
         _without_starts(captured.graph, captured.suspects)
     _check_weights(captured.graph, model.source)

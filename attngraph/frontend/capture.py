@@ -29,7 +29,6 @@ from attngraph.frontend.interface.shapes import (
 )
 from attngraph.frontend.interface.signature import Signature
 from attngraph.frontend.interface.state import state_notes
-from attngraph.frontend.rewording.branches import Place
 from attngraph.frontend.rewording.cut_for_memory import whole_note
 from attngraph.frontend.rewording.hit_loops import Hits, all_places_note
 from attngraph.frontend.rewording.memoised import bounded
@@ -58,6 +57,7 @@ from attngraph.frontend.translation.notes import (
     wrapped_notes,
 )
 from attngraph.frontend.translation.requirements import requirement_notes
+from attngraph.frontend.watching.asked import Asked, Place
 from attngraph.ir.conditions import Condition, multiples
 from attngraph.ir.dims import symbols_of
 from attngraph.ir.graph import Graph
@@ -79,10 +79,10 @@ class Captured:
     may be required: what the trace says of other sizes is to be checked. `demanded` are those that
     the trace needs, with where the code asks them. `branches` are the places where the code chooses
     by a tensor's values, with the side that was followed; at `jumps` the line goes by a number of
-    them alone. Loops over `hits` have all turns. `fixed` are the notes that name the dims which
-    became constants. Where it is `opened`, slices that may be cut short are as long as they are. A
-    `refusal` is of a trace that may demand more than what was asked; it stands if one of the
-    `suspects` is required.
+    them alone. `asked` are such conditions in the order of the trace, where they were kept. Loops
+    over `hits` have all turns. `fixed` are the notes that name the dims which became constants.
+    Where it is `opened`, slices that may be cut short are as long as they are. A `refusal` is of a
+    trace that may demand more than what was asked; it stands if one of the `suspects` is required.
     """
 
     graph: Graph
@@ -102,6 +102,7 @@ class Captured:
     opened: bool = False
     jumps: frozenset[Place] = frozenset()
     hits: Hits | None = None
+    asked: tuple[Asked, ...] = ()
 
     def renamed(self, names: Mapping[str, str]) -> Captured:
         """With other names for inputs and outputs, in the graph too; `names` maps old to new."""
@@ -131,16 +132,17 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     sides: Mapping[Place, bool] | None = None,
+    way: tuple[bool, ...] | None = None,
     elsewhere: bool = False,
 ) -> Captured:
     """Traces a module with torch.export, as it is at inference, undecomposed and functional.
 
     `dynamic_shapes` is torch.export's, or has names in place of its Dims. A Dim keeps its name; the
     same name is the same dim. With `sides` a branch on a tensor's values is followed on one side,
-    and with `elsewhere` a sample that leads into a special case gives way to one of other sizes:
-    both are to be checked. The module's training flags are as before afterwards. Raises
-    CaptureError where torch.export can't trace it or a dim that was asked for becomes a constant,
-    UsageError where the inputs don't fit.
+    with a `way` too it is `asked`, and with `elsewhere` a sample that leads into a special case
+    gives way to one of other sizes: both are to be checked. The module's training flags are as
+    before afterwards. Raises CaptureError where torch.export can't trace it or a dim that was asked
+    for becomes a constant, UsageError where the inputs don't fit.
     """
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
@@ -167,7 +169,7 @@ def capture(
         named = _in_signature_order(module, named)
         args, named = _distinct(args, named)
         with _ONE_AT_A_TIME, bounded():
-            subject = Subject(module, args, named, shapes, sides)
+            subject = Subject(module, args, named, shapes, sides, way)
             traced = trace(subject, elsewhere=elsewhere)
         parameters = inspect.signature(module.forward)
         try:
@@ -297,6 +299,7 @@ def _captured(
         traced.opened,
         traced.jumps,
         traced.hits,
+        tuple(translator.asked),
     )
 
 

@@ -12,7 +12,7 @@ from attngraph.errors import UsageError
 from attngraph.frontend.capture import Captured, capture, from_program
 from attngraph.frontend.files.load import Loaded
 from attngraph.frontend.interface.wrappers import unwrapped
-from attngraph.frontend.rewording.branches import Place
+from attngraph.frontend.watching.asked import Place
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,18 @@ class Model:
 
 
 def trace(
-    model: Model, sides: Mapping[Place, bool] | None = None, *, elsewhere: bool = False
+    model: Model,
+    sides: Mapping[Place, bool] | None = None,
+    *,
+    way: tuple[bool, ...] | None = None,
+    elsewhere: bool = False,
 ) -> Captured:
     """The model as a graph, whatever form it came in.
 
     `sides` say which side of a branch on a tensor's values is followed (branches.py); with None
-    such a branch is an error. `elsewhere`, where the sample's sizes lead into a special case, it is
-    traced at others, whose suspects are then to be checked.
+    such a branch is an error. With a `way`, the answers of the first conditions that are asked, all
+    are kept in `Captured.asked`. `elsewhere`, where the sample's sizes lead into a special case, it
+    is traced at others, whose suspects are then to be checked.
     """
     if model.program is not None:
         return from_program(model.program, dim_names=model.dim_names)
@@ -85,6 +90,7 @@ def trace(
         kwargs=model.kwargs,
         dynamic_shapes=model.dynamic_shapes,
         sides=sides,
+        way=way,
         elsewhere=elsewhere,
     )
     return captured.renamed(model.names)

@@ -181,7 +181,7 @@ def rewritten(value: Any, known: Mapping[str, Dim]) -> Any:
     """An attribute value, or a shape, with expressions in the place of these dims."""
     if isinstance(value, sympy.Basic) and not symbols_of(value).isdisjoint(known):
         number = value.xreplace({symbol(name): sympy.sympify(d) for name, d in known.items()})
-        if number.is_Boolean:
+        if not isinstance(number, sympy.Expr):  # a condition
             return bool(number) if number in (sympy.true, sympy.false) else number
         return float(number) if number.is_Float else as_dim(number)
     if isinstance(value, (list, tuple)):

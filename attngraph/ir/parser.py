@@ -19,6 +19,7 @@ from attngraph.ir.ops import op_def
 from attngraph.ir.types import DTYPES, ScalarType, TensorType, Type
 
 _NAME = r"%[\w.$/-]+"
+_COMPARED = re.compile(r"[<>=]| and | or |\bnot ")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _DIM = re.compile(r"dim (\w+) = (\d+) in (-?\d+)\.\.(\d*)$")
 _VALUE = re.compile(rf"(input|parameter) ({_NAME}) : (.+)$")
@@ -70,7 +71,7 @@ def parse_attr(text: str) -> Any:
             return number(text)
         except ValueError:
             pass
-    return parse_dim(text)
+    return parse_condition(text) if _COMPARED.search(text) else parse_dim(text)
 
 
 def parse_type(text: str) -> Type:

@@ -34,6 +34,8 @@ def format_attr(value: Any) -> str:
         return format_attr(format_graph(value))
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(format_attr, value))}]"
+    if isinstance(value, sympy.Basic) and not isinstance(value, sympy.Expr):
+        return format_condition(value)
     if isinstance(value, (int, sympy.Basic)):
         return format_dim(value)
     raise TypeError(f"An attribute can't hold {value!r}.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir
 
-from attngraph.checks.branches import settled
+from attngraph.checks.branches import followed, settled
 from attngraph.checks.check import Check
 from attngraph.checks.traced import required_conditions
 from attngraph.decoding.checking import decoding_cases, inputs_at
@@ -19,7 +19,7 @@ from attngraph.export.runtime.session import Session
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.families.cache import METADATA_KEY, Layout
 from attngraph.frontend.families.causal_lm import is_causal_lm
-from attngraph.frontend.model import Model, trace
+from attngraph.frontend.model import Model
 from attngraph.options import DecoderOptions
 
 
@@ -52,7 +52,7 @@ def captured_as_compiled(
 
 
 def _traced(model: Model, layout: Layout | None, *, elsewhere: bool) -> tuple[Captured, Check]:
-    captured = trace(model, {}, elsewhere=elsewhere)
+    captured = followed(model, verifies=True, elsewhere=elsewhere)
     own = own_precision(captured.graph)
 
     def checked(captured: Captured) -> Check:

@@ -144,6 +144,11 @@ class Reference:
         gates = functools.partial(self._gates, args, kwargs or {})
         return ReferenceOutputs(names, tensors, doubled, sample=sample, single=single, gates=gates)
 
+    def eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """The outputs of one run of the module as it is."""
+        with inference(self.module), plain_loops():
+            return self._tensors(args, kwargs, _copy)
+
     def _exact(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attngraph.ir import Builder, Graph, TensorType, verify
+from attngraph.ir import Builder, Graph, TensorType, interpret, parse, verify
 from attngraph.passes import run
 
 
@@ -31,3 +31,27 @@ def test_one_element_that_was_expanded_is_compared_by_what_it_is() -> None:
     assert _kept(torch.int64, data) == ["first"]
     other = {"first": torch.tensor([3]), "second": torch.tensor(4).expand(1)}
     assert _kept(torch.int64, other) == ["first", "second"]
+
+
+def test_conditions_of_sizes_that_become_one_are_rewritten() -> None:
+    graph = parse(
+        """
+graph @main {
+  dim n = 4 in 1..
+  dim u0 = 2 in 0..
+  dim u1 = 2 in 0..
+  input %x : i64[n]
+  %first = aten.sum(%x) : i64[]
+  %a = aten.item(%first) : int(u0)
+  %second = aten.sum(%x) : i64[]
+  %b = aten.item(%second) : int(u1)
+  %few = aten.full() {size = [], fill_value = u1 > 2, dtype = bool} : bool[]
+  return %few as "few"
+}
+"""
+    )
+    run(graph, "cse")
+    verify(graph)
+    for x, few in ((torch.tensor([1, 1]), False), (torch.tensor([1, 2]), True)):
+        assert bool(interpret(graph, (x,))[0]) == few
+    assert graph.dims.keys() == {"n", "u0"}

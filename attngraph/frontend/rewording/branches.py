@@ -11,17 +11,17 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 from unittest.mock import patch
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from attngraph.frontend.watching.asked import Place, mark
 from attngraph.frontend.watching.jumps import chooses_alone, recorded_jumps
 from attngraph.frontend.watching.quiet import passed_over
 from attngraph.frontend.watching.statements import answer_without_effect
@@ -32,13 +32,14 @@ _OURS = str(Path(__file__).parents[2]) + os.sep
 
 _MOST_ASKED = 256
 """Answers that one line is given in a trace."""
-Place: TypeAlias = tuple[str, int]
-"""A file and a line of the model's code, at which a tensor is asked to be true or false."""
 
 
 @contextmanager
 def followed_branches(
-    sides: Mapping[Place, bool], found: dict[Place, bool], jumps: dict[Place, bool]
+    sides: Mapping[Place, bool],
+    found: dict[Place, bool],
+    jumps: dict[Place, bool],
+    way: Sequence[bool] | None = None,
 ) -> Iterator[None]:
     """While a model is traced, a tensor of unknown value is what `sides` say, or else true.
 
@@ -46,24 +47,34 @@ def followed_branches(
     of a few, and one of a line that may raise an error what raises none. Each place that asked is
     added to `found`, with its answer, and to `jumps` whether all that asks there is the line's only
     jump, of a number: then which way the line goes is the answer.
+
+    With a `way` each condition of the model's own is followed, whatever it asks, and marked in the
+    trace. The way has the answers of the first ones; later ones are what their line was last.
     """
 
     times: Counter[Place | None] = Counter()
+    ahead = iter(way or ())
 
     def answer(ask: Callable[[Any], bool], asked: Any) -> bool:
         try:
             return ask(asked)
         except GuardOnDataDependentSymNode:
-            jumps_by = isinstance(asked, torch.SymBool) and _is_the_models(sys._getframe(2))
+            of_numbers, frame = isinstance(asked, torch.SymBool), sys._getframe(2)
+            is_models = of_numbers and _is_models_file(frame.f_code.co_filename)
+            jumps_by = is_models and chooses_alone(frame)
             # Of its sizes torch asks much that the model doesn't; there an answer has to be true.
-            place = None if _is_of_sizes(asked) and not jumps_by else _asking()
+            is_known = jumps_by if way is None else is_models
+            place = None if _is_of_sizes(asked) and not is_known else _asking()
             times[place] += 1
             if place is None or times[place] > _MOST_ASKED:  # a loop that no answer ends
                 raise
             jumps[place] = jumps.get(place, True) and jumps_by
             usual = answer_without_effect(*place)
             if usual is None:
-                usual = _of_several(asked) if isinstance(asked, torch.SymBool) else True
+                usual = _of_several(asked) if of_numbers else True
+                if way is not None:
+                    found[place] = next(ahead, found.get(place, usual))
+                    mark(asked, place, found[place])
             return found.setdefault(place, sides.get(place, usual))
 
     with passed_over(__file__), _replaced(answer):
@@ -93,6 +104,26 @@ def recorded_sides(
         yield
 
 
+@contextmanager
+def forced_sides(answers: Mapping[Place, Sequence[bool]]) -> Iterator[dict[Place, list[bool]]]:
+    """While the model itself runs, what it asks at these places is what they say, in turn.
+
+    Gives what is left of the answers. Raises RuntimeError in a run that asks more often.
+    """
+    left = {place: list(said) for place, said in answers.items()}
+
+    def answer(ask: Callable[[Any], bool], asked: Any) -> bool:
+        place = _asking()
+        if place not in left:
+            return ask(asked)
+        if not left[place]:
+            raise RuntimeError(f"{place} asks more often than in the trace")
+        return left[place].pop(0)
+
+    with _replaced(answer, numbers=True):
+        yield left
+
+
 def is_assertion(place: Place) -> bool:
     """Whether the line at a place states what holds, and chooses no result."""
     return answer_without_effect(*place) is not None
@@ -115,11 +146,6 @@ def _of_several(asked: torch.SymBool) -> bool:
         for at, symbol in enumerate(sorted(node.expr.free_symbols, key=str))
     }
     return bool(node.expr.xreplace(few) == sympy.true)
-
-
-def _is_the_models(frame: FrameType) -> bool:
-    """Whether a frame is of the model's code, at the only condition of its line."""
-    return _is_models_file(frame.f_code.co_filename) and chooses_alone(frame)
 
 
 def _is_models_file(file: str) -> bool:

@@ -27,6 +27,7 @@ _FACTORIES = (_aten.arange, _aten.full, _aten.ones, _aten.zeros)
 _UNSET = (_aten.empty_like, _aten.new_empty, _aten.new_empty_strided)
 
 
+_OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _COMPARED = re.compile(r"aten\.(equal|allclose)\.default")
 """All that torch says where a bool is asked for that two tensors make."""
 
@@ -55,7 +56,7 @@ def known_constants() -> Iterator[None]:
         mode: FakeTensorMode, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         made = dispatch(mode, function, types, args, kwargs or {})
-        known = not any(isinstance(item, torch.SymInt) for item in pytree.tree_leaves(args))
+        known = not any(isinstance(item, _OPEN) for item in pytree.tree_leaves(args))
         packet = getattr(function, "overloadpacket", None)
         if packet in _UNSET:
             made.constant = None

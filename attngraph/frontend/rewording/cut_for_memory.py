@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attngraph.frontend.rewording.branches import Place
+from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.locations import is_plumbing, quote
 
 CUTS = (torch.chunk, torch.Tensor.chunk, torch.split, torch.Tensor.split)

@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from attngraph.frontend.interface.shapes import Request
-from attngraph.frontend.rewording.branches import Place
 from attngraph.frontend.rewording.cut_for_memory import place
 from attngraph.frontend.rewording.resampled import Inputs, output_of, resized
+from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.locations import quote
 from attngraph.inference import inference
 

@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-from attngraph.frontend.rewording.branches import Place
 from attngraph.frontend.rewording.comparisons import are_sizes
 from attngraph.frontend.rewording.library_calls import calls_of_any_size, library_call
 from attngraph.frontend.rewording.python_loops import scanned_loops
@@ -39,6 +38,7 @@ from attngraph.frontend.rewording.rounded_for_speed import (
     stood_in,
     written_out,
 )
+from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.quiet import passed_over
 
 _TORCH = str(Path(torch.__file__).parent)

@@ -26,10 +26,10 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from attngraph.frontend.interface.shapes import Request
-from attngraph.frontend.rewording.branches import Place
 from attngraph.frontend.rewording.cut_for_memory import Whole, keeps_rows_apart
 from attngraph.frontend.rewording.rounded_for_speed import Function, left_out, stood_in
 from attngraph.frontend.sizes.program_dims import user_placeholders
+from attngraph.frontend.watching.asked import Place
 from attngraph.inference import inference
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]

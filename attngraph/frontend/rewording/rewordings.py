@@ -9,13 +9,13 @@ import torch
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from attngraph.frontend.rewording.branches import Place
 from attngraph.frontend.rewording.cut_for_memory import CUTS, place
 from attngraph.frontend.rewording.fixed_sizes import with_open_sizes
 from attngraph.frontend.rewording.hit_loops import Hits
 from attngraph.frontend.rewording.loop_steps import Steps
 from attngraph.frontend.rewording.scalars import of_sizes
 from attngraph.frontend.rewording.tied_sizes import Ties
+from attngraph.frontend.watching.asked import Place
 from attngraph.ir.dims import divide
 
 _DATA: Any = torch.Tensor.data

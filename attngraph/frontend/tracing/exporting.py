@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from attngraph.errors import CaptureError
 from attngraph.frontend.interface.output_classes import make_known
 from attngraph.frontend.interface.shapes import Request, combine, requested_dims, without_names
-from attngraph.frontend.rewording.branches import Place, followed_branches
+from attngraph.frontend.rewording.branches import followed_branches
 from attngraph.frontend.rewording.comparisons import open_extremes
 from attngraph.frontend.rewording.constants import depends_on_data, known_in_text
 from attngraph.frontend.rewording.distributions import unvalidated
@@ -60,6 +60,7 @@ from attngraph.frontend.tracing.trace_errors import (
     raises_itself,
     relates_sizes,
 )
+from attngraph.frontend.watching.asked import Place
 from attngraph.frontend.watching.locations import user_frame
 from attngraph.frontend.watching.questions import Question, recorded_questions
 from attngraph.frontend.watching.quiet import quiet, watched_specialisations
@@ -124,7 +125,8 @@ class Subject:
     """A module that is to be traced: the sample, and the dims that are asked for.
 
     `sides` say which side of a branch on a tensor's values is followed, true where they don't say;
-    with None such a branch is an error.
+    with None such a branch is an error. With a `way` all are followed and marked, as
+    followed_branches says.
     """
 
     module: torch.nn.Module
@@ -132,6 +134,7 @@ class Subject:
     kwargs: Mapping[str, Any]
     dynamic_shapes: Any
     sides: Mapping[Place, bool] | None = None
+    way: tuple[bool, ...] | None = None
 
     @property
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -214,7 +217,7 @@ class _Attempts:
     def __post_init__(self) -> None:
         self._known = self.numbers.copy()
         self._shapes = self.subject.dynamic_shapes
-        self._follows = bool(self.subject.sides)
+        self._follows = bool(self.subject.sides) or self.subject.way is not None
         self._hits = None if self.subject.sides is None else Hits()
         self._parts: dict[tuple[sympy.Expr, int], None] = {}
 
@@ -286,7 +289,9 @@ class _Attempts:
             stack.enter_context(recorded_numbers(self.numbers))
             stack.enter_context(sizes_as_numbers(self._known))
             if self._follows and sides is not None:
-                stack.enter_context(followed_branches(sides, attempt.branches, attempt.jumps))
+                stack.enter_context(
+                    followed_branches(sides, attempt.branches, attempt.jumps, subject.way)
+                )
             return torch.export.export(
                 subject.module,
                 *subject.inputs,

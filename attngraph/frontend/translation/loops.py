@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class LoopTranslator(Translator):
             *(f"given_{at}" for at in range(len(given))),
         ]
         body.finish()
+        self.asked += [replace(each, value=None) for each in body.asked]
         lifted = [
             self.graph.add_constant(f"{node.name}.{name}", data) for name, data in body.lifted
         ]

@@ -45,6 +45,14 @@ _ARITHMETIC: dict[Any, str] = {
     torch.sym_min: "aten.minimum",
     getattr(torch, "_sym_sqrt"): "aten.sqrt",  # noqa: B009
 }
+_COMPARISONS: dict[Any, str] = {
+    operator.eq: "aten.eq.Tensor",
+    operator.ne: "aten.ne.Tensor",
+    operator.lt: "aten.lt.Tensor",
+    operator.le: "aten.le.Tensor",
+    operator.gt: "aten.gt.Tensor",
+    operator.ge: "aten.ge.Tensor",
+}
 NO_VALUE = frozenset(
     [
         "aten._assert_tensor_metadata",
@@ -90,7 +98,7 @@ class PythonNumbers:
     def item(self, node: fx.Node, source: Value, loc: Loc) -> None:
         """The fraction that a tensor of one element holds, if more than conditions need it."""
         if any(
-            user.op == "output" or user.target in _ARITHMETIC or computes(user)
+            user.op == "output" or user.target in _ARITHMETIC or computes(user) or _is_held(user)
             for user in node.users
         ):
             attrs: dict[str, Any] = {"shape": []}
@@ -99,13 +107,13 @@ class PythonNumbers:
 
     def arithmetic(self, node: fx.Node, loc: Loc) -> None:
         """What Python computes of fractions; what isn't known here is left to whoever reads it."""
-        name = _ARITHMETIC.get(node.target)
+        name = _COMPARISONS[node.target] if _is_held(node) else _ARITHMETIC.get(node.target)
         if name is None or not any(arg in self.fractions for arg in node.all_input_nodes):
             return
         numbers = [arg for arg in node.args if arg is not None]  # of round, the digits
         inputs = [self._as_tensor(arg, torch.float64, loc) for arg in numbers]
-        made = self._made(name, inputs, {}, torch.float64, loc)
-        self.fractions[node] = made
+        dtype = torch.bool if _is_held(node) else torch.float64
+        self.fractions[node] = self._made(name, inputs, {}, dtype, loc)
 
     def call(self, node: fx.Node, name: str, args: Sequence[Any], kwargs: Given, loc: Loc) -> Call:
         """The operator as it is in the graph, where numbers may stand for tensors."""
@@ -213,6 +221,11 @@ class PythonNumbers:
 def computes(node: fx.Node) -> bool:
     """Whether a node is an operator that isn't only a demand on numbers."""
     return isinstance(node.target, torch._ops.OpOverload) and op_name(node.target) not in NO_VALUE
+
+
+def _is_held(node: fx.Node) -> bool:
+    """Whether a node is a comparison that becomes a tensor's value."""
+    return node.target in _COMPARISONS and any(map(computes, node.users))
 
 
 def _overloads(name: str) -> list[OpDef]:

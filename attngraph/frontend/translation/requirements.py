@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from attngraph.frontend.watching.asked import marked
 from attngraph.frontend.watching.locations import Locator
 
 _ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
@@ -45,7 +46,7 @@ def _required(program: ExportedProgram) -> Iterator[str]:
             # the symbol that it was read as; by now it may be known to equal another
             own = value.node._expr
             read[str(own)] = f"the number read at {locator.of(node)}"
-        elif node.target in _ASSERTS:
+        elif node.target in _ASSERTS and marked(node) is None:
             said = f" ({node.args[1]})" if len(node.args) > 1 else ""
             yield f"what {locator.of(node)} asserts holds{said}"
         elif node.target is torch.ops.aten._assert_scalar.default:

@@ -24,6 +24,7 @@ from attngraph.frontend.translation.functional import IDENTITY_IN_PLACE, Functio
 from attngraph.frontend.translation.python_numbers import NO_VALUE, Call, PythonNumbers
 from attngraph.frontend.translation.strided import gather_strided
 from attngraph.frontend.translation.wrapped import plain_weight
+from attngraph.frontend.watching.asked import Asked, marked
 from attngraph.frontend.watching.locations import Locator
 from attngraph.ir.graph import Graph, Value
 from attngraph.ir.loc import UNKNOWN
@@ -48,7 +49,8 @@ _UNSAFE_NAME = re.compile(r"[^\w.$/-]")
 class Translator:
     """Builds `graph`. Inputs first, then `run`.
 
-    `wrapped` has the names and types of the weights that are no plain tensors.
+    `wrapped` has the names and types of the weights that are no plain tensors, and `asked` the
+    conditions that are marked in the program.
     """
 
     def __init__(self, functional: Functional, symbols: Symbols, name: str = "main") -> None:
@@ -65,6 +67,7 @@ class Translator:
         self._weights: dict[fx.Node, tuple[str, torch.Tensor]] = {}
         self._known: dict[Hashable, Value] = {}
         self.wrapped: list[tuple[str, type]] = []
+        self.asked: list[Asked] = []
 
     def run(self) -> list[Any]:
         """Translates every node; returns what the graph returns, Values and constants."""
@@ -143,6 +146,9 @@ class Translator:
             self._numbers.arithmetic(node, self._locator.of(node))
             return  # that on sizes is read from the trace where it is used
         name = op_name(target)
+        if (mark := marked(node)) is not None:
+            place, said, condition = mark
+            self.asked.append(Asked(place, said, self._tensor(condition)))
         if name in NO_VALUE or name.startswith("profiler."):
             return
         if name in _ITEM:
