@@ -255,6 +255,18 @@ def test_the_command_refuses_what_does_not_go_together(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["llama", "bart"])
+def test_dims_of_what_generates_are_those_of_its_cache(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = saved(tmp_path / "in", name)
+    flags = ["--dim", "seq=2..8"]
+    assert run(["optimize", str(path), "-o", str(tmp_path / "out"), *flags]) == 2
+    told = "generates text, and the dims of its files are those of its cache: leave out --dim."
+    assert told in capfd.readouterr().err
+    assert [item.name for item in tmp_path.iterdir()] == ["in"]
+
+
 def test_nothing_is_written_where_parity_fails(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,13 +35,13 @@ from tests.parity.test_decode import common
 
 
 def test_a_config_that_does_not_say_what_a_patch_is_is_told() -> None:
-    vision = SimpleNamespace(spatial_merge_size=2, in_chans=3, patch_size=4)
+    vision = SimpleNamespace(spatial_merge_size=2, in_chans=3)
     model = SimpleNamespace(
         config=SimpleNamespace(vision_config=vision),
         forward=eager("qwen2_vl").forward,
         dtype=torch.float32,
     )
-    with pytest.raises(UsageError, match=r"no temporal_patch_size of its patches.*give"):
+    with pytest.raises(UsageError, match=r"no patch_size of its patches.*give"):
         sample_images(model, "it")
 
 

@@ -67,8 +67,9 @@ def parts_shown(pixels: Tensor) -> Tensor:
 def _patches(vision: Any, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Two images of different sizes as patches, one token of them behind the other."""
     merged, seed = int(vision.spatial_merge_size), torch.Generator().manual_seed(0)
-    channels = int(getattr(vision, "in_channels", None) or vision.in_chans)
-    width = channels * int(vision.patch_size) ** 2 * int(vision.temporal_patch_size)
+    names = ("in_channels", "in_chans", "num_channels")
+    channels = next((int(n) for n in (getattr(vision, name, None) for name in names) if n), 3)
+    width = channels * int(vision.patch_size) ** 2 * int(getattr(vision, "temporal_patch_size", 1))
     grid = torch.tensor([[1, *SHAPES[0]], [1, *SHAPES[1]]]) * torch.tensor([1, merged, merged])
     pixels = torch.randn(int(grid.prod(-1).sum()), width, generator=seed).to(dtype)
     rows = merged**2 * Dim("image_tokens")

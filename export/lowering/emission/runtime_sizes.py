@@ -44,6 +44,7 @@ class Sizes:
     def __init__(self, emitter: Emitter, dims: Mapping[str, DimInfo]) -> None:
         self._emitter = emitter
         self._dims = dims
+        self._zeros: dict[Dim, bool] = {}
         self._sources: dict[str, tuple[ir.Value, int, Dim] | ir.Value] = {}
 
     def learn(self, value: Value, result: ir.Value) -> None:
@@ -115,7 +116,7 @@ class Sizes:
     def reshape(self, value: ir.Value, old: Sequence[Dim], new: Sequence[Dim]) -> ir.Value:
         """Reshape with 0 for kept dims and -1 for one unknown; the value itself if nothing changes.
 
-        Neither trick is used where a dim may be zero: those that only a run can tell.
+        Neither trick is used where a dim may be zero: those that only a run can tell, and seq // 4.
         """
         if len(old) == len(new) and all(map(same, old, new)):
             return value
@@ -152,8 +153,11 @@ class Sizes:
         return self._emitter.op("Expand", value, self.vector(kept))
 
     def _may_be_zero(self, dim: Dim) -> bool:
-        infos = self._dims
-        return any(name in infos and infos[name].low <= 0 for name in symbols_of(dim))
+        if dim not in self._zeros:
+            infos = self._dims
+            named = any(name in infos and infos[name].low <= 0 for name in symbols_of(dim))
+            self._zeros[dim] = named or not at_least(dim, 1, infos)
+        return self._zeros[dim]
 
     def _as_scalar(self, key: tuple[Any, ...], size: ir.Value) -> ir.Value:
         cache = self._emitter.cache

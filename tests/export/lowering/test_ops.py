@@ -433,3 +433,19 @@ def test_a_short_or_open_sum_stays_one() -> None:
   %y = aten.sum.dim_IntList(%x) {{dim = [1, 2]}}
   return %y""")
         assert op_types(model) == ["ReduceSum"]
+
+
+def test_a_quotient_of_a_size_may_be_zero() -> None:
+    """At seq = 1 and keys = 3; behind the input's axes, a 0 was one that the operator lacks."""
+    check(
+        "  input %x : f32[batch, seq, keys]\n"
+        "  %a = aten.slice.Tensor(%x) {dim = 1, end = seq // 4}"
+        " : f32[batch, seq // 4, keys]\n"
+        "  %b = aten.slice.Tensor(%a) {dim = 2, end = keys // 4}"
+        " : f32[batch, seq // 4, keys // 4]\n"
+        "  %c = aten.reshape(%b) {shape = [batch * (seq // 4) * (keys // 4)]}"
+        " : f32[batch*(seq // 4)*(keys // 4)]\n"
+        "  %y = aten.reshape(%c) {shape = [batch, seq // 4, keys // 4]}"
+        " : f32[batch, seq // 4, keys // 4]\n"
+        "  return %y"
+    )
