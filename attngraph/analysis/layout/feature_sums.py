@@ -70,16 +70,25 @@ class Reading:
                 self._depends[value] = any(self.depends(source) for source in sources)
         return self._depends[value]
 
-    def sums(self) -> list[Term] | None:
-        """The terms of all features of y; None where one is something else than a sum of them."""
+    def sums(self, most: int) -> list[Term] | None:
+        """The terms of all features of y; None where one is something else than a sum of at most
+        so many, as after a dense matrix.
+        """
         if not self.depends(self.y):
             return None
         places = tuple(range(self.width))
         start = Operand(self.y, (*self.lead, (Column(self.width, places),)))
+        counts, found = [0] * self.width, list[Term]()
         try:
-            return list(self._terms(start, places))
+            for term in self._terms(start, places):
+                found.append(term)
+                for place in term.places:
+                    counts[place] += 1
+                    if counts[place] > most:
+                        return None
         except _Unread:
             return None
+        return found
 
     def _terms(self, operand: Operand, places: tuple[int, ...]) -> Iterator[Term]:
         """The sum that each place of an operand that depends on x is."""

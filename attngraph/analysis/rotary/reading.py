@@ -19,6 +19,7 @@ from attngraph.ir.dims import same
 from attngraph.ir.traits import RESHAPE
 
 _MOST_FEATURES = 1024
+_IN_A_PAIR = 2  # features of x that one of y is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def read_rotation(y: Value) -> Rotation | None:
     for x in region(y):
         if x is not y and same(x.tensor_type.numel, y.tensor_type.numel) and x.shape:
             reading = Reading(y, x, width)
-            terms = reading.sums()
+            terms = reading.sums(_IN_A_PAIR)
             found = None if terms is None else _match(reading, terms)
             if found is not None:
                 return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def _read(line: str) -> tuple[Graph, Value, Reading, list[Term] | None]:
     graph = parse(f"{HEAD}  {line}\n  return %y\n}}", {"turn": TURN})
     (y,) = graph.outputs
     reading = Reading(y, graph.inputs[0], WIDTH)
-    return graph, y, reading, reading.sums()
+    return graph, y, reading, reading.sums(2)
 
 
 def _columns(operand: Operand, count: int, data: torch.Tensor) -> torch.Tensor:
@@ -100,6 +100,29 @@ def test_zeros_of_a_matrix_make_no_terms() -> None:
         (1.0, (2,)),
         (2.0, (3,)),
     ]
+
+
+def test_sums_of_more_terms_end_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a dense matrix, each feature would be one of all: as many steps as it has entries."""
+    steps: list[Operand] = []
+    own = Reading._terms
+
+    def terms(self: Reading, operand: Operand, places: tuple[int, ...]) -> Iterator[Term]:
+        steps.append(operand)
+        return own(self, operand, places)
+
+    monkeypatch.setattr(Reading, "_terms", terms)
+    dense = torch.arange(1.0, 1 + WIDTH * WIDTH).reshape(WIDTH, WIDTH)
+    graph = parse(
+        f"{HEAD}  %y = aten.matmul(%x, %turn)\n  return %y\n}}", {"turn": dense.contiguous()}
+    )
+    (y,) = graph.outputs
+    assert Reading(y, graph.inputs[0], WIDTH).sums(2) is None
+    assert len(steps) < WIDTH * WIDTH
+    steps.clear()
+    found = Reading(y, graph.inputs[0], WIDTH).sums(WIDTH)
+    assert found is not None
+    assert len(found) == WIDTH * WIDTH
 
 
 def test_a_region_needs_a_product() -> None:
