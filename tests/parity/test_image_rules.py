@@ -205,6 +205,34 @@ def test_prompts_of_several_kinds_have_tokens_for_each() -> None:
     assert counts == [len(each[FEATURES]) for each in rows]
 
 
+def test_tiles_that_give_fewer_rows_than_they_have_patches_are_told() -> None:
+    """Granite 4 Vision samples its features, and its decoder's layers add them."""
+    import transformers
+
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=64, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    former = transformers.Blip2QFormerConfig(
+        hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        encoder_hidden_size=64, cross_attention_frequency=1, use_qformer_text_input=False,
+    )  # fmt: skip
+    config = transformers.Granite4VisionConfig(
+        vision_config=vision,
+        text_config=transformers.Granite4VisionTextConfig(**common(num_hidden_layers=4)),
+        qformer_config=former,
+        image_token_index=TOKEN,
+        image_grid_pinpoints=[[16, 32], [32, 16]],
+        deepstack_layer_map=[[-1, 0]],
+        spatial_target_layers=[0, 1, 2, 3],
+        vision_feature_select_strategy="full",
+        downsample_rate="2/4",
+    )
+    model = transformers.Granite4VisionForConditionalGeneration(config).eval()
+    with pytest.raises(UsageError, match="its tiles have 16 patches and 4 rows of features each"):
+        of_images(model, None, None, "it")
+
+
 def test_what_a_class_hands_its_decoder_for_ids_is_what_is_embedded() -> None:
     """A token that stands for a video is none of the table's there."""
     model, ids = eager("gemma4"), torch.tensor([[9, TOKEN - 2, 30, 0]])

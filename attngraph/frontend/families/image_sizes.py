@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.errors import UsageError
-from attngraph.frontend.interface.modalities import IN_ROWS, PIXELS, SIZES
+from attngraph.frontend.interface.modalities import IN_ROWS, PIXELS, SIZES, refuse_mixed
 
 _PACKS = "pack_image_features"
 _COMMON = {"self", "image_features", "image_sizes", "image_newline"}
@@ -240,6 +240,10 @@ class Tiles:
 
         def pack(features: list[Tensor], *_: Any, image_newline: Tensor, **__: Any) -> Any:
             (every,) = features
+            patches, own = self.side**2, every.shape[-2]
+            if own != patches:
+                because = f"its tiles have {patches} patches and {own} rows of features each"
+                refuse_mixed(type(model), type(model).__name__, because)
             apart = every.reshape(count, tiles, *every.shape[1:])
             return [self.packed(apart, image_newline, sizes, alone)], None
 

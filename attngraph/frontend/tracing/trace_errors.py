@@ -217,6 +217,7 @@ def explained(
     text = (
         _nested(error)
         or _read_by_numpy(error)
+        or _keyed(error)
         or _data_dependent(str(deepest(error)))
         or reason(error) + _numpy(error)
     )
@@ -258,6 +259,17 @@ def _nested(error: Exception) -> str:
         "the rows of a nested tensor have lengths that are known at run time only, and a graph "
         "holds no such tensor. Compute on padded rows there, with a mask of what they hold: "
         "torch.arange(n) < lengths[:, None]."
+    )
+
+
+def _keyed(error: BaseException) -> str:
+    """What is told of a key that is written with a tensor's value, as `f"expert_{index}"`."""
+    own = deepest(error)
+    if not (isinstance(own, KeyError) and "FakeTensor(" in str(own)):
+        return ""
+    return (
+        "a key is made of a tensor's value there, which a trace doesn't have: look up by numbers "
+        "of Python, such as those of range()"
     )
 
 
