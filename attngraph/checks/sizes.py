@@ -222,7 +222,7 @@ def _repeat(
     if old == size:
         return tensor
     _require_values(tensor)
-    if _groups(tensor):
+    if _is_ordered(tensor):
         return tensor[torch.arange(size, device=tensor.device) * old // size]
     around = tensor.dim() - 1 if axis != tensor.dim() - 1 else 0
     # Four integers in a row are a box, whose corners must keep their order.
@@ -234,15 +234,16 @@ def _repeat(
     return torch.cat(copies, axis).narrow(axis, begin, size).contiguous()
 
 
-def _groups(tensor: torch.Tensor) -> bool:
-    """Whether it says to which of several groups each row belongs, those of one side by side.
-
-    Such is the batch of a graph's nodes, and a model counts on the order.
+def _is_ordered(tensor: torch.Tensor) -> bool:
+    """Whether its order is part of what it says: to which of several groups each row belongs, those
+    of one side by side, as of a graph's nodes, or how long each of several sequences is, the
+    longest first.
     """
     if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex():
         return False
     steps = tensor.diff()
-    return bool((steps >= 0).all() and (steps == 0).any() and (steps > 0).any())
+    groups = (steps >= 0).all() and (steps == 0).any() and (steps > 0).any()
+    return bool(groups or ((steps <= 0).all() and (steps < 0).any()))
 
 
 def _stretch(mask: torch.Tensor, axis: int, size: int, *, keep_holes: bool) -> torch.Tensor:

@@ -126,18 +126,22 @@ def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor
 def _pad(
     x: Tensor, sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
-    """Stands in for unpacking; steps beyond a sequence's end become `padding_value`."""
+    """Stands in for unpacking; steps beyond a sequence's end become `padding_value`.
+
+    Without a `total_length` there are as many steps as the longest sequence has, which only a run
+    tells.
+    """
     caller = sys._getframe(1).f_locals
-    if "total_length" in caller and caller["total_length"] is None:
-        raise ValueError(
-            "pad_packed_sequence returns as many steps as the longest sequence has, which depends "
-            "on the data; give it total_length=x.shape[1] (the padded length)"
-        )
+    is_longest = "total_length" in caller and caller["total_length"] is None
     lengths = _lengths(sizes, x.shape[1])
     steps, extra = x.shape[0], total_length - x.shape[0]
     valid = torch.arange(steps)[:, None] < lengths[None, :]
     x = torch.where(valid.reshape(*valid.shape, *[1] * (x.dim() - 2)), x, padding_value)
-    if extra != 0:
+    if is_longest:
+        longest = lengths.max().item()
+        torch._check(longest <= steps)
+        x = x[:longest]
+    elif extra != 0:
         tail = x.new_full((extra, *x.shape[1:]), padding_value)
         x = torch.cat([x, tail])
     return x.transpose(0, 1) if batch_first else x, lengths

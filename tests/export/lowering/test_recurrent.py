@@ -86,10 +86,33 @@ def test_packed_sequences_with_a_state_and_another_padding_value() -> None:
     assert operators(Packed(nn.GRU, total_length=8), args)["GRU"] == 2
 
 
-def test_a_length_that_depends_on_the_data_is_refused() -> None:
-    args = (torch.randn(3, 5, 4), torch.tensor([3, 5, 2]))
-    with pytest.raises(CaptureError, match=r"give it total_length=x\.shape\[1\]"):
-        attngraph.optimize(Packed(nn.GRU, total_length=None), args)
+@pytest.mark.parametrize("lengths", [[3, 5, 2], [3, 4, 2]], ids=["whole", "shorter"])
+def test_as_many_steps_as_the_longest_sequence_has(lengths: list[int]) -> None:
+    """A run has fewer than the axis where no sequence is as long."""
+    module = Packed(nn.GRU, total_length=None).eval()
+    args = (torch.randn(3, 5, 4), torch.tensor(lengths))
+    shapes = ({0: BATCH, 1: SEQ}, {0: BATCH})
+    compiled = attngraph.optimize(module, args, dynamic_shapes=shapes)
+    for longest, steps in ((7, 7), (4, 7), (2, 2), (1, 6)):
+        asked = torch.randn(2, steps, 4), torch.tensor([1, longest])
+        found, expected = compiled(*asked), module(*asked)
+        assert found[0].shape == (2, longest, 12)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_sequences_that_have_to_be_sorted_stay_so_at_other_sizes() -> None:
+    class Sorted(Packed):
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor, state: Any = None) -> Any:
+            packed = pack_padded_sequence(x, lengths, batch_first=True)
+            return pad_packed_sequence(self.layers(packed)[0], batch_first=True)[0]
+
+    module = Sorted(nn.GRU).eval()
+    args = (torch.randn(2, 5, 4), torch.tensor([5, 3]))
+    shapes = ({0: BATCH, 1: SEQ}, {0: BATCH})
+    compiled = attngraph.optimize(module, args, dynamic_shapes=shapes)
+    asked = torch.randn(4, 8, 4), torch.tensor([7, 7, 2, 1])
+    torch.testing.assert_close(compiled(*asked), module(*asked), rtol=1e-5, atol=1e-5)
 
 
 def test_projections_are_refused() -> None:
@@ -147,7 +170,7 @@ def test_layers_are_themselves_again_after_a_capture() -> None:
     before = (nn.LSTM.forward, torch._VF.lstm_cell, torch._VF._pack_padded_sequence)
     attngraph.capture(nn.LSTM(4, 6), (torch.randn(5, 3, 4),))
     with pytest.raises(CaptureError):
-        attngraph.capture(Packed(nn.GRU, total_length=None), (torch.randn(3, 5, 4), torch.ones(3)))
+        attngraph.capture(nn.LSTM(4, 6, proj_size=3), (torch.randn(5, 3, 4),))
     after = (nn.LSTM.forward, torch._VF.lstm_cell, torch._VF._pack_padded_sequence)
     assert before == after
 
