@@ -96,10 +96,30 @@ def _within_extremes(expr: sympy.Expr) -> sympy.Expr:
 
 
 def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-    """a // b, which is a / b where that is whole for every size, as s·s // s is."""
+    """a // b in one form of those that are equal for every size.
+
+    It is a / b where that is whole, as s·s // s is. By a number, ⌊(⌊x / m⌋ + c) / b⌋ is
+    ⌊(x + c·m) / (m·b)⌋, and multiples of b are added behind: (n − 3) // 2 is (n + 1) // 2 − 2.
+    """
     exact = divide(as_dim(a), as_dim(b))
+    if exact is not None:
+        return sympy.sympify(exact)
     quotient: Any = torch_sympy.FloorDiv
-    return quotient(a, b) if exact is None else sympy.sympify(exact)
+    if not (b.is_Integer and b > 0):
+        return quotient(a, b)
+    terms = sympy.Add.make_args(sympy.expand(a))
+    for term in terms:
+        if isinstance(term, torch_sympy.FloorDiv) and term.args[1].is_Integer and term.args[1] > 0:
+            base, by = term.args
+            others = sympy.Add(*(each for each in terms if each is not term))
+            return _quotient(base + others * by, by * b)
+    behind, rest = [], []
+    for term in terms:
+        factor, of = term.as_coeff_Mul()
+        times, left = divmod(factor, b) if factor.is_Integer else (sympy.Integer(0), factor)
+        behind.append(times * of)
+        rest.append(left * of)
+    return sympy.Add(*behind, quotient(sympy.Add(*rest), b))
 
 
 def same(a: Dim, b: Dim) -> bool:

@@ -118,3 +118,25 @@ def test_a_root_of_a_size_is_a_size(number: Rounded) -> None:
     for length in (12, 15, 16, 35, 36, 80):
         x = torch.randn(2, length, 3)
         torch.testing.assert_close(interpret(graph, (x,)), (module(x),))
+
+
+class HalvedTwice(nn.Module):
+    """A signal by strides of convolutions, its mask by steps of slices: as long at any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strided = nn.Sequential(nn.Conv1d(4, 4, 3, 2), nn.ReLU(), nn.Conv1d(4, 4, 3, 2))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        found: Tensor = self.strided(x.mT).mT * mask[:, 2::2][:, 2::2, None]
+        return found
+
+
+def test_what_is_halved_twice_is_as_long_either_way() -> None:
+    model, length = HalvedTwice().eval(), {1: Dim("n", min=7, max=200)}
+    args = torch.randn(2, 30, 4), torch.ones(2, 30)
+    captured = capture(model, args, dynamic_shapes=(length, length))
+    assert not captured.graph.conditions
+    for size in (7, 8, 9, 10, 53):
+        given = torch.randn(2, size, 4), (torch.rand(2, size) > 0.3).float()
+        assert torch.allclose(interpret(captured.graph, given)[0], model(*given), atol=1e-6)

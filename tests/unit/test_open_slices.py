@@ -80,3 +80,19 @@ def test_parts_whose_number_follows_from_a_size_are_an_error_that_is_told() -> N
 }""")
     with pytest.raises(IRError, match="1 results where the graph has 2"):
         interpret(graph, (torch.zeros(1),))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_same"),
+    [
+        ("(n - 3) // 4", "((n - 1) // 2 - 1) // 2", True),
+        ("(n - 3) // 2 + 1", "(n - 1) // 2", True),
+        ("(4 * n + m + 5) // 4", "n + 1 + (m + 1) // 4", True),
+        ("(n // 3 + m) // 2", "(n + 3 * m) // 6", True),
+        ("-n // 2", "-((n + 1) // 2)", False),  # equal, and not shown
+        ("(n - 3) // 4", "(n // 2 - 1) // 2", False),  # 0 and 1 at n = 6
+        ("(2 * (n // 2)) // 4", "n // 4", True),
+    ],
+)
+def test_quotients_of_quotients(one: str, other: str, are_same: bool) -> None:
+    assert same(parse_dim(one), parse_dim(other)) == are_same

@@ -139,7 +139,8 @@ def _pad(
     x = torch.where(valid.reshape(*valid.shape, *[1] * (x.dim() - 2)), x, padding_value)
     if is_longest:
         longest = lengths.max().item()
-        torch._check(longest <= steps)
+        fits: Any = torch._check
+        fits(longest <= steps)
         x = x[:longest]
     elif extra != 0:
         tail = x.new_full((extra, *x.shape[1:]), padding_value)

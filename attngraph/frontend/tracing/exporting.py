@@ -41,6 +41,7 @@ from attngraph.frontend.rewording.rewordings import Rewordings
 from attngraph.frontend.rewording.rounded_sizes import rounded_up
 from attngraph.frontend.rewording.short_slices import short_slices
 from attngraph.frontend.rewording.tied_sizes import Ties, seen_ties
+from attngraph.frontend.sizes.identities import known_identities
 from attngraph.frontend.tracing.guards import always_hold
 from attngraph.frontend.tracing.remaining_dims import (
     fixed_note,
@@ -68,6 +69,7 @@ from attngraph.inference import inference
 
 _ALWAYS = (
     casts_to_own_dtype,
+    known_identities,
     known_in_text,
     open_extremes,
     recurrent_layers,
