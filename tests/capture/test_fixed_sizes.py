@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attngraph
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, UsageError
+from attngraph.frontend.rewording.scaled_images import stretched
 
 WEIGHT = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -72,3 +74,63 @@ def test_places_that_do_not_spread_tie_their_dims() -> None:
     dims = tuple({0: torch.export.Dim(name)} for name in ("batch", "other"))
     with pytest.raises(CaptureError, match="batch"):
         attngraph.optimize(Two(), (torch.randn(3, 5, 8), torch.randn(3, 5, 8)), dynamic_shapes=dims)
+
+
+MODES = {"linear": (5,), "bilinear": (3, 5), "trilinear": (3, 1, 5), "bicubic": (3, 5)}
+IMAGE = torch.randn(2, 3, 3, 1, 5, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_formula_of_images_that_factors_stretch(mode: str) -> None:
+    """Shorter, longer and as long as before, where a kernel may copy."""
+    image = IMAGE.double().reshape(2, 3, -1)[..., : math.prod(MODES[mode])]
+    image = image.reshape(2, 3, *MODES[mode])
+    for factor in (0.7, 1.0, 1.03, 2.0, 2.9):
+        factors = [factor if size > 1 else 1.3 for size in MODES[mode]]
+        sizes = [math.floor(n * by) for n, by in zip(MODES[mode], factors, strict=True)]
+        expected = F.interpolate(image, scale_factor=tuple(factors), mode=mode)
+        torch.testing.assert_close(stretched(image, sizes, factors, mode), expected)
+
+
+def _by_factors(x: Tensor, mode: str) -> Tensor:
+    factors = (x.shape[1] + 0.1) / 3, (x.shape[1] + 2.1) / 4
+    return F.interpolate(WEIGHT[None, None], scale_factor=factors, mode=mode) + x[0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        lambda x: _by_factors(x, "bilinear"),
+        lambda x: _by_factors(x, "bicubic"),
+        lambda x: (
+            F.interpolate(WEIGHT[None], None, (x.shape[1] + 0.1) / 4, "linear", True) + x.sum()
+        ),
+    ],
+    ids=["bilinear", "bicubic", "between corners"],
+)
+def test_images_that_sizes_stretch(code: Callable[[Tensor], Tensor]) -> None:
+    model = Computes(code).eval()
+    shapes = ({1: torch.export.Dim("length", max=500)},)
+    compiled = attngraph.optimize(model, (torch.randn(2, 9, 8),), dynamic_shapes=shapes)
+    for length in (1, 2, 3, 4, 10, 257):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_factor_that_is_a_number_stays_torchs() -> None:
+    model = Computes(lambda x: F.interpolate(x.mT, scale_factor=1.5, mode="linear")).eval()
+    shapes = ({1: torch.export.Dim("length", max=500)},)
+    graph = attngraph.capture(model, (torch.randn(2, 9, 8),), dynamic_shapes=shapes)
+    assert any(node.op.startswith("aten.upsample_linear1d") for node in graph)
+
+
+def test_antialiasing_by_factors_has_no_formula() -> None:
+    def smoothed(x: Tensor) -> Tensor:
+        factors = (x.shape[1] + 0.1) / 3, 1.0
+        return F.interpolate(WEIGHT[None, None], None, factors, "bicubic", antialias=True) + x.sum()
+
+    model = Computes(smoothed).eval()
+    shapes = ({1: torch.export.Dim.AUTO},)
+    compiled = attngraph.optimize(model, (torch.randn(2, 9, 8),), dynamic_shapes=shapes)
+    with pytest.raises(UsageError, match="compiled for sizes"):
+        compiled(torch.randn(2, 10, 8))

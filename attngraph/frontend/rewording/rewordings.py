@@ -14,6 +14,7 @@ from attngraph.frontend.rewording.fixed_sizes import with_open_sizes
 from attngraph.frontend.rewording.hit_loops import Hits
 from attngraph.frontend.rewording.loop_steps import Steps
 from attngraph.frontend.rewording.scalars import of_sizes
+from attngraph.frontend.rewording.scaled_images import scaled
 from attngraph.frontend.rewording.tied_sizes import Ties
 from attngraph.frontend.watching.asked import Place
 from attngraph.ir.dims import divide
@@ -69,7 +70,7 @@ class Rewordings(TorchFunctionMode):
             return func(query * scale, *args, **named, scale=1.0)
         if func is torch.cdist and named.get("compute_mode", "").endswith("if_necessary"):
             named["compute_mode"] = "donot_use_mm_for_euclid_dist"
-        for computed in (of_sizes, with_open_sizes):
+        for computed in (of_sizes, with_open_sizes, scaled):
             if (found := computed(func, args, named)) is not None:
                 return found
         if func in _JOINS and args and isinstance(args[0], Steps):
