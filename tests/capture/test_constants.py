@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,3 +60,51 @@ def test_memory_that_nothing_was_written_to_is_no_constant() -> None:
 
     with pytest.raises(CaptureError, match="data-dependent"):
         capture(Unset(), (states(4),))
+
+
+class Windows(nn.Module):
+    """The ends of windows of at most 4 rows, which Python lists from lengths in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("lengths", torch.tensor([6, 4, 3]), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.where(self.lengths == 0, 4, self.lengths)
+        ends = [0]
+        for length in lengths:
+            ends += [4] * (length // 4)
+            if length % 4 != 0:
+                ends += [length % 4]
+        edges = torch.tensor(ends).cumsum(0)
+        return torch.cat([part.softmax(0) for part in x.split(edges.diff().tolist())])
+
+
+def test_a_list_of_numbers_and_of_known_tensors_is_known() -> None:
+    model, x = Windows().eval(), states(13, 4)
+    graph = capture(model, (x,)).graph
+    assert torch.equal(interpret(graph, (x,))[0], model(x))
+
+
+LISTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "of sums": lambda x: torch.tensor([x.sum(), x[0, 0]]),
+    "with numbers": lambda x: torch.tensor([[1, x.argmax()], [x.argmin(), 2]]),
+    "with floats": lambda x: torch.tensor([0.5, x.argmax(), True]),
+    "of doubles": lambda x: torch.tensor((x.double().sum(), 1)),
+    "of a dtype": lambda x: torch.tensor([x.sum(), 1], dtype=torch.float64),
+    "like another": lambda x: x.new_tensor([x.argmax(), 3]),
+}
+
+
+@pytest.mark.parametrize("made", LISTS.values(), ids=LISTS)
+def test_a_tensor_of_tensors_has_their_values_and_common_dtype(
+    made: Callable[[Tensor], Tensor],
+) -> None:
+    class Listed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return made(x)
+
+    graph = capture(Listed(), (states(3, 4),)).graph
+    x = states(3, 4) * torch.tensor([-1.0, 3.0, 0.5, 2.0])
+    (found,) = interpret(graph, (x,))
+    torch.testing.assert_close(found, made(x), rtol=0, atol=0)

@@ -23,7 +23,7 @@ _LARGEST = 2**16
 """Elements of a tensor that is computed while the model is traced."""
 _BUFFERS = "_fakify_params_buffers"
 _aten = torch.ops.aten
-_FACTORIES = (_aten.arange, _aten.full, _aten.ones, _aten.zeros)
+_FACTORIES = (_aten.arange, _aten.full, _aten.ones, _aten.scalar_tensor, _aten.zeros)
 _UNSET = (_aten.empty_like, _aten.new_empty, _aten.new_empty_strided)
 
 

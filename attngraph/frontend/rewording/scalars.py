@@ -2,12 +2,14 @@
 
 `linspace` of as many steps as a size, as coordinates of an image are, a power whose base is a ratio
 of sizes, as rotary embeddings that stretch with the length have, and a tensor of ratios of sizes
-are computed from tensors of one element.
+are computed from tensors of one element. So is a tensor of a list in which numbers are tensors,
+whose values a trace lacks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -33,9 +35,12 @@ def of_sizes(
     if func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor):
         like, *rest = args if func is torch.Tensor.new_tensor else (None, *args)
         data = rest[0] if rest else named.get("data")
+        device = named.get("device") or (None if like is None else like.device)
         if _has_open_floats(data):
-            device = named.get("device") or (None if like is None else like.device)
             return _made(data, dtype=named.get("dtype"), device=device)
+        if isinstance(data, (list, tuple)) and _has_tensors(data):
+            dtype = named.get("dtype") or (_common(data) if like is None else like.dtype)
+            return _made(data, dtype=dtype, device=device).detach()
     return None
 
 
@@ -54,6 +59,25 @@ def _has_open_floats(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         return any(map(_has_open_floats, data))
     return isinstance(data, torch.SymFloat) and _is_open(data)
+
+
+def _has_tensors(data: Any) -> bool:
+    """Whether nested lists of numbers hold tensors that are one."""
+    if isinstance(data, (list, tuple)):
+        return any(map(_has_tensors, data))
+    return isinstance(data, torch.Tensor) and data.dim() == 0
+
+
+def _common(data: Any) -> torch.dtype:
+    """The dtype that torch gives a tensor of nested lists of numbers and such tensors."""
+    if isinstance(data, (list, tuple)):
+        return reduce(torch.promote_types, map(_common, data))
+    if isinstance(data, torch.Tensor):
+        return data.dtype
+    if isinstance(data, (bool, torch.SymBool)):
+        return torch.bool
+    is_whole = isinstance(data, (int, torch.SymInt))
+    return torch.int64 if is_whole else torch.get_default_dtype()
 
 
 def _made(data: Any, *, dtype: torch.dtype | None, device: Any) -> torch.Tensor:
