@@ -49,7 +49,18 @@ class Sinusoids(Attends):
         return self.attend(x + torch.from_numpy(angle).float(), hidden)
 
 
-@pytest.mark.parametrize("kind", [Subsequent, Tensored, Compared, Sinusoids])
+class Near(Attends):
+    """numpy makes objects of numbers that it doesn't know."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = np.arange(x.size(1))
+        apart = np.clip(place[None] - place[:, None], -4, 4) % 3
+        phase = np.minimum(place, 5) / 10.0
+        hidden = torch.from_numpy(apart) == 2
+        return self.attend(x + torch.from_numpy(phase).float()[:, None], hidden)
+
+
+@pytest.mark.parametrize("kind", [Subsequent, Tensored, Compared, Sinusoids, Near])
 @pytest.mark.parametrize("shapes", [NAMED, AUTO], ids=["named", "auto"])
 def test_numpy_computes_for_any_size(kind: type[Attends], shapes: Any) -> None:
     module = kind().eval()

@@ -386,7 +386,9 @@ def _of_numpy(error: Exception, requests: tuple[Request, ...]) -> bool:
 
     Dynamo reads its calls as those of torch that do the same.
     """
-    return "ufunc" in str(error) or bool(taken_for_constants(error, requests))
+    said = str(error)
+    in_arrays = "ufunc" in said or "numpy.object_" in said
+    return in_arrays or bool(taken_for_constants(error, requests))
 
 
 def _own(subject: Subject) -> Exception | None:
