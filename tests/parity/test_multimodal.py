@@ -217,8 +217,8 @@ def test_images_and_sounds_stand_in_one_prompt(order: tuple[tuple[int, ...], ...
     assert torch.equal(found, expected("gemma4", ids, mask, given))
     with pytest.raises(UsageError, match="tokens 6, which stand for sounds: give input_features"):
         model.generate(ids, 2, mask, **{n: e for n, e in given.items() if "input" not in n})
-    with pytest.raises(UsageError, match="There is no input image_sizes; there are pixel_values"):
-        model.generate(ids, 2, mask, **given, image_sizes=ids)
+    with pytest.raises(UsageError, match="There is no input videos; there are pixel_values"):
+        model.generate(ids, 2, mask, **given, videos=ids)
 
 
 @pytest.mark.machine
