@@ -46,8 +46,8 @@ def measure(layers: int) -> dict[str, Any]:
 def profile(layers: int) -> None:
     """Prints the functions in which the slowest pass spends its time."""
     warnings.simplefilter("ignore")
-    from attngraph.compiling.compiler import Model, trace
     from attngraph.compiling.pipeline import pipeline
+    from attngraph.frontend.model import Model, trace
     from attngraph.passes import run
 
     module, args, shapes = llama(layers)

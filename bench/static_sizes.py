@@ -57,8 +57,8 @@ MODELS = {"ViT-B/16": vit, "BERT-base, 512 tokens": bert, "Llama, 2048 tokens": 
 def measure(name: str) -> dict[str, Any]:
     """One measurement in this process."""
     warnings.simplefilter("ignore")
-    from attngraph.compiling.compiler import Model, trace
     from attngraph.compiling.pipeline import pipeline
+    from attngraph.frontend.model import Model, trace
     from attngraph.passes import run
 
     module, args = MODELS[name]()

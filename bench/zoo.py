@@ -23,9 +23,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import attngraph
-from attngraph.compiling.compiler import Model, trace
 from attngraph.export.files.save import save
 from attngraph.export.lowering.lower import lower
+from attngraph.frontend.model import Model, trace
 from attngraph.measuring.turns import timed
 from bench.harness import in_turns, options_of
 from bench.machine import RESULTS, describe, write

@@ -16,9 +16,9 @@ from itertools import groupby
 from pathlib import Path
 
 from attngraph.cli.app import run as command
-from attngraph.compiling.compiler import Model, trace
 from attngraph.compiling.pipeline import pipeline
 from attngraph.export import to_onnx
+from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph, Node, format_graph
 from attngraph.ir.printer import format_node
 from attngraph.passes import label_of, purpose_of, run

@@ -38,6 +38,8 @@ from attngraph.ir import Graph, interpret
 
 _MOST = 3
 """Branches of a model whose sides are tried in every combination."""
+_FORCED = " No input that was tried leads to one of them; forced onto it, both agree."
+_NOT_COMPARED = " No input that was tried leads to one of them, which wasn't compared."
 _ROUNDING = 2.0**-8
 """The difference, of the outputs' scale, from which on two sides are told apart."""
 
@@ -71,18 +73,18 @@ def settled(
     return _of_both_sides(check), check
 
 
-def followed(model: Model, *, verifies: bool, elsewhere: bool) -> Captured:
+def followed(model: Model, *, verifies: bool = True, elsewhere: bool = False) -> Captured:
     """The first trace of a model, on whichever side of its branches; on all of them where torch
-    can't say which one a run takes. Without verification a branch is an error.
+    can't say which one a run takes, and where the sides aren't compared afterwards.
     """
     try:
         return trace(model, {} if verifies else None, elsewhere=elsewhere)
     except CaptureError as error:
         told = error.__cause__
-        if not verifies or not isinstance(told, Exception) or not chooses(told):
+        if not isinstance(told, Exception) or not chooses(told):
             raise
         try:
-            return both_sides(model, elsewhere=elsewhere)
+            return both_sides(model, elsewhere=elsewhere, forces=verifies)
         except CaptureError:
             raise error from told
 
@@ -258,20 +260,25 @@ def _of_both_sides(check: Check) -> Captured:
     taken = _taken(captured, check)
     if taken is None or not agrees(check, captured.graph):
         raise refused(places[0], "what torch.export traces of its sides is not what the model does")
-    notes = [_chosen(place, taken[place], captured) for place in places]
+    compared = all(each.compared for each in captured.asked)
+    notes = []
+    for place in places:
+        unseen = "" if taken[place] == {True, False} else _FORCED if compared else _NOT_COMPARED
+        notes.append(f"{_chosen(place)}{unseen}")
     return replace(captured, notes=(*captured.notes, *notes, *_assertions(captured)))
 
 
-def _chosen(place: Place, taken: set[bool], captured: Captured) -> str:
-    said = (
+def uncompared(captured: Captured) -> Captured:
+    """A graph that has both sides of its branches, with what is told without verification."""
+    notes = [_chosen(place) for place in dict.fromkeys(each.place for each in captured.asked)]
+    return replace(captured, notes=(*captured.notes, *notes, *_assertions(captured)))
+
+
+def _chosen(place: Place) -> str:
+    return (
         f"The model chooses by a tensor's values at {quote(*place)}. The file computes both sides "
         "and takes one, as torch.where does."
     )
-    if taken == {True, False}:
-        return said
-    if all(each.compared for each in captured.asked):
-        return f"{said} No input that was tried leads to one of them; forced onto it, both agree."
-    return f"{said} No input that was tried leads to one of them, which wasn't compared."
 
 
 def _note(place: Place, side: bool) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from attngraph.checkpoints.tasks import Kind
+from attngraph.checks.branches import followed
 from attngraph.cli.report_page import Drawn, Shown
 from attngraph.cli.stages import Stages
 from attngraph.compiling.compiler import analyse, compile_model
@@ -27,7 +28,7 @@ from attngraph.frontend.families.seq2seq import is_seq2seq
 from attngraph.frontend.files.factory import importable_cwd
 from attngraph.frontend.files.source import Source
 from attngraph.frontend.interface.modalities import is_multimodal
-from attngraph.frontend.model import Model, trace
+from attngraph.frontend.model import Model
 from attngraph.frontend.read_source import load_source, model_of, parsed, read_model
 from attngraph.optimized import Optimized
 from attngraph.options import DecoderOptions, Options
@@ -112,7 +113,7 @@ def analysed(
     with importable_cwd():
         model, seconds = _timed_model(source, stages)
         graph, report = analyse(model, options, progress=stages)
-        origin = trace(model, {}).graph if draws else None
+        origin = followed(model).graph if draws else None
     report.timings = {"load": seconds, **report.timings}
     return Drawn(pictures(report.sites, graph, origin, None) if draws else {}), report
 

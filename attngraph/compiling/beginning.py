@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attngraph.checks.branches import followed, settled
+from attngraph.checks.branches import followed, settled, uncompared
 from attngraph.checks.broken_weights import require_sound
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.traced import conditions_with, required_conditions
@@ -124,7 +124,9 @@ def _begun(
 
     check = checked(captured)
     told = require_sound(check, verifies=options.verifies)
-    if captured.branches:
+    if captured.branches and not options.verifies:
+        captured = uncompared(captured)
+    elif captured.branches:
         with stage("capture", report, progress):
             captured, check = settled(model, check, checked, elsewhere=elsewhere)
     notes = [*model.notes, *captured.notes, *told]

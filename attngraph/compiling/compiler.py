@@ -8,13 +8,14 @@ from typing import Any, Unpack
 
 import torch
 
+from attngraph.checks.branches import followed
 from attngraph.compiling.beginning import Prepare, Progress, stage
 from attngraph.compiling.compilation import Compilation, run_passes
 from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import ParityError
 from attngraph.export.files.staged import Staged
 from attngraph.export.kernels import check_version, choose_all
-from attngraph.frontend.model import Model, trace
+from attngraph.frontend.model import Model
 from attngraph.ir import Graph
 from attngraph.keywords import EncoderKeywords, spelled_out
 from attngraph.optimized import Optimized
@@ -132,11 +133,11 @@ def analyse(
     check_version()
     report = Report(model.source, str(options.device), "fp32")
     with stage("capture", report, progress):
-        graph = trace(model, {}).graph
+        graph = followed(model).graph
     run_passes(graph, pipeline(**options.of_pipeline()), report, progress)
     report.notes += assumptions_of(report.passes, options.assume)
     report.sites = sites_of(report.passes, choose_all(graph, options.device))
     return graph, report
 
 
-__all__ = ["Model", "analyse", "compile_model", "optimize", "trace"]
+__all__ = ["Model", "analyse", "compile_model", "optimize"]

@@ -422,10 +422,18 @@ def test_a_loop_without_an_end_is_refused() -> None:
     assert "test_data_branches.py" in str(refused.value)
 
 
-def test_nothing_is_followed_that_is_not_checked() -> None:
-    for call in (attngraph.capture, lambda *a: attngraph.optimize(*a, verify="off")):
-        with pytest.raises(CaptureError, match="data-dependent condition"):
-            call(WithoutPadding().eval(), (X, OPEN))
+def test_a_trace_alone_follows_nothing() -> None:
+    with pytest.raises(CaptureError, match="data-dependent condition"):
+        attngraph.capture(WithoutPadding().eval(), (X, OPEN))
+
+
+def test_without_verification_both_sides_are_computed() -> None:
+    module = WithoutPadding()
+    optimized = _optimized(module, (X, OPEN), verify="off")
+    assert any("computes both sides" in note for note in optimized.report.notes)
+    with torch.no_grad():
+        for hidden in (OPEN, PADDED):
+            torch.testing.assert_close(optimized(X, hidden), module(X, hidden))
 
 
 @pytest.mark.parametrize("module", [Asserts(), AssertsNot(), Raises(), RaisesElse()])

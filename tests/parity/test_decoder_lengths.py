@@ -16,7 +16,6 @@ from torch.export import Dim
 
 import attngraph
 from attngraph import Decoder
-from attngraph.compiling.compiler import Model, trace
 from attngraph.decoding.caches import StaticCache
 from attngraph.decoding.checking import generated_parity
 from attngraph.decoding.lengths import Lengths, lengths_of
@@ -25,6 +24,7 @@ from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
 from attngraph.frontend.families.cache import METADATA_KEY, find_layout
 from attngraph.frontend.families.causal_lm import UnpaddedCausalLM
+from attngraph.frontend.model import Model, trace
 from attngraph.verification.verify import verify_file
 from tests.models.kit import VOCABULARY, peaked
 from tests.parity.test_decode import MODELS, common, compiled, prompts

@@ -12,9 +12,9 @@ from torch.export import Dim
 
 import attngraph
 from attngraph.analysis.values.intervals import Intervals
-from attngraph.compiling.compiler import Model, trace
 from attngraph.dialect.quantized import row_steps
 from attngraph.export.precision.quantize import is_one_sided
+from attngraph.frontend.model import Model, trace
 from attngraph.optimized import Optimized
 
 WIDTH = 64

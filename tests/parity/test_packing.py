@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import attngraph
-from attngraph.compiling.compiler import Model, trace
 from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import UsageError
 from attngraph.export.files.save import to_session
 from attngraph.export.lowering.lower import lower
 from attngraph.export.runtime.session import Session
 from attngraph.export.target import Target
+from attngraph.frontend.model import Model, trace
 from attngraph.ir import Graph
 from attngraph.optimized import Optimized
 from attngraph.passes import run

@@ -12,11 +12,11 @@ from torch.export import Dim
 
 import attngraph
 from attngraph.checks.padded import Padding, packed_tokens
-from attngraph.compiling.compiler import Model, trace
 from attngraph.compiling.pipeline import pipeline
 from attngraph.errors import ParityError, UsageError
 from attngraph.export.files.save import to_session
 from attngraph.export.lowering.lower import lower
+from attngraph.frontend.model import Model, trace
 from attngraph.passes import PassResult, run
 from tests.parity.test_packing import (
     CPU,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from attngraph.compiling.compiler import Model, trace
 from attngraph.compiling.pipeline import pipeline
 from attngraph.decoding.compile import buffers_of, of_causal_lm
 from attngraph.export.files.save import save
@@ -19,6 +18,7 @@ from attngraph.export.lowering.lower import lower
 from attngraph.export.precision import DTYPES, Plan, convert
 from attngraph.export.target import parse_target
 from attngraph.frontend.families.cache import find_layout
+from attngraph.frontend.model import Model, trace
 from attngraph.passes import run
 from tests.models.kit import VOCABULARY
 from tests.placement.tool import Tool
