@@ -16,7 +16,7 @@ from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import DimInfo, is_of_a_run, symbol
 from attngraph.ir.effects import dim_definers, is_function
 from attngraph.ir.hashing import hashable
-from attngraph.ir.traits import GATHER, QUOTIENT, ROUNDED_DIVISION, SCATTER
+from attngraph.ir.traits import GATHER, QUOTIENT, RESHAPE, ROUNDED_DIVISION, SCATTER
 from attngraph.passes.canonical.cse import CommonSubexpressionElimination
 
 _MOST_PAIRS = 100_000
@@ -104,13 +104,22 @@ def _guard(graph: Graph, chosen: list[Node], operand: int, condition: Value, sid
     """Has what only one side reads run on harmless numbers where the other side is taken.
 
     `if n > 0: y = x // n` asks so that nothing is divided by 0, and others that no index is beyond
-    a table's end. `chosen` are the nodes that choose, `operand` what they read of this side.
+    a table's end, or that some rows are selected: of none, no size can be told from the others.
+    `chosen` are the nodes that choose, `operand` what they read of this side.
     """
     since = 0 if condition.producer is None else condition.producer.number
     roots = [node.inputs[operand] for node in chosen if node.graph is graph]
     elsewhere = _behind([*graph.outputs, condition], dict.fromkeys(chosen, operand))
     only = _behind(roots, {}) - elsewhere
     for node in filter(only.__contains__, graph):
+        if node.op in RESHAPE and -1 in node.attrs.get("shape", ()):
+            sizes = {**node.attrs, "shape": list(node.output.shape)}
+            twin = graph.create(
+                node.op, node.inputs, sizes, types=[node.output.type], loc=node.loc, before=node
+            )
+            graph.replace_uses(node.output, twin.output)
+            graph.erase(node)
+            continue
         for at, harmless in _partial(node):
             value = node.inputs[at]
             if node.number < since or value is None or value.is_constant:

@@ -10,6 +10,7 @@ from attngraph.ir import Graph, interpret, parse, verify
 
 GIVEN = """
   dim n = 4 in 1..
+  dim u0 = 2 in 0..
   input %x : f32[n, 4]
   input %ids : i64[n]
   parameter %table : f32[3, 4]
@@ -81,4 +82,18 @@ def test_what_hides_other_shapes_is_chosen_from() -> None:
     graph = _joined(ours, theirs)
     for x in (X, -X):
         expected = x.sum() if x.sum() > 0 else x[0].sum()
+        torch.testing.assert_close(interpret(graph, (x, IDS))[0], expected)
+
+
+def test_sizes_of_no_rows_are_told_on_the_side_that_selects_some() -> None:
+    """Eager asks whether there are rows, and fails without: of 0 elements -1 is no size."""
+    rest = "%out = aten.sum(%parts) : f32[]"
+    ours = (
+        "%many = aten.gt.Scalar(%x) {other = 100} : bool[n, 4]\n"
+        "  %rows = aten.index.Tensor(%x, %many) : f32[u0]\n"
+        f"  %parts = aten.reshape(%rows) {{shape = [u0, -1]}} : f32[u0, 1]\n  {rest}"
+    )
+    graph = _joined(f"{ours}", "%out = aten.sum(%x) : f32[]")
+    for x in (X, -X):
+        expected = x.sum() if x.sum() <= 0 else torch.tensor(0.0)
         torch.testing.assert_close(interpret(graph, (x, IDS))[0], expected)
