@@ -14,7 +14,7 @@ import sympy
 
 from attngraph.checks.bisect import difference
 from attngraph.checks.joining import UnlikeError, both, join, simplify
-from attngraph.errors import CaptureError
+from attngraph.errors import CaptureError, IRError
 from attngraph.export.parity.reference import Reference
 from attngraph.frontend.capture import Captured
 from attngraph.frontend.model import Model, trace
@@ -130,9 +130,12 @@ def _agrees_when_forced(model: Model, captured: Captured) -> bool:
             found = reference.eager(*captured.sample)
     except Exception:  # of inputs that aren't meant for this side
         return False
-    if any(left.values()):
+    try:
+        traced = interpret(captured.graph, captured.args)
+    except (IRError, RuntimeError):  # of sizes that aren't, either
         return False
-    traced = interpret(captured.graph, captured.args)
+    if any(left.values()) or len(traced) != len(found):
+        return False
     pairs = zip(traced, found, strict=True)
     if any(difference(ours, theirs) > _ROUNDING for ours, theirs in pairs):
         raise refused(

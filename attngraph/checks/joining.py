@@ -62,12 +62,9 @@ def _moved(other: Graph, graph: Graph) -> list[Value]:
     known = dict(zip(other.inputs, graph.inputs, strict=True))
     for value in other.constants.values():
         twin = graph.constants.get(value.name)
-        is_same = twin is not None and _same_data(twin, value)
-        known[value] = (
-            twin
-            if twin is not None and is_same
-            else graph.add_constant(value.name, value.data, value.type)
-        )
+        if twin is None or not _same_data(twin, value):
+            twin = graph.add_constant(value.name, value.data, value.type)
+        known[value] = twin
     for node in other:
         twins = graph.create(
             node.op,
