@@ -161,8 +161,8 @@ def test_names_of_a_program_are_not_for_modules(attngraph: Any) -> None:
 @pytest.mark.parametrize(
     ("factory", "line", "what", "hint"),
     [
-        ("branch", "39 (if x.sum() > 0:)", "sides compute different things", "Use torch.where"),
-        ("selection", "47 (return chosen if", "sides compute different", "Use torch.where"),
+        ("branch", "39 (if x.sum() > 0:)", "of different shapes", "Use torch.where"),
+        ("selection", "47 (return chosen if", "of different shapes", "Use torch.where"),
         ("number", "52 (return x[:, list(", "data-dependent number", "Keep it a tensor"),
     ],
 )
