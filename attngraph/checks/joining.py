@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from attngraph.ir import Builder, Graph, Node, ScalarType, Value
+from attngraph.ir.clone import copy_nodes
 from attngraph.ir.dead import eliminate_dead_code
 from attngraph.ir.dims import DimInfo, is_of_a_run, symbol
 from attngraph.ir.effects import dim_definers, is_function
@@ -65,16 +66,7 @@ def _moved(other: Graph, graph: Graph) -> list[Value]:
         if twin is None or not _same_data(twin, value):
             twin = graph.add_constant(value.name, value.data, value.type)
         known[value] = twin
-    for node in other:
-        twins = graph.create(
-            node.op,
-            [None if value is None else known[value] for value in node.inputs],
-            node.attrs,
-            types=[value.type for value in node.outputs],
-            names=[value.name for value in node.outputs],
-            loc=node.loc,
-        ).outputs
-        known.update(zip(node.outputs, twins, strict=True))
+    copy_nodes(other, graph, known)
     graph.conditions = tuple(dict.fromkeys((*graph.conditions, *other.conditions)))
     for name, info in other.dims.items():
         graph.dims[name] = both(graph.dims.get(name, info), info)

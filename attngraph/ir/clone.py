@@ -35,7 +35,7 @@ def clone(
             known[value] = copy.add_input(value.name, value.type)
         else:
             known[value] = copy.add_constant(value.name, value.data, value.type)
-    _copy(graph, copy, known)
+    copy_nodes(graph, copy, known)
     copy.set_outputs([known[value] for value in graph.outputs], graph.output_names)
     return copy
 
@@ -49,13 +49,13 @@ def extract(graph: Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> 
     for leaf in leaves:
         if leaf not in known:
             known[leaf] = made.add_constant(leaf.name, leaf.data, leaf.type)
-    _copy(nodes, made, known)
+    copy_nodes(nodes, made, known)
     names = [f"result_{at}" for at in range(len(outputs))]
     made.set_outputs([known[value] for value in outputs], names)
     return made
 
 
-def _copy(nodes: Iterable[Node], into: Graph, known: dict[Value, Value]) -> None:
+def copy_nodes(nodes: Iterable[Node], into: Graph, known: dict[Value, Value]) -> None:
     """Adds twins of the nodes; `known` maps what they read to twins, and is extended."""
     for node in nodes:
         twin = into.create(
