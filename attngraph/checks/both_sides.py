@@ -98,7 +98,9 @@ class _Ways:
     def _traced(self, way: tuple[bool, ...]) -> Captured:
         self.traced += 1
         try:
-            captured = trace(self.model, {}, way=way, elsewhere=self.elsewhere)
+            # With None a loop over the experts that were hit is refused, which is to be checked.
+            sides = dict[Place, bool]() if self.forces else None
+            captured = trace(self.model, sides, way=way, elsewhere=self.elsewhere)
         except CaptureError as error:
             if self.parting is None:
                 raise

@@ -290,9 +290,9 @@ class _Attempts:
             stack.enter_context(recorded_questions(attempt.questions))
             stack.enter_context(recorded_numbers(self.numbers))
             stack.enter_context(sizes_as_numbers(self._known))
-            if self._follows and sides is not None:
+            if self._follows:
                 stack.enter_context(
-                    followed_branches(sides, attempt.branches, attempt.jumps, subject.way)
+                    followed_branches(sides or {}, attempt.branches, attempt.jumps, subject.way)
                 )
             return torch.export.export(
                 subject.module,
