@@ -87,10 +87,9 @@ class _Ways:
             try:
                 captured, other = _of_one_size(captured, other)
                 join(graph, other.graph, results + at, when=answer, results=results)
-            except UnlikeError:
-                raise refused(
-                    place, "what its sides compute is of different shapes or types"
-                ) from None
+            except UnlikeError as unlike:
+                why = str(unlike) or "what its sides compute is of different shapes or types"
+                raise refused(place, why) from None
             captured = _with(captured, other)
         graph.set_outputs(graph.outputs[:results], names)
         return captured
@@ -134,7 +133,7 @@ def _agrees_when_forced(model: Model, captured: Captured) -> bool:
         return False
     try:
         traced = interpret(captured.graph, captured.args)
-    except (IRError, RuntimeError):  # of sizes that aren't, either
+    except (IRError, RuntimeError, IndexError):  # of sizes that aren't, either
         return False
     if any(left.values()) or len(traced) != len(found):
         return False
@@ -170,7 +169,7 @@ def _of_one_size(ours: Captured, theirs: Captured) -> tuple[Captured, Captured]:
             if same(*sides):
                 continue
             if not all(isinstance(side, sympy.Symbol) for side in sides):
-                raise UnlikeError
+                raise UnlikeError("one of its sides fixes a size that the other leaves open")
             # The one that has another input's name is the tied one.
             tied = 0 if str(sides[0]) in theirs.graph.dims else 1
             old, new = sides[1 - tied], sides[tied]

@@ -7,17 +7,26 @@ still differ but for what they read: f(a) on one side and f(b) on the other are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 
-from attngraph.ir import Builder, Graph, Node, ScalarType, Value
+from attngraph.ir import Builder, Graph, Node, ScalarType, TensorType, Value
 from attngraph.ir.clone import copy_nodes
 from attngraph.ir.dead import eliminate_dead_code
-from attngraph.ir.dims import DimInfo, is_of_a_run, symbol
-from attngraph.ir.effects import dim_definers, is_function
+from attngraph.ir.dims import DimInfo, is_of_a_run, symbol, symbols_of
+from attngraph.ir.effects import dim_definers, dims_of, is_function
 from attngraph.ir.hashing import hashable
-from attngraph.ir.traits import GATHER, QUOTIENT, RESHAPE, ROUNDED_DIVISION, SCATTER
+from attngraph.ir.ops import attribute
+from attngraph.ir.traits import (
+    GATHER,
+    INDEX,
+    QUOTIENT,
+    RESHAPE,
+    ROUNDED_DIVISION,
+    SCATTER,
+    SELECT,
+)
 from attngraph.passes.canonical.cse import CommonSubexpressionElimination
 
 _MOST_PAIRS = 100_000
@@ -100,6 +109,7 @@ def _guard(graph: Graph, chosen: list[Node], operand: int, condition: Value, sid
     roots = [node.inputs[operand] for node in chosen if node.graph is graph]
     elsewhere = _behind([*graph.outputs, condition], dict.fromkeys(chosen, operand))
     only = _behind(roots, {}) - elsewhere
+    shared = _sizes_beside(graph, only)
     for node in filter(only.__contains__, graph):
         if node.op in RESHAPE and -1 in node.attrs.get("shape", ()):
             sizes = {**node.attrs, "shape": list(node.output.shape)}
@@ -109,7 +119,9 @@ def _guard(graph: Graph, chosen: list[Node], operand: int, condition: Value, sid
             graph.replace_uses(node.output, twin.output)
             graph.erase(node)
             continue
-        for at, harmless in _partial(node):
+        if node.op in SELECT and "index" in node.attrs:
+            _pad_selected(graph, node)
+        for at, harmless in _partial(node, shared):
             value = node.inputs[at]
             if node.number < since or value is None or value.is_constant:
                 continue
@@ -135,8 +147,37 @@ def _behind(values: Sequence[Value | None], without: Mapping[Node, int]) -> set[
     return found
 
 
-def _partial(node: Node) -> list[tuple[int, int]]:
-    """The inputs of which a node doesn't take every number, each with one that it takes."""
+def _sizes_beside(graph: Graph, only: Set[Node]) -> frozenset[str]:
+    """The sizes of what isn't among these nodes, or that makes any of it."""
+    rest = [node for node in graph if node not in only]
+    return frozenset().union(
+        *(dims_of(value) for node in rest for value in node.outputs),
+        *(symbols_of(list(node.attrs.values())) for node in rest),
+    )
+
+
+def _pad_selected(graph: Graph, node: Node) -> None:
+    """Has a node that selects one of some rows, whose number only a run tells, find one."""
+    rows, dim, place = node.inputs[0], attribute(node, "dim"), attribute(node, "index")
+    assert rows is not None
+    axis = dim % len(rows.shape)
+    if not isinstance(place, int) or not any(map(is_of_a_run, symbols_of(rows.shape[axis]))):
+        return
+    ends = (0, place + 1) if place >= 0 else (-place, 0)
+    pad = [0, 0] * (len(rows.shape) - 1 - axis) + [*ends]
+    padded = Builder(graph, node, node.loc)("aten.constant_pad_nd", rows, pad=pad)
+    graph.set_inputs(node, [padded, *node.inputs[1:]])
+
+
+def _partial(node: Node, shared: frozenset[str]) -> list[tuple[int, int]]:
+    """The inputs of which a node doesn't take every number, each with one that it takes.
+
+    Of a mask that selects rows, whose number is none of the sizes that are `shared`, that is True:
+    of no rows there is no maximum.
+    """
+    selects = [at for at, each in enumerate(node.inputs) if at and each and _is_mask(each)]
+    if node.op in INDEX and selects:
+        return [] if dims_of(node.output) & shared - _given(node) else [(at, 1) for at in selects]
     divides = node.op in QUOTIENT | ROUNDED_DIVISION
     if not divides and node.op not in GATHER | SCATTER:
         return []
@@ -145,6 +186,15 @@ def _partial(node: Node) -> list[tuple[int, int]]:
         for at, value in enumerate(node.inputs)
         if at > 0 and value is not None and value.dtype in (torch.int64, torch.int32)
     ]
+
+
+def _is_mask(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.dtype is torch.bool
+
+
+def _given(node: Node) -> frozenset[str]:
+    """The sizes of what a node reads."""
+    return frozenset().union(*(dims_of(value) for value in node.inputs if value is not None))
 
 
 def both(ours: DimInfo, theirs: DimInfo) -> DimInfo:

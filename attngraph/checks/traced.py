@@ -243,8 +243,8 @@ def is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> 
         reference = check.references(tensors)
         outputs = interpret(graph, tensors, observe=_typed(check.samples.sizes_of(tensors)))
         return check.held(reference, outputs, tensors).passed
-    except (UsageError, IRError, ParityError, RuntimeError):  # ParityError: of other outputs
-        return False
+    except (UsageError, IRError, ParityError, RuntimeError, IndexError):
+        return False  # ParityError: of other outputs; IndexError: of a row of none
 
 
 def is_told_apart(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
@@ -258,7 +258,7 @@ def is_told_apart(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...])
     own = check.references(tensors)
     try:
         traced = reference_of(graph, check.precision)(tensors, {})
-    except (UsageError, IRError, RuntimeError):
+    except (UsageError, IRError, RuntimeError, IndexError):
         return True
     if len(own.exact) != len(traced.exact):
         return True

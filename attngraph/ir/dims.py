@@ -112,11 +112,13 @@ def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
         if isinstance(term, torch_sympy.FloorDiv) and term.args[1].is_Integer and term.args[1] > 0:
             base, by = term.args
             others = sympy.Add(*(each for each in terms if each is not term))
-            return _quotient(base + others * by, by * b)
+            if others.is_integer:
+                return _quotient(base + others * by, by * b)
     behind, rest = [], []
     for term in terms:
         factor, of = term.as_coeff_Mul()
-        times, left = divmod(factor, b) if factor.is_Integer else (sympy.Integer(0), factor)
+        is_whole = factor.is_Integer and of.is_integer
+        times, left = divmod(factor, b) if is_whole else (sympy.Integer(0), factor)
         behind.append(times * of)
         rest.append(left * of)
     return sympy.Add(*behind, quotient(sympy.Add(*rest), b))

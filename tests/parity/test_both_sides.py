@@ -150,6 +150,21 @@ class LeavesOutAMask(nn.Module):
         return x.nan_to_num() * 2
 
 
+class LargestOfSome(nn.Module):
+    """Of no rows there is no largest one."""
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        return x[keep].amax(0) if keep.any() else x.sum(0)
+
+
+class FirstOfSome(nn.Module):
+    """Of no rows there is no first one; their number is asked for."""
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        rows = x[keep]
+        return rows[0] * 2 if rows.shape[0] > 0 else x.sum(0)
+
+
 class KeepsItsMean(nn.Module):
     """A run doesn't change what the next one begins with."""
 
@@ -163,6 +178,7 @@ class KeepsItsMean(nn.Module):
         return x - self.mean
 
 
+SOME = torch.tensor([False, True, False, True, True, False])
 YES, NO = torch.tensor(True), torch.tensor(False)
 MODELS: dict[str, tuple[nn.Module, tuple[Tensor, ...], Sequence[tuple[Tensor, ...]]]] = {
     "bias": (ChoosesBias(), (X, YES), [(X, NO), (X[:, :3], YES), (X[:1], NO)]),
@@ -179,6 +195,8 @@ MODELS: dict[str, tuple[nn.Module, tuple[Tensor, ...], Sequence[tuple[Tensor, ..
         (X, X[..., 0] > 9),
         [(X, X[..., 0] > 0), (X[:1, :2] / 0, X[:1, :2, 0] > 9)],
     ),
+    "largest": (LargestOfSome(), (X[0], SOME), [(X[0], SOME & False), (X[1], ~SOME)]),
+    "first": (FirstOfSome(), (X[0], SOME), [(X[0], SOME & False), (X[1], ~SOME)]),
     "sizes": (CountsSelected(), (X,), [(X + 1,), (X - 1,), (X - 9,)]),
 }
 
@@ -192,7 +210,7 @@ MODELS: dict[str, tuple[nn.Module, tuple[Tensor, ...], Sequence[tuple[Tensor, ..
 )
 def test_each_input_has_the_side_that_the_model_takes(name: str) -> None:
     module, args, others = MODELS[name]
-    shapes = tuple(AUTO if each.dim() > 1 else None for each in args)
+    shapes = tuple(dict.fromkeys(range(min(each.dim(), 2)), Dim.AUTO) for each in args)
     optimized = attngraph.optimize(module.eval(), args, dynamic_shapes=shapes)
     notes = [note for note in optimized.report.notes if "computes both sides" in note]
     assert all("test_both_sides.py" in note for note in notes)
