@@ -22,7 +22,7 @@ from attngraph.analysis.walks import made_of
 from attngraph.checks.bisect import difference
 from attngraph.checks.both_sides import both_sides, refused
 from attngraph.checks.check import Check
-from attngraph.checks.probing import opened, singled_out
+from attngraph.checks.probing import opened, singled_out, spoilt
 from attngraph.checks.roles import Role, roles_of
 from attngraph.checks.traced import agrees, is_told_apart, is_traced
 from attngraph.errors import AttngraphError, CaptureError, IRError, UsageError
@@ -163,10 +163,43 @@ def _taken(captured: Captured, check: Check) -> dict[Place, set[bool]] | None:
                 found[place] |= sides
             elif all(map(_varies, tensors)):
                 constant.update((place, side) for side in sides)
+    if not captured.asked and _shows_where_spoilt(roles, captured, check):
+        return None
     for (place, side), times in constant.items():
         if times > 1:
             found[place].add(side)
     return found
+
+
+def _shows_where_spoilt(roles: Sequence[Role], captured: Captured, check: Check) -> bool:
+    """Whether the model, where its inputs aren't finite, takes another side that computes something
+    else: of `if x.isnan().any(): x = nan_to_num(x)` both sides are equal but for infinities.
+    """
+    for tensors in spoilt(roles, captured.args):
+        seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
+        with contextlib.suppress(UsageError, IRError):  # the model, or the trace, takes no such
+            eager = _watched(seen, captured, check, tensors)
+            others = (side != captured.branches[at] for at, sides in seen.items() for side in sides)
+            if eager is None or not any(others):
+                continue
+            traced = interpret(captured.graph, tensors)
+            if not all(map(_is_alike, eager, traced)):
+                return True
+    return False
+
+
+def _is_alike(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Whether two outputs have the same numbers, but for rounding, where both may be infinite."""
+    rtol = _ROUNDING if expected.is_floating_point() else 0.0
+    return expected.shape == found.shape and torch.allclose(
+        expected, found.to(expected), rtol=rtol, atol=_scale(expected) * rtol, equal_nan=True
+    )
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    """The largest of its finite numbers."""
+    sizes = tensor.abs().nan_to_num(0.0, 0.0, 0.0)
+    return float(sizes.max()) if sizes.numel() else 0.0
 
 
 def _watched(

@@ -24,6 +24,8 @@ _BATCH = 4
 _SHAPES = ("padded on the left", "padded on the right", "with holes")
 _MAGNITUDES = (1e-6, 50.0, 1e6)
 """Factors of floats: what cuts at a number, small or large, shows at one of them."""
+_MANY = 10
+"""The factor of whole numbers, which may be sizes: of grids, whose squares a model runs on."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Draw:
     """One set of drawn inputs: whether whole rows are hidden, the factor of floats, and what is
     drawn: masks alone, or ids and floats too. With a `constant` masks are that everywhere, with
     `only` they have that one of the shapes; `padded` floats are 0 in the rows that a mask hides.
-    `label` says it in words.
+    `unmarked` floats don't hold the numbers that they are compared with, and have one sign if
+    `signed` is 1 or −1; whole numbers are `counted` times as large. `label` says it in words.
     """
 
     hides_rows: bool
@@ -41,6 +44,9 @@ class Draw:
     constant: bool | None = None
     padded: bool = False
     only: int | None = None
+    unmarked: bool = False
+    signed: int = 0
+    counted: int = 0
 
 
 def draws_of(
@@ -86,8 +92,17 @@ def contrasting_draws(roles: Sequence[Role], args: Sequence[torch.Tensor]) -> li
         found = [Draw(False, 1.0, "drawn ids")]
     else:
         found = []
-    if any(_is_scaled(role, tensor) for role, tensor in zip(roles, args, strict=True)):
-        found += [Draw(False, times, f"floats × {times:g}") for times in _MAGNITUDES]
+    pairs = list(zip(roles, args, strict=True))
+    if any(_is_measured(*pair) for pair in pairs):
+        for times in _MAGNITUDES:
+            found.append(Draw(False, times, f"floats × {times:g}", unmarked=True))
+        for sign, said in ((1, "positive"), (-1, "negative")):
+            label = f"{said} floats × {_MAGNITUDES[-1]:g}"
+            found.append(Draw(False, _MAGNITUDES[-1], label, unmarked=True, signed=sign))
+    if any(_is_counted(*pair) for pair in pairs):
+        for times in (_MANY, -1):
+            label = f"whole numbers × {times}"
+            found.append(Draw(False, 1.0, label, unmarked=True, counted=times))
     return found
 
 
@@ -115,16 +130,18 @@ def drawn(
             made = _lengths(tensor, sample, draw)
         elif draw.masks_only:
             made = tensor
+        elif draw.counted and _is_counted(role, sample):
+            made = (tensor.abs() + 1) * draw.counted
         elif not tensor.is_floating_point():
             made = _integers(tensor, role, draw, place, random)
-        elif _is_scaled(role, sample):
-            made = tensor * draw.scale
+        elif _is_scaled(role, sample) or (draw.unmarked and _is_measured(role, sample)):
+            made = (tensor.abs() * draw.signed if draw.signed else tensor) * draw.scale
             if role.tested and tensor.dim() > 1:
                 hidden = _hidden(tensor.shape[:-1], draw, place)
                 made = made.masked_fill(hidden.unsqueeze(-1), 0.0)
         if role.marks and not role.masks and draw.constant is not None:
             made = _all_or_none(tensor, role, hidden=not draw.constant)
-        elif role.marks and not role.masks and not draw.masks_only:
+        elif role.marks and not role.masks and not (draw.masks_only or draw.unmarked):
             made = _marked(made, role, draw, place)
         found.append(made)
     return tuple(_padded(found, roles) if draw.padded else found)
@@ -192,11 +209,34 @@ def _opened(role: Role, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, in
         yield ((drawn + 0.5) * size / 1.5).to(tensor), tensor.dim() - 1, value
 
 
+def spoilt(
+    roles: Sequence[Role], args: Sequence[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The sample with a number that isn't finite in the middle of one of its floats at a time."""
+    for place, (role, tensor) in enumerate(zip(roles, args, strict=True)):
+        if _is_measured(role, tensor):
+            for value in (math.nan, math.inf, -math.inf):
+                middle = torch.arange(tensor.numel()).view(tensor.shape) == tensor.numel() // 2
+                yield (*args[:place], tensor.masked_fill(middle, value), *args[place + 1 :])
+
+
 def _is_scaled(role: Role, sample: torch.Tensor) -> bool:
     """Whether another magnitude makes sense: not of masks, nor of whole numbers such as times."""
-    if not sample.is_floating_point() or role.masks or role.marks or is_mask(sample):
+    return not role.marks and _is_measured(role, sample)
+
+
+def _is_measured(role: Role, sample: torch.Tensor) -> bool:
+    """Whether an input is of real numbers."""
+    if not sample.is_floating_point() or role.masks or is_mask(sample):
         return False
     return not bool((sample == sample.round()).all())
+
+
+def _is_counted(role: Role, sample: torch.Tensor) -> bool:
+    """Whether an input is of whole numbers that say how much: neither ids nor lengths nor parts."""
+    if sample.dtype not in (torch.int64, torch.int32) or is_mask(sample):
+        return False
+    return not (role.masks or role.length or role.segment) and role.rows is None
 
 
 def _integers(

@@ -83,6 +83,18 @@ def cut_above_one(x: Tensor) -> Tensor:
     return x.clamp(-50, 50) if x.abs().max() > 1 else x
 
 
+def without_nans(x: Tensor) -> Tensor:
+    return torch.nan_to_num(x) if x.isnan().any() else x
+
+
+def with_nans_counted(x: Tensor) -> Tensor:
+    return torch.nan_to_num(x, nan=1.0) if x.sum() != x.sum() else x
+
+
+def floored_if_low(x: Tensor) -> Tensor:
+    return x if (x > -100).all() else x.clamp(min=-100)
+
+
 def cut_far_out_when_long(x: Tensor) -> Tensor:
     return x.clamp(-1e30, 1e30) if x.shape[1] > 30 else x
 
@@ -125,6 +137,51 @@ def test_numbers_that_the_sample_lacks(change: Callable[[Tensor], Tensor], asked
     except attngraph.errors.UsageError:
         return
     assert torch.allclose(found, model(asked), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change", [without_nans, with_nans_counted, floored_if_low], ids=lambda c: c.__name__
+)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, -1e6])
+def test_numbers_that_are_not_finite(change: Callable[[Tensor], Tensor], number: float) -> None:
+    """Both sides of the first two are equal for all finite numbers, and not for infinite ones."""
+    model = OfFloats(change).eval()
+    compiled = attngraph.optimize(model, (X,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    asked = X.clone()
+    asked[1, 3, 5] = number
+    assert torch.allclose(compiled(asked), model(asked), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+class OfSteps(OfFloats):
+    """Floats beside whole numbers that are neither ids nor lengths: the steps of a diffusion."""
+
+    def forward(self, x: Tensor, steps: Tensor) -> Tensor:  # type: ignore[override]
+        angles: Tensor = self.change(steps)[:, None, None] * torch.arange(8) / 7
+        made: Tensor = self.inner(x + angles.sin())
+        return made
+
+
+def turned_from_1000_on(steps: Tensor) -> Tensor:
+    return steps if (steps < 1000).all() else steps % 1000
+
+
+def cut_from_500_on(steps: Tensor) -> Tensor:
+    return steps.clamp(max=600) if (steps > 500).any() else steps
+
+
+@pytest.mark.parametrize("change", [turned_from_1000_on, cut_from_500_on], ids=lambda c: c.__name__)
+def test_whole_numbers_that_the_sample_lacks(change: Callable[[Tensor], Tensor]) -> None:
+    model, axis = OfSteps(change).eval(), {0: Dim.AUTO}
+    sample = X, torch.tensor([3, 80])
+    compiled = attngraph.optimize(model, sample, dynamic_shapes=(axis, axis))
+    for steps in ([-5, 80], [999, 1002], [900, 7], [-3, -9]):
+        asked = X, torch.tensor(steps)
+        assert torch.allclose(compiled(*asked), model(*asked), atol=1e-4)
+
+
+def test_a_side_that_is_right_for_all_numbers_is_the_file_s_only_one() -> None:
+    compiled = attngraph.optimize(OfFloats(floored_if_low).eval(), (X,))
+    assert "aten.where" not in [node.op for node in compiled.graph]
 
 
 def test_a_choice_by_all_rows_of_a_mask() -> None:
