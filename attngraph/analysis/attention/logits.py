@@ -225,7 +225,8 @@ class _Reader:
         inner = self.read(Operand(source, operand.axes))
         if isinstance(inner, Logits) and any(isinstance(step, Mask) for step in inner.steps):
             return Refusal.MASK_SHIFTED.at(node)
-        if abs(shift) * torch.finfo(node.output.dtype).eps > _COARSE:
+        dtype = node.output.dtype
+        if dtype.is_floating_point and abs(shift) * torch.finfo(dtype).eps > _COARSE:
             return Refusal.COARSE.at(node, number=shift)
         return inner
 

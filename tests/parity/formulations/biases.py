@@ -42,6 +42,17 @@ def alibi_bloom(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
     return (scores.softmax(-1).view(2 * H, S, S) @ v).view(2, H, S, -1)
 
 
+@formulation(*SQUARE, "b s:int_padding")
+def alibi_falcon(q: Tensor, k: Tensor, v: Tensor, padding: Tensor) -> Tensor:
+    """Falcon: whole positions times slopes, added before the scores are scaled."""
+    slopes = torch.tensor([0.5, 0.25, 0.125])
+    positions = ((padding.cumsum(-1) - 1) * padding)[:, None, :]
+    bias = (slopes[..., None].bfloat16() * positions).reshape(2 * H, 1, S).to(q.dtype)
+    scores = (q @ k.mT + bias.view(2, H, 1, S)) * 0.4
+    scores = scores + (1.0 - padding[:, None, None].float()) * torch.finfo(q.dtype).min
+    return scores.softmax(-1) @ v
+
+
 @formulation(*SQUARE)
 class T5Buckets(nn.Module):
     """T5's logarithmic buckets through an embedding, no scale."""
