@@ -177,14 +177,19 @@ def _shows_where_spoilt(roles: Sequence[Role], captured: Captured, check: Check)
     """
     for tensors in spoilt(roles, captured.args):
         seen: dict[Place, set[bool]] = {place: set() for place in captured.branches}
-        with contextlib.suppress(UsageError, IRError):  # the model, or the trace, takes no such
+        try:
             eager = _watched(seen, captured, check, tensors)
-            others = (side != captured.branches[at] for at, sides in seen.items() for side in sides)
-            if eager is None or not any(others):
-                continue
+        except UsageError:  # the model takes no such numbers
+            continue
+        others = (side != captured.branches[at] for at, sides in seen.items() for side in sides)
+        if eager is None or not any(others):
+            continue
+        try:
             traced = interpret(captured.graph, tensors)
-            if not all(map(_is_alike, eager, traced)):
-                return True
+        except (IRError, RuntimeError, IndexError):  # as of a NaN that is made an index
+            return True
+        if not all(map(_is_alike, eager, traced)):
+            return True
     return False
 
 

@@ -12,6 +12,7 @@ from torch.export import Dim
 
 import attngraph
 from attngraph.errors import CaptureError
+from attngraph.ir.traits import CHOICE
 
 IDS = torch.randint(30, (2, 12), generator=torch.Generator().manual_seed(0))
 OPEN = torch.ones(2, 12, dtype=torch.int64)
@@ -143,7 +144,9 @@ def test_numbers_that_the_sample_lacks(change: Callable[[Tensor], Tensor], asked
     "change", [without_nans, with_nans_counted, floored_if_low], ids=lambda c: c.__name__
 )
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, -1e6])
-def test_numbers_that_are_not_finite(change: Callable[[Tensor], Tensor], number: float) -> None:
+def test_numbers_that_are_far_out_or_not_finite(
+    change: Callable[[Tensor], Tensor], number: float
+) -> None:
     """Both sides of the first two are equal for all finite numbers, and not for infinite ones."""
     model = OfFloats(change).eval()
     compiled = attngraph.optimize(model, (X,), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
@@ -180,8 +183,32 @@ def test_whole_numbers_that_the_sample_lacks(change: Callable[[Tensor], Tensor])
 
 
 def test_a_side_that_is_right_for_all_numbers_is_the_file_s_only_one() -> None:
-    compiled = attngraph.optimize(OfFloats(floored_if_low).eval(), (X,))
-    assert "aten.where" not in [node.op for node in compiled.graph]
+    assert _chooses(OfFloats(without_nans))
+    assert not _chooses(OfFloats(floored_if_low))
+
+
+def _chooses(model: nn.Module) -> bool:
+    graph = attngraph.optimize(model.eval(), (X,)).graph
+    return any(node.op in CHOICE for node in graph)
+
+
+def zeros_for_nans(x: Tensor) -> Tensor:
+    return x if (x < 100).all() else x.nan_to_num(0.0)
+
+
+class OfTables(OfFloats):
+    """Floats whose whole parts are looked up: of a NaN there is none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.inner(torch.eye(8)[self.change(x).abs().long().clamp(max=7)])
+        return made
+
+
+def test_a_side_that_fails_where_the_other_one_is_taken() -> None:
+    model = OfTables(zeros_for_nans).eval()
+    compiled = attngraph.optimize(model, (X,))
+    asked = X.masked_fill(torch.arange(8) == 3, torch.nan)
+    assert torch.allclose(compiled(asked), model(asked), atol=1e-6)
 
 
 def test_a_choice_by_all_rows_of_a_mask() -> None:
