@@ -247,11 +247,14 @@ def is_traced(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> 
         return False  # ParityError: of other outputs; IndexError: of a row of none
 
 
-def is_told_apart(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> bool:
+def is_told_apart(
+    check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...], *, failing: bool = True
+) -> bool:
     """Whether a captured graph computes something else than the model where both are finite.
 
-    False where the model fails. What overflows, and what rounding explains, tells nothing: numbers
-    may be far larger than those that the model is meant for.
+    False where the model fails; `failing` where only the graph does. What overflows, and what
+    rounding explains, tells nothing: numbers may be far larger than those that the model is meant
+    for.
     """
     if _fails(check, tensors) or is_traced(check, graph, tensors):
         return False
@@ -259,7 +262,7 @@ def is_told_apart(check: Check, graph: Graph, tensors: tuple[torch.Tensor, ...])
     try:
         traced = reference_of(graph, check.precision)(tensors, {})
     except (UsageError, IRError, RuntimeError, IndexError):
-        return True
+        return failing
     if len(own.exact) != len(traced.exact):
         return True
     outputs = zip(own.eager, traced.eager, own.exact, traced.exact, strict=True)
