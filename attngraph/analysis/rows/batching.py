@@ -14,11 +14,13 @@ right, so operands of different ranks share that number where they share the axi
 
 from __future__ import annotations
 
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from attngraph.analysis.layout.contraction import einsum_terms
 from attngraph.analysis.layout.element_ids import is_pointwise
 from attngraph.analysis.layout.moves import permutation
 from attngraph.ir import Dim, Node, TensorType, Value
@@ -222,6 +224,43 @@ class _Product(Rule):
         return Batched("aten.matmul", {}, place)
 
 
+class _Einsum(Rule):
+    """Along a letter of the result each index is computed by itself; others are summed over."""
+
+    def tracks(self, node: Node) -> Sequence[Track]:
+        terms, output = einsum_terms(node)
+        found: list[Track] = []
+        for value, term in zip(node.inputs, terms, strict=True):
+            assert value is not None
+            track: list[int | None] = []
+            for letter, size in zip(term, value.shape, strict=True):
+                at = output.find(letter)
+                # Of a diagonal, or where size 1 is broadcast, several indices make one.
+                alone = at >= 0 and term.count(letter) == 1
+                track.append(at if alone and same(size, node.output.shape[at]) else None)
+            found.append(tuple(track))
+        return found
+
+    def batched(self, node: Node, behind: Behind, size: Dim) -> Batched | None:
+        terms, output = einsum_terms(node)
+        new = next((c for c in string.ascii_letters if c not in "".join(terms)), None)
+        if new is None:
+            return None
+        for at, place in enumerate(behind):
+            if place is not None and place > len(terms[at]):
+                return None  # dims of size 1 in front, for which there is no letter
+            if place is not None:
+                terms[at] = _inserted(terms[at], new, place)
+        place = min(len(output), max(place for place in behind if place is not None))
+        equation = f"{','.join(terms)}->{_inserted(output, new, place)}"
+        return Batched(node.op, {**node.attrs, "equation": equation}, place)
+
+
+def _inserted(term: str, letter: str, behind: int) -> str:
+    at = len(term) - behind
+    return term[:at] + letter + term[at:]
+
+
 class _Embedding(Rule):
     """Rows of a table, one for each index."""
 
@@ -389,6 +428,7 @@ _KINDS: tuple[tuple[Rule, str], ...] = (
     (_Along(_reduces), "aten.var.correction aten.std.correction aten.var.dim aten.std.dim"),
     (_Along(_reduces), "aten.max.dim aten.min.dim"),
     (_Product(), "aten.matmul aten.mm aten.bmm"),
+    (_Einsum(), "aten.einsum"),
     (_Embedding(), "aten.embedding"),
     (_Stack(), "aten.stack"),
     (_Pad(), "aten.pad aten.constant_pad_nd"),
