@@ -19,8 +19,27 @@ _IGNORED = {
     "num_beams": (None, 1),
     "watermarking_config": None,
     "renormalize_logits": (None, False, True),
+    "penalty_alpha": (None, 0, 0.0),
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "forced_decoder_ids": None,
+    "num_return_sequences": (None, 1),
+    "stop_strings": None,
+    "max_time": None,
 }
 """Fields of a generation config that change tokens and that `Rules` lack, and what means no."""
+_OF_DRAWING = {
+    "min_p": (None, 0, 0.0),
+    "top_h": None,
+    "typical_p": (None, 1, 1.0),
+    "epsilon_cutoff": (None, 0, 0.0),
+    "eta_cutoff": (None, 0, 0.0),
+}
+"""Those that leave out tokens which may be drawn, and change nothing where the likeliest is taken.
+"""
+_DRAWN = {"temperature": (1.0, None), "top_k": (50, 0), "top_p": (1.0, 1.0)}
+"""What `generate` takes of them: transformers' default, and what means no."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,8 @@ class Rules(Described):
     min_new_tokens: int = 0
     left_out: tuple[str, ...] = ()
     """Settings of the config that change tokens and that none of these stands for."""
+    drawn: tuple[str, ...] = ()
+    """What `generate` is to be given to draw tokens as the config says; nothing if it doesn't."""
 
     key: ClassVar[str] = "attngraph.rules"
     unlike: ClassVar[str] = "how its tokens are chosen"
@@ -65,6 +86,7 @@ class Rules(Described):
             cls(**found),
             start=() if start is None else (int(_first(start)),),
             left_out=tuple(_left_out(config)),
+            drawn=tuple(_drawn(config)),
         )
 
     def known(self, vocabulary: int | None) -> Rules:
@@ -117,17 +139,36 @@ class Rules(Described):
     @property
     def notes(self) -> list[str]:
         """What `generate` does otherwise than the config says."""
-        return [
+        told = [
             f"The generation config sets {setting}, of which `generate` takes no notice."
             for setting in self.left_out
         ]
+        if self.drawn:
+            told.append(
+                "The generation config has tokens drawn at random (do_sample), and `generate` "
+                f"takes the likeliest unless it is told otherwise: {', '.join(self.drawn)}."
+            )
+        return told
 
 
 def _left_out(config: Any) -> Iterator[str]:
-    for name, none in _IGNORED.items():
+    fields = _IGNORED | (_OF_DRAWING if _is_drawn(config) else {})
+    for name, none in fields.items():
         value = getattr(config, name, None)
         if value not in (none or (None,)):
             yield f"{name} = {value}"
+
+
+def _is_drawn(config: Any) -> bool:
+    return getattr(config, "do_sample", None) is True
+
+
+def _drawn(config: Any) -> Iterator[str]:
+    for name, (default, none) in _DRAWN.items() if _is_drawn(config) else ():
+        value = getattr(config, name, None)
+        value = default if value is None else value
+        if value != none:
+            yield f"{name}={value}"
 
 
 def _only(scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:

@@ -26,6 +26,15 @@ _SEARCH = (
     "length_penalty",
     "min_length",
 )
+_NOT_SEARCHED = (
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "min_new_tokens",
+)
+"""Rules that a decoder follows and genai's search has no setting for."""
 _UNKNOWN = 2**31 - 1
 
 
@@ -163,11 +172,18 @@ def notes_of(decoder: Decoder, told: Generation) -> list[str]:
     """What a user of genai should know of this decoder."""
     graph = None if decoder.optimized is None else decoder.optimized.graph
     found = () if graph is None else (node.attrs.get("window") for node in graph)
+    unknown = [name for name in _NOT_SEARCHED if getattr(decoder.rules, name)]
+    notes = [
+        f"onnxruntime-genai knows no {', '.join(unknown)}, which the generation config sets: its "
+        "tokens are others where these matter."
+    ]
+    notes = notes if unknown else []
     if told.window is None and not any(found):
-        return []
+        return notes
     return [
+        *notes,
         "onnxruntime-genai pads the rows of a batch on the right, between a prompt and what "
-        "follows, and a window counts padding too: give it rows of one length, or one row."
+        "follows, and a window counts padding too: give it rows of one length, or one row.",
     ]
 
 

@@ -284,12 +284,14 @@ def test_a_causal_language_model_becomes_a_decoder(tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
     path = saved(tmp_path / "llama", "llama")
-    (path / "generation_config.json").write_text('{"eos_token_id": [2, 5], "top_k": 7}')
+    said = {"eos_token_id": [2, 5], "top_k": 7, "min_new_tokens": 6}
+    (path / "generation_config.json").write_text(json.dumps(said))
     with pytest.raises(LoadError, match="has no tokenizer"):
         attngraph.optimize_checkpoint(path, verify="off", runtime="genai")
     (path / "tokenizer.json").write_text("{}")
     made = attngraph.optimize_checkpoint(path, verify="off", runtime="genai")
     assert made.task == "text-generation"
+    assert any("genai knows no min_new_tokens, which" in note for note in made.report.notes)
     made.save(tmp_path / "out")
     decoder = attngraph.Decoder.load(tmp_path / "out" / "model.onnx")
     ids = torch.arange(3, 13).reshape(2, 5)
