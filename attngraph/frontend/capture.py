@@ -18,8 +18,12 @@ from torch.utils import _pytree as pytree
 from attngraph.errors import AttngraphError, CaptureError, UsageError
 from attngraph.frontend.files.script import script_to_program
 from attngraph.frontend.interface.binding import keywords_stated
-from attngraph.frontend.interface.output_classes import names_of_known
 from attngraph.frontend.interface.outputs import set_outputs
+from attngraph.frontend.interface.own_classes import (
+    make_known,
+    names_of_known,
+    shapes_by_attribute,
+)
 from attngraph.frontend.interface.shapes import (
     Request,
     combine,
@@ -159,13 +163,15 @@ def capture(
     if isinstance(dynamic_shapes, ShapesCollection):
         by_input: Callable[..., Any] = dynamic_shapes.dynamic_shapes
         dynamic_shapes = by_input(module, args, named)
+    make_known((args, named))
     dynamic_shapes = named_dims(dynamic_shapes)
     if isinstance(module, torch.jit.ScriptModule):
         with _ONE_AT_A_TIME, bounded():
             program = script_to_program(module, args, named, dynamic_shapes)
         return from_program(program, args, kwargs=named, dynamic_shapes=dynamic_shapes)
     with keywords_stated(module, named, dynamic_shapes) as shapes:
-        shapes = nested_shapes(combine(module, args, named), module, shapes)
+        inputs = combine(module, args, named)
+        shapes = shapes_by_attribute(inputs, nested_shapes(inputs, module, shapes))
         named = _in_signature_order(module, named)
         args, named = _distinct(args, named)
         with _ONE_AT_A_TIME, bounded():

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from attngraph.errors import CaptureError
-from attngraph.frontend.interface.output_classes import make_known
+from attngraph.frontend.interface.own_classes import make_known
 from attngraph.frontend.interface.shapes import Request, combine, requested_dims, without_names
 from attngraph.frontend.rewording.branches import followed_branches
 from attngraph.frontend.rewording.comparisons import open_extremes

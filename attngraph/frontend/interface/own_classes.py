@@ -1,4 +1,4 @@
-"""Classes of a model's outputs that torch's pytree doesn't know, such as transformers' caches.
+"""Classes of inputs and outputs that torch's pytree doesn't know: a user's dataclass, or a cache.
 
 torch.export takes apart only what pytree knows. An object that is nothing but its attributes is
 made known by them: each attribute is a child, and an object is put together again without its
@@ -7,13 +7,15 @@ made known by them: each attribute is a child, and an object is put together aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from attngraph.errors import UsageError
 
 _LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
 _INERT = (
@@ -36,19 +38,31 @@ _HEAP = 1 << 9
 _known: set[type] = set()
 
 
-def make_known(output: Any) -> bool:
-    """Registers the classes in a model's output that pytree doesn't know, where that is safe.
+def make_known(value: Any) -> bool:
+    """Registers the classes in a model's inputs or output that pytree doesn't know, where safe.
 
     False where none is new, or one of them can't be taken apart by its attributes. A class stays
-    known for the process: what was compiled returns it later.
+    known for the process: what was compiled takes or returns it later.
     """
     found: dict[type, None] = {}
-    if not _collect(output, found, []) or not found:
+    if not _collect(value, found, []) or not found:
         return False
     for kind in found:
-        pytree.register_pytree_node(kind, _apart, _Together(kind))
+        pytree.register_pytree_node(
+            kind, _apart, _Together(kind), flatten_with_keys_fn=_apart_with_keys
+        )
         _known.add(kind)
     return True
+
+
+def shapes_by_attribute(inputs: Mapping[str, Any], shapes: Any) -> Any:
+    """`dynamic_shapes` as torch.export takes them, which wants a list for an object.
+
+    They are given for an object as another of its class, as a dict by its attributes, or as that
+    list. Raises UsageError for an attribute that the object lacks, and for an object that can't be
+    taken apart by its attributes.
+    """
+    return _in_lists(inputs if isinstance(shapes, Mapping) else tuple(inputs.values()), shapes)
 
 
 def names_of_known(spec: pytree.TreeSpec) -> Iterator[str]:
@@ -59,6 +73,45 @@ def names_of_known(spec: pytree.TreeSpec) -> Iterator[str]:
     if not spec.is_leaf():
         for child in spec.children():
             yield from names_of_known(child)
+
+
+def _in_lists(value: Any, shapes: Any) -> Any:
+    kind = type(value)
+    if kind in _known:
+        children, (names, _) = _apart(value)
+        given = shapes
+        if isinstance(shapes, kind):
+            given = vars(shapes)
+        if not isinstance(given, Mapping):
+            return shapes
+        if lacking := [name for name in given if name not in vars(value)]:
+            raise UsageError(
+                f"dynamic_shapes has {lacking[0]!r} for an input of class {kind.__name__}: give a "
+                f"dict by its attributes, which are {', '.join(names)}."
+            )
+        pairs = zip(names, children, strict=True)
+        return [_in_lists(child, given.get(name)) for name, child in pairs]
+    if isinstance(value, Mapping) and isinstance(shapes, Mapping):
+        return {
+            name: _in_lists(value[name], shape) if name in value else shape
+            for name, shape in shapes.items()
+        }
+    is_sequence = kind in (list, tuple) and isinstance(shapes, (list, tuple))
+    if is_sequence and len(value) == len(shapes):
+        return type(shapes)(map(_in_lists, value, shapes))
+    if shapes and kind not in pytree.SUPPORTED_NODES and hasattr(value, "__dict__"):
+        _refuse_hidden(value)
+    return shapes
+
+
+def _refuse_hidden(value: Any) -> None:
+    """Raises UsageError for an object with dims, of which pytree doesn't know the tensors."""
+    if not isinstance(value, (*_LEAVES, *_INERT)) and not pytree.is_namedtuple_instance(value):
+        raise UsageError(
+            f"dynamic_shapes has dims for an input of class {type(value).__name__}, which may hold "
+            "tensors beside its attributes: compile a module that takes the tensors, and makes the "
+            "object of them in its forward."
+        )
 
 
 def _collect(value: Any, found: dict[type, None], above: list[Any]) -> bool:
@@ -102,6 +155,13 @@ def _apart(value: Any) -> tuple[list[Any], list[Any]]:
     names = [name for name, item in own.items() if not isinstance(item, _INERT)]
     rest = {name: item for name, item in own.items() if isinstance(item, _INERT)}
     return [own[name] for name in names], [names, rest]
+
+
+def _apart_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    """As `_apart`, with a path to each child, after which torch names the inputs."""
+    children, context = _apart(value)
+    keys = [pytree.GetAttrKey(name) for name in context[0]]
+    return list(zip(keys, children, strict=True)), context
 
 
 class _Together:
