@@ -318,11 +318,24 @@ def without_values(anchor: Node, below: Declined | None, logits: Logits | Declin
         if found is not None:
             return found
     # Weights that meet activations in another way than an attention's do.
-    is_mixture = below is not None or _changed(anchor) is not None
-    pooled = Refusal.POOLING.at(anchor) if is_mixture else None
-    named = additive(anchor, has_values=False) or pooled or _laid_out(anchor, logits)
+    changed = below or _changed(anchor)
+    if changed is not None and not _enter_scores(anchor):
+        changed = Refusal.POOLING.at(anchor)
+    named = additive(anchor, has_values=False) or _laid_out(anchor, logits) or changed
     why = "no product with values follows over its axis"
     return named or Refusal.DISTRIBUTION.at(anchor, why=why)
+
+
+def _enter_scores(anchor: Node) -> bool:
+    """Whether products of queries and keys, one for each weight, enter a softmax in some way."""
+
+    def above(value: Value) -> Iterable[Value]:
+        node = value.producer
+        return () if node is None or contraction_at(node) is not None else sources(node)
+
+    shape = sources(anchor)[0].shape
+    found = walk(sources(anchor), above)
+    return any(value.shape == shape and is_product(value) for value in found)
 
 
 def _laid_out(anchor: Node, logits: Logits | Declined) -> Declined | None:
@@ -404,7 +417,7 @@ def _changed(anchor: Node) -> Declined | None:
             rounds = user.op in CAST and not widens(user)
             if function is not None or (hands_on(user) and not rounds):
                 yield user, function
-            elif user.output.shape == anchor.output.shape:
+            elif user.output.shape == anchor.output.shape or _keeps_keys(user, anchor):
                 yield user, user
 
     start: tuple[Node, Node | None] = (anchor, None)
@@ -418,6 +431,12 @@ def _changed(anchor: Node) -> Declined | None:
                 function, op=function.op
             )
     return None
+
+
+def _keeps_keys(reduction: Node, anchor: Node) -> bool:
+    """Whether a sum or mean over other axes of the weights leaves the last one, as over heads."""
+    shape = reduction.output.shape
+    return reduction.op in REDUCTION and len(shape) > 1 and shape[-1] == anchor.output.shape[-1]
 
 
 # Scores that something besides their softmax reads

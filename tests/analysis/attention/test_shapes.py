@@ -8,7 +8,14 @@ from __future__ import annotations
 import pytest
 
 from attngraph.analysis.attention.refusals import Declined, Refusal
-from attngraph.analysis.attention.shapes import additive, divisions, escapes, is_product, reused
+from attngraph.analysis.attention.shapes import (
+    additive,
+    divisions,
+    escapes,
+    is_product,
+    reused,
+    without_values,
+)
 from attngraph.analysis.attention.without_softmax import without_softmax
 from attngraph.ir import Graph, Node, Value, parse
 
@@ -127,3 +134,37 @@ def test_plain_products_and_softmaxes_are_not_named() -> None:
     assert not _named(
         PRODUCT + "  %w = aten.softmax.int(%s) {dim = -1}\n  %y = aten.matmul(%w, %v)\n  return %y"
     )
+
+
+@pytest.mark.parametrize(
+    ("logits", "between", "expected"),
+    [
+        (
+            "%l = aten.cumsum(%s) {dim = -1}",
+            "%f = aten.pow.Tensor_Scalar(%w) {exponent = 2}",
+            "weights-changed",
+        ),
+        ("%l = aten.relu(%s)", "%f = aten.mean.dim(%w) {dim = [1]}", "weights-changed"),
+        (
+            "%r = aten.select.int(%s) {dim = -1, index = 0}\n"
+            "%l = aten.select_scatter(%s, %r) {dim = -1, index = 1}",
+            "%f = aten.pow.Tensor_Scalar(%w) {exponent = 2}",
+            "logits-not-a-product",
+        ),
+        # Scores that a projection makes of one side alone are those of a mixture.
+        ("%l = aten.linear(%q, %e)", "%f = aten.pow.Tensor_Scalar(%w) {exponent = 2}", "pooling"),
+        ("%l = aten.linear(%q, %e)", "%f = aten.neg(%l)", "distribution"),
+    ],
+)
+def test_scores_of_queries_and_keys_are_no_mixture(
+    logits: str, between: str, expected: str
+) -> None:
+    values = "u" if "mean" in between else "v"
+    graph = _graph(
+        f"  parameter %e : f32[7, 4]\n  %u = aten.select.int(%v) {{dim = 1, index = 0}}\n"
+        f"{PRODUCT}{logits}\n  %w = aten.softmax.int(%l) {{dim = -1}}\n{between}\n"
+        f"  %y = aten.matmul(%f, %{values})\n  return %y, %w"
+    )
+    anchor, above = _node(graph, "w"), _node(graph, "l")
+    unread = Refusal.NOT_A_PRODUCT.at(above, op=above.op)
+    assert without_values(anchor, None, unread).code == expected
