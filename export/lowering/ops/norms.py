@@ -14,11 +14,14 @@ from attngraph.ir.dims import Dim
 from attngraph.ir.ops import attribute, input_of
 
 
-def _weight(ctx: LoweringContext, weight: Value | None, x: Value, shape: Sequence[int]) -> ir.Value:
-    """The weight in x's dtype; ones where there is none."""
-    if weight is None:
-        return ctx.constant(torch.ones(list(shape), dtype=x.dtype), name="ones")
-    return ctx.cast(ctx.value(weight), x.dtype)
+def _weight(ctx: LoweringContext, weight: Value | None, x: Value, shape: Sequence[Dim]) -> ir.Value:
+    """The weight in x's dtype; ones where there is none, of sizes that the run may choose."""
+    if weight is not None:
+        return ctx.cast(ctx.value(weight), x.dtype)
+    known = [size for size in shape if isinstance(size, int)]
+    if len(known) == len(shape):
+        return ctx.constant(torch.ones(known, dtype=x.dtype), name="ones")
+    return ctx.op("Expand", ctx.constant(1.0, x.dtype), ctx.shape(shape))
 
 
 @register_lowering("aten.layer_norm")

@@ -303,6 +303,18 @@ def test_layer_norm(affine: str) -> None:
     )
 
 
+def test_norms_over_axes_of_any_size() -> None:
+    check(
+        f"{X}"
+        "  %r = aten.layer_norm(%x) {normalized_shape = [seq, 8], eps = 0.0009765625}\n"
+        "  %t = aten.transpose.int(%x) {dim0 = -1, dim1 = -2}\n"
+        "  %n = aten.layer_norm(%t) {normalized_shape = [seq], eps = 0.0009765625}\n"
+        "  %m = aten.rms_norm(%t) {normalized_shape = [seq], eps = 0.0009765625}\n"
+        "  %o, %s = attn.skip_layer_norm(%t, %t) {eps = 0.0009765625}\n"
+        "  return %r, %n, %m, %o, %s",
+    )
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
 def test_norms_with_a_residual(dtype: str) -> None:
     torch_dtype = {"f32": torch.float32, "f16": torch.float16, "f64": torch.float64}[dtype]
