@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from attngraph.decoding.caches import Cache, GrowingCache, Slots, StaticCache, begun, owned
 from attngraph.decoding.extent import Extent
 from attngraph.decoding.rules import NO_RULES, Rules
-from attngraph.decoding.sampling import Sampling
+from attngraph.decoding.sampling import Sampling, SamplingKeywords
 from attngraph.decoding.stream import Step, TokenStream
 from attngraph.decoding.tokens import (
     Fed,
@@ -336,41 +336,15 @@ class Decoder:
         max_new_tokens: int,
         attention_mask: torch.Tensor | None = None,
         *,
-        eos_token_id: int | Sequence[int] | None = None,
-        pad_token_id: int | None = None,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
         cache: Cache | None = None,
         rules: Rules | None = None,
+        **how: Unpack[SamplingKeywords],
     ) -> torch.Tensor:
         """The prompt ids (B, S) with up to `max_new_tokens` more, as `transformers`' generate.
 
-        Greedy at temperature 0, else drawn (see `Sampling`). Rows of different lengths are padded
-        on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
-        with `pad_token_id` (by default that token); when all have, it ends early. With a `cache` of
-        how ids begin, such as that of a `stream` before, only the rest is computed. `rules` say
-        which tokens are forced, or not to be chosen, and which end and fill a row where that isn't
-        said; by default they are the decoder's own. No token ends a row with an empty list.
-
-        Raises UsageError for what a step or `Sampling` doesn't take, for rows padded on the right,
-        whose last position is no token, where a static cache has no room for the prompt and what
-        may follow, and for a cache of other ids.
+        Takes what `stream` takes, and raises as that does.
         """
-        stream = self.stream(
-            ids,
-            max_new_tokens,
-            attention_mask,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            cache=cache,
-            rules=rules,
-        )
+        stream = self.stream(ids, max_new_tokens, attention_mask, cache=cache, rules=rules, **how)
         return stream.finished().to(ids.device)
 
     def stream(
@@ -391,8 +365,17 @@ class Decoder:
     ) -> TokenStream:
         """The tokens of `generate`, each (B,) as soon as it is drawn.
 
-        `step` is called in the place of this decoder, where more than ids is given to it. Raises as
-        `generate` does, before the first token.
+        Greedy at temperature 0, else drawn (see `Sampling`). Rows of different lengths are padded
+        on the left, where `attention_mask` (B, S) is 0. A row that has given `eos_token_id` goes on
+        with `pad_token_id` (by default that token); when all have, it ends early. With a `cache` of
+        how ids begin, such as that of a `stream` before, only the rest is computed. `rules` say
+        which tokens are forced, or not to be chosen, and which end and fill a row where that isn't
+        said; by default they are the decoder's own. No token ends a row with an empty list. `step`
+        is called in the place of this decoder, where more than ids is given to it.
+
+        Raises UsageError, before the first token, for what a step or `Sampling` doesn't take, for
+        rows padded on the right, whose last position is no token, where a static cache has no room
+        for the prompt and what may follow, and for a cache of other ids.
         """
         sampling = Sampling(temperature, top_k, top_p, seed)
         count, known = whole("max_new_tokens", max_new_tokens, 0), self.layout.vocabulary

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 
 from attngraph.errors import UsageError
 from attngraph.numeric import real, whole
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """How `generate` chooses tokens and ends rows: the keywords that `Decoder.stream` explains."""
+
+    eos_token_id: int | Sequence[int] | None
+    pad_token_id: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ first one. `decoder_model_merged.onnx` is for runtimes that begin with the hidde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 
@@ -20,6 +20,7 @@ from attngraph.decoding.caches import Cache
 from attngraph.decoding.decoder import Decoder
 from attngraph.decoding.parts import OfParts
 from attngraph.decoding.rules import Rules
+from attngraph.decoding.sampling import SamplingKeywords
 from attngraph.decoding.tokens import shown_tokens, token_ids
 from attngraph.errors import LoadError, UsageError
 from attngraph.export.runtime.session import OrtValue, Session
@@ -136,19 +137,14 @@ class Seq2Seq(OfParts):
         attention_mask: torch.Tensor | None = None,
         *,
         decoder_input_ids: torch.Tensor | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
-        pad_token_id: int | None = None,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
+        **how: Unpack[SamplingKeywords],
     ) -> torch.Tensor:
         """The decoder's tokens (B, S), as `transformers`' generate gives them with one beam.
 
         Whisper's own generate also puts language and task in front, which are to be given, and cuts
         all of these off. They begin with `decoder_input_ids` (B, S), by default the start token of
-        `rules`, which also name the tokens that end a row and that fill it. Greedy at temperature
-        0, else drawn (see `Sampling`). Raises UsageError as `start` and `Decoder.generate` do.
+        `rules`, which also name the tokens that end a row and that fill it. The rest is as
+        `Decoder.stream` has it. Raises UsageError as `start` and `Decoder.stream` do.
         """
         cache = self.start(source, attention_mask)
         if decoder_input_ids is None:
@@ -158,17 +154,7 @@ class Seq2Seq(OfParts):
                     "decoder_input_ids."
                 )
             decoder_input_ids = torch.tensor([self.rules.start]).expand(cache.batch, -1)
-        stream = self._stream(
-            decoder_input_ids,
-            max_new_tokens,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            cache=cache,
-        )
+        stream = self._stream(decoder_input_ids, max_new_tokens, cache=cache, **how)
         return stream.finished().to(decoder_input_ids.device)
 
     @property

@@ -47,7 +47,23 @@ class OfModel(nn.Module):
         return logits if self.all_logits else logits[:, -1:]
 
 
-class Cached(OfModel):
+class WithCache(OfModel):
+    """One whose cache is among what it takes and gives."""
+
+    def sample(
+        self, batch: int = 2, seq: int = 3, past: int = 5
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs to trace with, and the dynamic shapes for torch.export, as `forward` has them."""
+        inputs, shapes = self._drawn(batch, seq, past)
+        names = inspect.signature(self.forward).parameters
+        return tuple(inputs[name] for name in names), {name: shapes[name] for name in names}
+
+    def _drawn(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All inputs that `forward` may have, and their dynamic shapes, by its names."""
+        raise NotImplementedError
+
+
+class Cached(WithCache):
     """What these have: a run of the model with a cache that is tensors.
 
     With `always_first` the model takes each call for the first one, as one does that reads only
@@ -99,9 +115,12 @@ class Cached(OfModel):
         shapes = {
             "input_ids": {0: rows, 1: length},
             "attention_mask": {0: rows, 1: Dim.AUTO},
+            "position_ids": {0: rows, 1: length},
             "past": [{part: {0: rows, 2: before} for part in layer} for layer in layers],
         }
-        return {"input_ids": ids, "attention_mask": mask, "past": layers}, shapes
+        positions = torch.arange(past, past + seq).expand(batch, seq)
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        return {**inputs, "past": layers}, shapes
 
 
 class _OfText(Cached):
@@ -135,13 +154,6 @@ class CausalLM(_OfText):
         positions = places(attention_mask)[:, -length:]
         return self._run({"input_ids": input_ids}, attention_mask, positions, past)
 
-    def sample(
-        self, batch: int = 2, seq: int = 3, past: int = 5
-    ) -> tuple[tuple[Tensor, Tensor, Layers], dict[str, Any]]:
-        """Inputs to trace with, and the dynamic shapes for torch.export."""
-        inputs, shapes = self._drawn(batch, seq, past)
-        return (inputs["input_ids"], inputs["attention_mask"], inputs["past"]), shapes
-
 
 class PlacedCausalLM(CausalLM):
     """The same with the tokens' positions (B, S) as an input, whatever the mask shows."""
@@ -161,16 +173,6 @@ class PlacedCausalLM(CausalLM):
         fits(attention_mask.shape[1] == past[0]["key"].shape[2] + input_ids.shape[1])
         return self._run({"input_ids": input_ids}, attention_mask, position_ids, past)
 
-    def sample(  # type: ignore[override]
-        self, batch: int = 2, seq: int = 3, past: int = 5
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Layers], dict[str, Any]]:
-        """Inputs to trace with, and the dynamic shapes for torch.export."""
-        (ids, mask, layers), shapes = super().sample(batch, seq, past)
-        positions = torch.arange(past, past + seq).expand(batch, seq)
-        names = ("input_ids", "attention_mask", "position_ids", "past")
-        shapes["position_ids"] = shapes["input_ids"]
-        return (ids, mask, positions, layers), {name: shapes[name] for name in names}
-
 
 class UnpaddedCausalLM(_OfText):
     """The same where no row is padded: it takes no mask, and all rows have the same positions."""
@@ -179,14 +181,6 @@ class UnpaddedCausalLM(_OfText):
         before = past[0]["key"].shape[2]
         positions = torch.arange(before, before + input_ids.shape[1])[None]
         return self._run({"input_ids": input_ids}, None, positions, past)
-
-    def sample(
-        self, batch: int = 2, seq: int = 3, past: int = 5
-    ) -> tuple[tuple[Tensor, Layers], dict[str, Any]]:
-        """Inputs to trace with, and the dynamic shapes for torch.export."""
-        inputs, shapes = self._drawn(batch, seq, past)
-        del shapes["attention_mask"]
-        return (inputs["input_ids"], inputs["past"]), shapes
 
 
 def places(mask: Tensor) -> Tensor:

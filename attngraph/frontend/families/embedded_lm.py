@@ -87,25 +87,22 @@ class CachedEmbeds(Cached):
             for layer in self.shapes
         ]
 
-    def sample(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Inputs to trace with, and the dynamic shapes for torch.export."""
+    def _drawn(self, *_: int) -> tuple[dict[str, Any], dict[str, Any]]:
         batch, seq = self.embeds.shape[:2]
-        inputs, shapes = self._drawn(batch, seq, 5)
-        axes = shapes.pop("input_ids")
+        inputs, shapes = super()._drawn(batch, seq, 5)
+        axes = shapes["input_ids"]
         kinds = None if self.sees is None else torch.arange(seq).expand(batch, -1) % 2
         placed = torch.arange(5, 5 + seq).expand(3, batch, -1) if self.placed else None
-        shapes = {
-            "inputs_embeds": axes,
-            POSITIONS: {1: axes[0], 2: axes[1]} if self.placed else None,
-            KINDS: None if self.sees is None else axes,
-            ADDED: None if self.added is None else {1: axes[0], 2: axes[1]},
-            LAYER_INPUTS: None if self.layered is None else axes,
-            **shapes,
+        given = {
+            "inputs_embeds": (self.embeds, axes),
+            POSITIONS: (placed, {1: axes[0], 2: axes[1]}),
+            KINDS: (kinds, axes),
+            ADDED: (self.added, {1: axes[0], 2: axes[1]}),
+            LAYER_INPUTS: (self.layered, axes),
         }
-        names = ("inputs_embeds", "attention_mask", POSITIONS, KINDS, ADDED, LAYER_INPUTS, "past")
-        mask, past = inputs["attention_mask"], inputs["past"]
-        args = (self.embeds, mask, placed, kinds, self.added, self.layered, past)
-        return args, {name: shapes[name] for name in names}
+        inputs |= {name: value for name, (value, _) in given.items()}
+        shapes |= {n: None if value is None else own for n, (value, own) in given.items()}
+        return inputs, shapes
 
     def layout(self, graph: Graph) -> Layout:
         """The parts of the decoder that the graph of this module is."""

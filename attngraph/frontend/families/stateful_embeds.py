@@ -61,20 +61,16 @@ class StatefulEmbeds(Stateful):
         )
         return result
 
-    def sample(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Inputs to trace with, and the dynamic shapes for torch.export."""
+    def _drawn(self, *_: int) -> tuple[dict[str, Any], dict[str, Any]]:
         batch, seq = self.embeds.shape[:2]
-        inputs, shapes = self._sample(batch, seq, 5)
-        axes = shapes["input_ids"]
-        placed = torch.arange(5, 5 + seq).expand(3, batch, -1) if self.placed else None
-        positions = {1: axes[0], 2: axes[1]} if self.placed else None
-        args = (self.embeds, inputs["attention_mask"], placed, inputs["past"])
-        return args, {
-            "inputs_embeds": axes,
-            "attention_mask": shapes["attention_mask"],
-            POSITIONS: positions,
-            "past": shapes["past"],
-        }
+        inputs, shapes = super()._drawn(batch, seq, 5)
+        axes = shapes["inputs_embeds"] = shapes["input_ids"]
+        inputs["inputs_embeds"] = self.embeds
+        inputs[POSITIONS] = shapes[POSITIONS] = None
+        if self.placed:
+            inputs[POSITIONS] = torch.arange(5, 5 + seq).expand(3, batch, -1)
+            shapes[POSITIONS] = {1: axes[0], 2: axes[1]}
+        return inputs, shapes
 
     def layout(self, graph: Graph) -> Layout:
         """The parts of the decoder that the graph of this module is."""

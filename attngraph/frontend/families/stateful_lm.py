@@ -17,7 +17,7 @@ from torch.export import Dim
 
 from attngraph.errors import UsageError
 from attngraph.frontend.families.cache import Layout, rows_looked_up
-from attngraph.frontend.families.causal_lm import OfModel, places
+from attngraph.frontend.families.causal_lm import OfModel, WithCache, places
 from attngraph.frontend.families.forms import Forms
 from attngraph.frontend.families.kept import Kept
 from attngraph.frontend.families.looped import Forward, replaced
@@ -42,7 +42,7 @@ class UnpaddedWithoutCache(OfModel):
         return {"logits": self._logits(None, positions, input_ids=input_ids, use_cache=False)}
 
 
-class Stateful(OfModel):
+class Stateful(WithCache):
     """What both have: a run of the model with all that it keeps as tensors.
 
     With `by_token` it takes one token a call.
@@ -153,14 +153,14 @@ class Stateful(OfModel):
 
     def called(self, tokens: int, seen: Callable[[Any], None]) -> None:
         """Runs the model on so many tokens behind some others; what it keeps is shown first."""
-        inputs, _ = self._sample(2, tokens, 4)
+        inputs, _ = self._drawn(2, tokens, 4)
         device = next(self.model.parameters()).device
         past = {name: tensor.to(device) for name, tensor in inputs["past"].items()}
         ids, mask = inputs["input_ids"].to(device), inputs["attention_mask"].to(device)
         positions = places(mask)[:, -tokens:] if self.takes_positions else None
         self._run(ids, mask, positions, past, seen)
 
-    def _sample(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _drawn(self, batch: int, seq: int, past: int) -> tuple[dict[str, Any], dict[str, Any]]:
         random = torch.Generator().manual_seed(0)
         model: Any = self.model
         seq = 1 if self.by_token else max(seq, self.forms.sampled)
@@ -219,13 +219,6 @@ class StatefulLM(Stateful):
                     present[part.name] = torch.where(shown.reshape(shape), new, old)
         return result
 
-    def sample(
-        self, batch: int = 2, seq: int = 3, past: int = 5
-    ) -> tuple[tuple[Tensor, Tensor, Tensors], dict[str, Any]]:
-        """Inputs to trace with, and the dynamic shapes for torch.export."""
-        inputs, shapes = self._sample(batch, seq, past)
-        return (inputs["input_ids"], inputs["attention_mask"], inputs["past"]), shapes
-
     @property
     def without_cache(self) -> nn.Module:
         return WithoutCache(self.model, all_logits=self.all_logits)
@@ -238,14 +231,6 @@ class UnpaddedStatefulLM(Stateful):
         held = self._held(past)
         positions = torch.arange(held, held + input_ids.shape[1])[None]
         return self._run(input_ids, None, positions, past)  # type: ignore[no-any-return]
-
-    def sample(
-        self, batch: int = 2, seq: int = 3, past: int = 5
-    ) -> tuple[tuple[Tensor, Tensors], dict[str, Any]]:
-        """Inputs to trace with, and the dynamic shapes for torch.export."""
-        inputs, shapes = self._sample(batch, seq, past)
-        del shapes["attention_mask"]
-        return (inputs["input_ids"], inputs["past"]), shapes
 
     @property
     def without_cache(self) -> nn.Module:

@@ -56,16 +56,9 @@ def _extremum(ctx: Emitter, a: ir.Value, b: ir.Value, largest: bool) -> ir.Value
     return ctx.op("Where", less, b, a) if largest else ctx.op("Where", less, a, b)
 
 
-def _present(operands: Operands) -> list[ir.Value]:
-    return [value for value in operands if value is not None]
-
-
-def _max(ctx: Emitter, operands: Operands) -> ir.Value:
-    return reduce(lambda a, b: _extremum(ctx, a, b, True), _present(operands))
-
-
-def _min(ctx: Emitter, operands: Operands) -> ir.Value:
-    return reduce(lambda a, b: _extremum(ctx, a, b, False), _present(operands))
+def _of_all(ctx: Emitter, operands: Operands, largest: bool) -> ir.Value:
+    present = [value for value in operands if value is not None]
+    return reduce(lambda a, b: _extremum(ctx, a, b, largest), present)
 
 
 def _clip(ctx: Emitter, operands: Operands) -> ir.Value:
@@ -76,10 +69,6 @@ def _clip(ctx: Emitter, operands: Operands) -> ir.Value:
     return raised if high is None else _extremum(ctx, raised, high, False)
 
 
-def _relu(ctx: Emitter, operands: Operands) -> ir.Value:
-    return _max(ctx, [*operands, ctx.constant(0, torch.int64)])
-
-
 def _sign(ctx: Emitter, operands: Operands) -> ir.Value:
     (x,) = operands
     zero = ctx.constant(0, torch.int64)
@@ -88,9 +77,9 @@ def _sign(ctx: Emitter, operands: Operands) -> ir.Value:
 
 
 _RULES: dict[str, Callable[[Emitter, Operands], ir.Value]] = {
-    "Max": _max,
-    "Min": _min,
+    "Max": lambda ctx, operands: _of_all(ctx, operands, True),
+    "Min": lambda ctx, operands: _of_all(ctx, operands, False),
+    "Relu": lambda ctx, operands: _of_all(ctx, [*operands, ctx.constant(0, torch.int64)], True),
     "Clip": _clip,
-    "Relu": _relu,
     "Sign": _sign,
 }

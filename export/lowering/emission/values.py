@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -28,6 +29,13 @@ def onnx_shape(type: TensorType) -> ir.Shape:
     return ir.Shape([dim if isinstance(dim, int) else format_dim(dim) for dim in type.shape])
 
 
+def _binary(name: str, *, reflected: bool = False) -> Callable[[Any, Any], Any]:
+    def emit(one: Any, other: Any) -> Any:
+        return getattr(op, name)(*((other, one) if reflected else (one, other)))
+
+    return emit
+
+
 class TracedValue(ir.Value):
     """A value that torchlib's functions can compute on with Python operators.
 
@@ -44,53 +52,14 @@ class TracedValue(ir.Value):
     def __mod__(self, other: Any) -> Any:
         return op.Mod(self, other, fmod=1) if self.dtype in FLOATS else op.Mod(self, other)
 
-    def __add__(self, other: Any) -> Any:
-        return op.Add(self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return op.Add(other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return op.Sub(self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return op.Sub(other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return op.Mul(self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return op.Mul(other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return op.Div(self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return op.Div(other, self)
-
-    def __matmul__(self, other: Any) -> Any:
-        return op.MatMul(self, other)
-
-    def __pow__(self, other: Any) -> Any:
-        return op.Pow(self, other)
-
     def __neg__(self) -> Any:
         return op.Neg(self)
 
-    def __and__(self, other: Any) -> Any:
-        return op.And(self, other)
-
-    def __or__(self, other: Any) -> Any:
-        return op.Or(self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return op.Less(self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return op.LessOrEqual(self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return op.Greater(self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return op.GreaterOrEqual(self, other)
+    __add__, __radd__ = _binary("Add"), _binary("Add", reflected=True)
+    __sub__, __rsub__ = _binary("Sub"), _binary("Sub", reflected=True)
+    __mul__, __rmul__ = _binary("Mul"), _binary("Mul", reflected=True)
+    __truediv__, __rtruediv__ = _binary("Div"), _binary("Div", reflected=True)
+    __matmul__, __pow__ = _binary("MatMul"), _binary("Pow")
+    __and__, __or__ = _binary("And"), _binary("Or")
+    __lt__, __le__ = _binary("Less"), _binary("LessOrEqual")
+    __gt__, __ge__ = _binary("Greater"), _binary("GreaterOrEqual")

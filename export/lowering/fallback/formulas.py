@@ -163,14 +163,10 @@ def _running(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     return x.to(dtype), place
 
 
-@formula("aten.cummax")
-def _cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    return _running(x, dim, True)
-
-
-@formula("aten.cummin")
-def _cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    return _running(x, dim, False)
+FORMULAS |= {
+    "aten.cummax": functools.partial(_running, largest=True),
+    "aten.cummin": functools.partial(_running, largest=False),
+}
 
 
 @formula(

@@ -121,11 +121,6 @@ def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any
     return x.to(torch.int32).index_add(dim, index, added) != 0
 
 
-@formula("aten.take")
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    return x.flatten().index_select(0, index.flatten()).reshape(index.shape)
-
-
 @formula("aten.diagonal", "aten.diagonal_copy")
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """By its places: what lies beside them may be infinite, which no factor of 0 hides."""
@@ -135,11 +130,6 @@ def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tenso
     first = offset if offset >= 0 else -offset * columns
     places = torch.arange(_most(length, 0)) * (columns + 1) + first
     return x.flatten(-2).index_select(-1, places)
-
-
-@formula("aten.trace")
-def _trace(x: Tensor) -> Tensor:
-    return x.diagonal().sum()
 
 
 @formula("aten.nonzero_static")
@@ -210,6 +200,10 @@ def _embedding_bag(
     return result
 
 
-@formula("aten.diag")
-def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
-    return torch.diag_embed(x, diagonal) if x.ndim == 1 else x.diagonal(diagonal).clone()
+FORMULAS |= {
+    "aten.take": lambda x, index: x.flatten().index_select(0, index.flatten()).reshape(index.shape),
+    "aten.trace": lambda x: x.diagonal().sum(),
+    "aten.diag": lambda x, diagonal=0: (
+        torch.diag_embed(x, diagonal) if x.ndim == 1 else x.diagonal(diagonal).clone()
+    ),
+}

@@ -82,15 +82,9 @@ def _by_batch(
 
 @formula("aten.native_batch_norm", "aten._native_batch_norm_legit")
 def _batch_norm_with_statistics(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *others: Any
 ) -> Any:
+    _mean, _variance, training, _momentum, eps = others
     return _by_batch(x, weight, bias, eps) if training else NotImplemented
 
 

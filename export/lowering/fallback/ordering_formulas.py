@@ -18,10 +18,6 @@ def _kept(value: Tensor, place: Tensor, dim: int, keepdim: bool) -> tuple[Tensor
     return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
 
 
-def _first(results: tuple[Tensor, Tensor]) -> Tensor:
-    return results[0]
-
-
 def _itself(x: Tensor) -> tuple[Tensor, Tensor]:
     """A single number and its place."""
     return x.clone(), torch.zeros((), dtype=torch.int64)
@@ -50,11 +46,6 @@ def _median_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, T
     return value, place
 
 
-@formula("aten.median")
-def _median(x: Tensor) -> Tensor:
-    return _first(_median_along(x.flatten(), 0))
-
-
 @formula("aten.nanmedian.dim")
 def _nanmedian_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Behind the numbers are the NaNs, as infinities; a row of nothing else stays NaN."""
@@ -71,9 +62,10 @@ def _nanmedian_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor
     return _kept(torch.where(count == 0, math.nan, value), place, dim, keepdim)
 
 
-@formula("aten.nanmedian")
-def _nanmedian(x: Tensor) -> Tensor:
-    return _first(_nanmedian_along(x.flatten(), 0))
+FORMULAS |= {
+    "aten.median": lambda x: _median_along(x.flatten(), 0)[0],
+    "aten.nanmedian": lambda x: _nanmedian_along(x.flatten(), 0)[0],
+}
 
 
 @formula("aten.quantile")

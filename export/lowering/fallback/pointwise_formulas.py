@@ -35,16 +35,6 @@ def known(size: Any) -> int:
     return size
 
 
-@formula("aten.fmax")
-def _fmax(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(torch.isnan(b) | (a >= b), a, b)
-
-
-@formula("aten.fmin")
-def _fmin(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(torch.isnan(b) | (a <= b), a, b)
-
-
 @formula("aten.hypot")
 def _hypot(a: Tensor, b: Tensor) -> Tensor:
     """By the larger of the two, whose square may be infinite."""
@@ -60,11 +50,6 @@ def _copysign(a: Tensor, b: Any) -> Tensor:
     b = torch.full_like(a, b) if not isinstance(b, Tensor) else b
     a = _real(a)
     return torch.where(_is_negative(b), -a.abs(), a.abs())
-
-
-@formula("aten.log_sigmoid")
-def _log_sigmoid(x: Tensor) -> Tensor:
-    return -F.softplus(-x)
 
 
 @formula("aten.expm1")
@@ -84,11 +69,6 @@ def _log1p(x: Tensor) -> Tensor:
     return torch.where(above == 1, x, scaled)
 
 
-@formula("aten.trunc")
-def _truncated(x: Tensor) -> Any:
-    return NotImplemented if x.dtype.is_floating_point else x.clone()
-
-
 @formula("aten.isfinite")
 def _is_finite(x: Tensor) -> Any:
     is_exact = not (x.dtype.is_floating_point or x.dtype.is_complex)
@@ -100,40 +80,10 @@ def _real(x: Tensor) -> Tensor:
     return x if x.dtype.is_floating_point else x.to(torch.get_default_dtype())
 
 
-@formula("aten.log2")
-def _log2(x: Tensor) -> Tensor:
-    return torch.log(_real(x)) / math.log(2)
-
-
-@formula("aten.log10")
-def _log10(x: Tensor) -> Tensor:
-    return torch.log(_real(x)) / math.log(10)
-
-
-@formula("aten.exp2", "aten.special_exp2")
-def _exp2(x: Tensor) -> Tensor:
-    return torch.pow(2.0, _real(x))
-
-
-@formula("aten.deg2rad")
-def _deg2rad(x: Tensor) -> Tensor:
-    return _real(x) * (math.pi / 180)
-
-
-@formula("aten.rad2deg")
-def _rad2deg(x: Tensor) -> Tensor:
-    return _real(x) * (180 / math.pi)
-
-
 @formula("aten.sinc", "aten.special_sinc")
 def _sinc(x: Tensor) -> Tensor:
     x = _real(x) * math.pi
     return torch.where(x == 0, 1.0, torch.sin(x) / x)
-
-
-@formula("aten.celu")
-def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    return torch.where(x > 0, x, alpha * torch.expm1(x / alpha))
 
 
 @formula("aten.gelu")
@@ -151,31 +101,11 @@ def _hamming_window(window_length: int, *, dtype: torch.dtype | None = None, **_
     return 0.54 - 0.46 * torch.cos(places * (2 * math.pi / window_length))
 
 
-@formula("aten.isposinf")
-def _is_positive_infinity(x: Tensor) -> Tensor:
-    return x == math.inf if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
-
-
-@formula("aten.isneginf")
-def _is_negative_infinity(x: Tensor) -> Tensor:
-    return x == -math.inf if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
-
-
 def _is_negative(x: Tensor) -> Tensor:
     """−0 too, whose reciprocal is −∞; the sign of a NaN is not seen."""
     if not x.dtype.is_floating_point:
         return x < 0
     return (x < 0) | ((x == 0) & (torch.reciprocal(x) < 0))
-
-
-@formula("aten.signbit")
-def _signbit(x: Tensor) -> Tensor:
-    return torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x)
-
-
-@formula("aten.heaviside")
-def _heaviside(x: Tensor, at_zero: Tensor) -> Tensor:
-    return torch.where(x == 0, at_zero, (x > 0).to(x.dtype))
 
 
 @formula("aten.atan2")
@@ -197,16 +127,6 @@ def _log_of_sum(a: Tensor, b: Tensor, base: float) -> Tensor:
     large = torch.maximum(a, b)
     less = torch.where(a == b, 0.0, -(a - b).abs())
     return large + torch.log1p(torch.exp(less * math.log(base))) / math.log(base)
-
-
-@formula("aten.logaddexp")
-def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
-    return _log_of_sum(a, b, math.e)
-
-
-@formula("aten.logaddexp2")
-def _logaddexp2(a: Tensor, b: Tensor) -> Tensor:
-    return _log_of_sum(a, b, 2.0)
 
 
 @formula("aten.logit", "aten.special_logit")
@@ -231,11 +151,6 @@ def _xlogy(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(torch.isnan(b), math.nan, torch.where(a == 0, 0.0, a * torch.log(b)))
 
 
-@formula("aten.ldexp.Tensor")
-def _ldexp(x: Tensor, exponent: Tensor) -> Tensor:
-    return _real(x) * torch.pow(2.0, _real(exponent))
-
-
 @formula("aten.isclose")
 def _isclose(
     a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
@@ -258,17 +173,6 @@ def _fmod(a: Tensor, b: Any) -> Any:
     return a - torch.div(a, b, rounding_mode="trunc") * b
 
 
-def _of_integers(name: str) -> Formula:
-    op = getattr(torch.ops.aten, name)
-    return lambda x: NotImplemented if x.dtype.is_floating_point else op(_real(x))
-
-
-for _name in (
-    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erfc", "sinh",
-):  # fmt: skip
-    formula(f"aten.{_name}")(_of_integers(_name))
-
-
 @formula("aten.isin.Tensor_Tensor", "aten.isin.Tensor_Scalar")
 def _is_among(
     x: Tensor, elements: Any, *, assume_unique: bool = False, invert: bool = False
@@ -279,11 +183,36 @@ def _is_among(
     return ~found if invert else found
 
 
-@formula("aten.__rshift__.Tensor")
-def _shifted_right(x: Tensor, by: Tensor) -> Tensor:
-    return torch.bitwise_right_shift(x, by)
+def _is_infinite(x: Tensor, end: float) -> Tensor:
+    return x == end if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
 
 
-@formula("aten.__lshift__.Tensor")
-def _shifted_left(x: Tensor, by: Tensor) -> Tensor:
-    return torch.bitwise_left_shift(x, by)
+def _of_integers(name: str) -> Formula:
+    op = getattr(torch.ops.aten, name)
+    return lambda x: NotImplemented if x.dtype.is_floating_point else op(_real(x))
+
+
+_INVERSES = ("acos", "acosh", "asin", "asinh", "atan", "atanh")
+FORMULAS |= {
+    **{f"aten.{name}": _of_integers(name) for name in (*_INVERSES, "cosh", "erfc", "sinh")},
+    "aten.trunc": lambda x: NotImplemented if x.dtype.is_floating_point else x.clone(),
+    "aten.fmax": lambda a, b: torch.where(torch.isnan(b) | (a >= b), a, b),
+    "aten.fmin": lambda a, b: torch.where(torch.isnan(b) | (a <= b), a, b),
+    "aten.log_sigmoid": lambda x: -F.softplus(-x),
+    "aten.celu": lambda x, alpha=1.0: torch.where(x > 0, x, alpha * torch.expm1(x / alpha)),
+    "aten.log2": lambda x: torch.log(_real(x)) / math.log(2),
+    "aten.log10": lambda x: torch.log(_real(x)) / math.log(10),
+    "aten.exp2": lambda x: torch.pow(2.0, _real(x)),
+    "aten.special_exp2": lambda x: torch.pow(2.0, _real(x)),
+    "aten.ldexp.Tensor": lambda x, exponent: _real(x) * torch.pow(2.0, _real(exponent)),
+    "aten.logaddexp": lambda a, b: _log_of_sum(a, b, math.e),
+    "aten.logaddexp2": lambda a, b: _log_of_sum(a, b, 2.0),
+    "aten.deg2rad": lambda x: _real(x) * (math.pi / 180),
+    "aten.rad2deg": lambda x: _real(x) * (180 / math.pi),
+    "aten.heaviside": lambda x, at_zero: torch.where(x == 0, at_zero, (x > 0).to(x.dtype)),
+    "aten.isposinf": lambda x: _is_infinite(x, math.inf),
+    "aten.isneginf": lambda x: _is_infinite(x, -math.inf),
+    "aten.signbit": lambda x: torch.zeros_like(x) if x.dtype == torch.bool else _is_negative(x),
+    "aten.__rshift__.Tensor": torch.bitwise_right_shift,
+    "aten.__lshift__.Tensor": torch.bitwise_left_shift,
+}
