@@ -33,13 +33,15 @@ class Flag:
     """How the command line shows an option: `--` and its field's name, with this help.
 
     A `metavar` stands for its value where the type doesn't say, and a `name` for one that is not
-    the field's. A switch that is on by default has a flag `--no-` that turns it off.
+    the field's. A number is at `least` so much. A switch that is on by default has a flag `--no-`
+    that turns it off.
     """
 
     help: str
     metavar: str | None = None
     name: str | None = None
     panel: str | None = None
+    least: float | None = None
 
 
 TargetName: TypeAlias = Annotated[

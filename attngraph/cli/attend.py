@@ -22,7 +22,7 @@ from attngraph.cli.flags import (
 from attngraph.cli.output import check_output, write_page
 from attngraph.cli.stages import working
 from attngraph.errors import UsageError
-from attngraph.options import Options, TargetName
+from attngraph.options import Flag, Options, TargetName
 
 if TYPE_CHECKING:
     from attngraph.reports.attention_weights import AttentionWeights
@@ -36,49 +36,33 @@ class _ShownFlags:
 
     layers: Annotated[
         str | None,
-        typer.Option(
-            "--layers",
+        Flag(
+            "The attentions to show, by their number in the model; all where left out.",
             metavar="0,1,…",
-            show_default=False,
-            rich_help_panel=_SHOWN,
-            help="The attentions to show, by their number in the model; all where left out.",
+            panel=_SHOWN,
         ),
     ] = None
     heads: Annotated[
         str | None,
-        typer.Option(
-            "--heads",
-            metavar="0,1,…",
-            show_default=False,
-            rich_help_panel=_SHOWN,
-            help="The heads to show; all where left out.",
-        ),
+        Flag("The heads to show; all where left out.", metavar="0,1,…", panel=_SHOWN),
     ] = None
     tokens: Annotated[
         str | None,
-        typer.Option(
-            "--tokens",
+        Flag(
+            "Labels of the keys, and of the queries where there are as many.",
             metavar='"the cat sat"',
-            show_default=False,
-            rich_help_panel=_SHOWN,
-            help="Labels of the keys, and of the queries where there are as many.",
+            panel=_SHOWN,
         ),
     ] = None
     query_tokens: Annotated[
         str | None,
-        typer.Option(
-            "--query-tokens",
-            metavar='"le chat"',
-            show_default=False,
-            rich_help_panel=_SHOWN,
-            help="Labels of the queries, where they are not the keys.",
+        Flag(
+            "Labels of the queries, where they are not the keys.", metavar='"le chat"', panel=_SHOWN
         ),
     ] = None
     element: Annotated[
         int,
-        typer.Option(
-            "--element", min=0, rich_help_panel=_SHOWN, help="The element of the batch to show."
-        ),
+        Flag("The element of the batch to show.", panel=_SHOWN, least=0),
     ] = 0
 
 

@@ -15,11 +15,10 @@ from attngraph.cli.flags import (
     SessionFlags,
     SourceFlags,
     grouped,
-    switch,
 )
 from attngraph.cli.stages import working
 from attngraph.errors import ParityError, UsageError
-from attngraph.options import Options, TargetName
+from attngraph.options import Flag, Options, TargetName
 from attngraph.paths import require_file
 
 
@@ -36,26 +35,19 @@ def bench(
     ] = None,
     *,
     target: TargetName = "cpu",
-    precision: Annotated[
-        Literal["fp32", "fp16", "bf16"], typer.Option("--precision", help="Of every engine.")
-    ] = "fp32",
+    precision: Annotated[Literal["fp32", "fp16", "bf16"], Flag("Of every engine.")] = "fp32",
     engines: Annotated[
         list[str] | None,
-        typer.Option(
-            "--engine",
-            metavar="NAME",
-            show_default=False,
-            help="Only this engine: eager, compile, onnx, onnx-optimizer, onnx-fusions, "
+        Flag(
+            "Only this engine: eager, compile, onnx, onnx-optimizer, onnx-fusions, "
             "transformers or attngraph; quantized: onnx-int8, attngraph-int8. Once for each.",
+            metavar="NAME",
+            name="engine",
         ),
     ] = None,
-    static: Annotated[
-        bool, switch("--static", help="Compile for the sizes of the sample inputs only.")
-    ] = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Blocks of each engine.")] = 7,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.0, help="The length of a block.")
-    ] = 0.5,
+    static: Annotated[bool, Flag("Compile for the sizes of the sample inputs only.")] = False,
+    rounds: Annotated[int, Flag("Blocks of each engine.", least=1)] = 7,
+    seconds: Annotated[float, Flag("The length of a block.", least=0.0)] = 0.5,
     given: SourceFlags,
     session: SessionFlags,
     as_json: JsonOption = False,

@@ -35,83 +35,6 @@ ModelArgument: TypeAlias = Annotated[
         "May be left out with --factory.",
     ),
 ]
-FactoryOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--factory",
-        metavar="PKG.MOD:FN",
-        show_default=False,
-        help="A callable that returns a module, (module, args) or (module, args, dynamic_shapes).",
-    ),
-]
-FactoryArgOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--factory-arg",
-        metavar="[NAME=]VALUE",
-        show_default=False,
-        help="What the factory is called with, e.g. --factory "
-        "transformers:AutoModel.from_pretrained --factory-arg checkpoint/. Once for each.",
-    ),
-]
-TrustOption: TypeAlias = Annotated[
-    bool,
-    switch(
-        "--trust-pickle",
-        help="Load a file that can run its author's code. Only for files you trust.",
-    ),
-]
-TrustCodeOption: TypeAlias = Annotated[
-    bool,
-    switch(
-        "--trust-code",
-        help="Run the code that a checkpoint's folder brings (auto_map). Only for authors you "
-        "trust.",
-    ),
-]
-TaskOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        metavar="TASK",
-        show_default=False,
-        help="The head of a checkpoint's model, e.g. feature-extraction or text-classification; "
-        "by default the one that was saved.",
-    ),
-]
-InputOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="NAME=DTYPE[DIMS]",
-        show_default=False,
-        rich_help_panel=_INPUTS,
-        help="A sample input, e.g. x=int64\\[batch=2,8]. A dim with a name is dynamic, "
-        "and the same name is the same dim everywhere. Once for each input.",
-    ),
-]
-NpzOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--inputs",
-        metavar="SAMPLE.npz",
-        show_default=False,
-        rich_help_panel=_INPUTS,
-        help="Sample inputs as arrays by name; --input then only names their dims.",
-    ),
-]
-DimOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dim",
-        metavar="NAME=LOW..HIGH|auto|INPUT:AXIS",
-        show_default=False,
-        rich_help_panel=_INPUTS,
-        help="The sizes a named dim must take, e.g. seq=2..2048, or seq=auto for those that the "
-        "model takes, as without --dim; or, of an exported program, the name of a dim, e.g. "
-        "seq=input_ids:1. Once for each dim.",
-    ),
-]
 ReportOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -120,37 +43,6 @@ ReportOption: TypeAlias = Annotated[
         metavar="OUT.html",
         show_default=False,
         help="Write a page about every attention, the passes and the error budget.",
-    ),
-]
-ThreadsOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        metavar="COUNT",
-        min=1,
-        show_default=False,
-        rich_help_panel=_SESSION,
-        help="Threads of onnxruntime, by default as many as torch uses; in bench those of torch "
-        "too.",
-    ),
-]
-NoSpinningOption: TypeAlias = Annotated[
-    bool,
-    switch(
-        "--no-spinning",
-        rich_help_panel=_SESSION,
-        help="Let onnxruntime's threads sleep while they wait for work, which is slower and leaves "
-        "cores to others.",
-    ),
-]
-ProviderOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--provider-option",
-        metavar="KEY=VALUE",
-        show_default=False,
-        rich_help_panel=_SESSION,
-        help="An option of onnxruntime's provider, e.g. device_id=1. Once for each.",
     ),
 ]
 JsonOption: TypeAlias = Annotated[
@@ -171,14 +63,69 @@ DebugOption: TypeAlias = Annotated[
 class SourceFlags:
     """The flags that choose the model, apart from its file, and its inputs."""
 
-    factory: FactoryOption = None
-    factory_args: FactoryArgOption = None
-    trust_pickle: TrustOption = False
-    trust_code: TrustCodeOption = False
-    task: TaskOption = None
-    inputs: InputOption = None
-    npz: NpzOption = None
-    dims: DimOption = None
+    factory: Annotated[
+        str | None,
+        Flag(
+            "A callable that returns a module, (module, args) or (module, args, dynamic_shapes).",
+            metavar="PKG.MOD:FN",
+        ),
+    ] = None
+    factory_args: Annotated[
+        list[str] | None,
+        Flag(
+            "What the factory is called with, e.g. --factory "
+            "transformers:AutoModel.from_pretrained --factory-arg checkpoint/. Once for each.",
+            metavar="[NAME=]VALUE",
+            name="factory-arg",
+        ),
+    ] = None
+    trust_pickle: Annotated[
+        bool, Flag("Load a file that can run its author's code. Only for files you trust.")
+    ] = False
+    trust_code: Annotated[
+        bool,
+        Flag(
+            "Run the code that a checkpoint's folder brings (auto_map). Only for authors you trust."
+        ),
+    ] = False
+    task: Annotated[
+        str | None,
+        Flag(
+            "The head of a checkpoint's model, e.g. feature-extraction or text-classification; "
+            "by default the one that was saved.",
+            metavar="TASK",
+        ),
+    ] = None
+    inputs: Annotated[
+        list[str] | None,
+        Flag(
+            "A sample input, e.g. x=int64\\[batch=2,8]. A dim with a name is dynamic, "
+            "and the same name is the same dim everywhere. Once for each input.",
+            metavar="NAME=DTYPE[DIMS]",
+            name="input",
+            panel=_INPUTS,
+        ),
+    ] = None
+    npz: Annotated[
+        Path | None,
+        Flag(
+            "Sample inputs as arrays by name; --input then only names their dims.",
+            metavar="SAMPLE.npz",
+            name="inputs",
+            panel=_INPUTS,
+        ),
+    ] = None
+    dims: Annotated[
+        list[str] | None,
+        Flag(
+            "The sizes a named dim must take, e.g. seq=2..2048, or seq=auto for those that the "
+            "model takes, as without --dim; or, of an exported program, the name of a dim, e.g. "
+            "seq=input_ids:1. Once for each dim.",
+            metavar="NAME=LOW..HIGH|auto|INPUT:AXIS",
+            name="dim",
+            panel=_INPUTS,
+        ),
+    ] = None
 
     def of(self, path: Path | None) -> Source:
         """With the model's file, where there is one."""
@@ -199,9 +146,33 @@ class SourceFlags:
 class SessionFlags:
     """How onnxruntime runs."""
 
-    threads: ThreadsOption = None
-    no_spinning: NoSpinningOption = False
-    provider_options: ProviderOption = None
+    threads: Annotated[
+        int | None,
+        Flag(
+            "Threads of onnxruntime, by default as many as torch uses; in bench those of torch "
+            "too.",
+            metavar="COUNT",
+            panel=_SESSION,
+            least=1,
+        ),
+    ] = None
+    no_spinning: Annotated[
+        bool,
+        Flag(
+            "Let onnxruntime's threads sleep while they wait for work, which is slower and leaves "
+            "cores to others.",
+            panel=_SESSION,
+        ),
+    ] = False
+    provider_options: Annotated[
+        list[str] | None,
+        Flag(
+            "An option of onnxruntime's provider, e.g. device_id=1. Once for each.",
+            metavar="KEY=VALUE",
+            name="provider-option",
+            panel=_SESSION,
+        ),
+    ] = None
 
     def settings(self) -> dict[str, Any]:
         """Keyword arguments of `Session.open`.
@@ -274,6 +245,7 @@ def _parameter(name: str, default: Any, hint: Any) -> Parameter:
             show_default=default is not None and default is not True and default != (),
             help=flag.help,
             rich_help_panel=flag.panel,
+            min=flag.least,
         )
         hint = Annotated[kind, option]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)

@@ -23,13 +23,12 @@ from attngraph.cli.flags import (
     SourceFlags,
     grouped,
     pairs,
-    switch,
 )
 from attngraph.cli.output import check_output, write_page, written_bytes
 from attngraph.cli.stages import working
 from attngraph.deployment.kept import require_folder
 from attngraph.errors import UsageError
-from attngraph.options import DECODING, DecoderOptions, Options
+from attngraph.options import DECODING, DecoderOptions, Flag, Options
 
 
 @dataclass(frozen=True)
@@ -38,22 +37,19 @@ class _CacheFlags:
 
     decode: Annotated[
         bool,
-        switch(
-            "--decode",
-            rich_help_panel=DECODING,
-            help="Compile a causal language model with its key-value cache: one graph for the "
+        Flag(
+            "Compile a causal language model with its key-value cache: one graph for the "
             "prompt and for each token after it, which attngraph.Decoder runs.",
+            panel=DECODING,
         ),
     ] = False
     present: Annotated[
         list[str] | None,
-        typer.Option(
-            "--present",
-            metavar="PAST=PRESENT",
-            show_default=False,
-            rich_help_panel=DECODING,
-            help="An input with keys or values, and the output that takes its place at the next "
+        Flag(
+            "An input with keys or values, and the output that takes its place at the next "
             "step. Where it isn't plain; once for each past.",
+            metavar="PAST=PRESENT",
+            panel=DECODING,
         ),
     ] = None
 

@@ -10,7 +10,7 @@ import typer
 from attngraph.cli.failures import reported
 from attngraph.cli.flags import DebugOption, grouped
 from attngraph.cli.stages import working
-from attngraph.options import Options, TargetName
+from attngraph.options import Flag, Options, TargetName
 
 
 @grouped
@@ -26,20 +26,12 @@ def package(
     *,
     triton: Annotated[
         Path,
-        typer.Option(
-            "--triton",
-            metavar="REPO",
-            show_default=False,
-            help="The model repository of NVIDIA Triton to put it into.",
-        ),
+        Flag("The model repository of NVIDIA Triton to put it into.", metavar="REPO"),
     ],
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            show_default=False,
-            help="What the model is called there, by default as the folder or the file.",
+        Flag(
+            "What the model is called there, by default as the folder or the file.", metavar="NAME"
         ),
     ] = None,
     target: TargetName = "cpu",

@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from attngraph.cli.failures import INTERRUPTED, TERMINATED, fail, reported
-from attngraph.cli.flags import DebugOption, JsonOption, switch
+from attngraph.cli.flags import DebugOption, JsonOption, grouped
 from attngraph.cli.optimize import optimize
 from attngraph.cli.render_sweep import print_record, print_sweep
 from attngraph.errors import UsageError
+from attngraph.options import Flag
 from attngraph.sweeping.isolation import Record, preload
 from attngraph.sweeping.pools import Trial, on_ray, on_this_machine
 from attngraph.sweeping.records import LOST, REFUSED, RIGHT, Records, held
@@ -28,6 +29,7 @@ _OWN = ("output", "report", "html", "json", "debug")
 _PRELOADED = ("torch.export._trace", "onnxruntime", "networkx", "attngraph.cli.work")
 
 
+@grouped
 def sweep(
     spec: Annotated[
         Path,
@@ -47,43 +49,29 @@ def sweep(
             help="Where the results go: OUT/MODEL/VARIANT with its page beside it, and sweep.json.",
         ),
     ],
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=1, metavar="N", help="Compiles at a time, on this machine.")
-    ] = 1,
+    jobs: Annotated[int, Flag("Compiles at a time, on this machine.", metavar="N", least=1)] = 1,
     cpus: Annotated[
         int | None,
-        typer.Option(
-            "--cpus",
-            min=1,
-            metavar="N",
-            show_default=False,
-            help="Cores for each compile; by default all of this machine, shared among the jobs, "
+        Flag(
+            "Cores for each compile; by default all of this machine, shared among the jobs, "
             "or 1 of a Ray cluster.",
+            metavar="N",
+            least=1,
         ),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            "--timeout",
-            min=1,
-            metavar="SECONDS",
-            show_default=False,
-            help="How long one compile may take.",
-        ),
+        Flag("How long one compile may take.", metavar="SECONDS", least=1),
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(
-            "--ray",
-            metavar="ADDRESS",
-            show_default=False,
-            help="Compile on the Ray cluster at this address, or auto; needs attngraph[ray], and "
+        Flag(
+            "Compile on the Ray cluster at this address, or auto; needs attngraph[ray], and "
             "the same files on every node.",
+            metavar="ADDRESS",
         ),
     ] = None,
-    again: Annotated[
-        bool, switch("--again", help="Also compile what has a result already.")
-    ] = False,
+    again: Annotated[bool, Flag("Also compile what has a result already.")] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
