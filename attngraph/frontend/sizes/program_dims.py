@@ -74,58 +74,58 @@ def named_symbols(
     return found
 
 
-def asserted_sizes(program: ExportedProgram) -> Iterator[tuple[sympy.Symbol, sympy.Expr]]:
-    """Each size that the program asserts, as it runs, to be what it computes from others.
-
-    torch.export keeps both where it defers its guards, and knows one size else.
-    """
-    for node in program.graph.nodes:
-        if node.target is not torch.ops.aten._assert_scalar.default:
-            continue
-        holds = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
-        equal = holds.node.expr if isinstance(holds, torch.SymBool) else None
-        if isinstance(equal, sympy.Eq):
-            for size, other in (equal.args, equal.args[::-1]):
-                if isinstance(size, sympy.Symbol) and isinstance(other, sympy.Expr):
-                    yield size, other
-
-
-def bounded(program: ExportedProgram, asked: Iterable[Request]) -> tuple[Request, ...]:
-    """The dims that are no longer than the sample, as tables are that an earlier call left."""
-    placeholders, ranges = user_placeholders(program), program.range_constraints
-    found = []
+def open_sizes(
+    program: ExportedProgram, asked: Iterable[Request]
+) -> Iterator[tuple[Request, sympy.Basic | None]]:
+    """The dims with their sizes in a program's symbols, None for one that became a constant."""
+    placeholders = user_placeholders(program)
     for request in asked:
         size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        bounds = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
-        if bounds is not None and bounds.upper == request.size != request.high:
-            found.append(request)
-    return tuple(found)
-
-
-def ended(program: ExportedProgram, asked: Iterable[Request]) -> dict[Request, int]:
-    """The dims that are longer than the sample, but not as long as was asked, with their ends."""
-    placeholders, ranges = user_placeholders(program), program.range_constraints
-    found = {}
-    for request in asked:
-        size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        bounds = ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
-        if bounds is None or not isinstance(bounds.upper, (int, sympy.Integer)):
-            continue
-        end = int(bounds.upper)
-        if request.size < end <= _LONGEST * request.size and end < (request.high or end + 1):
-            found[request] = end
-    return found
+        yield request, size.node.expr if isinstance(size, torch.SymInt) else None
 
 
 def asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
     """The conditions on sizes that a trace keeps as nodes of its graph."""
     for node in program.graph.nodes:
         if node.target is torch.ops.aten._assert_scalar.default:
-            value = (
-                node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
-            )
+            held = node.args[0]
+            value = held.meta.get("val") if isinstance(held, torch.fx.Node) else None
             if isinstance(value, torch.SymBool):
                 yield value.node.expr
+
+
+def asserted_sizes(program: ExportedProgram) -> Iterator[tuple[sympy.Symbol, sympy.Expr]]:
+    """Each size that the program asserts, as it runs, to be what it computes from others.
+
+    torch.export keeps both where it defers its guards, and knows one size else.
+    """
+    for equal in asserted(program):
+        for size, other in (equal.args, equal.args[::-1]) if isinstance(equal, sympy.Eq) else ():
+            if isinstance(size, sympy.Symbol) and isinstance(other, sympy.Expr):
+                yield size, other
+
+
+def bounded(program: ExportedProgram, asked: Iterable[Request]) -> tuple[Request, ...]:
+    """The dims that are no longer than the sample, as tables are that an earlier call left."""
+    return tuple(
+        request for request, end in _ends(program, asked) if end == request.size != request.high
+    )
+
+
+def ended(program: ExportedProgram, asked: Iterable[Request]) -> dict[Request, int]:
+    """The dims that are longer than the sample, but not as long as was asked, with their ends."""
+    return {
+        request: end
+        for request, end in _ends(program, asked)
+        if request.size < end <= _LONGEST * request.size and end < (request.high or end + 1)
+    }
+
+
+def _ends(program: ExportedProgram, asked: Iterable[Request]) -> Iterator[tuple[Request, int]]:
+    for request, size in open_sizes(program, asked):
+        bounds = None if size is None else program.range_constraints.get(size)
+        if bounds is not None and isinstance(bounds.upper, (int, sympy.Integer)):
+            yield request, int(bounds.upper)
 
 
 def demanded(program: ExportedProgram, asked: Sequence[Request]) -> tuple[Request, ...]:
@@ -161,13 +161,11 @@ def _alone(
     program: ExportedProgram, asked: Sequence[Request]
 ) -> Iterator[tuple[Request, sympy.Basic, list[sympy.Basic]]]:
     """The dims that a trace left open, with their sizes and what it demands of each by itself."""
-    placeholders, env = user_placeholders(program), shape_env(program)
+    env = shape_env(program)
     guards = [guard.expr for guard in env.guards] if env is not None else []
     guards += asserted(program)
-    for request in asked:
-        size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        if isinstance(size, torch.SymInt):
-            symbol = size.node.expr
+    for request, symbol in open_sizes(program, asked):
+        if symbol is not None:
             alone = [guard for guard in guards if guard.free_symbols == symbol.free_symbols]
             yield request, symbol, alone
 
@@ -187,23 +185,18 @@ def sizes_of(
     They are the typical ones: there a quotient isn't 1, as it may be at the sample's, and no type
     is taken for one that a single block has.
     """
-    placeholders = user_placeholders(program)
-    for request, size in zip(asked, sizes, strict=False):
-        given = placeholders[request.leaf].meta["val"].shape[request.axis]
-        if isinstance(given, torch.SymInt) and isinstance(given.node.expr, sympy.Symbol):
-            yield given.node.expr, size
+    for (_, given), size in zip(open_sizes(program, asked), sizes, strict=False):
+        if isinstance(given, sympy.Symbol):
+            yield given, size
 
 
 def of_size(
     program: ExportedProgram, asked: Sequence[Request], symbols: Iterable[sympy.Symbol]
 ) -> list[Request]:
     """The dims that have the size of one which these symbols stand for."""
-    placeholders, env = user_placeholders(program), shape_env(program)
+    env = shape_env(program)
     assert env is not None
     known = {free for symbol in symbols for free in env.replace(symbol).free_symbols}
-    sizes = set()
-    for request in asked:
-        size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        if isinstance(size, torch.SymInt) and known & size.node.expr.free_symbols:
-            sizes.add(request.size)
+    every = open_sizes(program, asked)
+    sizes = {each.size for each, own in every if own is not None and known & own.free_symbols}
     return [request for request in asked if request.size in sizes]

@@ -64,10 +64,10 @@ def excluded_largest(message: str) -> list[str]:
         return []
     found = []
     for name, range_, guard in guards:
-        high = _HIGH.search(range_)
-        if not high or _sole_exception(guard) != int(high[1]):
+        _, high = _ends(range_)
+        if high is None or _sole_exception(guard) != high:
             return []
-        found.append(f"{name} = Dim('{name}', max={int(high[1]) - 1})")
+        found.append(f"{name} = Dim('{name}', max={high - 1})")
     return found
 
 
@@ -85,8 +85,8 @@ def excluded_small(message: str, samples: Mapping[str, int]) -> list[str]:
         low = _holds_from(guard, range_, samples.get(name, 0))
         if low is None:
             return []
-        high = _HIGH.search(range_)
-        most = f", max={high[1]}" if high else ""
+        _, high = _ends(range_)
+        most = "" if high is None else f", max={high}"
         ends[name] = max((low, most), ends.get(name, (0, "")))
     return [f"{name} = Dim('{name}', min={low}{most})" for name, (low, most) in ends.items()]
 
@@ -96,17 +96,16 @@ def _holds_from(guard: str, range_: str, sample: int) -> int | None:
     sizes = set(_SIZE.findall(guard))
     if len(sizes) != 1:
         return None
-    least, most = _LOW.search(range_), _HIGH.search(range_)
+    least, most = _ends(range_)
     try:
         condition = parse_condition(guard.replace(sizes.pop(), "n0"))
     except IRError:
         return None
 
     def holds(low: int) -> bool:
-        info = DimInfo(low=low, high=int(most[1]) if most else None)
-        return always(condition, {"n0": info}) is True
+        return always(condition, {"n0": DimInfo(low, most)}) is True
 
-    below, low = max(int(least[1]) if least else 0, 2) - 1, sample
+    below, low = max(least or 0, 2) - 1, sample
     if below >= sample or not holds(sample):
         return None
     while low - below > 1:
@@ -158,10 +157,8 @@ def _is_proved(guard: str, sizes: Sequence[str], range_: str) -> bool:
 
     The range is of the one size that there is; of several any may be 1.
     """
-    low, high = _LOW.search(range_), _HIGH.search(range_)
-    info = DimInfo(low=1)
-    if len(sizes) == 1:
-        info = DimInfo(int(low[1]) if low else 1, int(high[1]) if high else None)
+    low, high = _ends(range_) if len(sizes) == 1 else (None, None)
+    info = DimInfo(1 if low is None else low, high)
     try:
         return always(parse_condition(guard), dict.fromkeys(sizes, info)) is True
     except IRError:
@@ -170,7 +167,12 @@ def _is_proved(guard: str, sizes: Sequence[str], range_: str) -> bool:
 
 def _sizes(range_: str) -> Iterator[int]:
     """Sizes within `2 <= seq <= 512`; torch itself never takes 0 and 1 for a dynamic size."""
-    low = _LOW.search(range_)
-    high = _HIGH.search(range_)
-    least, most = int(low[1]) if low else 2, int(high[1]) if high else max(_TRIED)
+    low, high = _ends(range_)
+    least, most = 2 if low is None else low, max(_TRIED) if high is None else high
     yield from sorted({size for size in (*_TRIED, least, most) if least <= size <= most})
+
+
+def _ends(range_: str) -> tuple[int | None, int | None]:
+    """The least and the largest size that the text of a range names."""
+    low, high = _LOW.search(range_), _HIGH.search(range_)
+    return int(low[1]) if low else None, int(high[1]) if high else None

@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import Dim, _DimHint, refine_dynamic_shapes_from_suggested_fixes
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 
 from attngraph.frontend.interface.shapes import Request
-from attngraph.frontend.sizes.program_dims import user_placeholders
+from attngraph.frontend.sizes.program_dims import open_sizes
 from attngraph.frontend.tracing.guards import excluded_largest, excluded_small
 from attngraph.frontend.tracing.trace_errors import (
     FIXED,
@@ -77,11 +76,9 @@ def made_constant(
 
     Raises CaptureError where a dim that was asked for by name became one.
     """
-    placeholders = user_placeholders(program)
     found = []
-    for request in requests:
-        size = placeholders[request.leaf].meta["val"].shape[request.axis]
-        if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
+    for request, size in open_sizes(program, requests):
+        if size is not None and not size.is_number:
             continue
         if request.name is not None:
             raise specialised(fixed_first(request, requests, fixed), fixed)
