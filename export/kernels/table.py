@@ -146,18 +146,23 @@ _ANY = frozenset({CAUSAL, WINDOW, LENGTHS, BOOL, BIAS, SOFTCAP})
 _SINKS = frozenset({SINKS, ROW_SINKS})
 _ALL = _ANY | _SINKS | {WEIGHTS, PAST, STATIC}
 _IN_PLACE = frozenset({CAUSAL, STATIC})
-_CPU = frozenset({F32, F16})
+_F32, _F16 = frozenset({F32}), frozenset({F16})
+_CPU = _F32 | _F16
 _CUDA = frozenset({F32, F16, BF16})
 _EVERY = frozenset({F32, F16, BF16, F64})
 _IS_CAUSAL = frozenset({CAUSAL})
 _IS_PACKED = frozenset({PACKED})
 _WHOLE_HEADS = ("heads share a head size", "scale > 0")
+_EQUAL_HEADS = ("H = G", *_WHOLE_HEADS)
+_NO_MEAN = "no empty row gets a mean"
+_BY_8 = ("D % 8 = 0", "E % 8 = 0")
+_TURNS = frozenset({ROTARY})
 _LENGTHS = frozenset({LENGTHS})
 _BANDED = frozenset({CAUSAL, WINDOW, SOFTCAP})
 _CPU_GROUPED = _BANDED | {LENGTHS, SINKS}
 _SAME_HEADS = ("S = T", "D % 8 = 0", "E = D", "scale > 0", "no window, or causal")
 _WITH_ROTARY = (*_SAME_HEADS, "R % 16 = 0 and D % 16 = 0")
-_ON_CPU = ("no empty row gets a mean", "no window beside lengths")
+_ON_CPU = (_NO_MEAN, "no window beside lengths")
 _ON_CUDA = ("D ≤ 256",)
 
 LEGAL: tuple[Legal, ...] = (
@@ -169,50 +174,24 @@ LEGAL: tuple[Legal, ...] = (
         _ALL,
         ("T is static, or no weights are returned", "no past beside sinks"),
     ),
-    Legal(
-        (NONPAD,),
-        "cpu",
-        _CPU,
-        frozenset({LENGTHS, SOFTCAP}),
-        ("no empty row gets a mean", "scale > 0"),
-        _LENGTHS,
-    ),
+    Legal((NONPAD,), "cpu", _CPU, _LENGTHS | {SOFTCAP}, (_NO_MEAN, "scale > 0"), _LENGTHS),
     Legal(
         (MASKED, *BLOCKS),
         "cpu",
-        frozenset({F32}),
+        _F32,
         _ANY,
-        ("no empty row gets a mean", "scale > 0", "S = T, or no window"),
+        (_NO_MEAN, "scale > 0", "S = T, or no window"),
         _IS_CAUSAL,
     ),
     *(
-        Legal(
-            (GROUPED,),
-            "cpu",
-            frozenset({F32}),
-            _CPU_GROUPED,
-            (*_SAME_HEADS, *_ON_CPU),
-            frozenset({must}),
-        )
+        Legal((GROUPED,), "cpu", _F32, _CPU_GROUPED, (*_SAME_HEADS, *_ON_CPU), frozenset({must}))
         for must in (CAUSAL, LENGTHS, SINKS)
     ),
+    Legal((WITH_ROTARY,), "cpu", _F32, _CPU_GROUPED, (*_WITH_ROTARY, *_ON_CPU), _TURNS),
     Legal(
-        (WITH_ROTARY,),
-        "cpu",
-        frozenset({F32}),
-        _CPU_GROUPED,
-        (*_WITH_ROTARY, *_ON_CPU),
-        frozenset({ROTARY}),
+        (SHARED,), "cpu", _F32, _ANY | {PAST, STATIC}, ("D % 8 = 0", "E = D", _NO_MEAN), _IN_PLACE
     ),
-    Legal(
-        (SHARED,),
-        "cpu",
-        frozenset({F32}),
-        _ANY | {PAST, STATIC},
-        ("D % 8 = 0", "E = D", "no empty row gets a mean"),
-        _IN_PLACE,
-    ),
-    Legal((MULTI_HEAD,), "cpu", frozenset({F32}), frozenset(), ("H = G", *_WHOLE_HEADS)),
+    Legal((MULTI_HEAD,), "cpu", _F32, frozenset(), _EQUAL_HEADS),
     # Attention is an error in onnxruntime where there is no key.
     Legal((PRIMITIVE,), "cpu", _EVERY, _ALL | {EMPTY}),
     Legal(
@@ -230,22 +209,14 @@ LEGAL: tuple[Legal, ...] = (
         (NONPAD,),
         "cuda",
         _CUDA,
-        frozenset({LENGTHS, SOFTCAP}),
-        ("no empty row gets a mean", "scale > 0"),
+        _LENGTHS | {SOFTCAP},
+        (_NO_MEAN, "scale > 0"),
         _LENGTHS,
         source="D",
     ),
     # In a prompt, the kernels on CUDA let queries past a length see keys past it: no lengths here.
     Legal((GROUPED,), "cuda", HALF, _BANDED, (*_SAME_HEADS, *_ON_CUDA), _IS_CAUSAL, source="D"),
-    Legal(
-        (WITH_ROTARY,),
-        "cuda",
-        HALF,
-        _BANDED,
-        (*_WITH_ROTARY, *_ON_CUDA),
-        frozenset({ROTARY}),
-        source="D",
-    ),
+    Legal((WITH_ROTARY,), "cuda", HALF, _BANDED, (*_WITH_ROTARY, *_ON_CUDA), _TURNS, source="D"),
     # The CPU's kernel has no norms, so what these compute is seen by tests/gpu alone.
     Legal(
         (WITH_NORMS,),
@@ -261,7 +232,7 @@ LEGAL: tuple[Legal, ...] = (
         "cuda",
         HALF,
         _ANY | {PAST, STATIC},
-        ("D % 8 = 0", "D ≤ 256", "E = D", "scale > 0", "no empty row gets a mean"),
+        ("D % 8 = 0", "D ≤ 256", "E = D", "scale > 0", _NO_MEAN),
         _IN_PLACE,
         source="D",
     ),
@@ -279,17 +250,9 @@ LEGAL: tuple[Legal, ...] = (
         )
         for form in (GROUPED, WITH_ROTARY, WITH_NORMS)
     ),
-    Legal((MULTI_HEAD,), "cuda", _CUDA, frozenset(), ("H = G", *_WHOLE_HEADS), source="D"),
+    Legal((MULTI_HEAD,), "cuda", _CUDA, frozenset(), _EQUAL_HEADS, source="D"),
     Legal((PRIMITIVE,), "cuda", _EVERY, _ALL | {EMPTY}, source="S"),
-    Legal(
-        (PACKED_ROWS,),
-        "cuda",
-        frozenset({F32, F16}),
-        _IS_PACKED,
-        ("H = G", *_WHOLE_HEADS),
-        _IS_PACKED,
-        source="D",
-    ),
+    Legal((PACKED_ROWS,), "cuda", _F32 | _F16, _IS_PACKED, _EQUAL_HEADS, _IS_PACKED, source="D"),
     Legal((RESTORED_ROWS,), "cuda", _CUDA, _IS_PACKED, (), _IS_PACKED, source="D"),
     Legal((RESTORED_ROWS,), "cpu", _EVERY, _IS_PACKED, (), _IS_PACKED),
 )
@@ -306,31 +269,15 @@ KERNELS: tuple[Kernel, ...] = (
     # Attention on CUDA asks for Flash, then memory-efficient attention, then runs unfused.
     Kernel((ATTENTION,), "cuda", HALF, "Flash", 10, (*_FLASH, *_UNMASKED, *_BOTTOM), sm=80),
     Kernel((PADDED,), "cuda", HALF, "Flash", 11, (*_PADDED_FLASH, *_UNMASKED, *_BOTTOM), sm=80),
-    Kernel(
-        (ATTENTION,), "cuda", HALF, "memory-efficient", 20, ("D % 8 = 0", "E % 8 = 0", *_MEA_KEYS)
-    ),
-    Kernel(
-        (ATTENTION,),
-        "cuda",
-        frozenset({F32}),
-        "memory-efficient",
-        20,
-        ("H = G", "D % 8 = 0", "E % 8 = 0", *_MEA_KEYS),
-    ),
+    Kernel((ATTENTION,), "cuda", HALF, "memory-efficient", 20, (*_BY_8, *_MEA_KEYS)),
+    Kernel((ATTENTION,), "cuda", _F32, "memory-efficient", 20, ("H = G", *_BY_8, *_MEA_KEYS)),
     Kernel((PADDED,), "cuda", HALF, "memory-efficient", 21, _MEA_KEYS),
-    Kernel((PADDED,), "cuda", frozenset({F32}), "memory-efficient", 21, ("H = G", *_MEA_KEYS)),
+    Kernel((PADDED,), "cuda", _F32, "memory-efficient", 21, ("H = G", *_MEA_KEYS)),
     Kernel((ATTENTION,), "cuda", _CUDA, "unfused", 30),
     Kernel((PADDED,), "cuda", _CUDA, "unfused", 31),
     Kernel((NONPAD,), "cuda", HALF, "Flash", 10, _FLASH, sm=80),
-    Kernel((NONPAD,), "cuda", HALF, "memory-efficient", 20, ("D % 8 = 0", "E % 8 = 0")),
-    Kernel(
-        (NONPAD,),
-        "cuda",
-        frozenset({F32}),
-        "memory-efficient",
-        20,
-        ("H = G", "D % 8 = 0", "E % 8 = 0"),
-    ),
+    Kernel((NONPAD,), "cuda", HALF, "memory-efficient", 20, _BY_8),
+    Kernel((NONPAD,), "cuda", _F32, "memory-efficient", 20, ("H = G", *_BY_8)),
     Kernel((NONPAD,), "cuda", _CUDA, "unfused", 30),
     Kernel((GROUPED,), "cuda", HALF, "cuDNN", 12, _PLAIN, sm=90),
     Kernel((GROUPED,), "cuda", HALF, "Flash", 12, sm=80),
@@ -349,40 +296,19 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel((MULTI_HEAD,), "cuda", HALF, "cuDNN", 12, sm=90),
     Kernel((MULTI_HEAD,), "cuda", HALF, "Flash", 12, _FLASH, sm=80),
     Kernel((MULTI_HEAD,), "cuda", _CUDA, "memory-efficient or unfused", 29),
-    Kernel((PACKED_ROWS,), "cuda", frozenset({F16}), "Flash", 9, _FLASH, sm=80),
-    Kernel(
-        (PACKED_ROWS,),
-        "cuda",
-        frozenset({F16}),
-        "TensorRT or memory-efficient",
-        19,
-        ("D % 8 = 0", "E % 8 = 0"),
-    ),
-    Kernel(
-        (PACKED_ROWS,),
-        "cuda",
-        frozenset({F32}),
-        "memory-efficient",
-        19,
-        ("D % 8 = 0", "E % 8 = 0", "S ≥ 256"),
-    ),
-    Kernel((PACKED_ROWS,), "cuda", frozenset({F32, F16}), "unfused", 31),
+    Kernel((PACKED_ROWS,), "cuda", _F16, "Flash", 9, _FLASH, sm=80),
+    Kernel((PACKED_ROWS,), "cuda", _F16, "TensorRT or memory-efficient", 19, _BY_8),
+    Kernel((PACKED_ROWS,), "cuda", _F32, "memory-efficient", 19, (*_BY_8, "S ≥ 256")),
+    Kernel((PACKED_ROWS,), "cuda", _F32 | _F16, "unfused", 31),
     Kernel((RESTORED_ROWS,), "cuda", HALF, "Flash", 12, _FLASH, sm=80),
-    Kernel((RESTORED_ROWS,), "cuda", HALF, "memory-efficient", 22, ("D % 8 = 0", "E % 8 = 0")),
-    Kernel(
-        (RESTORED_ROWS,),
-        "cuda",
-        frozenset({F32}),
-        "memory-efficient",
-        22,
-        ("H = G", "D % 8 = 0", "E % 8 = 0"),
-    ),
+    Kernel((RESTORED_ROWS,), "cuda", HALF, "memory-efficient", 22, _BY_8),
+    Kernel((RESTORED_ROWS,), "cuda", _F32, "memory-efficient", 22, ("H = G", *_BY_8)),
     Kernel((RESTORED_ROWS,), "cuda", _CUDA, "unfused", 32),
     Kernel((PRIMITIVE,), "cuda", _EVERY, "separate kernels", 40, source="S"),
     Kernel((ATTENTION, RESTORED_ROWS), "cpu", _CPU, "CPU Attention", 20, source="R"),
     Kernel((ATTENTION, RESTORED_ROWS), "cpu", _EVERY, "separate kernels", 40, source="R"),
     Kernel((MASKED, *BLOCKS), "cpu", _CPU, "CPU Attention", 20, source="R"),
-    Kernel((SHARED,), "cpu", frozenset({F32}), "CPU GroupQueryAttention", 10, source="R"),
+    Kernel((SHARED,), "cpu", _F32, "CPU GroupQueryAttention", 10, source="R"),
     Kernel((NONPAD,), "cpu", _CPU, "CPU Attention", 20, source="R"),
     Kernel((GROUPED,), "cpu", _CPU, "CPU GroupQueryAttention", 20, source="R"),
     # Two operators less, and no time less: measured at 1 to 1024 queries.
