@@ -69,7 +69,7 @@ def bench(
             source = given.of(model)
             source.check()
             stages("import torch")
-            from attngraph.cli.render_bench import print_contest
+            from attngraph.cli.render import print_contest
             from attngraph.measuring.contest import hold
             from attngraph.measuring.job import Job
 

@@ -37,8 +37,7 @@ from attngraph.reports.attention_weights import AttentionWeights, hidden_in_loop
 from attngraph.reports.pictures import pictures, weights_of
 from attngraph.reports.report import Report
 from attngraph.verification.verify import Verification, verify_file
-from attngraph.verification.verify_multimodal import verify_multimodal
-from attngraph.verification.verify_seq2seq import verify_seq2seq
+from attngraph.verification.verify_parts import verify_multimodal, verify_seq2seq
 
 
 def compiled_parts(

@@ -30,7 +30,7 @@ from attngraph.ir.ranges import RANGES_KEY, Ranges
 from attngraph.options import Options
 from attngraph.paths import require_file
 from attngraph.verification.verify import Verification, verify_file
-from attngraph.verification.verify_seq2seq import verify_seq2seq
+from attngraph.verification.verify_parts import verify_seq2seq
 
 
 def assert_parity(

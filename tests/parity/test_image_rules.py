@@ -14,7 +14,6 @@ import attngraph
 from attngraph.decoding.compile_multimodal import _prompt, _shown
 from attngraph.decoding.lengths import lengths_of
 from attngraph.errors import UsageError
-from attngraph.frontend.families.forms import Forms
 from attngraph.frontend.families.image_grids import (
     ENDS,
     SEGMENTS,
@@ -26,6 +25,7 @@ from attngraph.frontend.families.image_parts import FEATURES, Embed, Join, Visio
 from attngraph.frontend.families.image_samples import sample_images
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
 from attngraph.frontend.families.multimodal import of_images
+from attngraph.frontend.families.stateful_lm import Forms
 from attngraph.frontend.interface.modalities import joined_by
 from attngraph.frontend.model import trace
 from attngraph.inference import inference

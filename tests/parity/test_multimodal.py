@@ -15,7 +15,7 @@ import attngraph
 from attngraph import Multimodal
 from attngraph.decoding.multimodal import VISION
 from attngraph.errors import ParityError, UsageError
-from attngraph.verification.verify_multimodal import verify_multimodal
+from attngraph.verification.verify_parts import verify_multimodal
 from tests.parity.multimodal import (
     FAMILIES,
     STEPS,

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from attngraph.frontend.families.cache import Layout
 from attngraph.frontend.families.causal_lm import Cached, Layers, places
-from attngraph.frontend.families.deep_features import added_in_layers
 from attngraph.frontend.families.image_parts import (
     KINDS,
     POSITIONS,
@@ -18,7 +17,7 @@ from attngraph.frontend.families.image_parts import (
     rows_of,
     table_of,
 )
-from attngraph.frontend.families.layer_inputs import LAYER_INPUTS
+from attngraph.frontend.families.layer_inputs import LAYER_INPUTS, added_in_layers
 from attngraph.ir import Graph
 
 ADDED = "deepstack_embeds"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from attngraph.frontend.families.causal_lm import places
-from attngraph.frontend.families.deep_features import deep_rows
 from attngraph.frontend.families.image_grids import (
     ENDS,
     SEGMENTS,
@@ -18,7 +17,7 @@ from attngraph.frontend.families.image_grids import (
     within_segments,
 )
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
-from attngraph.frontend.families.layer_inputs import LAYER_INPUTS, embedded
+from attngraph.frontend.families.layer_inputs import LAYER_INPUTS, deep_rows, embedded
 from attngraph.frontend.families.sounds import sound_rows
 from attngraph.frontend.families.together import Together
 from attngraph.frontend.interface.modalities import (

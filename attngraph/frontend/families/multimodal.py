@@ -19,7 +19,6 @@ from torch.export import Dim
 
 from attngraph.errors import UsageError, reason_of
 from attngraph.frontend.families.causal_lm import places
-from attngraph.frontend.families.deep_features import added_in_layers
 from attngraph.frontend.families.embedded_lm import ADDED, CachedEmbeds
 from attngraph.frontend.families.image_grids import Places
 from attngraph.frontend.families.image_parts import (
@@ -48,7 +47,11 @@ from attngraph.frontend.families.image_samples import (
 from attngraph.frontend.families.image_sizes import Tiles, images_apart, sizes_taken
 from attngraph.frontend.families.joining import Joining
 from attngraph.frontend.families.kept import kept_states
-from attngraph.frontend.families.layer_inputs import LAYER_INPUTS, takes_layer_inputs
+from attngraph.frontend.families.layer_inputs import (
+    LAYER_INPUTS,
+    added_in_layers,
+    takes_layer_inputs,
+)
 from attngraph.frontend.families.sounds import drawn_sounds, sample_sounds
 from attngraph.frontend.families.stateful_embeds import StatefulEmbeds
 from attngraph.frontend.interface.modalities import (

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraph.errors import reason_of
-from attngraph.frontend.families.forms import NOT_TRIED, Error, Forms
 from attngraph.frontend.families.kept import Kept
 from attngraph.frontend.families.looped import find_mixers
 from attngraph.frontend.families.stateful_lm import (
+    NOT_TRIED,
+    Error,
+    Forms,
     Stateful,
     StatefulLM,
     Tensors,

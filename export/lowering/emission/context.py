@@ -14,9 +14,8 @@ import torch
 from attngraph.errors import LoweringError
 from attngraph.export.kernels import Choice
 from attngraph.export.lowering.emission.buffers import Buffers
-from attngraph.export.lowering.emission.half_kernels import lacking_half
 from attngraph.export.lowering.emission.runtime_sizes import Sizes
-from attngraph.export.lowering.emission.trusted_kernels import rewritten
+from attngraph.export.lowering.emission.trusted_kernels import lacking_half, rewritten
 from attngraph.export.lowering.emission.values import TracedValue, onnx_dtype, onnx_shape
 from attngraph.export.target import OPSET, Target
 from attngraph.ir import Graph, Node, TensorType, Value

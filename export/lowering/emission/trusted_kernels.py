@@ -1,10 +1,13 @@
-"""Operators with kernels that are wrong for integers, emitted as others that are right.
+"""Operators whose kernels are wrong for integers, or lack half precision, as others that are right.
 
 onnxruntime's CPU kernels compare 64-bit integers by their lower halves: for x in [2³¹, 2³²),
 `Max(x, 0)` is 0, `Min(x, 8)` is x, the sign of x is −1, and `ReduceMax` takes a smaller one. What
 every lowering emits goes through here, be it our own, a formula's parts or torchlib's, whatever the
 target: onnxruntime computes sizes on the CPU in a CUDA session too. Less, Where and TopK are right.
 Narrower integers and floats keep the operator, which is one kernel and not two.
+
+Where a provider has no kernel in half precision (`lacking_half`), onnxruntime doesn't open the file
+at all: such an operator is computed in float32.
 """
 
 from __future__ import annotations
@@ -83,3 +86,34 @@ _RULES: dict[str, Callable[[Emitter, Operands], ir.Value]] = {
     "Clip": _clip,
     "Sign": _sign,
 }
+
+
+_NOT_ON_CUDA = frozenset(
+    (
+        *("Acos", "Acosh", "ArgMax", "ArgMin", "Asin", "Asinh"),
+        *("Atan", "Atanh", "BatchNormalization", "Ceil", "Clip", "Col2Im"),
+        *("Compress", "ConvTranspose", "Cosh", "CumSum", "DepthToSpace", "Einsum"),
+        *("Elu", "Equal", "EyeLike", "Floor", "Greater", "GreaterOrEqual"),
+        *("GridSample", "InstanceNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log"),
+        *("LogSoftmax", "MaxPool", "NonZero", "Pad", "Reciprocal", "ReduceL2"),
+        *("ReduceMax", "ReduceMin", "ReduceProd", "Resize", "Round", "Selu"),
+        *("Sinh", "Tan"),
+    )
+)
+"""Operators without a bfloat16 kernel on CUDA, nor on the CPU: onnxruntime 1.31, see
+tests/placement/test_sessions.py."""
+
+
+def lacking_half(
+    provider: str, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, Any]
+) -> ir.DataType | None:
+    """The half precision of these inputs, where the provider has no kernel of the op for it.
+
+    The CPU provider has next to none for bfloat16, and for float16 none that adds or multiplies
+    where it writes (the scatter operators' `reduction`). CUDA's lacks bfloat16 for some.
+    """
+    dtypes = {value.dtype for value in inputs if value is not None}
+    if ir.DataType.BFLOAT16 in dtypes and (provider == "cpu" or op_type in _NOT_ON_CUDA):
+        return ir.DataType.BFLOAT16
+    computes = provider == "cpu" and attrs.get("reduction") in ("add", "mul")
+    return ir.DataType.FLOAT16 if computes and ir.DataType.FLOAT16 in dtypes else None
