@@ -163,10 +163,8 @@ def _running(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     return x.to(dtype), place
 
 
-FORMULAS |= {
-    "aten.cummax": functools.partial(_running, largest=True),
-    "aten.cummin": functools.partial(_running, largest=False),
-}
+formula("aten.cummax")(functools.partial(_running, largest=True))
+formula("aten.cummin")(functools.partial(_running, largest=False))
 
 
 @formula(

@@ -200,10 +200,14 @@ def _embedding_bag(
     return result
 
 
-FORMULAS |= {
-    "aten.take": lambda x, index: x.flatten().index_select(0, index.flatten()).reshape(index.shape),
-    "aten.trace": lambda x: x.diagonal().sum(),
-    "aten.diag": lambda x, diagonal=0: (
-        torch.diag_embed(x, diagonal) if x.ndim == 1 else x.diagonal(diagonal).clone()
-    ),
-}
+formula("aten.trace")(lambda x: x.diagonal().sum())
+
+
+@formula("aten.take")
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    return x.flatten().index_select(0, index.flatten()).reshape(index.shape)
+
+
+@formula("aten.diag")
+def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
+    return torch.diag_embed(x, diagonal) if x.ndim == 1 else x.diagonal(diagonal).clone()

@@ -62,10 +62,8 @@ def _nanmedian_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor
     return _kept(torch.where(count == 0, math.nan, value), place, dim, keepdim)
 
 
-FORMULAS |= {
-    "aten.median": lambda x: _median_along(x.flatten(), 0)[0],
-    "aten.nanmedian": lambda x: _nanmedian_along(x.flatten(), 0)[0],
-}
+formula("aten.median")(lambda x: _median_along(x.flatten(), 0)[0])
+formula("aten.nanmedian")(lambda x: _nanmedian_along(x.flatten(), 0)[0])
 
 
 @formula("aten.quantile")
