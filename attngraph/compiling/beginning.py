@@ -14,6 +14,7 @@ from attngraph.checks.broken_weights import require_sound
 from attngraph.checks.check import Cases, Check
 from attngraph.checks.traced import conditions_with, required_conditions
 from attngraph.compiling.precision_search import check_precision
+from attngraph.compiling.told_sizes import where
 from attngraph.errors import CaptureError, UsageError
 from attngraph.export.formats import Precision
 from attngraph.export.lowering.emission.buffers import Buffers
@@ -170,12 +171,12 @@ def _require_suspects(captured: Captured, check: Check, verifies: bool) -> list[
     beyond = [s for s in captured.suspects if (s.beyond or s.recur) and s not in required]
     told = [f"{shown(suspect.condition)}{suspect.place}" for suspect in beyond if suspect.place]
     if not told and beyond:  # torch's own questions, such as whether two sizes are equal
-        told = [" and ".join(shown(suspect.condition) for suspect in beyond)]
+        told = [where([suspect.condition for suspect in beyond], graph.dims)]
     return [
         *demands_of({**captured.demanded, **found}, graph.dims),
         *(
-            f"The file does at all sizes what the model does where {condition}; where it isn't, "
-            "the two were compared at some sizes and are equal."
+            f"The file does at all sizes what the model does where {condition}; the two were "
+            "compared at some of the other sizes, and are equal."
             for condition in told
         ),
     ]

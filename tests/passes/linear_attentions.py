@@ -345,6 +345,58 @@ class Chunked(Layer):
         return state
 
 
+class SegmentSums(Layer):
+    """All chunks at once, of inputs and of a result whose heads are split where chunks are."""
+
+    def chunks(self, part: Tensor) -> Tensor:
+        """(B, T, F) as (B, chunks, 4, H, F/H)."""
+        padded = F.pad(part, (0, 0, 0, -part.shape[1] % 4))
+        return padded.reshape(part.shape[0], padded.shape[1] // 4, 4, HEADS, -1)
+
+    def decays(self, log: Tensor) -> Tensor:
+        """e^(the sum of what lies between two places), 0 for later ones."""
+        size, total = log.shape[-1], log.cumsum(-1)
+        later = torch.ones(size, size, dtype=torch.bool).triu(1)
+        return (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.chunks(proj(x)) for proj in (self.q, self.k, self.v))
+        log = self.chunks(F.logsigmoid(self.a(x)))[..., 0].permute(0, 3, 1, 2)
+        total = log.cumsum(-1)
+        inside = torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", q, k, self.decays(log), v)
+        left = (total[..., -1:] - total).exp()
+        states = torch.einsum("bclhn,bhcl,bclhp->bchpn", k, left, v)
+        states = torch.cat([torch.zeros_like(states[:, :1]), states], 1)
+        between = self.decays(F.pad(total[..., -1], (1, 0)))
+        states = torch.einsum("bhzc,bchpn->bzhpn", between, states)[:, :-1]
+        before = torch.einsum("bclhn,bchpn,bhcl->bclhp", q, states, total.exp())
+        given = self.given(inside + before)
+        return self.out(given.reshape(x.shape[0], -1, HEADS * VALUES)[:, : x.shape[1]])
+
+    def given(self, o: Tensor) -> Tensor:
+        return o
+
+
+def _leaking(size: int) -> Tensor:
+    """(size, size), which adds 10⁻¹² of each place to the next."""
+    own = torch.eye(size)
+    return own + own.roll(1, 0) * 1e-12
+
+
+class LeakingHeads(SegmentSums):
+    """A head that shows in another by less than a trial tells."""
+
+    def given(self, o: Tensor) -> Tensor:
+        return (o.mT @ _leaking(HEADS)).mT
+
+
+class LeakingFeatures(SegmentSums):
+    """A feature that shows in another one of its head."""
+
+    def given(self, o: Tensor) -> Tensor:
+        return o @ _leaking(VALUES)
+
+
 class LateChunks(Chunked):
     """Fades from chunk to chunk, which shows after millions of them."""
 
@@ -444,7 +496,7 @@ class LastToken(Retention):
 
 
 OF_ANY_LENGTH: tuple[type[Layer], ...] = (
-    *(Retention, FilledRetention, Slopes, CountedPlaces, Causal, Gated),
+    *(Retention, FilledRetention, Slopes, CountedPlaces, Causal, Gated, SegmentSums),
 )
 LOOPS: tuple[type[Layer], ...] = (
     *(Loop, GatedLoop, FeatureGatedLoop, DeltaLoop, GatedDeltaLoop),
@@ -452,7 +504,7 @@ LOOPS: tuple[type[Layer], ...] = (
 )
 NEAR_MISSES: tuple[type[Layer], ...] = (
     *(Ahead, DecayOfState, DecayAfterDelta, ValueGatedLoop, Late, Everywhere),
-    *(CubicLoop, CubicDeltaLoop, EulerLoop, FeatureEulerLoop),
+    *(CubicLoop, CubicDeltaLoop, EulerLoop, FeatureEulerLoop, LeakingHeads, LeakingFeatures),
 )
 CHUNKED = (LateChunks, CubicChunks, ClampedChunks)
 """In which the loop over chunks is none of one recurrence at every length."""

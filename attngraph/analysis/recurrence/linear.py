@@ -80,11 +80,13 @@ class _Reading:
         self.values = [value for node in nodes for value in node.outputs]
         self.values = [*(v for v in leaves if v not in self.values), *self.values]
         self.intervals = Intervals()
+        sizes = (v.shape[-2] for v in self.values if _is_float(v) and len(v.shape) > 3)
+        self.heads = sorted({size for size in sizes if isinstance(size, int)} - {1})
 
     def read(self) -> Recurrence | Unread | None:
         first = self._trace(_FIRST, seed=0)
         unread: Unread | None = None
-        for output in _vectors(self.output, self.tokens):
+        for output in self._outputs():
             o = output.of(first)
             if o is None or not o.numel() or o.shape[1] < 2 or not bool(torch.isfinite(o).all()):
                 continue
@@ -103,10 +105,18 @@ class _Reading:
         given = self.leaves, self.nodes, length
         return self.runs(*given, seed=seed, with_states=with_states, keep=length == _FIRST)
 
-    def _operands(self) -> Iterator[Operand]:
-        for value in self.values:
-            if value is not self.output and _is_float(value):
-                yield from _vectors(value, self.tokens)
+    def _outputs(self) -> Iterator[Operand]:
+        yield from _vectors(self.output, self.tokens)
+        for heads in self.heads:
+            yield from _merged(self.output, self.tokens, heads)
+
+    def _operands(self, heads: int) -> Iterator[Operand]:
+        """Every value as rows of one head, or of several; merged heads first, the least likely."""
+        values = [v for v in self.values if v is not self.output and _is_float(v)]
+        for value in values:
+            yield from _merged(value, self.tokens, heads)
+        for value in values:
+            yield from _vectors(value, self.tokens)
 
     def _partial(self, trace: Trace, output: Operand, o: torch.Tensor) -> Iterator[Recurrence]:
         """Queries, keys, values and update rates that give the first token's result."""
@@ -123,7 +133,7 @@ class _Reading:
         if first is None:
             return
         size = float(first.abs().max())
-        given = [(each, start(each)) for each in self._operands()]
+        given = [(each, start(each)) for each in self._operands(heads)]
         rows = [(each, x) for each, x in given if x is not None]
         few = slice(None, None, -(-heads // _FEW))  # heads that tell most candidates apart
         values: list[tuple[Operand | None, torch.Tensor]] = []
@@ -183,7 +193,7 @@ class _Reading:
         if bool((rest - a[..., None] * slope).abs().max() <= near * size):
             if bool((a - 1).abs().max() <= _NO_DECAY):
                 yield None
-            for each in self._operands():
+            for each in self._operands(heads):
                 row = self._row(each, trace, heads)
                 if row is not None and row.shape == a.shape:
                     if bool((row.exp() - a).abs().max() <= near):
@@ -193,7 +203,7 @@ class _Reading:
             is_known = all(x.data is not None for x in self.leaves if x.is_constant)
             if is_known and bool((a - a[:1]).abs().max() <= near) and bool((a > 0).all()):
                 yield Decay(constant=a[0])
-        yield from self._featured(trace, found)
+        yield from self._featured(trace, found, heads)
 
     def _has_log(self, each: Operand) -> bool:
         """Whether none of its numbers is below 0, drawn or not: the operator takes logarithms."""
@@ -205,10 +215,10 @@ class _Reading:
         row = None if x is None or x.shape[-1] != 1 else _to_heads(x[:, 1], heads)
         return None if row is None else row[..., 0]
 
-    def _featured(self, trace: Trace, found: Recurrence) -> Iterator[Decay]:
+    def _featured(self, trace: Trace, found: Recurrence, heads: int) -> Iterator[Decay]:
         """Decays of each feature of a key, which the confirmation tells apart."""
         width = found.key.features()
-        for each in reversed(list(self._operands())):
+        for each in reversed(list(self._operands(heads))):
             if each.features() == width and each.value not in _own_values(found):
                 x = each.of(trace)
                 if x is not None and bool((x <= 0).all()):
@@ -238,28 +248,26 @@ class _Reading:
         _, nodes = backward_slice([self.output], values.__contains__)
         for place in (0, 2, 3):
             along = [found.value] if place == 3 else parts
-            axes = {
-                part.value: axis
-                for part in along
-                if part is not None and (axis := part.order[place]) is not None
-            }
-            own = found.output.order[place]
-            shapes = {value: trace[value] for value in axes}
-            sizes = {x.shape[axes[value]] for value, x in shapes.items() if x is not None}
-            size = min(sizes - {1}, default=1)
-            if own is None or any(each % size for each in sizes - {1}):
+            shaped = [(part, part.of(trace)) for part in along if part is not None]
+            counts = {part: x.shape[place] for part, x in shaped if x is not None}
+            wide = [part for part, count in counts.items() if count > 1]
+            sizes = {counts[part] for part in wide}
+            size, own = min(sizes, default=1), found.output.axis(place)
+            if own is None or any(each % size for each in sizes):
                 continue
-            wide = {v: axes[v] for v, x in shapes.items() if x is not None and x.shape[axes[v]] > 1}
-            if len(sizes - {1}) == 1 and is_tracked(nodes, wide, self.output, own):
-                continue
+            if len(sizes) == 1 and all(part.merged == 1 for part in (*wide, found.output)):
+                axes = {part.value: axis for part in wide if (axis := part.axis(place)) is not None}
+                if is_tracked(nodes, axes, self.output, own):
+                    continue
             for at in places(size):
-                poisoned = {
-                    value: with_nan(x, axes[value], at)
-                    for value, x in shapes.items()
-                    if x is not None and x.shape[axes[value]] > 1
-                }
+                poisoned: dict[Value, torch.Tensor] = {}
+                for part in wide:
+                    x = poisoned.get(part.value, trace[part.value])
+                    axis = part.axis(place)
+                    if x is not None and axis is not None:
+                        poisoned[part.value] = with_nan(x, axis, part.spread(place, at, x))
                 o = self.runs.again(nodes, trace, poisoned)[self.output]
-                if o is None or not is_apart(o, own, at):
+                if o is None or not is_apart(o, own, found.output.spread(place, at, o)):
                     return False
         return True
 
@@ -334,6 +342,16 @@ def _vectors(value: Value, tokens: Tokens) -> Iterator[Operand]:
         yield Operand(value, (rest[0], at, rest[1], None))
     elif len(rest) == 1:
         yield Operand(value, (rest[0], at, None, None))
+
+
+def _merged(value: Value, tokens: Tokens, heads: int) -> Iterator[Operand]:
+    """A value (B, T, H·D), or (T, B, H·D), as (B, T, H, D), of a number of heads."""
+    at = tokens.axis(value)
+    if at not in (0, 1) or len(value.shape) != 3 or heads == 1:
+        return
+    width = value.shape[2]
+    if isinstance(width, int) and width % heads == 0 and width > heads:
+        yield Operand(value, (1 - at, at, None, 2), heads)
 
 
 def _is_float(value: Value) -> bool:

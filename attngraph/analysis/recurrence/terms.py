@@ -15,17 +15,33 @@ from attngraph.ir import Dim, Node, Value
 class Operand:
     """A value as (B, T, H, D): `order` is where these axes lie in it, None being one of size 1.
 
-    `power`: it is taken as e^x, or where it is False as x, which only a decay is.
+    `merged` heads, where there are more than one, lie beside each other in the axis of features.
     """
 
     value: Value
     order: tuple[int | None, int, int | None, int | None]
+    merged: int = 1
 
     def heads(self) -> Dim:
-        return 1 if self.order[2] is None else self.value.shape[self.order[2]]
+        return self.merged if self.order[2] is None else self.value.shape[self.order[2]]
 
     def features(self) -> Dim:
-        return 1 if self.order[3] is None else self.value.shape[self.order[3]]
+        size = 1 if self.order[3] is None else self.value.shape[self.order[3]]
+        return size // self.merged if isinstance(size, int) else size
+
+    def axis(self, place: int) -> int | None:
+        """Where in the value B, T, H or D lies; None where it has no such axis."""
+        at = self.order[place]
+        return self.order[3] if place == 2 and self.merged > 1 else at
+
+    def spread(self, place: int, chosen: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Which places along that axis are meant by some of the heads, features or elements: bools
+        of the axis's length in x, the value's numbers. Heads in groups are runs.
+        """
+        axis = self.axis(place)
+        assert axis is not None
+        times = self.merged if place == 3 else 1
+        return chosen.repeat_interleave(x.shape[axis] // times // len(chosen)).repeat(times)
 
     def of(self, trace: Trace) -> torch.Tensor | None:
         """Its numbers in a run, (B, T, H, D)."""
@@ -36,7 +52,10 @@ class Operand:
         shaped = found.permute(kept)
         for place, at in enumerate(self.order):
             shaped = shaped.unsqueeze(place) if at is None else shaped
-        return shaped
+        if self.merged == 1:
+            return shaped
+        width = shaped.shape[3] // self.merged
+        return shaped.reshape(*shaped.shape[:2], self.merged, width)
 
 
 @dataclass(frozen=True)
