@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.passes.switching_retentions import SWITCHING, ClampedDistance, ClampedScores
 from torch.export import Dim
 
 from attngraph.frontend.capture import capture
@@ -102,7 +103,7 @@ def test_the_same_mask_without_a_switch_is_read() -> None:
     assert len(_sites(after)) == 1
 
 
-@pytest.mark.parametrize("kind", written.SWITCHING)
+@pytest.mark.parametrize("kind", SWITCHING)
 def test_what_switches_beyond_every_trial_stays(kind: type[written.Layer]) -> None:
     _, after = _graph(kind, dynamic=True)
     assert not _sites(after)
@@ -124,12 +125,12 @@ def test_chunks_that_differ_beyond_every_trial_stay(kind: type[written.Layer]) -
 
 
 def test_a_switch_of_numbers_stays_at_a_static_length_too() -> None:
-    _, after = _graph(written.ClampedScores)
+    _, after = _graph(ClampedScores)
     assert not _sites(after)
 
 
 def test_a_switch_of_positions_is_tried_whole_at_a_static_length() -> None:
-    before, after = _graph(written.ClampedDistance)
+    before, after = _graph(ClampedDistance)
     assert len(_sites(after)) == 1
     _assert_same(before, after, (written.TOKENS,))
 

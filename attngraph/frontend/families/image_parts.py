@@ -17,7 +17,12 @@ from attngraph.frontend.families.image_grids import (
     within_segments,
 )
 from attngraph.frontend.families.image_sizes import Tiles, images_apart
-from attngraph.frontend.families.layer_inputs import LAYER_INPUTS, deep_rows, embedded
+from attngraph.frontend.families.layer_inputs import (
+    LAYER_INPUTS,
+    deep_rows,
+    embedded,
+    takes_layer_inputs,
+)
 from attngraph.frontend.families.sounds import sound_rows
 from attngraph.frontend.families.together import Together
 from attngraph.frontend.interface.modalities import (
@@ -131,6 +136,11 @@ class HandedEmbed(nn.Module):
         given = embedded(self.model, input_ids)
         names = ("inputs_embeds", LAYER_INPUTS)
         return {name: given[name] for name in names if given.get(name) is not None}
+
+
+def embedder_of(model: nn.Module, *tokens: int) -> nn.Module:
+    """What makes embeddings of ids, among which are `tokens`."""
+    return HandedEmbed(model) if takes_layer_inputs(model) else Embed(model, *tokens)
 
 
 class Join(nn.Module):
