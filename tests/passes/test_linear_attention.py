@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.passes.switching_retentions import SWITCHING, ClampedDistance, ClampedScores
 from torch.export import Dim
 
 from attngraph.frontend.capture import capture
@@ -13,6 +12,7 @@ from attngraph.ir.ops import attribute
 from attngraph.passes import make
 from examples import mamba2
 from tests.passes import linear_attentions as written
+from tests.passes.switching_retentions import SWITCHING, ClampedDistance, ClampedScores
 
 pytestmark = pytest.mark.wide
 
