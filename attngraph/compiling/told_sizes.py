@@ -12,7 +12,7 @@ from attngraph.ir.dims import DIVIDING, EXTREMES, DimInfo, functions_of, symbol,
 
 _HARD = DIVIDING | {each.__name__ for each in EXTREMES}
 _LISTED = 64
-_FEW = 4  # runs of sizes that are told one by one
+_FEW = 4  # runs of sizes that are listed one by one
 
 
 def where(conditions: Sequence[Condition], dims: Mapping[str, DimInfo]) -> str:

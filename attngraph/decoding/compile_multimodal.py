@@ -113,8 +113,8 @@ def beside_decoder(parts: Parts) -> dict[str, Model]:
 
 
 def seen_images(parts: Parts, model: Multimodal) -> Iterator[Encoded]:
-    """What a check over steps is given: text alone, an image in each row, and two in one of them;
-    the same of sounds, and each beside the other.
+    """The inputs of a check over steps: text alone, an image in each row, two images in a row; the
+    same with sounds, and each beside the other.
 
     Prompts are padded differently. Those that the decoder has no room for are left out.
     """
@@ -160,7 +160,7 @@ class _First:
 
 
 def _shown(sides: Sequence[Side]) -> Iterator[tuple[str, list[list[int]]]]:
-    """A label, and for each row of a prompt the sides that stand in it, one behind the other."""
+    """A label, and the sides that each row of a prompt holds, in order."""
     for place, side in enumerate(sides):
         one = side.joining.modality.one
         yield f"{one} in each of two rows", [[place], [place]]

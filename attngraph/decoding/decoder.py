@@ -83,7 +83,7 @@ class Decoder:
         return decoder
 
     def keep_rules(self, rules: Rules) -> None:
-        """Chooses tokens by these, unless a call names others; the file says them too."""
+        """Makes these the rules of calls that name no others, and stores them in the file."""
         self.rules = rules
         self._compiled.model.metadata_props[rules.key] = rules.to_json()
 

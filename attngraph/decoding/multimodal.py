@@ -155,7 +155,7 @@ class Multimodal(OfParts):
         return Fed(fed, shift)
 
     def _of_each(self, images: Images | None) -> Iterator[tuple[Joining, Images]]:
-        """What is given of each kind that joins the text. Raises UsageError for other inputs."""
+        """The inputs by the kind that they belong to. Raises UsageError for any other."""
         if images is None:
             return
         first = self.joining if len(self.joinings) == 1 else None

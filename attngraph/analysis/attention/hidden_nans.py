@@ -1,4 +1,4 @@
-"""Keys that may be NaN, of which a fill that is written over their scores leaves no trace."""
+"""Keys that may be NaN, where a fill that is written over their scores would hide it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from attngraph.ir.traits import (
 )
 
 _MODERATE = 1e3
-_COARSE = 0.5  # of logits that have no digits behind the point a softmax is another function
+_COARSE = 0.5  # a softmax of logits without a fractional part is another function
 _HALVES = (torch.float16, torch.bfloat16)
 
 

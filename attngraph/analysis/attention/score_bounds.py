@@ -113,7 +113,7 @@ def summed_first(steps: Sequence[Bias | Mask]) -> float | None:
 
 
 def _unit(value: Value, depth: int = _DEPTH) -> float:
-    """What a value is a whole multiple of, as one that is c · (1 - mask) is of c; 0 if of nothing.
+    """A number that a value is a whole multiple of, as c · (1 - mask) is of c; 0 if there is none.
 
     Floats of which nothing is known, such as a caller's mask, are taken for zeros and ones: of what
     else has so large a factor in a bias, sums are rounded otherwise as well.
@@ -137,8 +137,7 @@ def _unit(value: Value, depth: int = _DEPTH) -> float:
 
 
 def leaves_part(low: float) -> bool:
-    """Whether float32 keeps more of scores beside such a number than nothing, and less than what
-    rounding takes from them anyway."""
+    """Whether scores that are added to such a number lose digits to it in float32, but not all."""
     first, last = _PARTLY
     return first < -low * torch.finfo(torch.float32).eps < last
 

@@ -128,7 +128,7 @@ def softmax_near(choice: Choice) -> Node | None:
 
 
 def _narrowest(value: Value) -> Value:
-    """What the value is before any cast that keeps its numbers."""
+    """The value before any cast that keeps its numbers."""
     while (node := value.producer) is not None and widens(node) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value

@@ -138,7 +138,7 @@ def _linear_attention(reader: Reader, node: Node) -> Sequence[Shape] | None:
 
 
 def _feature(reader: Reader, shape: Shape, heads: int) -> Dim:
-    """The features of each of so many heads, of which the last axis has all."""
+    """The features of one head, where the last axis holds those of all heads."""
     count = reader.sizes.number(shape[-1])
     first, features = reader.sizes.regrouped(shape[-1:], (heads, count // heads))
     reader.sizes.unify(first, heads)

@@ -48,7 +48,7 @@ def nan_makers(values: Iterable[Value | None], known: Collection[Value] = ()) ->
 
 
 def keeping_nan(values: Iterable[Value]) -> set[Value]:
-    """Values of which NaN is NaN in the given ones: no choice or `nan_to_num` may take it away."""
+    """Values whose NaN reaches the given ones: no choice or `nan_to_num` takes it away."""
 
     def is_chosen(value: Value) -> bool:
         return _has_no_nan(value) or (value.producer is not None and value.producer.op in CHOICE)
@@ -101,7 +101,7 @@ def _includes_zero(value: Value | None) -> bool:
 
 
 def _is_reciprocal(node: Node) -> bool:
-    """Whether 1 over something is infinite where that is 0: times a row of zeros, that is NaN."""
+    """Whether it is a reciprocal, which is infinite at 0: times a row of zeros, that is NaN."""
     if node.op != "aten.pow.Tensor_Scalar":
         return node.op in RECIPROCAL
     exponent = number(attribute(node, "exponent"))

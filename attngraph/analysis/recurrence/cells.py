@@ -277,7 +277,7 @@ def run_cell(cell: Cell, x: torch.Tensor, states: Sequence[torch.Tensor]) -> lis
 
 
 def _is_equal(step: Step, cell: Cell) -> bool:
-    """Whether step and cell make the same of rows small and large, which see all of the step."""
+    """Whether step and cell agree on small rows and large ones, which reach all of the step."""
     numbers = (cell.weight, cell.recurrence, cell.bias)
     if not all(tensor is None or bool(tensor.isfinite().all()) for tensor in numbers):
         return False

@@ -117,7 +117,7 @@ class Part:
         return self.all(_is_near)
 
     def are(self, size: int) -> bool:
-        """Whether each of its numbers is of that magnitude, which is known of no open size."""
+        """Whether each of its numbers has that magnitude, which no open size is known to have."""
         is_open = isinstance(self.numbers, sympy.Basic)
         return not is_open and self.all(lambda x: x.abs() == size)
 

@@ -62,7 +62,7 @@ def read_register(state: Value, after: Value, rest: Sequence[Value]) -> Register
 
 
 def _item(state: Value, after: Value) -> Value | None:
-    """What a step puts behind, where it moves the rest up by one place, or its convolution does."""
+    """What a step appends, where it, or its convolution, moves the rest up by one place."""
     node = after.producer
     if node is not None and node.op in CAUSAL_CONVOLUTION:
         is_next = after is node.outputs[1] and node.inputs[3:] == (state,)
@@ -117,7 +117,7 @@ def _moved(
 def _run(
     wanted: Sequence[Value], nodes: Sequence[Node], leaves: Sequence[Value], least: int
 ) -> list[torch.Tensor] | None:
-    """The wanted values of numbers that are all different; open sizes are from `least` on."""
+    """The wanted values, from numbers that are all different; open sizes begin at `least`."""
     names = sorted(
         {str(each) for leaf in leaves for size in leaf.shape for each in symbols_of(size)}
     )

@@ -53,14 +53,14 @@ class Sides:
         self.are_known &= all(node in self._seen or self._is_one(node) for node in self._nodes)
 
     def note(self, node: Node, operands: Sequence[Any], results: Sequence[Any]) -> None:
-        """Takes down what a trial made of a node."""
+        """Records which sides of a node a trial reached."""
         if node in self._seen:
             sides = [bool(side.any()) for side in _sides(node, operands, results[0])]
             before = self._seen[node] or [False] * len(sides)
             self._seen[node] = [a or b for a, b in zip(before, sides, strict=True)]
 
     def are_seen(self) -> bool:
-        """Whether the trials came to each side."""
+        """Whether the trials reached every side."""
         return self.are_known and all(sides and all(sides) for sides in self._seen.values())
 
     def _is_one(self, node: Node) -> bool:

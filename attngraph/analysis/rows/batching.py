@@ -295,7 +295,7 @@ class _Stack(Rule):
 
 
 class _Pad(Rule):
-    """The axes that get nothing pass."""
+    """Axes that aren't padded pass."""
 
     def tracks(self, node: Node) -> Sequence[Track]:
         sizes = attribute(node, "pad")

@@ -96,7 +96,7 @@ def uniform(value: Value | None, depth: int = _FORMULA) -> float | None:
 
 
 def _of_uniform(node: Node, depth: int) -> float | None:
-    """What a pointwise function gives of numbers, such as −1e9 times ones."""
+    """The number that a pointwise function gives of such operands, as −1e9 times ones."""
     if symbols_of(list(node.attrs.values())):
         return None
     given = []

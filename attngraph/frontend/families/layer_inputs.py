@@ -37,7 +37,7 @@ def takes_layer_inputs(model: Any) -> bool:
 
 
 def embedded(model: Any, ids: Tensor) -> Mapping[str, Any]:
-    """What a model that reads images hands its decoder for ids (B, S), by the names of that."""
+    """What a model that reads images hands its decoder for ids (B, S), by the decoder's names."""
     decoder, found = _decoder(model), dict[str, Any]()
     assert decoder is not None
 
@@ -85,7 +85,7 @@ def deep_rows(encoded: Any) -> Tensor | None:
 
 @contextlib.contextmanager
 def added_in_layers(model: nn.Module, features: Tensor | None) -> Iterator[None]:
-    """While it lasts, first layers of the model add features (L, B, S, H) to all tokens' own."""
+    """Within it, the model's first L layers add features (L, B, S, H) to those of the tokens."""
     with contextlib.ExitStack() as held:
         for part in model.modules() if features is not None else ():
             if adds_in_layers(type(part)):

@@ -76,7 +76,7 @@ class Parts:
 
     @property
     def first(self) -> Side:
-        """Of images, where the model reads some."""
+        """The side of images, where the model reads any."""
         return self.sides[0]
 
 

@@ -56,7 +56,7 @@ def states_of_modules(model: nn.Module) -> list[str]:
 
 
 def own_states(model: nn.Module, argument: str, fresh: Any) -> States:
-    """The attributes of modules that say something of earlier tokens to a later call.
+    """The attributes by which modules hand something of earlier tokens on to a later call.
 
     What a call leaves for nobody to read, such as the weights of its attention, is none. Tensors in
     lists and objects that a module has aren't looked at.

@@ -1,4 +1,4 @@
-"""Which forms of a model that keeps states are the model: found by running them.
+"""Which forms of a model that keeps states compute what it does: found by running them.
 
 Most such models compute a prompt by chunks, one token by its recurrence, and choose by the number
 of tokens. Whether the chunked form goes on from a state, as it must for a prompt in pieces, differs

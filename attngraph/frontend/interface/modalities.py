@@ -74,7 +74,7 @@ class Modality:
     towers: tuple[str, ...]
 
     def is_left_out(self, config: Any) -> bool:
-        """Whether a config, or what config.json says, has a place for its tower and none there."""
+        """Whether a config, or what config.json says, names its tower and leaves it out."""
         known = config if isinstance(config, Mapping) else vars(config)
         given = [known[name] for name in self.towers if name in known]
         return bool(given) and all(each is None for each in given)
@@ -270,7 +270,7 @@ def _missing(kind: type[Any]) -> str:
 
 
 def _unlike(kind: type[Any], modality: Modality) -> str:
-    """What of a class's method that encodes isn't as it is elsewhere; "" if all is."""
+    """How a class's method that encodes differs from those of others; "" if it doesn't."""
     if _is_joined(kind, modality):
         return ""
     encode = _encoding(kind, modality)

@@ -198,7 +198,7 @@ def _replaced(
 
 
 def _is_torch() -> bool:
-    """Whether it is torch that calls, which prints a tensor's numbers by them."""
+    """Whether torch itself asks, as it does to print a tensor."""
     return sys._getframe(2).f_code.co_filename.startswith(_TORCH)
 
 

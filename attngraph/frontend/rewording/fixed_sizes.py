@@ -1,4 +1,4 @@
-"""Functions of torch that make constants of their inputs' sizes in a trace, by ones that don't.
+"""Functions that stand in for those of torch that make constants of sizes in a trace.
 
 Their C++ asks for sizes as numbers. Each is computed here as torch documents it.
 """
@@ -25,7 +25,7 @@ _WINDOWS: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 def with_open_sizes(
     func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
 ) -> torch.Tensor | None:
-    """What a call gives; None where it isn't one of these functions, or its sizes are numbers."""
+    """The result of a call; None where the function is none of these, or its sizes are numbers."""
     named = dict(named)
     if func in _POOLS and not named.pop("return_indices", False):
         return _pooled(**dict(zip(_POOL, args, strict=False)) | named)

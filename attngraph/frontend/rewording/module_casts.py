@@ -1,4 +1,4 @@
-"""Lets a module be cast or moved in a forward to what it is, as routers of experts are.
+"""Lets a forward cast or move a module to the dtype or device it has, as routers of experts do.
 
 `self.classifier = self.classifier.to(x.dtype)` puts new tensors in the places of the weights. In a
 trace these are the graph's inputs, which torch can't replace, and there is nothing to be done.

@@ -114,7 +114,7 @@ class _Writer:
 
 
 def _rows(target: ast.expr, iterated: ast.expr) -> dict[str, str] | None:
-    """Of what each name of a target is a row; an empty string for the one that counts."""
+    """The tensor whose row each name of a target is; an empty string for the counter."""
     if _is_call(iterated, "enumerate"):
         if len(iterated.args) != 1 or not isinstance(target, ast.Tuple) or len(target.elts) != 2:
             return None
@@ -160,7 +160,7 @@ def _assigns(body: Sequence[ast.stmt], values: Collection[str]) -> bool:
 
 
 def _lists(node: ast.AST) -> list[ast.ListComp]:
-    """The lists that a statement makes in any case, in one expression each."""
+    """The lists that a statement always makes, each in one expression."""
     found: list[ast.ListComp] = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ListComp):
@@ -179,7 +179,7 @@ def _renamed(node: ast.expr, names: dict[str, str]) -> ast.expr:
 
 
 def _replaced(statement: ast.stmt, made: ast.ListComp, name: str) -> ast.stmt:
-    """The statement that reads a name in the place of its list."""
+    """The statement, which reads a name in place of its list."""
 
     class Replacing(ast.NodeTransformer):
         def visit_ListComp(self, node: ast.ListComp) -> ast.expr:

@@ -18,7 +18,7 @@ import torch
 def of_sizes(
     func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
 ) -> torch.Tensor | None:
-    """What a call gives of sizes that are open; None where the call itself can be traced."""
+    """The result of a call on open sizes; None where the call itself can be traced."""
     if func in (torch.linspace, torch.logspace):
         names = ("start", "end", "steps", "base")
         range_of = dict(zip(names, args, strict=False)) | dict(named)
@@ -62,7 +62,7 @@ def _has_open_floats(data: Any) -> bool:
 
 
 def _has_tensors(data: Any) -> bool:
-    """Whether nested lists of numbers hold tensors that are one."""
+    """Whether nested lists of numbers hold tensors of a single number."""
     if isinstance(data, (list, tuple)):
         return any(map(_has_tensors, data))
     return isinstance(data, torch.Tensor) and data.dim() == 0

@@ -22,7 +22,7 @@ _Taps = list[tuple[int, torch.Tensor]]
 def scaled(
     func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
 ) -> torch.Tensor | None:
-    """What a call gives; None where it isn't one with such factors, or torch has no formula."""
+    """The result of a call; None where it has no such factors, or torch no formula."""
     if func is not F.interpolate:
         return None
     given = dict(zip(_PARAMETERS, args, strict=False)) | dict(named)

@@ -16,7 +16,7 @@ from attngraph.frontend.rewording.contiguity import undecided_contiguity
 from attngraph.ir.open_slices import Met, open_slices
 
 _UNKNOWN = 2
-"""What torch says of the overlap of elements in memory that it can't tell."""
+"""torch's answer where it can't tell whether a tensor's elements overlap in memory."""
 
 
 @contextmanager

@@ -263,7 +263,7 @@ def _unasked_ends(
 def _largest_left_out(
     dims: Mapping[str, DimInfo], wanted: Mapping[str, Request], places: Places
 ) -> list[tuple[str, int]]:
-    """The dims that a trace has but for the largest size, for which the model's code doesn't ask.
+    """The dims whose largest size a trace leaves out, though the model's code doesn't ask for that.
 
     Of a table that is taken whole torch asks whether it is: one more trace leaves that size out
     (`excluded_largest`), and may well be right there.
@@ -278,7 +278,7 @@ def _largest_left_out(
 
 
 def _end_refused(condition: Condition, wanted: Mapping[str, Request]) -> CaptureError | None:
-    """What is told where a condition stands, and leaves out an end that was asked for by number."""
+    """The error where a condition is required and excludes an end that was asked for by number."""
     for name in symbols_of(condition) & wanted.keys():
         for end in (wanted[name].low, wanted[name].high):
             if end and at_sizes(condition, {symbol(name): sympy.Integer(end)}) == sympy.false:

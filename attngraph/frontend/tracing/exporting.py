@@ -377,7 +377,7 @@ def _reads_better(message: str) -> bool:
 
 
 def untranslated(error: Exception, subject: Subject) -> CaptureError:
-    """What is told where torch refuses a program that its own trace has made."""
+    """The error where torch refuses a program that its own trace has made."""
     return explained(error, subject.module, (), {}, partial(_own, subject))
 
 

@@ -135,13 +135,13 @@ def _place(request: Request, fixed: Places) -> tuple[str, int] | None:
 
 
 def _is_of(source: str, request: Request) -> bool:
-    """Whether torch names the size of a request's axis so."""
+    """Whether this is torch's name for the size of a request's axis."""
     head = re.split(r"\W", request.input)[0]
     return source.endswith(f".size()[{request.axis}]") and f"'{head}'" in source
 
 
 def fixed_first(request: Request, requests: Sequence[Request], fixed: Places) -> Request:
-    """Of the axes that have one dim, the one whose size became a constant first."""
+    """Among the axes of one dim, the one whose size became a constant first."""
     if request.name is None:
         return request
     same = [other for other in requests if other.name == request.name]
@@ -263,7 +263,7 @@ def _nested(error: Exception) -> str:
 
 
 def _keyed(error: BaseException) -> str:
-    """What is told of a key that is written with a tensor's value, as `f"expert_{index}"`."""
+    """What helps where a key is made of a tensor's value, as `f"expert_{index}"`."""
     own = deepest(error)
     if not (isinstance(own, KeyError) and "FakeTensor(" in str(own)):
         return ""
